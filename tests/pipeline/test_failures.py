@@ -189,7 +189,7 @@ async def test_a_task_that_is_replaced_again_and_again_is_dead_lettered_in_the_e
     assert handler.asked == most + 1
     assert letter.kind == "task"
     assert letter.task_id == "t0" + "+" * most
-    assert letter.error == f"on_error has replaced it {most} times (executor.max_replacements): exit code 1"
+    assert letter.error == f"on_error has already replaced it {most} times (executor.max_replacements): exit code 1"
     assert run.engine.progress().tasks_failed == 1
 
 

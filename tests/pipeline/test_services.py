@@ -170,10 +170,10 @@ def test_a_subclass_may_override_and_so_undeclare_a_periodic_hook():
         (lambda: periodic("60"), "positive number"),
         (lambda: periodic(True), "positive number"),
         (lambda: periodic(float("inf")), "positive number"),
-        (lambda: periodic(1, on_error="ignore"), "on_error has to be 'continue' or 'stop', not 'ignore'"),
-        (lambda: periodic(1, scope=["slot"]), "scope has to be 'engine' or 'pipeline'"),
-        (lambda: periodic(1)(lambda self: None), "has to be an async def"),
-        (lambda: periodic(1)(needs_more), "needs_more has to take nothing but self"),
+        (lambda: periodic(1, on_error="ignore"), "on_error must be 'continue' or 'stop', not 'ignore'"),
+        (lambda: periodic(1, scope=["slot"]), "scope must be 'engine' or 'pipeline'"),
+        (lambda: periodic(1)(lambda self: None), "must be an async def"),
+        (lambda: periodic(1)(needs_more), "needs_more must take no arguments"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(declare, text):

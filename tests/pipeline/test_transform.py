@@ -90,12 +90,12 @@ async def test_nothing_to_deliver_is_done(rig):
 @pytest.mark.parametrize(
     ("returned", "error"),
     [
-        (None, "transform must return a list with one place per message, or a CollectResult, not NoneType"),
+        (None, "transform must return a list with one item per message, or a CollectResult, not NoneType"),
         ("text", "not str"),
-        ([], "it was given 1 and returned 0; None: nothing to deliver"),
-        ([line(0), line(1)], "it was given 1 and returned 2"),
-        (["text"], "place 0 must be a payload, a list of payloads, or None, not str"),
-        ([CollectResult()], "place 0 must be a payload, a list of payloads, or None, not CollectResult"),
+        ([], "it got 1 message and returned 0 items"),
+        ([line(0), line(1)], "it got 1 message and returned 2 items"),
+        (["text"], "item 0 must be a payload, a list of payloads, or None, not str"),
+        ([CollectResult()], "item 0 must be a payload, a list of payloads, or None, not CollectResult"),
         ([[7]], "a payload must be one of .*FilePayload.*, not int"),
         ([SourceMessage("t", 0, 0)], "a payload must be one of .*, not SourceMessage"),
         ([FilePayload(path="out", data=1, sink="nowhere")], "sinks.filesystem.nowhere is not configured"),

@@ -161,7 +161,7 @@ async def test_a_message_that_was_read_and_not_taken_and_one_that_was_not_read(r
     assert (later.stage, later.why) == (Stage.NOT_READ, "a user paused it")
     run.engine.intake._open = False
     run.engine.resume()
-    assert (await wait_for(run, Stage.BUFFERED, 20)).why == "the engine has no room for them"
+    assert (await wait_for(run, Stage.BUFFERED, 20)).why == "the engine is at its limits"
 
 
 async def test_beats_have_the_oldest_message_of_each_partition_its_age_and_stage(
@@ -216,7 +216,7 @@ async def test_a_transaction_that_is_not_committed_and_a_partition_that_is_given
     run.engine.intake.hand_over(owned)
     await wait_for(run, Stage.TASK, 18)  # what runs may finish
     run.source.feed(message(20))
-    assert (await wait_for(run, Stage.BUFFERED, 20)).why == "the partition is being given up"
+    assert (await wait_for(run, Stage.BUFFERED, 20)).why == "the partition is being handed over"
 
 
 async def test_what_users_put_into_ids_can_be_sent(rig: Make) -> None:

@@ -150,7 +150,7 @@ async def test_a_commit_that_is_not_confirmed_is_named_once_in_the_log_and_so_is
         await run.committed(20)
         await run.until(lambda: NAME not in run.engine.progress().stalled)
     lines = [line for line in logs if line.get("partition") == "t/0"]
-    assert [line["event"] for line in lines] == ["a partition stands still", "a partition makes progress again"]
+    assert [line["event"] for line in lines] == ["a partition is stalled", "a partition makes progress again"]
     assert "offset 17: its commit is not confirmed" in lines[0]["why"]
 
 

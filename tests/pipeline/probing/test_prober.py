@@ -147,7 +147,7 @@ async def test_a_hook_that_raises_is_told_with_its_traceback_and_without_secrets
 
     _, probing = await start(rig, Raising())
     found = await probing.probe(message(7), LONG)
-    assert (found.status, found.text) == (ProbeStatus.FAILED, "it would have left 1 dead letter")
+    assert (found.status, found.text) == (ProbeStatus.FAILED, "it would have written 1 dead letter")
     trace = found.stages[-1].trace.text
     assert trace.startswith("ValueError: cannot use postgres://***@db/x")
     assert "test_prober.py" in trace
@@ -287,7 +287,7 @@ async def test_a_hook_that_never_returns_is_ended_with_the_time_and_named_with_i
     made, probing = await start(rig, Hanging())
     found = await probing.probe(message(7), 0.5)
     assert found.status is ProbeStatus.UNFINISHED
-    assert found.text == "it did not come to its end within 0.5 s: on_task_complete has not returned"
+    assert found.text == "it did not end within 0.5 s: on_task_complete has not returned"
     last = found.stages[-1]
     assert (last.hook, last.seconds) == ("on_task_complete", None)
     assert "in wait_for_good" in last.trace.text
@@ -339,7 +339,7 @@ async def test_a_task_that_hangs_is_told_and_its_process_ended(rig: MakeRig) -> 
 
     made, probing = await start(rig, Sleeping())
     found = await probing.probe(message(7), 0.5)
-    assert found.text.endswith(": task sleeper runs")
+    assert found.text.endswith(": task sleeper is running")
     (task,) = found.tasks
     assert task.state == "running"
     (attempt,) = task.attempts
@@ -416,7 +416,7 @@ async def test_a_drain_ends_a_probe_and_none_begins_after_it(rig: MakeRig) -> No
     summary = await made.end()
     assert summary.error is None
     found = await running
-    assert (found.status, found.text) == (ProbeStatus.UNFINISHED, "the engine stops: task sleeper runs")
+    assert (found.status, found.text) == (ProbeStatus.UNFINISHED, "the engine is stopping: task sleeper is running")
     pid = found.tasks[0].attempts[0].pid
     assert pid is not None
     assert not is_alive(pid)

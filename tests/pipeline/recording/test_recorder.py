@@ -616,7 +616,7 @@ def test_rows_that_have_to_make_room_are_counted_and_that_is_said_once(monkeypat
     assert 0 < kept < 6000
     assert recorder.frames.dropped == 6000 - kept
     (line,) = logs
-    assert line["event"] == "rows and events are lost: the driver does not store them as fast as they come"
+    assert line["event"] == "rows and events are lost: the driver stores them more slowly than they arrive"
 
 
 def test_a_message_that_cannot_be_recorded_does_not_take_its_neighbours_along() -> None:

@@ -1,1 +1,1 @@
-"""Delivers results, and says once when everything of a result is settled."""
+"""Delivers results, and reports once when all payloads of a result are settled."""

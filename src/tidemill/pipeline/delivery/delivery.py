@@ -1,4 +1,4 @@
-"""Where the results of an engine go, as its windows see it: the outbox, or what takes its place in a probe."""
+"""The delivery interface that windows use: implemented by the outbox, and by its replacement in probes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tidemill.sinks.sending.submission import DeliveryLane
 
 
 class Delivery(Protocol):
-    """Takes results; see `Outbox`."""
+    """Delivers results; see `Outbox`."""
 
     @property
     def route(self) -> Callable[[CollectResult], list[Routed]]:
-        """Finds the sinks of what a hook returned; see `Router.route`."""
+        """Finds the sinks of a hook's payloads; see `Router.route`."""
 
     @property
     def route_one(self) -> Callable[[Any], Routed]:
         """Finds the sink of a payload; see `Router.route_one`."""
 
     def submit(self, routed: Sequence[Routed], origin: Origin, released: Callable[[], None]) -> None:
-        """Deliver; `released` is called once everything is settled, on the loop, never inside this call."""
+        """Deliver payloads; `released` is called on the loop once all are settled, never inside this call."""
 
     def submit_part(self, part: RunPart, routed: Sequence[Routed]) -> None:
-        """Deliver the payloads of one part of a run; it is never settled inside this call."""
+        """Deliver the payloads of one part of a run; the part is never settled inside this call."""
 
     def submit_run(self, parts: Sequence[RunPart], routed: Sequence[Sequence[Routed]]) -> None:
         """Deliver the payloads of a run, each part with its own."""
@@ -39,11 +39,11 @@ class Delivery(Protocol):
         ...
 
     def describe_stall(self) -> dict[str, str]:
-        """Return what waits, and why."""
+        """Return what is waiting, and why."""
         ...
 
     async def flush(self, deadline_seconds: float) -> None:
         """Wait until nothing is in flight, or the deadline has passed."""
 
     async def close(self) -> None:
-        """Give up what is left."""
+        """Drop what is left."""

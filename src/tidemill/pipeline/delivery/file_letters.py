@@ -1,11 +1,11 @@
 """The dead letters of a bounded engine as files: one for each part, published right before the part's outcomes.
 
-A part of a bounded run counts only when its outcome file has appeared, and that appears after its letters file. So a
-letter is confirmed once it is accepted here: if it is lost with its engine, its messages are reprocessed.
+A part of a bounded run counts only once its outcome file exists, and its letters file is published before that. So a
+letter is confirmed as soon as it is accepted here: if it is lost with its engine, its messages are reprocessed.
 
-Invariants: every letter that was accepted is in the published file, unless all its messages are left to another run;
-memory holds up to `GROUP_BYTES` of letters and what arrives during one write, beyond which letters are confirmed only
-once they are written; the event loop never waits for the disk. A failed write ends the run.
+Invariants: every accepted letter is in the published file, unless all its messages are left to another run. Memory
+holds up to `GROUP_BYTES` of letters plus those that arrive during one write; beyond that, letters are confirmed only
+after they are written. The event loop never waits for the disk. A failed write ends the run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tidemill.deadletters.writer import LetterStatistics
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
 
-#: Letters are written when this many, or this many bytes of them, wait; what is written together is read together.
+#: Letters are written when this many, or this many bytes of them, are waiting. A written group is read as one.
 GROUP_LETTERS = 1_000
 GROUP_BYTES = 8 * 1024 * 1024
-#: A write that takes longer than this is reported as stalled.
+#: Writes that take longer than this are reported as stalled.
 STALLED_SECONDS = 1.0
 
 
@@ -36,33 +36,32 @@ class FileDeadLetters:
     """The `DeadLetters` of a bounded engine.
 
     Args:
-        place: Where they go.
+        place: The location of the files.
         engine_id: The engine's id.
-        partitions: A file for each of these; none: one file for all.
+        partitions: One file for each of these; empty: one file for all.
     """
 
     def __init__(self, place: LettersPlace, engine_id: str, partitions: Iterable[TopicPartition] = ()) -> None:
-        """Write nothing yet."""
         self._path = place.path
         keys: list[TopicPartition | None] = [*partitions] or [None]
         self._files = {key: LetterFile(place, number, engine_id) for number, key in enumerate(keys)}
         self._first = keys[0]
         self._rows: dict[TopicPartition | None, list[LetterRow]] = {}
         self._count = self._bytes = 0
-        # A stop does not wait for a slow disk: the thread of a write that was given up may still be running.
+        # A stop does not wait for a slow disk, so the thread of an abandoned write may still be running.
         self._disk = threading.Lock()
         # Held briefly, by the loop as well.
         self._taking = threading.Lock()
         self._held: list[tuple[str, Callable[[], None]]] = []
         self._since = 0.0
         self._writing: asyncio.Task[None] | None = None
-        #: Where its writes run; an engine sets its own.
+        #: Runs its writes; an engine sets its own.
         self.tasks = EngineTasks()
         #: Called with the error when a write fails.
         self.on_error: Callable[[str], None] = _ignore
-        #: Why a write failed; None while none has.
+        #: The error of a failed write; None: no write has failed.
         self.error: str | None = None
-        #: The names of the files that were published.
+        #: The names of the published files.
         self.published: list[str] = []
         self._written = 0
         self._kinds: Counter[str] = Counter()
@@ -71,7 +70,7 @@ class FileDeadLetters:
         """Make sure that letters can be written.
 
         Raises:
-            ConfigError: They cannot.
+            ConfigError: The folder is not writable.
         """
         await asyncio.to_thread(check_letters_folder, Path(self._path))
 
@@ -112,13 +111,13 @@ class FileDeadLetters:
                 held, self._held = self._held[:waiting], self._held[waiting:]
                 for kind, done in held:
                     self._confirm(kind, done)
-        except Exception:  # kept in `error`
+        except Exception:  # stored in `error`
             self.on_error(self.error or "")
         finally:
             self._writing = None
 
     def _write_rows(self) -> tuple[int, int]:
-        """Write everything that waits; return how many letters and bytes that was."""
+        """Write all waiting letters; return how many letters and bytes were written."""
         with self._disk:
             with self._taking:
                 rows, self._rows = self._rows, {}
@@ -130,7 +129,7 @@ class FileDeadLetters:
                         count += len(group)
                         size += sum(len(row[-1]) for row in group)
             except Exception as error:
-                # Noted here: after a stop, nothing may be waiting for this thread.
+                # Store the error here: after a stop, nothing may be waiting for this thread.
                 self._note_error(error)
                 raise
             return count, size
@@ -143,23 +142,23 @@ class FileDeadLetters:
         return LetterStatistics(self._written, self._kinds)
 
     def describe_stall(self) -> str | None:
-        """Return how many letters wait for the disk, and for how long; None while none do."""
+        """Return how many letters are waiting for the disk, and for how long; None: none are."""
         seconds = time.monotonic() - self._since
         if not self._held or seconds < STALLED_SECONDS:
             return None
         return f"{format_count(len(self._held), 'letter')} waiting for {seconds:.0f} s to be written to {self._path}"
 
     async def close(self) -> None:
-        """Confirm nothing more; what waits is written by `publish`, with the outcomes."""
+        """Confirm no more letters; `publish` writes the waiting ones with the outcomes."""
         self._held = []
 
     def publish(self, outcome: str, partition: TopicPartition | None = None, below: int | None = None) -> str:
-        """Give a part's letters their name; blocking.
+        """Publish the letters of a part under their final name; blocking.
 
         Args:
             outcome: The outcome file that is published next.
-            partition: Whose letters; None where one file is for all.
-            below: Up to which offset the outcomes tell; None: of everything.
+            partition: The partition of the letters; None if one file serves all.
+            below: The offset that the outcomes end before; None: they cover everything.
 
         Returns:
             The name; '' if there are no letters.
@@ -188,7 +187,7 @@ class FileDeadLetters:
 
 
 def _split(rows: Sequence[LetterRow]) -> Iterator[list[LetterRow]]:
-    """Split rows into groups of up to `GROUP_BYTES`; a letter that is larger by itself is a group."""
+    """Split rows into groups of up to `GROUP_BYTES`; a larger letter is a group by itself."""
     group: list[LetterRow] = []
     size = 0
     for row in rows:

@@ -1,9 +1,9 @@
-"""Names payloads for sinks that send an idempotency key: the same one when the same messages are reprocessed.
+"""Sets the idempotency key of payloads: the same key when the same messages are reprocessed.
 
-A key is a digest of what the payload comes from: the consumer group, the hook, the task's id, the messages with their
-positions and contents, and the payload's index in what the hook returned. Invariants: nothing that differs between two
-runs over the same messages is in it (except a task's id, where the handler generates a new one each time); a key that a
-hook set stays. Letters carry the key, so that a payload that is redriven from one has it too.
+A key is a digest of the payload's origin: the consumer group, the hook, the task's id, the positions and contents of
+the messages, and the payload's index in the hook's result. Invariants: the digest contains nothing that differs between
+two runs over the same messages (except a task's id, if the handler generates a new one each time). A key that a hook
+set stays. Dead letters carry the key, so that a redriven payload has the same key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from tidemill.pipeline.delivery.routing import Origin, Routed
 from tidemill.sinks.sending.run import RunPart
 
-#: 128 bits, as a random UUID has.
+#: 128 bits, like a random UUID.
 _DIGEST_BYTES = 16
 
 
@@ -25,9 +25,9 @@ def name_payloads(routed: Sequence[Routed], origin: Origin | RunPart, group: str
     """Set the key of each payload that has none and whose sink sends one.
 
     Args:
-        routed: Everything that a hook returned, in order.
-        origin: Where it comes from; without messages nothing is named, since nothing is ever reprocessed.
-        group: The consumer group, which tells two pipelines over one topic apart.
+        routed: All payloads that a hook returned, in order.
+        origin: The messages and the task; without messages no key is set, because nothing is ever reprocessed.
+        group: The consumer group, which distinguishes two pipelines over one topic.
     """
     if not origin.sources:
         return
@@ -36,7 +36,7 @@ def name_payloads(routed: Sequence[Routed], origin: Origin | RunPart, group: str
         # Sinks of other packages may accept payloads with and without the field.
         if each.sender.sink.takes_idempotency_key and getattr(each.payload, "idempotency_key", None) == "":
             digest = digest or _make_digest(origin, group)
-            # Not `replace`, which would run a `__post_init__` of the user's class once more.
+            # Not `replace`, which would run a `__post_init__` of the user's class again.
             each.payload = copy.copy(each.payload)
             msgspec.structs.force_setattr(each.payload, "idempotency_key", f"{digest}-{index}")
 
@@ -44,7 +44,7 @@ def name_payloads(routed: Sequence[Routed], origin: Origin | RunPart, group: str
 def _make_digest(origin: Origin | RunPart, group: str) -> str:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in _list_parts(origin, group):
-        # Lengths keep parts apart; contents are there because a recreated topic starts over with its offsets.
+        # The length prefix separates parts. Contents are included because a recreated topic reuses offsets.
         digest.update(b"-" if part is None else b"%d:" % len(part))
         digest.update(part or b"")
     return digest.hexdigest()
@@ -52,7 +52,7 @@ def _make_digest(origin: Origin | RunPart, group: str) -> str:
 
 def _list_parts(origin: Origin | RunPart, group: str) -> Iterator[bytes | None]:
     yield from (group.encode(), origin.hook.encode())
-    # Any text can be encoded this way, lone surrogates included.
+    # `surrogatepass` encodes any text, including lone surrogates.
     yield None if origin.task is None else str(origin.task.task_id).encode("utf-8", "surrogatepass")
     for source in origin.sources:
         yield f"{source.topic}/{source.partition}/{source.offset}/{source.timestamp}".encode()

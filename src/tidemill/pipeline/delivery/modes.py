@@ -1,8 +1,8 @@
-"""The two promises about delivery, at least once and exactly once, and everything in which they differ.
+"""The two delivery guarantees, at least once and exactly once, and all differences between them.
 
-At least once, a result goes to its sink at once, and its messages are committed when the sink has confirmed it. Exactly
-once (`kafka.exactly_once`), a result waits in a buffer and goes out, or not at all, in the transaction that commits its
-messages. The mode is chosen when an engine is built; nothing else knows which one it is.
+At least once: a result goes to its sink immediately, and its messages are committed when the sink has confirmed it.
+Exactly once (`kafka.exactly_once`): a result waits in a buffer for the transaction that also commits its messages. The
+mode is chosen when an engine is built; no other code depends on it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: The last transaction of revoked partitions may take this long.
+#: The time limit of the last transaction of revoked partitions.
 LAST_TRANSACTION_SECONDS = 5.0
 
 Ask = Callable[[Sender, Question], None]
@@ -46,77 +46,79 @@ Cut = Callable[[TopicPartition, Sequence[LedgerEntry[TopicPartition, int]]], int
 
 
 class LastCommits(Protocol):
-    """What a mode needs of the commits of partitions that are given up."""
+    """The interface of a mode to the commits of partitions that are given up."""
 
     def surrender(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return what must be committed of them, and forget them."""
+        """Return the offsets to commit for the partitions, and forget the partitions."""
 
     async def finish(self, partitions: Collection[TopicPartition]) -> None:
-        """Commit everything that is ready of them; return when that is confirmed."""
+        """Commit everything that is ready of the partitions, and wait for the confirmation."""
 
 
 class DeliveryMode(Protocol):
-    """How results get out, and what may be committed meanwhile."""
+    """How results are delivered, and how that limits commits."""
 
     @property
     def waits_for_sinks(self) -> bool:
-        """Whether results wait for their sinks, so that too many of them hold up messages and tasks.
+        """Whether results wait for their sinks, so that a backlog holds back messages and tasks.
 
-        What waits for a transaction instead may wait for the very tasks that would be held up.
+        A backlog that waits for a transaction must not, because it may wait for the very tasks that would be held back.
         """
 
     @property
     def binds_windows(self) -> bool:
-        """Whether what a window's own hook returns goes out with its messages, so that these wait for it."""
+        """Whether payloads of `on_window_complete` are committed with the window's messages, which therefore wait for
+        them.
+        """
 
     @property
     def cut(self) -> Cut | None:
-        """Limits what is committed of what is resolved; None: nothing does."""
+        """Limits the commit of resolved messages; None: no limit."""
 
     def make_sender(
         self, sink: Sink, settings: DeliverySettings, ask: Ask, gave_up: GaveUp, settled: Callable[[], None]
     ) -> Sender:
-        """Return what stands in front of a sink.
+        """Return the sender of a sink.
 
         Raises:
-            ConfigError: The sink cannot be part of this mode.
+            ConfigError: The mode does not support the sink.
         """
         ...
 
     def make_letters(self, settings: Settings) -> DeadLetters:
-        """Return what writes to the dead-letter topic."""
+        """Return the writer of the dead-letter topic."""
         ...
 
     def make_producer(self, settings: Settings, identity: Identity) -> TransactionalProducer | None:
-        """Return what commits in transactions; None: commits are plain ones."""
+        """Return the producer that commits in transactions; None: commits are plain ones."""
 
     def attach(self, charge: Callable[[TopicPartition, int], None], changed: Callable[[], None]) -> None:
         """Connect the mode to its engine.
 
         Args:
-            charge: Called with the bytes that a partition has more, or fewer, waiting for its transaction.
+            charge: Called with a change of the bytes that a partition has staged for its transaction.
             changed: Called when more may be committed than before.
         """
 
     def take(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, Sequence[Outgoing]]:
-        """Return what goes out together with a commit of these next offsets."""
+        """Return the records to send together with a commit of these next offsets."""
         ...
 
     def committed(self, partition: TopicPartition) -> None:
-        """Forget what went out with the commit of a partition."""
+        """Drop the records that were sent with a partition's commit."""
 
     def failed(self, partitions: Collection[TopicPartition]) -> bool:
-        """Offer again what was to go out with a commit; return whether the next try has to wait longer."""
+        """Offer the records of a failed commit again; return whether the next try needs a longer delay."""
         ...
 
     @property
     def last_commit_seconds(self) -> float:
-        """How long `surrender` may take."""
+        """The time limit of `surrender`."""
 
     async def surrender(
         self, commits: LastCommits, partitions: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, int]:
-        """Return what the source still has to commit of partitions that are given up; end by the deadline."""
+        """Return the offsets that the source still has to commit for partitions that are given up, by the deadline."""
         ...
 
     def abandon(self, partition: TopicPartition) -> None:
@@ -124,7 +126,7 @@ class DeliveryMode(Protocol):
 
 
 class AtLeastOnce:
-    """Results go to their sinks at once; their messages are committed when these have confirmed them."""
+    """Results go to their sinks immediately; messages are committed when the sinks have confirmed their results."""
 
     waits_for_sinks = True
     binds_windows = False
@@ -134,7 +136,7 @@ class AtLeastOnce:
     def make_sender(
         self, sink: Sink, settings: DeliverySettings, ask: Ask, gave_up: GaveUp, settled: Callable[[], None]
     ) -> Sender:
-        """Return a sender that batches."""
+        """Return a sender that sends batches."""
         return BatchSender(sink, make_limits(settings), settings.timeout_seconds, ask, gave_up, settled)
 
     def make_letters(self, settings: Settings) -> DeadLetters:
@@ -145,17 +147,17 @@ class AtLeastOnce:
         """Return None: commits are plain ones."""
 
     def attach(self, charge: Callable[[TopicPartition, int], None], changed: Callable[[], None]) -> None:
-        """Ignore both: nothing waits here."""
+        """Ignore both callbacks, because nothing is staged."""
 
     def take(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, Sequence[Outgoing]]:
-        """Return nothing: everything went out before."""
+        """Return no records, because results were already sent."""
         return {}
 
     def committed(self, partition: TopicPartition) -> None:
-        """Do nothing."""
+        """Do nothing: no records are staged."""
 
     def failed(self, partitions: Collection[TopicPartition]) -> bool:
-        """Return False: a plain commit can be tried again at once."""
+        """Return False: a plain commit can be retried at once."""
         return False
 
     async def surrender(
@@ -165,7 +167,7 @@ class AtLeastOnce:
         return commits.surrender(partitions)
 
     def abandon(self, partition: TopicPartition) -> None:
-        """Do nothing: what is in flight may still arrive."""
+        """Do nothing: payloads in flight may still arrive."""
 
 
 class ExactlyOnce:
@@ -175,17 +177,16 @@ class ExactlyOnce:
     binds_windows = True
 
     def __init__(self) -> None:
-        """Start with an empty buffer."""
         self._buffer = TransactionBuffer()
 
     @property
     def last_commit_seconds(self) -> float:
-        """How long the last transaction may take."""
+        """The time limit of the last transaction."""
         return LAST_TRANSACTION_SECONDS
 
     @property
     def cut(self) -> Cut | None:
-        """Goes no further than whole transactions do."""
+        """Limits commits to whole transactions."""
         return self._buffer.cut
 
     def make_sender(
@@ -194,10 +195,10 @@ class ExactlyOnce:
         """Return a sender that puts payloads into the buffer.
 
         Raises:
-            ConfigError: It is not a Kafka sink.
+            ConfigError: The sink is not a Kafka sink.
         """
         if sink.type != "kafka":
-            raise ConfigError(f"{sink.place}: with kafka.exactly_once all sinks have to be Kafka")
+            raise ConfigError(f"{sink.place}: with kafka.exactly_once all sinks must be Kafka")
         kafka = cast("KafkaSink", sink)
         return TransactionSender(kafka, self._buffer, settings.max_retries, ask, gave_up, settled)
 
@@ -207,7 +208,7 @@ class ExactlyOnce:
 
     def make_producer(self, settings: Settings, identity: Identity) -> TransactionalProducer:
         """Return the producer of the engine's transactions."""
-        # The settings see to it that all sinks have the same.
+        # The settings ensure that all sinks have the same overrides.
         overrides: dict[str, Any] = next((sink.client_config for sink in settings.sinks.kafka.values()), {})
         return TransactionalProducer(settings.kafka, identity.instance_id, overrides, self._buffer.limits)
 
@@ -217,37 +218,37 @@ class ExactlyOnce:
         self._buffer.changed = changed
 
     def take(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, Sequence[Outgoing]]:
-        """Return what is in the buffer for the messages before these offsets."""
+        """Return the buffered records of the messages before these offsets."""
         return {partition: self._buffer.take(partition, offset - 1) for partition, offset in offsets.items()}
 
     def committed(self, partition: TopicPartition) -> None:
-        """Forget what was taken out of the buffer: it is out."""
+        """Drop the records that were committed."""
         self._buffer.committed(partition)
 
     def failed(self, partitions: Collection[TopicPartition]) -> bool:
-        """Put back what was taken; the next try waits longer, unless single records are to blame."""
-        # Those go by themselves the next time, or wait for a decision; everything else takes its time to recover.
+        """Put the records of a failed commit back; return False if single records were to blame."""
+        # Blamed records are sent separately next time, or wait for a decision; other failures need time to recover.
         blamed = sum(self._buffer.aborted(partition) for partition in partitions)
         return not blamed
 
     async def surrender(
         self, commits: LastCommits, partitions: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, int]:
-        """Commit them with their last transaction, here; nothing is left to the source."""
+        """Commit the partitions in their last transaction, here; the source has nothing left to commit."""
         try:
             async with deadline.limit(self.last_commit_seconds):
                 await commits.finish(partitions)
         except TimeoutError:
-            log.warning("the last transaction of revoked partitions did not end; their messages are redelivered")
+            log.warning("the last transaction of revoked partitions timed out; their messages will be redelivered")
         return {}
 
     def abandon(self, partition: TopicPartition) -> None:
-        """Forget what is in the buffer for a partition."""
+        """Forget the buffered records of a partition."""
         self._buffer.abandon(partition)
 
 
 def make_limits(settings: DeliverySettings) -> Limits:
-    """Return what the configuration says about retries; batch sizes are each sink's own."""
+    """Return the configured retry limits; batch sizes belong to each sink."""
     backoff, breaker = settings.retry_backoff, settings.breaker
     return Limits(
         budget_seconds=settings.max_seconds,

@@ -1,9 +1,9 @@
-"""The way out of an engine: routes what hooks return to sinks, and releases a result when all of it is settled.
+"""The exit of an engine: routes hooks' payloads to sinks, and releases a result when all its payloads are settled.
 
-A payload is settled when its sink confirmed it, when `on_delivery_error` chose to skip it, or when its dead letter is
-confirmed. Invariants: names are resolved before anything of a result is delivered; `released` is called at most once
-per submission, on the loop, never inside `submit`; after `close`, or for an abandoned partition, it is never called.
-What to send when is decided by `core.delivery.send_queue`.
+A payload is settled when its sink has confirmed it, when `on_delivery_error` has skipped it, or when its dead letter is
+confirmed. Invariants: all sink names of a result are resolved before any of it is delivered. `released` is called at
+most once per submission, on the loop, never inside `submit`; after `close`, or for an abandoned partition, it is never
+called. `core.delivery.send_queue` decides what to send when.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ DeliveryHook = Callable[[DeliveryError], Awaitable[DeliveryAction]]
 
 
 class OutboxStatistics(msgspec.Struct, frozen=True):
-    """What happened to payloads.
+    """Counts of payloads.
 
     Attributes:
         delivered: Payloads that a sink confirmed.
-        skipped: Payloads that the hook chose to skip.
-        sinks: What happened at each sink, by its place in the configuration (`sinks.<type>.<name>`).
+        skipped: Payloads that the hook skipped.
+        sinks: The statistics of each sink, by its key in the configuration (`sinks.<type>.<name>`).
     """
 
     delivered: int
@@ -58,13 +58,13 @@ class Outbox:
     """All sinks of an engine.
 
     Args:
-        sinks: Instances by type and name.
-        letters: Where payloads go that their sink refuses.
-        on_delivery_error: Decides about refused payloads; None: dead letters.
-        settings: How long to retry, and what a circuit breaker does.
-        mode: How results get out; None: at least once.
-        connect_seconds: How long sinks may take to connect.
-        group: The consumer group, for the names of payloads.
+        sinks: Sinks by type and name.
+        letters: Dead letters for refused payloads.
+        on_delivery_error: Decides about refused payloads; None: dead-letter them.
+        settings: Retry limits and circuit breakers.
+        mode: The delivery guarantee; None: at least once.
+        connect_seconds: The time limit for connecting the sinks.
+        group: The consumer group, for idempotency keys.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class Outbox:
         self._senders = {
             kind: {name: self._make_sender(sink) for name, sink in named.items()} for kind, named in sinks.items()
         }
-        #: Finds the sinks of what a hook returned.
+        #: Finds the sinks of payloads.
         self.router = Router(self._senders)
         self.route, self.route_one = self.router.route, self.router.route_one
         self._all = [sender for named in self._senders.values() for sender in named.values()]
         self._group = group
         self._names = any(sender.sink.takes_idempotency_key for sender in self._all)
-        #: Where its tasks run; an engine sets its own.
+        #: Runs its tasks; an engine sets its own.
         self.tasks = EngineTasks()
-        #: Where its hook is registered while it runs; an engine sets its own.
+        #: Registers running calls of its hook; an engine sets its own.
         self.calls: Calls | None = None
         self._hooks: set[asyncio.Task[None]] = set()
         self._letters_open = 0
@@ -108,7 +108,6 @@ class Outbox:
     # -- reports -----------------------------------------------------------------------------------------------
 
     def statistics(self) -> OutboxStatistics:
-        """Return what happened to payloads so far."""
         sinks = {
             sender.label: msgspec.structs.replace(sender.stats, sends=sender.stats.sends.copy()) for sender in self._all
         }
@@ -136,12 +135,12 @@ class Outbox:
         )
 
     def describe_stall(self) -> dict[str, str]:
-        """Return what waits, and why, by the sink's place; 'dead letters' for those."""
+        """Return what is waiting, and why, by the sink's configuration key, or 'dead letters'."""
         reasons = {sender.label: sender.describe_stall() for sender in self._all}
         reasons["dead letters"] = self._letters.describe_stall()
         return {label: reason for label, reason in reasons.items() if reason is not None}
 
-    # -- life --------------------------------------------------------------------------------------------------
+    # -- life cycle --------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
         """Connect all sinks, in parallel; if one fails, close the others.
@@ -162,7 +161,7 @@ class Outbox:
             sender.start(self.tasks)
 
     async def flush(self, deadline_seconds: float) -> None:
-        """Wait until nothing is in flight, letters included, or the deadline has passed."""
+        """Wait until nothing is in flight, including letters, or the deadline has passed."""
         try:
             async with asyncio.timeout(deadline_seconds):
                 while self._letters_open or any(sender.outstanding for sender in self._all):
@@ -170,18 +169,18 @@ class Outbox:
                     await self._idle.wait()
         except TimeoutError:
             left = sum(sender.outstanding for sender in self._all)
-            log.warning("deliveries were not done in time", payloads=left, letters=self._letters_open)
+            log.warning("deliveries did not finish before the deadline", payloads=left, letters=self._letters_open)
         finally:
             self._idle = None
 
     def abandon(self, lane: DeliveryLane) -> None:
-        """Forget the payloads of a partition that was given up; what is in flight may still arrive."""
+        """Forget the payloads of a partition that was given up; those in flight may still arrive."""
         for sender in self._all:
             sender.abandon(lane)
         self._changed()
 
     async def close(self) -> None:
-        """Give up what is left and close all sinks; errors are logged."""
+        """Drop what is left and close all sinks; errors are logged."""
         self._closed = True
         await self.tasks.stop(*self._hooks)
         await asyncio.gather(*(sender.close() for sender in self._all))
@@ -190,10 +189,10 @@ class Outbox:
         if self._idle is not None:
             self._idle.set()
 
-    # -- in ----------------------------------------------------------------------------------------------------
+    # -- deliveries --------------------------------------------------------------------------------------------
 
     def submit(self, routed: Sequence[Routed], origin: Origin, released: Callable[[], None]) -> None:
-        """Deliver; `released` is called once everything is settled."""
+        """Deliver payloads; `released` is called once all are settled."""
         if self._closed:
             return
         if not routed:
@@ -233,7 +232,7 @@ class Outbox:
         for sender, chosen in by_sender.items():
             sender.add_all(chosen, lane)
 
-    # -- what sinks refuse -------------------------------------------------------------------------------------
+    # -- refused payloads --------------------------------------------------------------------------------------
 
     def _ask(self, sender: Sender, question: Question) -> None:
         if self._closed:
@@ -257,7 +256,7 @@ class Outbox:
             returned = await call_hook(begin_hook(hook, error), self.calls, "on_delivery_error", _locate, question)
             action = check_returned(DeliveryAction, returned)
         except Exception as raised:
-            event = "on_delivery_error raised, or returned no DeliveryAction; dead-lettering"
+            event = "on_delivery_error raised, or did not return a DeliveryAction; the payloads are dead-lettered"
             log_hook_error(log, "on_delivery_error", raised, event, sink=sender.label)
             action = DeliveryAction.DLQ
         if self._closed:
@@ -268,7 +267,7 @@ class Outbox:
             self._drop(sender, question, action)
 
     def _drop(self, sender: Sender, question: Question, action: DeliveryAction) -> None:
-        # What was abandoned meanwhile is the business of the engine that owns the partition now.
+        # Items that were abandoned meanwhile belong to the engine that owns the partition now.
         items = [item for item in question.items if not item.gone]
         sender.decided(question, Decision.DROP)
         if action is DeliveryAction.SKIP:

@@ -1,6 +1,6 @@
 """Finds the sink of every payload that a hook returned.
 
-Invariant: names and types are checked for the whole result before anything of it is delivered.
+Invariant: the names and types of the whole result are checked before any of it is delivered.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from tidemill.sinks.fields import build_type_check
 from tidemill.sinks.payloads import CollectResult, CustomPayload
 from tidemill.sinks.sending.sender import Sender
 
-#: Field of `CollectResult`, type of sink, and the class of its payloads; those of custom sinks name their type.
+#: Field of `CollectResult`, type of sink, and class of payload; payloads of custom sinks name their type themselves.
 _FIELDS: Sequence[tuple[str, str, type[Any]]] = (
     *((kind.field, kind.name, load_class(kind.payload)) for kind in SINK_TYPES.values()),
     ("custom", "", CustomPayload),
 )
 
-#: A handler that makes classes of payloads as it goes has no more of them remembered.
+#: The cache limit, for handlers that create payload classes dynamically.
 _MAX_KNOWN = 100
 
 
 class Origin(msgspec.Struct):
-    """Where payloads come from, for their order and for letters; all sources are of one partition.
+    """The origin of payloads, for their order and for letters; all sources are of one partition.
 
     Attributes:
         sources: The messages.
-        task: The task, if it was one.
+        task: The task, if the payloads are of one.
         size_bytes: The size of the payloads, once they are submitted.
         hook: The hook that returned them.
     """
@@ -54,25 +54,25 @@ class Routed(msgspec.Struct, gc=False):
 
 
 class Router:
-    """Knows the senders of an engine.
+    """Finds the senders of an engine's payloads.
 
     Args:
-        senders: By type and name of their sinks.
+        senders: The senders by type and name of their sinks.
     """
 
     def __init__(self, senders: Mapping[str, Mapping[str, Sender]]) -> None:
-        """Keep the senders."""
         self._senders = senders
-        #: By class of payload, the check of its fields and the senders that were found, by name.
+        #: By class of payload: the check of its fields, and the senders found so far by name.
         self._found: dict[type[Any], tuple[Callable[[Any], None], dict[str, Sender]]] = {}
 
     def route(self, collect: CollectResult) -> list[Routed]:
-        """Find the sink of every payload that a hook collected.
+        """Find the sink of every payload that a hook returned.
 
         Raises:
             SinkNotConfiguredError: A payload names a sink that does not exist.
-            AmbiguousSinkError: A payload names none although there are several.
-            TypeError: A field has something other than payloads of its type, or a payload's field has a wrong type.
+            AmbiguousSinkError: A payload names no sink although there are several.
+            TypeError: A field contains a value that is not a payload of its type, or a payload's field has a wrong
+                type.
         """
         routed: list[Routed] = []
         for field, _, payload_class in _FIELDS:
@@ -97,7 +97,7 @@ class Router:
 
         Raises:
             SinkNotConfiguredError: It names a sink that does not exist.
-            AmbiguousSinkError: It names none although there are several.
+            AmbiguousSinkError: It names no sink although there are several.
             TypeError: It is not a payload, or one of its fields has a wrong type.
         """
         cls: Any = type(payload)
@@ -112,7 +112,7 @@ class Router:
         if sender is None:
             kind = _find_kind(cls)[0]
             sender = self._find_sender(kind or payload.type, payload.sink)
-            if kind:  # only known names are found
+            if kind:  # custom payloads name their type themselves, so their class does not determine the sender
                 senders[payload.sink] = sender
         return Routed(sender, payload)
 
@@ -135,10 +135,10 @@ class Router:
 
 @functools.cache
 def _find_kind(cls: type[Any]) -> tuple[str, type[Any]]:
-    """Return the type of sink that payloads of a class are for ('': they name it themselves), and tidemill's class.
+    """Return the sink type of a payload class ('': its payloads name it themselves), and tidemill's base class.
 
     Raises:
-        TypeError: It is not a class of payloads.
+        TypeError: It is not a payload class.
     """
     for _, kind, payload_class in _FIELDS:
         if issubclass(cls, payload_class):
@@ -148,7 +148,7 @@ def _find_kind(cls: type[Any]) -> tuple[str, type[Any]]:
 
 
 def encode_payloads(collect: CollectResult | Sequence[Any]) -> list[str]:
-    """Return the payloads of a result that is not delivered, encoded for its letter."""
+    """Return the payloads of an undelivered result, encoded for its letter."""
     if not isinstance(collect, CollectResult):
         return [encode_payload(payload) for payload in collect]
     fields = [_list_safely(getattr(collect, field)) for field, _, _ in _FIELDS]
@@ -156,7 +156,7 @@ def encode_payloads(collect: CollectResult | Sequence[Any]) -> list[str]:
 
 
 def _list_safely(payloads: Any) -> Sequence[Any]:
-    """Return payloads, if they are a list; none if its class raises, which may be why they are not delivered."""
+    """Return the payloads of a list; none if the list itself raises, which may be why it is not delivered."""
     try:
         return [*payloads] if isinstance(payloads, Sequence) else ()
     except BaseException:

@@ -1,7 +1,7 @@
-"""What goes out in the next transaction, shared by sinks, dead letters and commits; `core.delivery` decides.
+"""The records of the next transaction, shared by sinks, dead letters and commits; `core.delivery` decides.
 
-With `kafka.exactly_once` nothing is sent when a hook returns it. It is staged with its messages and goes out, or not
-at all, in the transaction that commits them. What is staged counts as bytes in flight until then.
+With `kafka.exactly_once` payloads are not sent when a hook returns them. They are staged with their messages, and are
+sent only in the transaction that commits these. Until then, staged records count as bytes in flight.
 """
 
 from __future__ import annotations
@@ -19,42 +19,38 @@ StagedRecord = Staged[TopicPartition, Outgoing]
 
 
 class RecordOwner(Protocol):
-    """What staged a record, and is told what became of it."""
+    """The owner of a staged record, which receives its outcome."""
 
     def committed(self, count: int) -> None:
-        """This many records were committed."""
+        """Count records that were committed."""
 
     def refused(self, records: Sequence[StagedRecord]) -> None:
-        """The brokers will never take these; they are withheld until `again` or `drop`."""
+        """Handle records that the brokers will never accept; they are withheld until `again` or `drop`."""
 
 
 class Position(Protocol):
-    """Where a message is."""
+    """The position of a message."""
 
     @property
-    def topic(self) -> str:
-        """Its topic."""
+    def topic(self) -> str: ...
 
     @property
-    def partition(self) -> int:
-        """Its partition."""
+    def partition(self) -> int: ...
 
     @property
-    def offset(self) -> int:
-        """Its offset."""
+    def offset(self) -> int: ...
 
 
 class TransactionBuffer:
-    """What waits for its transaction, per partition.
+    """The staged records of each partition.
 
     Attributes:
-        limits: The largest batch that each topic takes, in bytes, as far as the brokers tell.
-        charge: Called with the bytes that a partition has more, or fewer, in flight.
-        changed: Called when more may go than before.
+        limits: The largest batch that each topic accepts, in bytes, if the brokers reveal it.
+        charge: Called with the change of the bytes that a partition has in flight.
+        changed: Called when more may be committed than before.
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self._records: PendingRecords[TopicPartition, Outgoing] = PendingRecords()
         self.limits: list[int] = []
         self.charge: Callable[[TopicPartition, int], None] = lambda partition, size_bytes: None
@@ -73,10 +69,10 @@ class TransactionBuffer:
         """Stage records of one message each, in order.
 
         Args:
-            partition: Where the messages are.
-            offsets: Their offsets; a message with several records has its offset several times.
+            partition: The partition of the messages.
+            offsets: The messages' offsets; a message with several records has its offset several times.
             records: The records.
-            size_bytes: The bytes of all of them.
+            size_bytes: The total size of the records.
         """
         self.charge(partition, size_bytes)
         self._records.stage_all(partition, offsets, records)
@@ -86,11 +82,11 @@ class TransactionBuffer:
         return self._records.find_cut(partition, [entry.item for entry in entries])
 
     def take(self, partition: TopicPartition, last: int) -> list[Outgoing]:
-        """Return what goes out together with the messages up to this offset."""
+        """Return the records to send together with the messages up to this offset."""
         return [staged.result for staged in self._records.take(partition, last)]
 
     def committed(self, partition: TopicPartition) -> None:
-        """Forget what was taken: it is committed."""
+        """Drop the records that were taken, because they are committed."""
         records = [staged.result for staged in self._records.settle(partition)]
         size_bytes = sum([record.size_bytes for record in records])
         counts: Counter[RecordOwner] = Counter([record.owner for record in records])
@@ -100,9 +96,9 @@ class TransactionBuffer:
             owner.committed(count)
 
     def aborted(self, partition: TopicPartition) -> int:
-        """Offer what was taken again; the owners decide about records that brokers reject for good.
+        """Offer the taken records again; the owners decide about records that the brokers reject for good.
 
-        A batch holds records of several partitions, so the source gives the verdicts, over the whole transaction.
+        A batch holds records of several partitions, so the source sets the verdicts, for the whole transaction.
 
         Returns:
             How many records were to blame.
@@ -135,11 +131,10 @@ class TransactionBuffer:
 
     def drop(self, staged: StagedRecord) -> None:
         """Commit a withheld record's messages without it."""
-        if staged.state is StagedState.UNDECIDED:  # else its partition was given up
+        if staged.state is StagedState.UNDECIDED:  # otherwise its partition was given up
             self.charge(staged.lane, -staged.result.size_bytes)
             self._records.drop(staged)
             self.changed()
 
     def abandon(self, partition: TopicPartition) -> None:
-        """Forget a partition."""
         self._records.abandon(partition)

@@ -1,8 +1,8 @@
 """A Kafka sink under `kafka.exactly_once`: payloads are staged instead of sent.
 
-`TransactionSender` takes the place of a `BatchSender`. A payload counts as settled as soon as it is staged: from then
-on it is bound to its messages, which cannot be committed without it. What the brokers refuse is decided by
-`on_delivery_error`; until then it withholds its messages.
+`TransactionSender` replaces `BatchSender`. A payload is settled as soon as it is staged: from then on it is bound to
+its messages, which cannot be committed without it. `on_delivery_error` decides about payloads that the brokers refuse;
+until then their messages are withheld.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ log = structlog.get_logger(__name__)
 
 
 class TransactionSender:
-    """One Kafka sink whose payloads go out with their messages' offsets.
+    """One Kafka sink whose payloads are committed together with their messages' offsets.
 
     Args:
-        sink: Which topic, and how payloads are encoded.
-        buffer: Where they wait for their transaction.
+        sink: The topic, and the encoding of payloads.
+        buffer: Where records wait for their transaction.
         max_retries: How often a refused payload is retried on request.
-        ask: Called with what needs a decision; answered by `decided`.
-        gave_up: Called with what is not tried again.
+        ask: Called with questions about refused payloads; answered by `decided`.
+        gave_up: Called with payloads that are not retried.
         settled: Called after payloads were settled.
     """
 
@@ -55,7 +55,6 @@ class TransactionSender:
         gave_up: Callable[[Sender, Failure], None],
         settled: Callable[[], None],
     ) -> None:
-        """Start empty."""
         self.sink = sink
         self.stats = SinkStats()
         self._buffer = buffer
@@ -64,12 +63,12 @@ class TransactionSender:
         self._gave_up = gave_up
         self._settled = settled
         self._limit: int | None = None
-        # What awaits a decision, with its staged record if it was staged.
+        # Payloads that await a decision, each with its staged record if it was staged.
         self._asked: dict[Entry, StagedRecord | None] = {}
 
     @property
     def label(self) -> str:
-        """The sink's place in the configuration."""
+        """The sink's key in the configuration."""
         return f"sinks.{self.sink.type}.{self.sink.name}"
 
     @property
@@ -78,22 +77,22 @@ class TransactionSender:
         return len(self._asked)
 
     async def connect(self) -> None:
-        """Check that the topic is there; the producer is the source's."""
+        """Check that the topic exists; the source owns the producer."""
         self._limit = await self.sink.look_up()
         if self._limit is not None:
             self._buffer.limits.append(self._limit)
 
     def start(self, tasks: EngineTasks) -> None:
-        """Work in the running loop."""
+        """Attach the sender to the running loop."""
         self._loop = asyncio.get_running_loop()
 
     def add(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> None:
-        """Stage a payload; one that can never be sent becomes a question, in a later turn of the loop."""
+        """Stage a payload; if it can never be sent, ask about it in a later turn of the loop."""
         encoded = self._encode(payload, lane, submission)
         if encoded is None:
             return
         if not submission.origin.sources:
-            raise InvariantError(f"{self.label}: a result of no message cannot go out with one")
+            raise InvariantError(f"{self.label}: a result without messages cannot be part of a transaction")
         self._buffer.put(submission.origin.sources, self._make_record(payload, encoded, submission))
         self._loop.call_soon(submission.settle)
 
@@ -111,19 +110,19 @@ class TransactionSender:
                 staged.append(part)
                 size_bytes += encoded.size_bytes
         if staged:
-            assert lane is not None  # that of the messages
+            assert lane is not None  # the partition of the messages
             self._buffer.put_all(lane, offsets, records, size_bytes)
             self._loop.call_soon(settle_all, staged)
 
     def _encode(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> Encoded | None:
-        """Return a payload's wire form; None if it can never be sent: `on_delivery_error` decides about it."""
+        """Return a payload's wire form; None if it can never be sent and `on_delivery_error` decides about it."""
         try:
             encoded = self.sink.encode(payload)
-        except BaseException as error:  # a user's data can raise anything
+        except BaseException as error:  # encoding a user's data can raise anything
             self._refuse(payload, lane, submission, explain_error(error, "encode"), oversize=False)
             return None
         if self._limit is not None and encoded.size_bytes > self._limit:
-            text = f"topic {self.sink.topic}: {encoded.size_bytes} bytes are more than the {self._limit} it accepts"
+            text = f"topic {self.sink.topic} accepts up to {self._limit} bytes; the payload has {encoded.size_bytes}"
             self._refuse(payload, lane, submission, text, oversize=True)
             return None
         return encoded
@@ -146,10 +145,10 @@ class TransactionSender:
         self._note_error(text, 1)
         self._loop.call_soon(self._ask, self, Ask((item,), text, oversize, 1))
 
-    # -- what became of it -------------------------------------------------------------------------------------
+    # -- outcomes ---------------------------------------------------------------------------------------------
 
     def committed(self, count: int) -> None:
-        """Count what went out."""
+        """Count records that were committed."""
         self.stats.delivered_count += 1
         self.stats.delivered_payloads += count
         self.stats.last_delivered_at = time.time()
@@ -160,7 +159,7 @@ class TransactionSender:
             record = staged.result
             queued: QueuedPayload = record.ref
             error = record.error or ""
-            # Its submission is settled: another one stands for the decision, and releases the messages.
+            # Its own submission is already settled. A new one represents the decision and releases the messages.
             submission = Submission(queued.submission.origin, 1, partial(self._buffer.drop, staged))
             item: Entry = Item(staged.lane, None, 0, QueuedPayload(queued.payload, queued.encoded, submission))
             self._note_error(error, 1)
@@ -173,7 +172,7 @@ class TransactionSender:
                 self._ask(self, Ask((item,), error, record.oversize, record.attempts))
 
     def decided(self, question: Question, decision: Decision) -> None:
-        """Carry out an answer; payloads that are dropped are settled by the caller."""
+        """Carry out a decision; the caller settles dropped payloads."""
         for item in question.items:
             if item not in self._asked:
                 continue
@@ -201,13 +200,12 @@ class TransactionSender:
         throttle(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
 
     def list_waiting(self) -> Iterable[Submission | RunPart]:
-        """Return what awaits a decision."""
+        """Return the submissions that await a decision."""
         return dict.fromkeys(item.value.submission for item in self._asked)
 
     def describe_stall(self) -> str | None:
-        """Return what waits, and why; None while nothing does."""
-        return f"{len(self._asked)} payloads wait for on_delivery_error" if self._asked else None
+        """Return how many payloads await a decision; None: none do."""
+        return f"{len(self._asked)} payloads are waiting for on_delivery_error" if self._asked else None
 
     async def close(self) -> None:
-        """Forget everything."""
         self._asked.clear()

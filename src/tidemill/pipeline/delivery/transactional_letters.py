@@ -1,4 +1,4 @@
-"""Dead letters under `kafka.exactly_once`: they are staged, and written in the transaction that commits their messages.
+"""Dead letters under `kafka.exactly_once`: staged, and written in the transaction that commits their messages.
 
 Invariant: a letter is committed together with the offsets of its messages, or neither is.
 """
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 
 class TransactionalDeadLetters:
-    """Dead letters that go out with the offsets of the messages they are about.
+    """Dead letters that are committed together with the offsets of their messages.
 
     Args:
         settings: The pipeline's settings.
@@ -62,17 +62,17 @@ class TransactionalDeadLetters:
         asyncio.get_running_loop().call_soon(done)
 
     def committed(self, kind: LetterKind, count: int) -> None:
-        """Count what went out."""
+        """Count letters that were committed."""
         self._written += count
         self._kinds[kind.value] += count
         self._failing = None
 
     def refused(self, records: Sequence[StagedRecord]) -> None:
-        """Retry letters indefinitely, smaller if their size was refused."""
+        """Retry letters indefinitely; shrink those that were refused for their size."""
         for staged in records:
             record = staged.result
             self._failing = record.error
-            throttle(log, 10.0).error("a dead letter is refused; trying again", topic=self._topic, error=record.error)
+            throttle(log, 10.0).error("a dead letter was refused; retrying", topic=self._topic, error=record.error)
             if record.oversize and record.value is not None:
                 before = record.size_bytes
                 record.value = encode_letter(record.ref, len(record.value) * 3 // 4)
@@ -85,15 +85,15 @@ class TransactionalDeadLetters:
         return LetterStatistics(self._written, self._kinds)
 
     def describe_stall(self) -> str | None:
-        """Return why letters wait; None while none do."""
-        return None if self._failing is None else f"letters wait for topic {self._topic}: {self._failing}"
+        """Return why letters are waiting; None: none are."""
+        return None if self._failing is None else f"dead letters are waiting for topic {self._topic}: {self._failing}"
 
     async def close(self) -> None:
-        """Do nothing: there is nothing of its own to close."""
+        """Do nothing: the buffer is closed elsewhere."""
 
 
 class _OfKind:
-    """Owns the staged letters of one kind, so that they are counted by kind when they are committed."""
+    """The owner of the staged letters of one kind, so that committed letters are counted by kind."""
 
     def __init__(self, letters: TransactionalDeadLetters, kind: LetterKind) -> None:
         self._letters = letters

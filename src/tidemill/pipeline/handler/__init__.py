@@ -1,1 +1,1 @@
-"""What users write against: handler, models, cache, periodic hooks."""
+"""The API for users' handlers: base class, models, cache, periodic hooks."""

@@ -1,7 +1,7 @@
-"""The user's side of a pipeline: a class whose hooks say what to do with messages, results and errors.
+"""The user's part of a pipeline: a class whose hooks decide what happens to messages, results and errors.
 
-Only `arrange`, or `transform` instead of it, must be written. A hook that is not overridden costs nothing: the engine
-does not call it.
+Only `arrange`, or `transform` in its place, is required. A hook that is not overridden costs nothing, because the
+engine does not call it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import SinksByName
 from tidemill.sinks.payloads import CollectResult, Payload
 
-#: The hooks that are given windows: a handler has one of them.
+#: The hooks that receive windows; a handler overrides one of them.
 WINDOW_HOOKS = ("arrange", "transform")
-#: The hooks that are plain functions, and all of them.
+#: The hooks that are plain functions.
 SYNCHRONOUS_HOOKS = ("deserialize_message", "message_label")
 HOOKS = (
     *WINDOW_HOOKS,
@@ -48,23 +48,23 @@ TopicPartition = tuple[str, int]
 
 
 class Handler(Generic[InputT, OutputT]):
-    """What a pipeline does with its messages.
+    """Processes the messages of a pipeline.
 
     `InputT` is parsed from the message's JSON value into `message.payload`; with a bare `Handler` (or `bytes`) the
     payload is the value itself. `OutputT` documents what the handler produces.
 
-    `on_startup` runs once, on the driver; after it the handler is pickled, and the attributes set until then travel
-    to the engines. All other hooks run in the engines, on one event loop each: do not block in them.
+    `on_startup` runs once, on the driver. Then the handler is pickled, and attributes set so far travel to the engines.
+    All other hooks run in the engines, each of which has one event loop: do not block in hooks, use `offload`.
     """
 
-    #: False: a message without value is dead-lettered (kind `tombstone`) instead of being handed to the handler.
+    #: False: a message without a value is dead-lettered (kind `tombstone`) instead of being passed to the handler.
     accept_tombstones: bool = True
 
-    #: Values that outlive the engine, in the engines of a pipeline with `cache.enabled`.
+    #: Values that survive restarts of the engine; needs `cache.enabled`, and is available in engines only.
     cache: Cache = cast(Cache, NoCache())
 
     async def on_startup(self, config: Settings) -> Settings | None:
-        """Prepare on the driver; return a changed configuration, or None to keep it."""
+        """Prepare on the driver; return a changed configuration, or None to leave it unchanged."""
         return None
 
     async def on_ready(self, config: Settings, sinks: SinksByName) -> None:
@@ -77,80 +77,94 @@ class Handler(Generic[InputT, OutputT]):
         """
 
     async def on_assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """React to partitions that this engine now owns, in addition to those it had."""
+        """React to partitions that were assigned to this engine, in addition to those it already owns."""
 
     async def on_revoke(self, partitions: Sequence[TopicPartition]) -> None:
-        """React to partitions that this engine gave up, after their work was drained and committed."""
+        """React to partitions that this engine gave up, after their running work was finished and committed."""
 
     async def offload(self, function: Callable[..., ResultT], *args: Any, **kwargs: Any) -> ResultT:
-        """Await a blocking call in a thread, `executor.offload_threads` at a time, so that the engine continues.
+        """Run a blocking call in a thread and await it, so that the engine continues meanwhile.
 
-        The function must not use `self.cache`, which belongs to the event loop. A call that has begun is not
-        interrupted by the engine's stop, and the process ends after it.
+        At most `executor.offload_threads` calls run at once; others wait. The function must not use `self.cache`, which
+        belongs to the event loop. A stop of the engine does not interrupt a running call; the process exits after it.
 
         Args:
-            function: What to call.
+            function: The function to call.
             *args: Its arguments.
             **kwargs: Its keyword arguments.
+
+        Returns:
+            The function's result.
         """
-        run = self.__dict__.get("_offload") or asyncio.to_thread  # without an engine: on the driver, in a test
+        run = self.__dict__.get("_offload") or asyncio.to_thread  # no engine: on the driver, or in a test
         return cast(ResultT, await run(function, *args, **kwargs))
 
     def deserialize_message(self, message: SourceMessage) -> Any:
-        """Return the payload of a message that has a value; raising means that it cannot be parsed."""
+        """Return the payload of a message that has a value; an exception means that it cannot be parsed."""
         cls: Any = type(self)
         return _find_parser(cls)(message.value)
 
     def message_label(self, message: SourceMessage) -> str:
-        """Name a message in logs and records."""
+        """Return the name of a message for logs and records."""
         return f"{message.topic}/{message.partition}/{message.offset}"
 
     async def arrange(self, messages: Sequence[SourceMessage], pending: PendingContext) -> list[ExecutorTask]:
-        """Turn a window of messages of one partition into tasks; a message without a task is done."""
-        raise NotImplementedError(f"{type(self).__name__} has to define `async def arrange(self, messages, pending)`")
+        """Turn a window of messages of one partition into tasks; a message without tasks is done.
+
+        Args:
+            messages: The window's messages, in offset order.
+            pending: The tasks of earlier windows that have not ended.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `async def arrange(self, messages, pending)`")
 
     async def transform(
         self, messages: Sequence[SourceMessage]
     ) -> Sequence[Payload | Sequence[Payload] | None] | CollectResult:
-        """Return what to deliver for a window of messages of one partition, without any task; instead of `arrange`.
+        """Return the payloads for a window of messages of one partition, without tasks; used in place of `arrange`.
 
-        A list has one place per message, in order; None means that there is nothing to deliver for it. A
-        `CollectResult` concerns the whole window. If it raises, it is called again with parts of the window, until the
-        message that causes it stands alone.
+        A list has one item per message, in the same order: a payload, a list of payloads, or None for no payloads. A
+        `CollectResult` belongs to the whole window. If the hook raises, it is called again with smaller parts of the
+        window, until the failing message is alone.
 
         Raises:
-            SkipMessage: The only message is skipped.
+            SkipMessage: Skip the only message of the window.
         """
-        raise NotImplementedError(f"{type(self).__name__} has to define `async def transform(self, messages)`")
+        raise NotImplementedError(f"{type(self).__name__} must define `async def transform(self, messages)`")
 
     async def on_task_complete(self, result: ExecutorResult) -> CollectResult | None:
-        """Return what to deliver for a task that succeeded."""
+        """Return the payloads for a task that succeeded."""
         return None
 
     async def on_message_complete(self, group: MessageGroup) -> CollectResult | None:
-        """Return what to deliver for a message whose tasks are all terminal."""
+        """Return the payloads for a message whose tasks have all ended."""
         return None
 
     async def on_window_complete(
         self, results: Sequence[ExecutorResult | ExecutorError], messages: Sequence[SourceMessage]
     ) -> CollectResult | None:
-        """Return what to deliver for a window whose messages are all complete."""
+        """Return the payloads for a window whose messages are all complete.
+
+        Args:
+            results: The results and final errors of the window's tasks, in the order in which they ended.
+            messages: The window's messages, in offset order.
+        """
         return None
 
     async def on_error(self, task: ExecutorTask, error: ExecutorError) -> ErrorAction | list[ExecutorTask]:
-        """Decide about a failed task; a list replaces it, an empty list completes it.
+        """Decide what happens to a failed task; a list of tasks replaces it, and an empty list completes it.
 
-        RETRY (the default) runs it again with backoff up to `executor.max_retries` times and then means DLQ.
+        RETRY, the default, runs the task again with backoff, up to `executor.max_retries` times, and then acts like
+        DLQ.
         """
         return ErrorAction.RETRY
 
     async def on_delivery_error(self, error: DeliveryError) -> DeliveryAction:
-        """Decide about payloads that a sink refused."""
+        """Decide what happens to payloads that a sink refused."""
         return DeliveryAction.DLQ
 
 
 def overrides(handler: Handler[Any, Any], hook: str) -> bool:
-    """Tell whether the handler defines this hook itself, so that calling it can matter."""
+    """Return whether the handler overrides a hook."""
     return getattr(type(handler), hook) is not getattr(Handler, hook) or hook in vars(handler)
 
 
@@ -167,7 +181,7 @@ def _find_parser(cls: type[Handler[Any, Any]]) -> Any:
 
 
 def find_input_type(cls: type[Handler[Any, Any]]) -> Any:
-    """Return the `InputT` that a handler class was declared with, None where it was left open."""
+    """Return the `InputT` of a handler class; None: it is not specified."""
     for klass in cls.__mro__:
         for base in klass.__dict__.get("__orig_bases__", ()):
             origin = typing.get_origin(base)

@@ -1,11 +1,11 @@
-"""`self.cache` of a handler: a memory of bounded size, backed by a file per engine that is written in the background.
+"""The `self.cache` of a handler: a bounded memory, backed by one file per engine that is written in the background.
 
-`core.pipeline.write_behind` knows what is in memory, what has to be written and what counts; `cache_file` reads and
-writes, in one thread of its own. Values are kept as MessagePack, in memory too: what is read is always a fresh copy,
-and the same whether it comes from memory or, after a restart, from the file; and a file cannot bring code with it.
+`core.pipeline.write_behind` decides what is in memory, what has to be written and what is valid; `cache_file` reads and
+writes in a thread of its own. Values are stored as MessagePack, also in memory. So every read returns a fresh copy,
+which is the same from memory and, after a restart, from the file; and a file cannot contain code.
 
-Invariants: the event loop never waits for the disk; whatever the disk does, what is in memory is served; the last
-flush comes after the last hook.
+Invariants: the event loop never waits for the disk. Values in memory are served whatever the disk does. The last flush
+comes after the last hook.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tidemill.runtime.log import throttle
 
 log = structlog.get_logger(__name__)
 
-#: At the stop the last flush may take this long; a disk that hangs must not keep an engine from ending.
+#: The time limit of the last flush; a disk that hangs must not keep an engine from stopping.
 LAST_FLUSH_SECONDS = 15.0
 
 
 class CacheStatistics(msgspec.Struct, frozen=True):
-    """What a cache was good for.
+    """Statistics of a cache.
 
     Attributes:
         hits: Reads that found a value.
-        misses: Reads that did not.
+        misses: Reads that found none.
         entries: How many values are in memory.
     """
 
@@ -49,32 +49,31 @@ class CacheStatistics(msgspec.Struct, frozen=True):
     entries: int
 
 
-#: Where there is no cache.
+#: The statistics of an engine without a cache.
 NO_CACHE_STATISTICS = CacheStatistics(0, 0, 0)
 
 
 class Cache:
-    """Values by key, for the hooks of one engine, on its event loop.
+    """Values by key for the hooks of one engine, on its event loop; see `Handler.cache`.
 
-    Keys are text. Values are what MessagePack can hold: None, booleans, numbers (integers of 64 bits), text, bytes,
-    lists, dicts, and times with a time zone. Dataclasses, msgspec Structs and pydantic models come back as dicts,
-    tuples and sets as lists, and what else msgspec takes (dates, UUIDs, decimals) as text.
+    Keys are text. Values are everything that MessagePack supports: None, booleans, numbers (integers of 64 bits), text,
+    bytes, lists, dicts, and times with a time zone. Dataclasses, msgspec Structs and pydantic models are read back as
+    dicts, tuples and sets as lists, and other types that msgspec supports (dates, UUIDs, decimals) as text.
 
     Args:
         settings: Size, interval and folder.
-        engine: The engine's lasting name, which is part of the file's.
-        tasks: Where its tasks run.
+        engine: The engine's permanent name, which is part of the file's name.
+        tasks: Runs its tasks.
     """
 
     def __init__(self, settings: CacheSettings, engine: str, tasks: EngineTasks | None = None) -> None:
-        """Open nothing yet."""
         self._tasks = tasks or EngineTasks()
         self._settings = settings
         self._file = CacheFile(Path(settings.path) / f"{engine}-cache.db")
         self._known = WriteBehind(settings.max_memory_entries)
         self._encode = msgspec.msgpack.Encoder(enc_hook=_encode_model).encode
         self._full = asyncio.Event()
-        #: What fails, reading or writing, and why.
+        #: Failed operations (read, write) and their errors.
         self._problems: dict[str, str] = {}
         self._flusher: asyncio.Task[NoReturn] | None = None
         self._writing: asyncio.Future[None] | None = None
@@ -85,7 +84,7 @@ class Cache:
     # -- for hooks --------------------------------------------------------------------------------------------
 
     def peek(self, key: str, default: Any = None) -> Any:
-        """Return a value if it is in memory now; does not wait, and does not count as a use of it."""
+        """Return a value if it is in memory, without waiting; this does not count as a use of the value."""
         found = self._known.peek(check_key(key), time.time())
         return default if isinstance(found, Known) else msgspec.msgpack.decode(found)
 
@@ -114,15 +113,15 @@ class Cache:
         return found
 
     def set(self, key: str, value: Any, ttl: float | None = None) -> None:
-        """Keep a value; reading it back works at once, the file follows.
+        """Store a value. It can be read back immediately; the file is written in the background.
 
         Args:
-            key: Its name.
-            value: What to keep.
-            ttl: Seconds, by the wall clock, after which it has expired; None: it never expires.
+            key: Its key.
+            value: The value.
+            ttl: Seconds, by the wall clock, until it expires; None: never.
 
         Raises:
-            TypeError: The key is not text, or MessagePack cannot hold the value.
+            TypeError: The key is not text, or MessagePack does not support the value.
             ValueError: `ttl` is not a positive number.
         """
         entry = self.make_entry(key, value, ttl)
@@ -130,39 +129,39 @@ class Cache:
         self._changed()
 
     def delete(self, key: str) -> None:
-        """Forget a value, if there is one."""
+        """Delete a value if it exists."""
         self._check_open()
         self._known.delete(check_key(key))
         self._changed()
 
     def __contains__(self, key: object) -> bool:
-        """Tell whether a value is in memory now, as `peek` sees it."""
+        """Return whether a value is in memory, like `peek`."""
         return isinstance(key, str) and not isinstance(self._known.peek(key, time.time()), Known)
 
     # -- for the engine ---------------------------------------------------------------------------------------
 
     def make_entry(self, key: str, value: Any, ttl: float | None = None) -> CacheEntry:
-        """Return a value as it would be kept; see `set`."""
+        """Return the entry that `set` would store."""
         self._check_open()
         expires_at = math.inf
         if ttl is not None:
             if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not ttl > 0:
-                raise ValueError(f"ttl has to be a positive number of seconds or None, not {ttl!r}")
+                raise ValueError(f"ttl must be a positive number of seconds or None, not {ttl!r}")
             expires_at = time.time() + ttl
         try:
             data = self._encode(value)
         except (msgspec.MsgspecError, OverflowError, TypeError) as error:
-            raise TypeError(f"the value of {key!r} cannot be kept in the cache: {error}") from error
+            raise TypeError(f"the cache cannot store the value of {key!r}: {error}") from error
         check_key(key)
         return CacheEntry(data, expires_at)
 
     async def look(self, key: str, default: Any = None) -> Any:
-        """Return a value as `get` does, without counting that."""
+        """Return a value like `get`, without counting a hit or miss."""
         found = await self._find(key)
         return default if isinstance(found, Known) else msgspec.msgpack.decode(found)
 
     async def open(self) -> None:
-        """Read the newest entries of the file; if it cannot be read, start with an empty memory and log that."""
+        """Load the newest entries of the file; if it cannot be read, log that and start with an empty memory."""
         self._thread = ThreadPoolExecutor(1, "tidemill-cache")
         self._open = True
         try:
@@ -173,18 +172,18 @@ class Cache:
         self._flusher = self._tasks.keep("the flushes of the cache", self._flush_regularly())
 
     def statistics(self) -> CacheStatistics:
-        """Return how it was used so far, and how many values are in memory now."""
+        """Return the hits and misses so far, and how many values are in memory."""
         return CacheStatistics(self._hits, self._misses, len(self._known))
 
     def describe_stall(self) -> str | None:
-        """Return why the file is not written, and what that means; None while it is."""
+        """Return why the file is not written, and the consequences; None: it is written."""
         if not self._problems:
             return None
         said, known = "; ".join(self._problems.values()), self._known
         return f"{said}; continuing in memory only: {known.unwritten} unwritten, {known.lost} lost"
 
     async def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write the remaining changes, and close the file."""
         if not self._open:
             return
         self._open = False
@@ -197,10 +196,12 @@ class Cache:
                 await self._write()
                 await self._in_thread(self._file.close)
         except TimeoutError:
-            log.error("the cache could not be written in time at the stop", path=str(self._file.path))  # noqa: TRY400
+            log.error("the cache could not be written before the engine stopped", path=str(self._file.path))  # noqa: TRY400
         if self._known.unwritten:
             log.error(
-                "values of the cache are not in its file", path=str(self._file.path), values=self._known.unwritten
+                "cached values are lost: they were not written to the cache's file",
+                path=str(self._file.path),
+                values=self._known.unwritten,
             )
         self._thread.shutdown(wait=False)
 
@@ -218,7 +219,7 @@ class Cache:
                 async with asyncio.timeout(self._settings.flush_interval_seconds):
                     await self._full.wait()
             self._full.clear()
-            # Shielded: a stop does not cancel a batch in flight; the last flush waits for it.
+            # Shielded: a stop does not cancel a write in progress; the last flush waits for it.
             self._writing = self._tasks.run("a flush of the cache", self._write())
             await asyncio.shield(self._writing)
 
@@ -246,39 +247,39 @@ class Cache:
 
 
 class NoCache:
-    """Takes the place of the cache where there is none, and says why."""
+    """Stands in for the cache where there is none, and raises an error that says why."""
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse any use."""
+        """Raise HandlerError."""
         if name.startswith("__"):
-            raise AttributeError(name)  # what pickle and inspect ask for
+            raise AttributeError(name)  # pickle and inspect probe for these
         raise HandlerError(_NO_CACHE)
 
     def __contains__(self, key: object) -> bool:
-        """Refuse any use."""
+        """Raise HandlerError."""
         raise HandlerError(_NO_CACHE)
 
 
 _NO_CACHE = (
-    "there is no cache here: set cache.enabled; it lives in the engines, from on_ready on, and not in on_startup"
+    "there is no cache here: set cache.enabled, and use it in engines only (from on_ready on, not in on_startup)"
 )
 
 
 def check_key(key: str) -> str:
-    """Return a key.
+    """Return a key if it is valid.
 
     Raises:
         TypeError: It is not text.
-        UnicodeEncodeError: It has a lone surrogate.
+        UnicodeEncodeError: It contains a lone surrogate.
     """
     if not isinstance(key, str):
-        raise TypeError(f"a key of the cache has to be text, not {key!r}")
+        raise TypeError(f"a cache key must be text, not {key!r}")
     if not key.isascii():
-        key.encode()  # a lone surrogate is refused here, where it can be blamed, and not in the file
+        key.encode()  # refuse lone surrogates here, in the hook that sent them, instead of in the file
     return key
 
 
 def _encode_model(value: Any) -> Any:
     if isinstance(value, pydantic.BaseModel):
         return value.model_dump(mode="json")
-    raise TypeError(f"MessagePack cannot hold a {type(value).__name__}")
+    raise TypeError(f"MessagePack does not support {type(value).__name__}")

@@ -1,8 +1,8 @@
-"""The file behind a cache: entries in SQLite, read and written by one thread that is not the event loop's.
+"""The file behind a cache: entries in SQLite, read and written by a thread of its own.
 
-Everything here blocks; `cache` calls it in its thread. Invariants: a batch is written whole or not at all; a file that
-is damaged, or not a database, is set aside under another name, never deleted, and a new one takes its place; a failure
-leaves the file closed or usable, so that the next call can try again.
+All functions block; `cache` calls them in its thread. Invariants: a batch is written as a whole or not at all. A file
+that is damaged, or not a database, is renamed, never deleted, and replaced by a new one. A failure leaves the file
+closed or usable, so that the next call can retry.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tidemill.core.pipeline.write_behind import Batch, CacheEntry
 
 log = structlog.get_logger(__name__)
 
-#: How long to wait for another process that holds the file: the engine that this one replaces may still be ending.
+#: How long to wait for another process that locks the file: the engine that this one replaces may still be stopping.
 BUSY_SECONDS = 5.0
-#: SQLite's codes for a file that is damaged, and for one that is not a database.
+#: SQLite's error codes for a damaged file, and for one that is not a database.
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _SCHEMA = """
@@ -40,16 +40,15 @@ class CacheFile:
     """One engine's file.
 
     Args:
-        path: Where it is; its folder is created if it is missing.
+        path: Its path; a missing folder is created.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open nothing yet."""
         self.path = path
         self._db: sqlite3.Connection | None = None
 
     def read_newest(self, limit: int, now: float) -> tuple[list[tuple[str, CacheEntry]], bool]:
-        """Return the entries written last, oldest first, and whether they are all there are.
+        """Return the latest entries, oldest first, and whether the file has no others.
 
         Raises:
             RemoteError: The file cannot be opened or read.
@@ -65,10 +64,10 @@ class CacheFile:
         return self._try("read", lambda db: _read(db, key))
 
     def write(self, batch: Batch, now: float) -> None:
-        """Write a batch, and delete what has expired.
+        """Write a batch, and delete expired entries.
 
         Raises:
-            RemoteError: The file cannot be opened or written: the disk is full, say.
+            RemoteError: The file cannot be opened or written, for example because the disk is full.
         """
         self._try("written", lambda db: _write(db, batch, now))
 
@@ -76,14 +75,14 @@ class CacheFile:
         """Close the file; the next call opens it again."""
         db, self._db = self._db, None
         if db is not None:
-            with contextlib.suppress(sqlite3.Error):  # whatever it is, the last batch said so
+            with contextlib.suppress(sqlite3.Error):  # an error would already have been raised by the last batch
                 db.close()
 
     def _try(self, what: str, action: Callable[[sqlite3.Connection], T]) -> T:
         for last in (False, True):
             try:
                 return action(self._open())
-            except Exception as error:  # also a value too large for SQLite: the flush must go on
+            except Exception as error:  # including values too large for SQLite: flushes must continue
                 self.close()
                 code = getattr(error, "sqlite_errorcode", 0) & 0xFF
                 if last or code not in _BROKEN:
@@ -94,7 +93,7 @@ class CacheFile:
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Created here so that no other user may read it, whatever the umask is.
+            # Create it here, so that no other user can read it whatever the umask is.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             self._db = db
@@ -112,7 +111,7 @@ class CacheFile:
         aside = self.path.with_name(f"{self.path.name}.broken-{time.time_ns()}")
         try:
             self.path.rename(aside)
-            for suffix in ("-wal", "-shm"):  # belongs to the damaged file, and is useless to the new one
+            for suffix in ("-wal", "-shm"):  # they belong to the damaged file
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         except OSError as refused:
             raise RemoteError(f"the cache {self.path} is broken ({error}) and cannot be renamed: {refused}") from error
@@ -154,7 +153,7 @@ def _write(db: sqlite3.Connection, batch: Batch, now: float) -> None:
         db.execute("DELETE FROM entries WHERE expires_at <= ?", (now,))
         db.execute("COMMIT")
     except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back already
+        with contextlib.suppress(sqlite3.Error):  # SQLite may already have rolled back
             db.execute("ROLLBACK")
         raise
 

@@ -1,6 +1,6 @@
-"""The values a handler sees and returns: tasks, results, errors, groups and decisions.
+"""The values that a handler receives and returns: tasks, results, errors, groups and decisions.
 
-Plain data only. Who creates what: the handler creates tasks and collects; the engine creates everything else.
+Plain data only. The handler creates tasks and collected results; the engine creates everything else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidemill.runtime.messages import SourceMessage
 
 
 class PrecomputedResult(msgspec.Struct):
-    """The result of a task that needs no process: it takes no slot and has no pid."""
+    """The known result of a task: no process is started, no slot is used, and there is no pid."""
 
     stdout: str | bytes = ""
     stderr: str = ""
@@ -26,19 +26,19 @@ class PrecomputedResult(msgspec.Struct):
 
 
 class ExecutorTask(msgspec.Struct):
-    """One run of a program.
+    """One execution of a program.
 
     Attributes:
         task_id: Unique among this partition's pending tasks; see `make_task_id` and `make_stable_task_id`.
         args: The arguments after the program's name.
-        metadata: Anything the handler wants back in its hooks; not handed to the program.
+        metadata: Any values for the handler's own hooks; not passed to the program.
         source_offsets: The offsets of the messages of this window that the task works for; empty: all of them.
         binary_path: The program; None: `executor.binary_path`.
         stdin: Text (sent as UTF-8) or bytes for its standard input; None: empty.
-        env: Added to the filtered environment.
+        env: Variables added to the filtered environment.
         timeout_seconds: Wall-clock limit; None: `executor.task_timeout_seconds`.
         precomputed: A result that is already known; no process is started.
-        labels: Short names for logs and records.
+        labels: Short names and values for logs and records.
         parent_task_id: The task that this one replaces; set by tidemill for replacements.
     """
 
@@ -59,13 +59,13 @@ class ExecutorResult(msgspec.Struct):
     """A task that succeeded.
 
     Attributes:
-        exit_code: 0, or what a precomputed result says.
-        stdout: UTF-8 text; what is not UTF-8 is replaced.
-        stderr: UTF-8 text; what is not UTF-8 is replaced.
-        stdout_bytes: The raw bytes.
-        duration_seconds: From start to end of the process; 0 for a precomputed one.
+        exit_code: 0, or that of a precomputed result.
+        stdout: Standard output as UTF-8 text; invalid bytes are replaced.
+        stderr: Standard error as UTF-8 text; invalid bytes are replaced.
+        stdout_bytes: Standard output as raw bytes.
+        duration_seconds: From start to end of the process; 0 for a precomputed result.
         task: The task.
-        pid: None for a precomputed one.
+        pid: The process id; None for a precomputed result.
     """
 
     exit_code: int
@@ -77,12 +77,19 @@ class ExecutorResult(msgspec.Struct):
 
     @property
     def stdout(self) -> str:
-        """Standard output as text; what is not UTF-8 is replaced."""
+        """Standard output as text; bytes that are not UTF-8 are replaced."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
 
 class ErrorKind(enum.StrEnum):
-    """Why a task failed."""
+    """Why a task failed.
+
+    - `missing`: the program, or the interpreter of a script, does not exist.
+    - `permission`: the program cannot be executed.
+    - `exit`: it returned an exit code other than 0; without a pid, the task cannot be started at all.
+    - `timeout`: it exceeded its time limit.
+    - `output`: it wrote more than the limits allow, or a resident program broke the protocol.
+    """
 
     MISSING = "missing"
     PERMISSION = "permission"
@@ -96,11 +103,12 @@ class ExecutorError(msgspec.Struct):
 
     Attributes:
         task: The task.
-        exit_code: None if it never started, -1 after a timeout, else what the process returned (negative: signal).
-        stderr: Text; 'task timed out' after a timeout.
-        exception: What went wrong if it was not the program's own exit code.
-        pid: None if it never started.
+        exit_code: None if it never started, -1 after a timeout, otherwise the process's exit code (negative: signal).
+        stderr: Standard error as text; 'task timed out' after a timeout.
+        exception: The error, if it is something other than the program's own exit code.
+        pid: The process id; None if it never started.
         kind: See `ErrorKind`.
+        duration_seconds: From start to end of the process; 0 if it never started.
     """
 
     task: ExecutorTask
@@ -113,12 +121,12 @@ class ExecutorError(msgspec.Struct):
 
     @property
     def never_starts(self) -> bool:
-        """Whether no system can start a task like this (a NUL in its arguments, say), so that RETRY means DLQ."""
+        """Whether no system can start the task (its arguments contain NUL, for example); RETRY then acts like DLQ."""
         return self.kind is ErrorKind.EXIT and self.pid is None
 
 
 class ErrorAction(enum.StrEnum):
-    """What to do with a failed task."""
+    """What happens to a failed task: run it again, ignore the failure, or write a dead letter."""
 
     RETRY = "retry"
     SKIP = "skip"
@@ -126,7 +134,7 @@ class ErrorAction(enum.StrEnum):
 
 
 class DeliveryAction(enum.StrEnum):
-    """What to do with payloads that a sink refused."""
+    """What happens to payloads that a sink refused: write a dead letter, send them again, or drop them."""
 
     DLQ = "dlq"
     RETRY = "retry"
@@ -137,11 +145,11 @@ class DeliveryError(msgspec.Struct):
     """Payloads that a sink refused, or did not accept in time.
 
     Attributes:
-        sink_name: The instance.
+        sink_name: The name of the sink.
         sink_type: Its type.
-        error: What the sink said.
-        payloads: The payloads concerned, as the hook returned them.
-        attempt: How often they were tried, from 1.
+        error: The sink's error.
+        payloads: The payloads, as the hook returned them.
+        attempt: The number of the failed attempt, from 1.
     """
 
     sink_name: str
@@ -152,13 +160,12 @@ class DeliveryError(msgspec.Struct):
 
 
 class PendingContext:
-    """This partition's tasks without a terminal outcome, queued and backing off included.
+    """This partition's tasks that have not ended, including queued tasks and tasks in backoff.
 
-    Looked up on first use, so that an `arrange` that does not use them pays nothing.
+    Computed on first use, so that it costs nothing in an `arrange` that does not use it.
     """
 
     def __init__(self, tasks: Callable[[], Iterable[ExecutorTask]] = tuple) -> None:
-        """Keep where the tasks can be read."""
         self._tasks = tasks
 
     @functools.cached_property
@@ -168,27 +175,27 @@ class PendingContext:
 
     @functools.cached_property
     def pending_task_ids(self) -> frozenset[str]:
-        """Their ids."""
+        """The ids of these tasks."""
         return frozenset(task.task_id for task in self.pending_tasks)
 
 
 class SkipMessage(Exception):
-    """Raised by `transform` for a message that is to be skipped; its text is for the handler's own readers.
+    """Raised by `transform` to skip a message; its text is for readers of the handler's code only.
 
-    Raised for several messages, it splits them, as any exception does, until the one that is meant stands alone.
+    If raised for several messages, the window is split, as for any exception, until the message to skip is alone.
     """
 
 
 class MessageGroup(msgspec.Struct):
-    """All tasks of one message, given to `on_message_complete` when the last of them is terminal.
+    """All tasks of one message, passed to `on_message_complete` when the last of them has ended.
 
     Attributes:
         source_message: The message.
-        tasks: Every task that worked for it, replaced ones included.
-        results: Those that ended well.
-        errors: Every terminal failure, SKIP and DLQ included.
-        started_at: Seconds since the epoch when its window was arranged.
-        finished_at: Seconds since the epoch when its last task ended.
+        tasks: Every task that worked for it, including replaced ones.
+        results: The results of the tasks that succeeded.
+        errors: The errors of the tasks that failed for good, including SKIP and DLQ.
+        started_at: When its window was arranged, in seconds since the epoch.
+        finished_at: When its last task ended, in seconds since the epoch.
         replaced: How many of its tasks were replaced by others.
     """
 
@@ -212,12 +219,12 @@ class MessageGroup(msgspec.Struct):
 
     @property
     def total(self) -> int:
-        """How many tasks there were."""
+        """How many tasks there were, including replaced ones."""
         return len(self.tasks)
 
     @property
     def all_succeeded(self) -> bool:
-        """Whether nothing failed (also true for a message without tasks)."""
+        """Whether no task failed; also true for a message without tasks."""
         return not self.errors
 
     @property
@@ -227,7 +234,7 @@ class MessageGroup(msgspec.Struct):
 
 
 def make_task_id(prefix: str = "task") -> str:
-    """Return `prefix` and a random suffix: a new id for every run.
+    """Return `prefix` and a random suffix: a new id for every call.
 
     Example:
         >>> make_task_id("resize").startswith("resize-")
@@ -237,7 +244,7 @@ def make_task_id(prefix: str = "task") -> str:
 
 
 def make_stable_task_id(prefix: str, *parts: object) -> str:
-    """Return `prefix` and a digest of `parts`: equal parts give equal ids, so that reprocessed work is recognized.
+    """Return `prefix` and a digest of `parts`. Equal parts give equal ids, which identifies reprocessed work.
 
     Example:
         >>> make_stable_task_id("t", "topic", 0, 42) == make_stable_task_id("t", "topic", 0, 42)

@@ -1,7 +1,7 @@
-"""Periodic hooks: the decorator that declares them, and what runs them in an engine.
+"""Periodic hooks: the decorator that declares them, and their runner in an engine.
 
-`core.pipeline.periodic` decides what comes next. Invariants: one run of a hook at a time; nothing that a hook raises
-ends anything but, if it was declared so, its own runs; after `stop` none runs or starts.
+`core.pipeline.periodic` decides when a hook runs next. Invariants: runs of one hook never overlap. An exception of a
+hook ends at most its own runs, if it was declared so. After `stop` none runs or starts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 #: The attribute that the decorator sets.
 MARK = "__tidemill_periodic__"
-#: How long a run may take to end after it was cancelled.
+#: How long a run may take to end after it is cancelled.
 CANCEL_SECONDS = 5.0
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,15 +34,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 def periodic(seconds: float, on_error: str = "continue", scope: str = "engine") -> Callable[[F], F]:
     """Run an async method of a handler periodically in the engines.
 
-    It sleeps first, runs, and sleeps again; it begins once the engine may take messages and is cancelled at its stop.
+    Each cycle sleeps first and then runs the method. The first begins once the engine may take messages; a stop of the
+    engine cancels the hook.
 
     Args:
         seconds: The sleep before each run.
-        on_error: After an exception, which is logged: 'continue' goes on with the next run; 'stop' runs it no more.
-        scope: 'engine': in every engine; 'pipeline': in that of slot 0 only.
+        on_error: After an exception, which is logged, 'continue' sleeps and runs again, and 'stop' ends the hook.
+        scope: 'engine' runs it in every engine, 'pipeline' only in the engine of slot 0.
 
     Raises:
-        HandlerError: An argument is wrong, or what is decorated is not an async method without arguments.
+        HandlerError: An argument is invalid, or the decorated object is not an async method without arguments.
 
     Example:
         >>> class Rates:
@@ -62,11 +63,11 @@ def periodic(seconds: float, on_error: str = "continue", scope: str = "engine") 
     def declare(method: F) -> F:
         name = getattr(method, "__qualname__", repr(method))
         if not inspect.iscoroutinefunction(method):
-            raise HandlerError(f"@periodic: {name} has to be an async def")
+            raise HandlerError(f"@periodic: {name} must be an async def")
         try:
             inspect.signature(method).bind(None)
         except TypeError:
-            raise HandlerError(f"@periodic: {name} has to take nothing but self") from None
+            raise HandlerError(f"@periodic: {name} must take no arguments except self") from None
         setattr(method, MARK, hook)
         return method
 
@@ -81,11 +82,11 @@ def _check_choice(kind: type[E], name: str, value: Any) -> E:
         return kind(value)
     except ValueError:
         known = " or ".join(repr(each.value) for each in kind)
-        raise HandlerError(f"@periodic: {name} has to be {known}, not {value!r}") from None
+        raise HandlerError(f"@periodic: {name} must be {known}, not {value!r}") from None
 
 
 def find_periodic_hooks(handler: object) -> dict[str, Periodic]:
-    """Return the hooks that a handler's class declares, by name."""
+    """Return the periodic hooks that a handler's class declares, by name."""
     found = {}
     for name in dir(type(handler)):
         hook = getattr(inspect.getattr_static(type(handler), name), MARK, None)
@@ -95,11 +96,11 @@ def find_periodic_hooks(handler: object) -> dict[str, Periodic]:
 
 
 class PeriodicStatistics(msgspec.Struct, frozen=True):
-    """What periodic hooks did.
+    """Counts of periodic hooks.
 
     Attributes:
-        runs: Runs that began.
-        errors: Those that raised.
+        runs: Runs that started.
+        errors: Runs that raised.
     """
 
     runs: int
@@ -112,47 +113,45 @@ class PeriodicRunner:
     Args:
         handler: The handler.
         slot: The engine's slot.
-        tasks: Where they run.
-        calls: Where each is registered while it runs.
+        tasks: Runs the hooks.
+        calls: Registers running hooks.
     """
 
     def __init__(
         self, handler: object, slot: int, tasks: EngineTasks | None = None, calls: Calls | None = None
     ) -> None:
-        """Start nothing yet."""
         self._calls = calls
         self._engine_tasks = tasks or EngineTasks()
         self._handler = handler
         self._slot = slot
         self._hooks = find_periodic_hooks(handler)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        #: Hooks that an exception has ended for good, and its text.
+        #: Hooks that an exception ended for good, and its text.
         self.stopped: dict[str, str] = {}
         self._runs = 0
         self._errors = 0
-        #: Called after each run with the hook, how many seconds it took, and what it raised.
+        #: Called after each run with the hook, its duration in seconds, and its exception as text.
         self.on_run: Callable[[str, float, str | None], None] | None = None
 
     def statistics(self) -> PeriodicStatistics:
-        """Return what the hooks did so far."""
         return PeriodicStatistics(self._runs, self._errors)
 
     def start(self) -> None:
-        """Start their first waits."""
+        """Start the first sleep of each hook."""
         for name, hook in self._hooks.items():
             step = hook.decide_first(self._slot)
             if isinstance(step, Sleep):
                 self._tasks[name] = self._engine_tasks.run(f"periodic {name}", self._repeat(name, hook, step))
 
     async def stop(self) -> None:
-        """Cancel them, whatever they do."""
+        """Cancel the hooks."""
         for task in self._tasks.values():
             self._engine_tasks.cancel(task)
         if not self._tasks:
             return
         _, left = await asyncio.wait(self._tasks.values(), timeout=CANCEL_SECONDS)
         if left:
-            log.warning("periodic hooks do not end although they are cancelled", hooks=[t.get_name() for t in left])
+            log.warning("cancelled periodic hooks have not ended", hooks=[t.get_name() for t in left])
 
     async def _repeat(self, name: str, hook: Periodic, step: Sleep) -> None:
         while True:

@@ -1,1 +1,1 @@
-"""Looks into a running engine when somebody asks: where messages are, what stands still, what it waits for."""
+"""Inspects a running engine on demand: where messages are, which partitions are stalled, and what it waits for."""

@@ -1,7 +1,7 @@
-"""Reports what the executors do while somebody watches.
+"""Reports what the executors do, while a client watches.
 
-Nothing listens to the pool while nobody watches. A watch is a lease that the driver renews, so that an engine whose
-driver forgets it stops by itself.
+Without a watch the feed does not listen to the pool. A watch is a lease that the driver renews, so that the feed stops
+by itself when the driver no longer asks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidemill.recorder.texts import clean_error, clean_name
 from tidemill.runtime.live_tasks import LiveState, LiveTask, LiveWindow
 from tidemill.sources.base import TopicPartition
 
-#: The most tasks of each kind, and windows, that one state has.
+#: The limits of one state, per kind of task and for windows.
 MOST_ENDED = 200
 MOST_RUNNING = 256
 MOST_WAITING = 20
@@ -29,18 +29,18 @@ _MAX_LABEL_CHARS = 100
 MOST_LABELS = 5
 #: Topic, partition and first offset.
 _Place = tuple[str, int, int]
-#: Of an attempt that ended: the task, its place, its executor, which attempt, when it ended, how long it ran, and how.
+#: An attempt that ended: task, position, slot, attempt number, time of its end, duration in seconds, and outcome.
 _Ended = tuple[TaskRun, _Place, int, int, float, float, str]
 
 
 class LiveFeed:
-    """The states of one engine.
+    """The live states of one engine.
 
     Args:
         pool: Runs the tasks.
-        executors: How many can run at a time.
-        partitions: The owned partitions; changes with the engine.
-        settings: Which tasks are sampled.
+        executors: How many tasks can run at once.
+        partitions: The owned partitions; a live view.
+        settings: The sampling of tasks.
         clock: The loop's clock.
     """
 
@@ -52,7 +52,6 @@ class LiveFeed:
         settings: DebugSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Listen to nothing yet."""
         self._pool = pool
         self._executors = executors
         self._partitions = partitions
@@ -61,12 +60,12 @@ class LiveFeed:
         self._ended: TaskSample[_Ended] = TaskSample(settings.ws_min_duration_ms / 1000, MOST_ENDED)
 
     def renew(self, seconds: float) -> None:
-        """Provide states for this long from now on."""
+        """Provide states for this many seconds from now on."""
         self._until = self._clock() + seconds
         self._pool.on_ended = self._note_ended
 
     def take_state(self) -> LiveState | None:
-        """Return what runs now and what ended since the last state; None: nobody watches."""
+        """Return the running tasks, and those that ended since the last state; None: no client watches."""
         now = self._clock()
         if now >= self._until:
             if self._pool.on_ended is not None:
@@ -147,7 +146,7 @@ def _describe(
     labels = run.given.labels if run.given is not None else run.task.labels
     try:
         label = ", ".join(f"{name}={value}" for name, value in list(labels.items())[:MOST_LABELS])
-    except Exception:  # a hook can have put anything into a task that waits
+    except Exception:  # a hook may have replaced the labels of a waiting task
         label = ""
     return LiveTask(
         slot,

@@ -1,7 +1,7 @@
-"""Finds where an open message of this engine is, when somebody asks: a driver, or the watch for standstills.
+"""Finds the stage of an open message of this engine, for the driver and for the stall watch.
 
-Nothing is noted while messages pass: a `Look` reads what queues, hooks and sinks hold at that moment, each of them
-once, and only if it is needed for an answer.
+Nothing is tracked while messages pass. A `Look` reads the current contents of queues, hooks and sinks, each of them
+once, and only if an answer needs it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.sources.base import Source, TopicPartition
 
-#: Texts of an answer are cut to this length.
+#: The texts of an answer are cut to this length.
 _MAX_CHARS = 2_000
 _BUSY = "is queued: all executors are busy"
 
 
 class MessageLocator:
-    """Where the messages of an engine are.
+    """Finds messages of an engine.
 
     Args:
         context: The engine's parts.
-        intake: Its partitions.
+        intake: The engine's partitions.
         source: Where messages come from.
-        describe_waits: Returns what the engine waits for outside, by name.
+        describe_waits: Returns the external causes that the engine waits for, by name.
     """
 
     def __init__(
         self, context: EngineContext, intake: Intake, source: Source, describe_waits: Callable[[], Mapping[str, str]]
     ) -> None:
-        """Keep the parts."""
         self._context = context
         self._intake = intake
         self._source = source
@@ -57,7 +56,7 @@ class MessageLocator:
         return Look(self._context, self._intake, self._source, self._describe_waits, now)
 
     def find(self, partition: TopicPartition, offset: int, now: float) -> MessageStage | None:
-        """Return where a message is; None: it is not open, or another engine owns its partition."""
+        """Return the stage of a message; None: it is not open, or another engine owns its partition."""
         owned = self._intake.partitions.get(partition)
         if owned is None:
             return None
@@ -71,20 +70,20 @@ class MessageLocator:
         if first is not None and first.offset <= offset < first.offset + self._source.buffered(partition):
             return look.find_buffered_stage(owned)
         if first is not None and offset < first.offset:
-            return None  # committed before this engine owned the partition, or no longer in the topic
+            return None  # committed before this engine owned the partition, or deleted from the topic
         return MessageStage(
             stage=Stage.NOT_READ, why=look.find_why_not_taken(owned) if self._intake.is_paused(partition) else ""
         )
 
 
 def _make_sendable(stage: MessageStage) -> MessageStage:
-    """Return a stage whose texts can be sent, whatever users and servers put into them."""
+    """Return a stage whose texts can be encoded, whatever users and servers put into them."""
     task_id = None if stage.task_id is None else escape_surrogates(stage.task_id)[:_MAX_CHARS]
     return replace(stage, task_id=task_id, why=escape_surrogates(stage.why)[:_MAX_CHARS])
 
 
 class Look:
-    """A look at an engine; use it in one turn of the loop. See `MessageLocator.look`."""
+    """A view of an engine for one turn of the loop; see `MessageLocator.look`."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class Look:
         self._describe_waits = describe_waits
         self._now = now
 
-    # Each of these costs by what there is, and is the same for all messages.
+    # Each of these takes time linear in its size, and serves all messages.
 
     @functools.cached_property
     def _waits(self) -> Mapping[str, str]:
@@ -124,24 +123,24 @@ class Look:
     # -- messages that were not taken ---------------------------------------------------------------------------
 
     def find_buffered_stage(self, owned: OwnedPartition) -> MessageStage:
-        """Return why a message that was read is not taken."""
+        """Return why a buffered message is not taken."""
         return MessageStage(stage=Stage.BUFFERED, why=self.find_why_not_taken(owned))
 
     def find_why_not_taken(self, owned: OwnedPartition) -> str:
-        """Return why an engine takes no messages of a partition."""
+        """Return why the engine takes no messages of a partition."""
         if self._intake.is_paused(owned.partition):
             return "a user paused it"
         if owned.leaving:
-            return "the partition is being given up"
+            return "the partition is being handed over"
         brake = self._context.brake
         if brake is not None and (text := brake.describe_stall()) is not None:
             return f"the brake is on ({text})"
-        return "the engine has no room for them"
+        return "the engine is at its limits"
 
-    # -- messages that were -------------------------------------------------------------------------------------
+    # -- messages that were taken -------------------------------------------------------------------------------
 
     def find_stage(self, owned: OwnedPartition, entry: LedgerEntry[TopicPartition, int]) -> MessageStage:
-        """Return where a message is that was taken and whose commit is not confirmed."""
+        """Return the stage of a message that was taken and whose commit is not confirmed."""
         offset = entry.item
         if entry.resolved:
             return self._find_commit_stage(entry)
@@ -171,7 +170,7 @@ class Look:
         return [call for call in calls if call.place.first <= offset <= call.place.last]
 
     def _find_call_stage(self, stage: Stage, owned: OwnedPartition, offset: int) -> MessageStage:
-        """Return which hook has not returned for a message; the oldest call counts."""
+        """Return the hook that has not returned for a message; of several calls, the oldest."""
         is_arrange = stage is Stage.ARRANGE
         for call in self._find_calls(owned, offset):
             if (call.hook in WINDOW_HOOKS) is is_arrange:
@@ -179,7 +178,7 @@ class Look:
         return MessageStage(stage=stage, hook=self._context.overridden.window_hook, why="it is about to be called")
 
     def _find_task_stage(self, owned: OwnedPartition, run: TaskRun) -> MessageStage | None:
-        """Return what a task waits for; None: it has ended, and a hook is to say what comes of it."""
+        """Return what a task waits for; None: it has ended, and its hook is next."""
         task_id, most = run.task_id, self._context.settings.executor.max_retries + 1
 
         def queued(why: str) -> MessageStage:
@@ -199,7 +198,7 @@ class Look:
                 stage=Stage.BACKOFF, task_id=task_id, attempt=run.attempts, attempts=most, next_seconds=due
             )
         if run in owned.parked:
-            return queued("waits until fewer results of its partition wait for sinks")
+            return queued("waits: too many results of its partition are waiting for sinks")
         if run in self._queued:
             return queued(_BUSY)
         if owned.order is not None and run.attempts == 0:
@@ -207,27 +206,27 @@ class Look:
         return None
 
     def _find_blocker(self, owned: OwnedPartition, run: TaskRun | KeptPlace) -> int | None:
-        """Return the offset of the message that something waits for."""
+        """Return the offset of the message that a task or placeholder waits for."""
         position = owned.order.find_blocker(run) if owned.order is not None else None
         return None if position is None else self._context.commits.find_offset(owned.partition, position)
 
     def _find_delivery_stage(self, owned: OwnedPartition, offset: int) -> MessageStage:
         results = self._at_sinks.get(owned.partition, ())
         sinks = dict.fromkeys(sink for sink, first, last in results if first <= offset <= last)
-        if sinks:  # one that fails says more than one that is busy
+        if sinks:  # a sink that fails is a better reason than one that is busy
             sink = next((each for each in sinks if each in self._waits), next(iter(sinks)))
             return MessageStage(stage=Stage.SINK, sink=sink, why=self._waits.get(sink, ""))
         if text := self._waits.get("dead letters"):
             return MessageStage(stage=Stage.DEAD_LETTER, why=text)
         if owned.leaving:
-            return MessageStage(stage=Stage.NO_OWNER, why="it is being given up")
+            return MessageStage(stage=Stage.NO_OWNER, why="it is being handed over")
         if self._context.holds_windows:
             return MessageStage(stage=Stage.WINDOW, why="the rest of its window")
         return MessageStage(stage=Stage.HOOK)
 
 
 def find_runs(owned: OwnedPartition, offset: int) -> list[TaskRun]:
-    """Return the tasks of a message that are not terminal."""
+    """Return the tasks of a message that have not ended."""
     found = []
     for run in owned.pending.values():
         window = run.owner

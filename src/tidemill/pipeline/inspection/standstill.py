@@ -1,8 +1,8 @@
-"""Says which message holds each partition of an engine, and names those partitions that stand still.
+"""Reports the message that holds up each partition of an engine, and which partitions are stalled.
 
-`core.pipeline.standstill` decides which ones do; `message_locator` says where such a message is. Both are looked at
-about once a second; nothing is noted while messages pass. A partition whose oldest message is another one at each look
-makes progress: its stage is not looked up.
+`core.pipeline.standstill` decides which partitions are stalled; `message_locator` finds the stage of the message. Both
+run about once a second; nothing is tracked while messages pass. If the oldest message of a partition has changed since
+the last check, the partition makes progress, and its stage is not computed.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from tidemill.runtime.progress import PartitionHead
 from tidemill.sources.base import Source, TopicPartition
 
 CHECK_SECONDS = 1.0
-#: What identifies the head of a partition of which nothing was taken: no position in the ledger is negative.
+#: The ledger position that represents a partition without taken messages; real positions are not negative.
 _NOTHING_TAKEN = -1
-#: A stage is sent whenever it changes, so its text has no times.
+#: A stage is sent whenever it changes, so its text contains no times.
 _MAX_TEXT_CHARS = 500
 
 Head = LedgerEntry[TopicPartition, int]
 
 
 class StandstillReport:
-    """What holds the partitions of an engine.
+    """The heads and stalls of an engine's partitions.
 
     Args:
         context: The engine's parts.
-        intake: Its partitions.
+        intake: The engine's partitions.
         source: Where messages come from.
-        locator: Says where a message is.
+        locator: Finds the stage of a message.
         clock: The loop's clock.
     """
 
@@ -50,7 +50,6 @@ class StandstillReport:
         locator: MessageLocator,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start before the first check."""
         self._context = context
         self._intake = intake
         self._source = source
@@ -62,12 +61,12 @@ class StandstillReport:
         self._heads: Mapping[str, PartitionHead] = {}
 
     def describe(self) -> Mapping[str, str]:
-        """Return what holds up each partition that stands still, by its name; looks again after a second."""
+        """Return why each stalled partition is stalled, by its name; checks again after a second."""
         self._look()
         return self._found
 
     def list_heads(self) -> Mapping[str, PartitionHead]:
-        """Return what holds each partition with work, by its name; another mapping after each look."""
+        """Return the oldest message of each partition with work, by partition name; each check makes a new mapping."""
         self._look()
         return self._heads
 
@@ -85,7 +84,7 @@ class StandstillReport:
         for partition, owned in partitions.items():
             if partition in positions or owned.handover is not None or not self._source.buffered(partition):
                 continue
-            if self._intake.is_paused(partition):  # what a user paused does not stand still
+            if self._intake.is_paused(partition):  # a partition that a user paused is not stalled
                 idle.append(partition)
             else:
                 positions[partition] = _NOTHING_TAKEN
@@ -112,7 +111,7 @@ class StandstillReport:
         }
         for partition in found.begun:
             name = partitions[partition].name
-            context.log.warning("a partition stands still", partition=name, why=self._found[name])
+            context.log.warning("a partition is stalled", partition=name, why=self._found[name])
             if context.recorder is not None:
                 entry = heads.get(partition)
                 context.recorder.note_stall(partition, entry.item if entry is not None else None, self._found[name])
@@ -141,7 +140,7 @@ class StandstillReport:
         else:
             offset = first.offset if first is not None else -1
             written_ms = first.timestamp if first is not None and first.timestamp >= 0 else None
-        # What was told before stays as it is, although the clocks do not run alike.
+        # Keep the time that was reported before, because the two clocks drift.
         before = self._heads.get(owned.name)
         if before is not None and before.offset == offset:
             since = before.since

@@ -1,4 +1,4 @@
-"""What an engine waits for outside: sinks, brokers, programs, hooks."""
+"""The external causes that an engine waits for: sinks, brokers, programs, hooks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tidemill.sources.base import Source
 
 
 class Waiting(Protocol):
-    """A part that may wait for something outside."""
+    """A part of the engine that may wait for an external cause."""
 
     def describe_stall(self) -> str | None:
-        """Return what it waits for; None: for nothing."""
+        """Return what it waits for; None: nothing."""
 
 
 class Waits:
@@ -25,11 +25,11 @@ class Waits:
 
     Args:
         slot: The engine's slot.
-        context: Its parts.
-        services: Its other parts.
+        context: The engine's parts.
+        services: The services of the handler.
         source: Where messages come from.
         letters: Where dead letters go.
-        executor: What runs processes.
+        executor: Runs processes.
     """
 
     def __init__(
@@ -41,7 +41,6 @@ class Waits:
         letters: DeadLetters,
         executor: TaskExecutor,
     ) -> None:
-        """Keep the parts."""
         self._context = context
         self._services = services
         self._source = source
@@ -54,7 +53,7 @@ class Waits:
         )
 
     def describe(self) -> dict[str, str]:
-        """Return what is waited for, and why."""
+        """Return what the engine waits for, and why."""
         context = self._context
         stalled = (
             context.outbox.describe_stall() | self._services.describe_stall() | context.hooks.calls.describe_stall()

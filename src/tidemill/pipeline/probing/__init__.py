@@ -1,1 +1,1 @@
-"""Runs one message through the handler of a running engine, beside its own work, and leaves nothing behind."""
+"""Runs single messages through the handler of a running engine, beside its own work and without side effects."""

@@ -1,4 +1,4 @@
-"""The cache as hooks see it during a probe: they read what the engine's cache has, and what they write stays here."""
+"""The cache during a probe: hooks read the values of the engine's cache, and their writes stay in the probe."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from tidemill.pipeline.handler.cache import Cache, check_key
 
 
 class CacheView:
-    """Takes the place of a `Cache` for one probe.
+    """Stands in for the `Cache` during one probe.
 
     Args:
-        cache: The engine's.
+        cache: The engine's cache.
 
     Attributes:
         writes: How many values were written or deleted.
     """
 
     def __init__(self, cache: Cache) -> None:
-        """Start with nothing written."""
         self._cache = cache
-        #: None: it was deleted.
+        #: By key; None: the value was deleted.
         self._written: dict[str, CacheEntry | None] = {}
         self.writes = 0
 
     def peek(self, key: str, default: Any = None) -> Any:
-        """Return a value if it is in memory now."""
+        """Return a value if it is in memory."""
         return self._decode(key, default) if check_key(key) in self._written else self._cache.peek(key, default)
 
     async def get(self, key: str, default: Any = None) -> Any:
@@ -37,17 +36,17 @@ class CacheView:
         return self._decode(key, default) if check_key(key) in self._written else await self._cache.look(key, default)
 
     def set(self, key: str, value: Any, ttl: float | None = None) -> None:
-        """Keep a value for the rest of the probe; see `Cache.set`."""
+        """Store a value for the rest of the probe; see `Cache.set`."""
         self._written[key] = self._cache.make_entry(key, value, ttl)
         self.writes += 1
 
     def delete(self, key: str) -> None:
-        """Forget a value for the rest of the probe."""
+        """Delete a value for the rest of the probe."""
         self._written[check_key(key)] = None
         self.writes += 1
 
     def __contains__(self, key: object) -> bool:
-        """Tell whether a value is in memory now, as `peek` sees it."""
+        """Return whether a value is in memory, like `peek`."""
         return self._find(key) is not None if key in self._written else key in self._cache
 
     def _find(self, key: object) -> CacheEntry | None:

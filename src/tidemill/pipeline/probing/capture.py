@@ -1,6 +1,6 @@
-"""What takes the place of sinks, dead letters and commits in a probe: everything is accepted at once, and kept here.
+"""Stands in for sinks, dead letters and commits in a probe: everything is accepted at once, and captured here.
 
-Invariants: nothing leaves the process; what windows wait for is confirmed in a later turn of the loop, as by a sink.
+Invariants: nothing leaves the process. Windows receive confirmations in a later turn of the loop, as from a sink.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MOST_KEPT = 500
 
 
 class CapturedPayload(NamedTuple):
-    """A payload that a sink would have been given.
+    """A payload that would have gone to a sink.
 
     Attributes:
-        sink: The sink's place in the configuration.
-        origin: Where it comes from.
-        payload: It.
+        sink: The sink's key in the configuration.
+        origin: The payload's origin.
+        payload: The payload.
     """
 
     sink: str
@@ -37,24 +37,23 @@ class CapturedPayload(NamedTuple):
 
 
 class CapturedDelivery:
-    """Takes the place of the outbox; see `Delivery`.
+    """Stands in for the outbox; see `Delivery`.
 
     Args:
-        router: Finds the sinks, as the engine does.
+        router: Finds the sinks, as in the engine.
 
     Attributes:
         payloads: The first payloads, in order.
-        sinks: How many payloads each sink would have been given.
+        sinks: How many payloads would have gone to each sink.
     """
 
     def __init__(self, router: Router) -> None:
-        """Start without payloads."""
         self.route, self.route_one = router.route, router.route_one
         self.payloads: list[CapturedPayload] = []
         self.sinks: Counter[str] = Counter()
 
     def submit(self, routed: Sequence[Routed], origin: Origin, released: Callable[[], None]) -> None:
-        """Keep payloads, as if their sinks had confirmed them."""
+        """Capture payloads as if their sinks had confirmed them."""
         for each in routed:
             label = each.sender.label
             self.sinks[label] += 1
@@ -63,22 +62,22 @@ class CapturedDelivery:
         asyncio.get_running_loop().call_soon(released)
 
     def submit_part(self, part: RunPart, routed: Sequence[Routed]) -> None:
-        """Raise: a probe has a single message, which is not part of a run."""
+        """Raise InvariantError: a probe has a single message, which is not part of a run."""
         raise InvariantError("a probe was given a part of a run")
 
     def submit_run(self, parts: Sequence[RunPart], routed: Sequence[Sequence[Routed]]) -> None:
-        """Raise: a probe has a single message, which is not a run."""
+        """Raise InvariantError: a probe has a single message, which is not a run."""
         raise InvariantError("a probe was given a run of messages")
 
     def abandon(self, lane: DeliveryLane) -> None:
         """Do nothing: nothing waits."""
 
     def list_waiting(self) -> dict[tuple[str, int], list[tuple[str, int, int]]]:
-        """Return nothing: nothing waits."""
+        """Return an empty dict: nothing waits."""
         return {}
 
     def describe_stall(self) -> dict[str, str]:
-        """Return nothing: nothing waits."""
+        """Return an empty dict: nothing waits."""
         return {}
 
     async def flush(self, deadline_seconds: float) -> None:
@@ -89,15 +88,14 @@ class CapturedDelivery:
 
 
 class CapturedLetters:
-    """Takes the place of the dead-letter topic; see `DeadLetters`.
+    """Stands in for the dead-letter topic; see `DeadLetters`.
 
     Attributes:
         letters: The first letters, in order.
-        count: How many there were.
+        count: How many letters there were.
     """
 
     def __init__(self) -> None:
-        """Start without letters."""
         self.letters: list[Letter] = []
         self.count = 0
 
@@ -105,14 +103,14 @@ class CapturedLetters:
         """Return at once."""
 
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
-        """Keep a letter, as if it were written."""
+        """Capture a letter as if it were written."""
         self.count += 1
         if len(self.letters) < MOST_KEPT:
             self.letters.append(letter)
         asyncio.get_running_loop().call_soon(done)
 
     def statistics(self) -> LetterStatistics:
-        """Return how many there were."""
+        """Return how many letters there were."""
         return LetterStatistics(self.count, {})
 
     def describe_stall(self) -> None:
@@ -123,7 +121,7 @@ class CapturedLetters:
 
 
 class NoCommits:
-    """Takes the place of a source where messages are committed."""
+    """Stands in for a source that commits offsets."""
 
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
-        """Commit nothing."""
+        """Do nothing."""

@@ -1,7 +1,7 @@
-"""A copy of the engine's handler whose hooks say when they are called, and how they end.
+"""A copy of the engine's handler whose hooks record their calls and results.
 
-The copy has the handler's own attributes, by reference: what a hook changes inside of a shared object is changed for
-the engine, too; what it assigns to `self` stays with the copy.
+The copy shares the handler's attributes by reference. A hook that changes a shared object changes it for the engine,
+too; an assignment to `self` affects only the copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorResult, ExecutorTask
 from tidemill.runtime.tracebacks import CodePlaces, rearrange
 
-#: The hooks that a message passes.
+#: The hooks that process a message.
 OBSERVED = (
     "deserialize_message",
     "arrange",
@@ -37,16 +37,15 @@ class Stage:
 
     Attributes:
         hook: The hook's name.
-        about: The task that it is called for; ''.
-        at: The loop's time of the call.
-        ended_at: That of its end; None: it has not returned.
-        trace: What it raised; ''.
+        about: The id of the task that it is called for; '' if there is none.
+        at: When it was called, by the loop's clock.
+        ended_at: When it ended, by the loop's clock; None: it has not returned.
+        trace: The traceback of its exception; '' if there is none.
     """
 
     __slots__ = ("_awaited", "about", "at", "ended_at", "hook", "trace")
 
     def __init__(self, hook: str, about: str) -> None:
-        """Begin."""
         self.hook = hook
         self.about = about
         self.at = time.monotonic()
@@ -55,14 +54,14 @@ class Stage:
         self._awaited: object = None
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note the end, and what was raised."""
+        """Record the end, and the exception if there is one."""
         self.ended_at = time.monotonic()
         self._awaited = None
         if error is not None:
             self.trace = format_trace(error)
 
     async def follow(self, awaited: Awaitable[Any]) -> Any:
-        """Await what a hook returned."""
+        """Await a hook's result and record the end."""
         self._awaited = awaited
         try:
             returned = await awaited
@@ -73,32 +72,31 @@ class Stage:
         return returned
 
     def describe_wait(self) -> str:
-        """Return where a hook waits that has not returned, the innermost place first."""
-        places, waiting = [], self._awaited
+        """Return where an unfinished hook is waiting, the innermost frame first."""
+        lines, waiting = [], self._awaited
         for _ in range(_MOST_FRAMES):
             frame = getattr(waiting, "cr_frame", None)
             if frame is None:
                 break
-            places.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
+            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
             waiting = getattr(waiting, "cr_await", None)
-        return "\n".join(f"waits in {place}" if not index else f"  {place}" for index, place in enumerate(places[::-1]))
+        return "\n".join(f"waits in {line}" if not index else f"  {line}" for index, line in enumerate(lines[::-1]))
 
 
 class Stages:
     """The calls of hooks.
 
     Attributes:
-        calls: The first of them, in order.
-        count: How many there were.
+        calls: The first calls, in order.
+        count: How many calls there were.
     """
 
     def __init__(self) -> None:
-        """Start without calls."""
         self.calls: list[Stage] = []
         self.count = 0
 
     def observe(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a hook that is noted when it is called."""
+        """Wrap a hook so that its calls are recorded."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             stage = Stage(name, _find_task(args))
@@ -110,7 +108,7 @@ class Stages:
             except BaseException as error:
                 stage.end(error)
                 raise
-            # What cannot be awaited is refused by who called it.
+            # The caller refuses a result that cannot be awaited.
             if inspect.isawaitable(returned):
                 return stage.follow(returned)
             stage.end()
@@ -123,10 +121,10 @@ def copy_handler(handler: Handler[Any, Any], stages: Stages, cache: object, offl
     """Return a copy of a handler.
 
     Args:
-        handler: The engine's.
-        stages: Where calls are noted.
-        cache: What it finds as its cache; None: what the engine's handler has.
-        offload: Runs its blocking calls.
+        handler: The engine's handler.
+        stages: Where calls are recorded.
+        cache: The copy's cache; None: that of the engine's handler.
+        offload: Runs the copy's blocking calls.
     """
     copied: Handler[Any, Any] = object.__new__(type(handler))
     attributes = copied.__dict__
@@ -150,9 +148,9 @@ def _find_task(args: tuple[Any, ...]) -> str:
 
 
 def format_trace(error: BaseException) -> str:
-    """Return the traceback of an error, the error and the user's own lines first; never raises."""
+    """Return the traceback of an error, with the error and the user's own lines first; never raises."""
     try:
         text = "".join(traceback.format_exception(error))
-    except Exception:  # a user's error can be anything
+    except Exception:  # a user's exception class can raise anything
         return describe_error(error)
     return rearrange(text, CodePlaces())

@@ -1,10 +1,10 @@
-"""One probe: a message on its way through windows, tasks and hooks: the code of the engine, over parts of its own.
+"""One probe: a message in flight through windows, tasks and hooks, by the engine's code over separate parts.
 
-What it shares with the engine: the handler's attributes, the routes to sinks, the settings. What it has for itself: a
-pool and an executor of few processes, hooks, counters, a ledger that commits nothing, and what captures results.
+The probe shares the handler's attributes, the routes to sinks and the settings with the engine. It has its own pool and
+executor of few processes, hooks, counters, a ledger that commits nothing, and captured results.
 
-Invariants: nothing that happens here changes the engine's counters, rows, letters, offsets or cache; every process that
-was started is ended before `end` returns; a fault of a part of the probe ends the probe alone.
+Invariants: a probe does not change the engine's counters, rows, letters, offsets or cache. Every process that it
+started has ended before `end` returns. A fault of the probe ends the probe alone.
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ from tidemill.sources.base import TopicPartition
 
 log = structlog.get_logger(__name__)
 
-#: At most this many of the probe's tasks run at a time, beside those of the engine.
+#: At most this many tasks of a probe run at once, in addition to those of the engine.
 MAX_EXECUTORS = 4
-#: Hooks may take this long to end once they are cancelled.
+#: How long hooks may take to end after they are cancelled.
 HOOK_SECONDS = 1.0
-#: Processes get at most this long between SIGTERM and SIGKILL.
+#: The maximum time between SIGTERM and SIGKILL.
 GRACE_SECONDS = 2.0
 
 
 class ProbeRun:
-    """One probe; use it once, on the engine's loop.
+    """One probe; used once, on the engine's loop.
 
     Args:
         context: The engine's parts.
         engine_id: The engine's id, by which the warden finds processes.
-        router: Finds the sinks of what a hook returned.
-        message: What is probed; not parsed.
+        router: Finds the sinks of hooks' payloads.
+        message: The message to probe, not parsed.
         stop: Set when the engine stops.
 
     Attributes:
         stages: The calls of hooks.
-        attempts: How the tries of tasks ended, and when they were queued (by the loop's clock), by task.
+        attempts: The ended attempts of each task: number, when queued, when ended (by the loop's clock), and outcome.
         window: The message's window, once it has tasks.
-        delivery: What sinks would have been given.
+        delivery: The payloads that would have gone to sinks.
         letters: The dead letters that would have been written.
-        cache: What hooks see as their cache; None: there is none.
-        fault: What of the probe itself failed; ''.
-        began: The loop's time.
+        cache: The cache that hooks see; None: there is none.
+        fault: The failure of the probe itself; '' if there is none.
+        began: When the probe started, by the loop's clock.
         pool: Runs the tasks.
     """
 
@@ -133,7 +133,7 @@ class ProbeRun:
 
     @property
     def pending(self) -> Mapping[object, TaskRun]:
-        """The tasks that are not terminal, by their keys."""
+        """The tasks that have not ended, by their keys."""
         return self._partition.pending
 
     @property
@@ -141,7 +141,7 @@ class ProbeRun:
         """Whether the message has left the pipeline, and its window's own hook has run."""
         return self._done.is_set() and not self.fault
 
-    # -- the course ---------------------------------------------------------------------------------------------
+    # -- steps ------------------------------------------------------------------------------------------------------
 
     async def run(self, seconds: float) -> None:
         """Run until the message has left the pipeline, the time is over, or the engine stops."""
@@ -155,7 +155,7 @@ class ProbeRun:
                 wait.cancel()
 
     async def end(self) -> asyncio.Future[None] | None:
-        """End everything that still runs; return what hooks have not let end, None if nothing is left."""
+        """Stop everything that still runs; return a future for hooks that have not ended, None if there are none."""
         self._partition.close()
         self._offload.close()
         self._context.commits.close()
@@ -206,7 +206,7 @@ class ProbeRun:
             start_transformed(self._make_window(entry, started_at, arrived), result, None)
 
     def _parse(self, entry: LedgerEntry[TopicPartition, int]) -> bool:
-        """Set the payload, as the intake does; return whether the message goes on."""
+        """Set the payload, as the intake does; return whether the message continues."""
         message, partition, context = self._message, self._partition, self._context
         if message.value is None:
             if context.handler.accept_tombstones:
@@ -215,7 +215,7 @@ class ProbeRun:
             return False
         try:
             set_field(message, "payload", context.handler.deserialize_message(message))
-        except BaseException as error:  # whatever it raises concerns this message alone
+        except BaseException as error:  # any exception of the hook concerns this message alone
             if context.settings.kafka.on_parse_error == "pass":
                 set_field(message, "parse_error", describe_error(error))
                 return True
@@ -223,10 +223,10 @@ class ProbeRun:
             return False
         return True
 
-    # -- what is noted ------------------------------------------------------------------------------------------
+    # -- observations -----------------------------------------------------------------------------------------------
 
     def _look_soon(self) -> None:
-        # A message may leave before its window's own hook is submitted, in the same turn.
+        # Later, because a message may leave in the same turn before its window's own hook is submitted.
         asyncio.get_running_loop().call_soon(self._look)
 
     def _look(self) -> None:
@@ -242,5 +242,5 @@ class ProbeRun:
         self.attempts.setdefault(run, []).append((run.attempts, run.queued_at, now, outcome))
 
     def list_tasks(self) -> list[TaskRun]:
-        """Return the tasks, those that replaced others included, in the order in which they became known."""
+        """Return the tasks, including replacements, in the order of their creation."""
         return self.window.runs_of[0] if self.window is not None else []

@@ -1,7 +1,8 @@
-"""Probes messages for people who look at a pipeline, one at a time.
+"""Probes messages for users, one message at a time.
 
-Invariants: one probe runs at a time, and none once the engine stops; a probe ends within its time, and what it has
-started ends with it. A hook that does not end when it is cancelled is left behind, and then no other probe begins.
+Invariants: one probe runs at a time, and none after the engine starts to stop. A probe ends within its time limit,
+together with everything that it started. A cancelled hook that does not end is abandoned; no further probe starts until
+it has ended.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tidemill.runtime.probe_report import PROBE_SECONDS, ProbeReport
 
 log = structlog.get_logger(__name__)
 
-#: How long the end of the engine waits for that of a probe.
+#: How long the engine's stop waits for the end of a probe.
 END_SECONDS = 4.0
 
 
@@ -32,9 +33,9 @@ class Prober:
 
     Args:
         context: The engine's parts.
-        identity: Who the engine is.
-        router: Finds the sinks of what a hook returned.
-        is_ready: Tells whether `on_ready` is done.
+        identity: The engine's identity.
+        router: Finds the sinks of hooks' payloads.
+        is_ready: Returns whether `on_ready` has returned.
         stop: Set when the engine stops.
     """
 
@@ -46,7 +47,6 @@ class Prober:
         is_ready: Callable[[], bool],
         stop: asyncio.Event,
     ) -> None:
-        """Run nothing yet."""
         self._context = context
         self._engine_id = identity.engine_id
         self._router = router
@@ -56,14 +56,14 @@ class Prober:
         self._left: asyncio.Future[None] | None = None
 
     async def probe(self, message: SourceMessage, seconds: float) -> ProbeReport:
-        """Run a message through the handler; what it delivers goes nowhere.
+        """Run a message through the handler without side effects.
 
         Args:
             message: The message; its payload is set.
-            seconds: How long it may take, up to `PROBE_SECONDS`.
+            seconds: The time limit, up to `PROBE_SECONDS`.
 
         Raises:
-            UserActionError: A probe runs already, or the engine starts or stops.
+            UserActionError: Another probe is running, or the engine is starting or stopping.
         """
         self._refuse()
         self._ended = asyncio.Event()
@@ -72,7 +72,7 @@ class Prober:
             run = ProbeRun(self._context, self._engine_id, self._router, message, self._stop)
             try:
                 await run.run(seconds)
-                why = "the engine stops" if self._stop.is_set() else f"it did not come to its end within {seconds:g} s"
+                why = "the engine is stopping" if self._stop.is_set() else f"it did not end within {seconds:g} s"
                 report = tell(run, why)
             finally:
                 self._left = await run.end()
@@ -83,10 +83,10 @@ class Prober:
 
     def _refuse(self) -> None:
         if self._ended is not None:
-            raise UserActionError("another message is being probed; try again when that has ended")
+            raise UserActionError("another message is being probed; try again later")
         if self._left is not None and not self._left.done():
             raise UserActionError(
-                "a hook of an earlier probe does not end although it was cancelled; restart the engine to probe again"
+                "a cancelled hook of an earlier probe has not ended; restart the engine to probe again"
             )
         if self._stop.is_set():
             raise UserActionError("it is draining")
@@ -94,7 +94,7 @@ class Prober:
             raise UserActionError("it is starting: on_ready has not returned")
 
     async def close(self) -> None:
-        """Wait for the end of a probe, which the engine's stop ends, for a few seconds."""
+        """Wait a few seconds for a running probe, which the engine's stop ends."""
         if self._ended is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_SECONDS):

@@ -1,4 +1,4 @@
-"""Tells what a probe found, within limits: at most so many of each, and so much text."""
+"""Builds the report of a probe, with limited numbers of entries and limited text."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _MOST_OFFENDERS = 5
 
 
 def tell(run: ProbeRun, why_unfinished: str) -> ProbeReport:
-    """Return what a probe has found so far.
+    """Return the report of a probe.
 
     Args:
-        run: The probe, before what still runs of it is ended.
-        why_unfinished: Why it ended, if the message did not come to its end by itself.
+        run: The probe, before its unfinished work is stopped.
+        why_unfinished: Why the probe stopped, in case the message did not finish.
     """
     now, room, tasks = time.monotonic(), Room(), run.list_tasks()
     status, text = _judge(run, why_unfinished, tasks)
-    # What failed is what people look for: it gets its room first.
+    # Users look for failures, so these get their share of the text first.
     letters = [
         ProbeLetter(letter.kind.value, room.fit(letter.error), clean_name(letter.task_id or ""))
         for letter in run.letters.letters[:MOST_LETTERS]
@@ -82,7 +82,7 @@ def _judge(run: ProbeRun, why_unfinished: str, tasks: list[TaskRun]) -> tuple[Pr
     if not run.is_over:
         return ProbeStatus.UNFINISHED, f"{why_unfinished}{_name_what_runs(run)}"
     if run.letters.count:
-        return ProbeStatus.FAILED, f"it would have left {format_count(run.letters.count, 'dead letter')}"
+        return ProbeStatus.FAILED, f"it would have written {format_count(run.letters.count, 'dead letter')}"
     if any(task.error is not None and not task.replaced for task in tasks):
         return ProbeStatus.FAILED, "a task failed, and on_error skipped it"
     sinks = run.delivery.sinks
@@ -93,9 +93,12 @@ def _judge(run: ProbeRun, why_unfinished: str, tasks: list[TaskRun]) -> tuple[Pr
 def _name_what_runs(run: ProbeRun) -> str:
     hooks = dict.fromkeys(stage.hook for stage in run.stages.calls if stage.ended_at is None)
     running = [task.task_id for task, _ in run.pool.list_running(_MOST_OFFENDERS)]
-    names = [*(f"{hook} has not returned" for hook in hooks), *(f"task {clean_name(task)} runs" for task in running)]
+    names = [
+        *(f"{hook} has not returned" for hook in hooks),
+        *(f"task {clean_name(task)} is running" for task in running),
+    ]
     if not names and run.pool.statistics().retrying:
-        names = ["a task waits for its next attempt"]
+        names = ["a task is waiting for its next attempt"]
     return f": {', '.join(names)}" if names else ""
 
 
@@ -133,7 +136,7 @@ def _describe_task(run: ProbeRun, task: TaskRun, room: Room, now: float) -> Prob
 def _describe_labels(labels: Mapping[str, str]) -> dict[str, str]:
     try:
         return {clean_name(name): clean_error(str(text)) for name, text in list(labels.items())[:_MOST_LABELS]}
-    except Exception as error:  # a hook can have put anything there since the task was checked
+    except Exception as error:  # a hook may have replaced the labels since the task was checked
         return {"": describe_error(error)}
 
 

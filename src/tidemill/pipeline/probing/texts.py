@@ -1,6 +1,6 @@
-"""Makes what users, programs and hooks wrote fit for the report of a probe: masked as elsewhere, encodable, and short.
+"""Prepares texts of users, programs and hooks for the report of a probe: masked, encodable, and short.
 
-Invariant: a text is masked before it is cut, so that no half of a secret is left.
+Invariant: a text is masked before it is cut, so that no part of a secret remains.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ from tidemill.core.errors import escape_surrogates
 from tidemill.pipeline.recording.task_rows import cut_stream
 from tidemill.runtime.probe_report import ProbeText
 
-#: A text is shown up to this length, and all texts of a report together up to that.
+#: The limit of each text, and of all texts of a report together.
 MAX_CHARS = 16_384
 MAX_ALL_CHARS = 400_000
-#: JSON that is longer is masked as a text.
+#: Longer JSON is masked as a plain text.
 _MAX_JSON_CHARS = 1024 * 1024
 NOTHING = ProbeText("")
 
 
 class Room:
-    """The room that the texts of a report have left.
+    """The remaining text budget of a report.
 
     Args:
-        chars: How much.
+        chars: The budget.
     """
 
     def __init__(self, chars: int = MAX_ALL_CHARS) -> None:
-        """Start with all of it."""
         self._left = chars
 
     def fit(self, text: str, most: int = MAX_CHARS) -> ProbeText:
@@ -37,7 +36,7 @@ class Room:
         return self._take(masked[:most], is_cut=len(text) > 4 * most or len(masked) > most)
 
     def fit_json(self, text: str) -> ProbeText:
-        """Return the beginning of a JSON object; secrets are known by their keys, too."""
+        """Return the beginning of a JSON document; secrets are also recognized by their keys."""
         if len(text) > _MAX_JSON_CHARS:
             return self.fit(text)
         try:
@@ -47,7 +46,7 @@ class Room:
         return self._take(escape_surrogates(shown[:MAX_CHARS]), is_cut=len(shown) > MAX_CHARS)
 
     def fit_end(self, data: bytes) -> ProbeText:
-        """Return the end of what a program wrote."""
+        """Return the end of a program's output."""
         if not data:
             return NOTHING
         text = redact_text(cut_stream(data).decode("utf-8", "backslashreplace"))

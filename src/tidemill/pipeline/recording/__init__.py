@@ -1,1 +1,1 @@
-"""What an engine records of its messages, its tasks, and what goes wrong."""
+"""Records an engine's messages, tasks and failures."""

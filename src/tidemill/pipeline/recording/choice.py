@@ -1,6 +1,6 @@
-"""What is recorded of an engine: everything, or only what failed, as of a bounded run.
+"""The scope of a recording: everything, or only failures, as in a bounded run.
 
-A bounded run has outcomes, one row per message: of what went well, they are the record.
+The outcomes of a bounded run already have a row for each message that succeeded.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from tidemill.recorder.events import EventKind
 
 @dataclass(frozen=True, slots=True)
 class RecordChoice:
-    """What is recorded.
+    """The scope of a recording.
 
     Attributes:
-        statuses: The messages; those with a dead letter are recorded in any case.
-        kinds: The events.
-        successes: Whether tasks and periodic hooks that ended well are recorded, and commits; and slow ones are logged.
+        statuses: The statuses of recorded messages; messages with a dead letter are always recorded.
+        kinds: The kinds of recorded events.
+        successes: Whether successful tasks and periodic hooks and commits are recorded, and slow tasks logged.
     """
 
     statuses: frozenset[HistoryStatus]

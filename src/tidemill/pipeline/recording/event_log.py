@@ -1,7 +1,7 @@
-"""Events of an engine until they are sent: cleaned, limited in number, with exact counts of what was left out.
+"""Buffers an engine's events until they are sent: cleaned, and limited in number with exact counts of omitted ones.
 
-`add` may be called from any thread; everything else from the engine's loop. Invariant: an event that was added can be
-encoded, whatever users put into it.
+`add` may be called from any thread; everything else from the engine's loop. Invariant: an added event can be encoded,
+whatever users put into it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tidemill.recorder.events import ORDINARY, EventKind, RecordedEvent
 from tidemill.recorder.schema import MAX_BODY_BYTES
 from tidemill.recorder.texts import classify_error, clean_error, clean_name
 
-#: This many failures of a second are recorded one by one.
+#: This many failures per second are recorded individually.
 MAX_PER_SECOND = 1_000
-#: While this many wait, further messages of a letter have no events.
+#: While this many events wait, only the first message of a letter gets an event.
 MAX_WAITING = 5_000
-#: What may come in any number; the other kinds are rare by nature, and must not be crowded out.
+#: Kinds that may occur in any number; the others are rare by nature, and must not be crowded out.
 _SAMPLED = frozenset(
     {
         EventKind.TASK_FAILED,
@@ -39,14 +39,13 @@ class EventLog:
     """The events of one engine.
 
     Args:
-        clock: A clock that never goes back, in seconds.
-        kinds: What is kept; others are left out.
+        clock: A monotonic clock, in seconds.
+        kinds: The kinds to record; others are ignored.
     """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, kinds: frozenset[EventKind] = frozenset(EventKind)
     ) -> None:
-        """Start without events."""
         self._kinds = kinds
         self._clock = clock
         self._sample = FailureSample(MAX_PER_SECOND)
@@ -64,18 +63,19 @@ class EventLog:
         data: dict[str, str | int | float] | None = None,
         others: Sequence[tuple[str, int, int]] = (),
     ) -> None:
-        """Add an event that happens now.
+        """Add an event with the current time.
 
         Args:
-            kind: What happens.
+            kind: The kind of event.
             text: The error or the reason.
-            partition: Where: topic and partition.
-            offset: Likewise.
-            task_id: The task it happens to.
-            sink: The sink's place in the configuration.
+            partition: Topic and partition.
+            offset: The offset of the message.
+            task_id: The task.
+            sink: The sink's key in the configuration.
             data: Other facts.
-            others: Further messages it happens to, by topic, partition and offset: each has an event too, which counts
-                as no failure of its own. While too many wait, they are left out.
+            others: More messages of the event, by topic, partition and offset. Each gets an event of its own that does
+                not
+                count as a failure; they are omitted while too many events wait.
         """
         if kind not in self._kinds:
             return
@@ -95,14 +95,14 @@ class EventLog:
             {name: clean_error(fact) if isinstance(fact, str) else fact for name, fact in (data or {}).items()},
         )
         self._events.append(event)
-        for topic, number, place in others[: max(0, MAX_WAITING - len(self._events))]:
+        for topic, number, position in others[: max(0, MAX_WAITING - len(self._events))]:
             other = msgspec.structs.replace(
-                event, topic=clean_name(topic), partition=number, offset=place, error_class=""
+                event, topic=clean_name(topic), partition=number, offset=position, error_class=""
             )
             self._events.append(other)
 
     def take(self, *, last: bool = False) -> Iterator[tuple[bytes, int]]:
-        """Yield what was added since the last call, encoded, and how many events each body has.
+        """Yield the events added since the last call as encoded bodies, each with its number of events.
 
         Args:
             last: Include the counts of the current second.

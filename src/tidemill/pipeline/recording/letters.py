@@ -1,4 +1,4 @@
-"""Dead letters that are recorded once they are confirmed."""
+"""Records dead letters once they are confirmed."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ from tidemill.recorder.events import EventKind
 
 
 class RecordedLetters:
-    """Passes everything on to where letters go.
+    """Wraps dead letters and records each of them.
 
     Args:
-        letters: Where they go.
-        recorder: Where they are recorded.
+        letters: Writes the letters.
+        recorder: Records them.
     """
 
     def __init__(self, letters: DeadLetters, recorder: EngineRecorder) -> None:
-        """Keep both."""
         self._letters = letters
         self._recorder = recorder
         self._dropped = 0
 
     async def open(self) -> None:
-        """Connect."""
         await self._letters.open()
 
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
-        """Write a letter; it is recorded, and `done` called, when it is confirmed or dropped."""
+        """Write a letter; when it is confirmed or dropped, it is recorded and `done` is called."""
 
         def confirmed() -> None:
             self._record(letter)
@@ -38,8 +36,8 @@ class RecordedLetters:
         self._letters.put(letter, confirmed)
 
     def _record(self, letter: Letter) -> None:
-        places = [(source.topic, source.partition, source.offset) for source in letter.sources]
-        self._recorder.note_letter(places)
+        positions = [(source.topic, source.partition, source.offset) for source in letter.sources]
+        self._recorder.note_letter(positions)
         source = letter.sources[0] if letter.sources else None
         data: dict[str, str | int | float] = {"letter_id": letter.letter_id, "kind": letter.kind.value}
         if len(letter.sources) + letter.sources_dropped > 1:
@@ -56,17 +54,16 @@ class RecordedLetters:
             task_id=letter.task_id,
             sink=f"sinks.{letter.sink_type}.{letter.sink_name}" if letter.sink_name else None,
             data=data,
-            others=places[1:],
+            others=positions[1:],
         )
 
     def statistics(self) -> LetterStatistics:
-        """Return what became of letters so far."""
+        """Return how many letters were written and dropped."""
         return self._letters.statistics()
 
     def describe_stall(self) -> str | None:
-        """Return why letters wait; None while none do."""
+        """Return why letters are waiting; None: none are."""
         return self._letters.describe_stall()
 
     async def close(self) -> None:
-        """Release everything."""
         await self._letters.close()

@@ -1,7 +1,7 @@
-"""Rows of finished messages: built a batch at a time, kept until most of their commits are known.
+"""Rows of finished messages: built per batch, and held until most of their commits are known.
 
-Invariants: a row has one value of each column of `messages_schema`; no reference to a message, its value or its tasks
-is kept; a clock that is set back keeps no row.
+Invariants: a row has one value for each column of `messages_schema`. No reference to a message, its value or its tasks
+is held. A clock that is set back delays no row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class MessageRows:
-    """The rows of one engine.
+    """The message rows of one engine.
 
     Args:
         commits: When messages were committed.
@@ -45,32 +45,31 @@ class MessageRows:
     """
 
     def __init__(self, commits: CommitTimes[TopicPartition]) -> None:
-        """Start without rows."""
         self._commits = commits
         self._blocks: list[_Block] = []
         self.size = 0
 
     def add(self, batch: FinishedBatch, now: float) -> None:
-        """Add a row per message.
+        """Add one row per message.
 
         Args:
             batch: The messages.
-            now: A clock that never goes back, in seconds.
+            now: The time of a monotonic clock, in seconds.
         """
         self._blocks.append(_Block(batch, now))
         self.size += len(batch)
 
     def find_age(self, now: float) -> float:
-        """Return how long the oldest row has waited, in seconds; 0 without any."""
+        """Return the age of the oldest row in seconds; 0 without rows."""
         return now - self._blocks[0].added_at if self._blocks else 0.0
 
     def take(self, until: float) -> TakenRows | None:
-        """Remove the rows that were added by a time; return them, or None if there are none."""
+        """Remove and return the rows that were added up to this time; None if there are none."""
         count = sum(1 for block in self._blocks if block.added_at <= until)
         blocks, self._blocks = self._blocks[:count], self._blocks[count:]
         self.size = sum(block.size for block in self._blocks)
         found = TakenRows(blocks, self._commits) if blocks else None
-        # A commit comes after its messages: what came before the oldest row that is left is not asked for any more.
+        # A message is committed after it leaves, so commits before the oldest remaining row are no longer needed.
         last = max((block.last_resolved_at for block in blocks), default=0)
         oldest = min((block.first_resolved_at for block in self._blocks), default=last)
         self._commits.forget_before(oldest)
@@ -78,18 +77,18 @@ class MessageRows:
 
 
 class TakenRows:
-    """Rows that are complete; any thread may join them.
+    """Complete rows; any thread may join them.
 
     Args:
         blocks: At least one block.
-        commits: Looked into now.
+        commits: The commit times; read only during construction.
 
     Attributes:
         size: How many rows there are.
     """
 
     def __init__(self, blocks: Sequence[_Block], commits: CommitTimes[TopicPartition]) -> None:
-        """Find the times of their commits."""
+        """Look up the commit times of the rows."""
         self._blocks = blocks
         self._committed_at: list[int | None] = []
         for block in blocks:
@@ -115,11 +114,11 @@ class TakenRows:
 
 
 class _Block:
-    """The rows of one batch, packed; times of records and results are converted when blocks are joined.
+    """The rows of one batch, packed; record times and results are converted when blocks are joined.
 
     Attributes:
-        parts: Of the columns of `messages_schema`, by name, but for when a message was committed.
-        stretches: The rows in order, divided into neighbours of one partition: where, and their offsets.
+        parts: The columns of `messages_schema` by name, except for the commit times.
+        stretches: The rows in order, grouped into runs of one partition: the partition, and the offsets.
     """
 
     __slots__ = ("added_at", "first_resolved_at", "last_resolved_at", "parts", "size", "stretches")
@@ -146,7 +145,7 @@ class _Block:
 
 
 def _divide(stretches: Iterable[Stretch], offsets: list[int]) -> Iterator[tuple[TopicPartition, list[int]]]:
-    """Yield neighbours of one partition: where, and their offsets."""
+    """Yield groups of neighbouring rows of one partition: the partition, and the offsets."""
     start = 0
     for place, group in itertools.groupby(stretches, operator.attrgetter("place")):
         end = start + sum(stretch.size for stretch in group)
@@ -161,7 +160,7 @@ def _cut_keys(batch: FinishedBatch) -> Part:
 
 
 def _classify(batch: FinishedBatch) -> Sequence[str | None]:
-    """Return the error class of each message that failed."""
+    """Return the error class of each message; None: it did not fail."""
     if not batch.failed and batch.rejected.count(None) == len(batch):
         return batch.rejected
     errors = list(batch.rejected)
@@ -172,7 +171,7 @@ def _classify(batch: FinishedBatch) -> Sequence[str | None]:
 
 
 def _pack_ends(batch: FinishedBatch, arranged: Sequence[int | None], arranged_at: Numbers) -> Numbers:
-    """Return when the last task of each message ended; a result that was known has ended with its arrangement."""
+    """Return when the last task of each message ended; a precomputed result ends when its window is arranged."""
     ends = batch.ended_at
     if not any(ends):
         return arranged_at
@@ -182,7 +181,7 @@ def _pack_ends(batch: FinishedBatch, arranged: Sequence[int | None], arranged_at
 
 
 def _count_payloads(batch: FinishedBatch) -> list[int]:
-    """Return how many payloads hooks returned for each message by itself."""
+    """Return how many payloads hooks returned for each single message."""
     counts = batch.sum_up(operator.attrgetter("payloads"))
     end = 0
     for _, window, count in batch.stretches:

@@ -1,7 +1,7 @@
 """The engine's side of the flight recorder: collects rows and events, and packs them into frames for the link.
 
-Rows go out every `MAX_AGE_SECONDS`, or sooner when there are many. Invariants: nothing here waits for anything or
-raises into the pipeline; what cannot be packed is counted as dropped; what waits is bounded by the settings.
+Rows are sent every `MAX_AGE_SECONDS`, or sooner when there are many. Invariants: no method waits, or raises into the
+pipeline. Rows that cannot be packed are counted as dropped. The settings limit the size of the backlog.
 """
 
 from __future__ import annotations
@@ -44,50 +44,50 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Rows go out at this age, or when there are this many, or when their output is this large.
+#: Rows are sent at this age, in this number, or when they hold this much output, whichever comes first.
 MAX_AGE_SECONDS = 1.0
 MAX_ROWS = 20_000
 MAX_HELD_BYTES = 4 * 1024 * 1024
-#: More rows than this are packed on a thread: it takes about a microsecond for each.
+#: More rows than this are packed on a thread; one takes about a microsecond.
 MAX_ROWS_ON_LOOP = 2_000
-#: So is more output than this, in which secrets are looked for.
+#: Rows with more output than this are packed on a thread, too, because output is searched for secrets.
 MAX_OUTPUT_ON_LOOP = 16 * 1024
-#: Rows stay at least this long, so that most messages are committed by then.
+#: Rows are held at least this long, because most messages are committed by then.
 COMMIT_SECONDS = 0.3
-#: While no beat is sent, references to windows that are gone are removed whenever there are this many.
+#: References to windows that no longer exist are removed with each beat, and whenever there are this many.
 MIN_WINDOWS = 10_000
-#: A batch that cannot be recorded as a whole is split, this often; what is left then is lost.
+#: A batch that cannot be recorded as a whole is split up to this many times; parts that still fail are lost.
 MAX_SPLITS = 50
-#: This much is under way to the driver without a confirmation.
+#: The limit of unconfirmed bytes in flight to the driver.
 WINDOW_BYTES = 4 * MAX_BODY_BYTES
-#: A body that is still larger with a single row is dropped.
+#: A body with a single row that is larger is dropped.
 MAX_ROW_BYTES = 1024 * 1024
-#: A partition that backpressure holds for this long is recorded as paused.
+#: A partition that backpressure holds back for this long is recorded as paused.
 PAUSED_SECONDS = 2.0
 _LOG_SECONDS = 60.0
 
 
 class RecordedWindow(Protocol):
-    """What is asked of a window while its messages are in the pipeline; `WindowRun` is one."""
+    """The interface of a window whose messages are in the pipeline; implemented by `WindowRun`."""
 
     place: TopicPartition
     runs_of: list[list[TaskRun]]
 
 
 class EngineRecorder:
-    """What one engine records; use it on the engine's loop.
+    """Records one engine; used on the engine's loop.
 
     Args:
         settings: The section `debug`.
-        clock: A clock that never goes back, in seconds.
-        choice: What is recorded.
+        clock: A monotonic clock, in seconds.
+        choice: The scope of the recording.
 
     Attributes:
-        frames: What is sent to the driver.
-        events: What happened; any thread may add to it.
+        frames: The frames to send to the driver.
+        events: The events; any thread may add to it.
         commits: When messages were committed.
-        tasks: Where rows are packed on a thread; an engine sets its own.
-        note_attempt: Records a try of a task that has just ended.
+        tasks: Runs packing on threads; an engine sets its own.
+        note_attempt: Records an attempt of a task that has just ended.
     """
 
     needs_messages = False
@@ -98,7 +98,6 @@ class EngineRecorder:
         clock: Callable[[], float] = time.monotonic,
         choice: RecordChoice = EVERYTHING,
     ) -> None:
-        """Start with nothing recorded."""
         self._choice = choice
         #: Messages with a dead letter that have not left the pipeline yet.
         self._lettered: set[tuple[str, int, int]] = set()
@@ -119,40 +118,40 @@ class EngineRecorder:
         )
         self.note_attempt = self._tasks.add
         self._tasks_since: float | None = None
-        #: Rows of messages so far, and those of tasks that could not be made.
+        #: Message rows so far, plus task rows that could not be made.
         self._rows = 0
         self._finished: FinishedMessages | None = None
         self._rows_per_body = dict.fromkeys(RowTable, MAX_ROWS)
         self._pauses = PauseWatch(PAUSED_SECONDS)
         self._sinks: dict[str, tuple[int, int, int]] = {}
-        #: Those that had tasks and were there at the last look, and those since then.
+        #: Windows with tasks that existed at the last look, and those added since.
         self._windows: dict[TopicPartition, list[weakref.ref[RecordedWindow]]] = {}
         self._noted = 0
         self._most_windows = MIN_WINDOWS
 
     def attach(self, pool: TaskPool, finished: FinishedMessages, commits: Commits, services: Services) -> None:
-        """Listen to the parts of the engine."""
+        """Subscribe to the engine's parts."""
         pool.on_attempt, pool.kept_below_seconds = self.note_attempt, self._tasks.kept_below_seconds
         finished.on_leaving = self._tasks.add_kept
         if self._choice is EVERYTHING:
             self._finished = finished
-        if self._choice.successes:  # else no row would ever ask for them
+        if self._choice.successes:  # otherwise no row needs commit times
             commits.on_committed = self.note_committed
         services.on_block = self.note_block
         services.periodic.on_run = self.note_periodic_run
 
     @property
     def rows(self) -> int:
-        """How many rows were made so far that were not dropped, and are about to be: stored, sent or not."""
+        """How many rows were made, or are about to be, and not dropped."""
         pending = self._finished.count if self._finished is not None else 0
         return self._rows + pending + self._tasks.count - self.frames.dropped_rows
 
     @property
     def dropped(self) -> int:
-        """How many rows and events were dropped so far."""
+        """How many rows and events were dropped."""
         return self.frames.dropped
 
-    # -- what is recorded -------------------------------------------------------------------------------------
+    # -- records ----------------------------------------------------------------------------------------------
 
     def take(self, batch: FinishedBatch) -> None:
         """Record messages that left the pipeline."""
@@ -163,19 +162,20 @@ class EngineRecorder:
             part = batches.pop()
             try:
                 self._messages.add(part, now)
-            except Exception as error:  # a handler can put anything into a message; the others are recorded
+            # a handler can put any value into a message; split the batch to record the others
+            except Exception as error:
                 failures += 1
                 if len(part) == 1 or failures > MAX_SPLITS:
                     self._lose(len(part), error)
                 else:
                     batches += reversed(part.split())
-        if self._messages.size >= 4 * MAX_ROWS:  # no thread was free for long
+        if self._messages.size >= 4 * MAX_ROWS:  # no thread was free for a long time
             self._pack_messages(now, at_once=True)
         elif self._messages.size >= MAX_ROWS:
             self._pack_messages(now - COMMIT_SECONDS)
 
     def _choose(self, batch: FinishedBatch) -> list[FinishedBatch]:
-        """Return the batch, or what is recorded of it; none, if that is nothing."""
+        """Return the messages of the batch that are in scope; [] if none are."""
         if self._choice is EVERYTHING:
             return [batch]
         lettered = self._lettered
@@ -188,7 +188,7 @@ class EngineRecorder:
         return [batch.select(wanted)] if any(wanted) else []
 
     def note_window(self, window: RecordedWindow) -> None:
-        """Take note of a window whose tasks begin; it is not kept."""
+        """Note a window whose tasks start; only a weak reference is held."""
         if not self._choice.successes:
             return
         if self._noted >= self._most_windows:
@@ -198,16 +198,16 @@ class EngineRecorder:
         self._noted += 1
 
     def _forget_gone(self) -> None:
-        """Forget windows that are gone."""
+        """Forget windows that no longer exist."""
         alive = {place: [each for each in noted if each() is not None] for place, noted in self._windows.items()}
         self._windows = {place: noted for place, noted in alive.items() if noted}
         self._noted = sum(map(len, self._windows.values()))
 
     def note_kept(self, place: TopicPartition | None = None) -> None:
-        """Record tasks that ended well, and whose messages are still in the pipeline, waiting for something else.
+        """Record successful tasks whose messages are still in the pipeline because of other tasks.
 
         Args:
-            place: The partition of the messages, which is closed: its windows are forgotten; None: all.
+            place: A closed partition, whose windows are then forgotten; None: all partitions.
         """
         if place is None:
             self._forget_gone()
@@ -221,16 +221,15 @@ class EngineRecorder:
                 self._tasks.add_kept(window.place, window.runs_of)
 
     def note_letter(self, places: Iterable[tuple[str, int, int]]) -> None:
-        """Take note of messages with a dead letter, by topic, partition and offset."""
+        """Note messages with a dead letter, by topic, partition and offset."""
         if self._choice is not EVERYTHING:
             self._lettered.update(places)
 
     def note_committed(self, partition: TopicPartition, offset: int) -> None:
-        """Record a commit."""
         self.commits.note(partition, offset, time.time_ns() // 1000)
 
     def note_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
-        """Record a task whose result was known; for those with a label or an exit code only."""
+        """Record a task with a precomputed result; called only for tasks with labels or a nonzero exit code."""
         self._tasks.add_known(run, exit_code, output_bytes)
 
     def _look_at_tasks(self) -> None:
@@ -238,7 +237,7 @@ class EngineRecorder:
             self._tasks_since = self._clock()
         size, held = self._tasks.size, self._tasks.held_bytes
         if size >= MAX_ROWS or held >= MAX_HELD_BYTES:
-            # At once, where no thread was free for long.
+            # Pack on the loop if no thread was free for a long time.
             self._pack_tasks(at_once=size >= 4 * MAX_ROWS or held >= 4 * MAX_HELD_BYTES)
 
     def note_failure(
@@ -248,7 +247,7 @@ class EngineRecorder:
         error: ExecutorError,
         **data: str | int | float,
     ) -> None:
-        """Record what a failure of a task, which is not terminal yet, leads to."""
+        """Record the consequence of a failed attempt; the task has not ended yet."""
         offsets = run.find_offsets()
         self.events.add(
             EventKind(kind),
@@ -262,31 +261,31 @@ class EngineRecorder:
     def note_partitions(
         self, kind: Literal["assigned", "revoked"], partitions: Sequence[TopicPartition], why: str
     ) -> None:
-        """Record that partitions come or go."""
+        """Record that partitions were assigned or revoked."""
         for partition in partitions:
             self.events.add(EventKind(kind), why, partition=partition)
 
     def note_stall(self, partition: TopicPartition, offset: int | None, why: str) -> None:
-        """Record a partition that stands still."""
+        """Record a stalled partition."""
         self.events.add(EventKind.PARTITION_STALLED, why, partition=partition, offset=offset)
 
     def note_block(self, hook: str | None, task: str | None, seconds: float) -> None:
-        """Record that something blocks the event loop; on any thread."""
+        """Record that the event loop was blocked; on any thread."""
         what = {"hook": hook} if hook is not None else {"task": task} if task is not None else {}
         self.events.add(EventKind.LOOP_BLOCK, data={**what, "seconds": round(seconds, 3)})
 
     def note_periodic_run(self, hook: str, seconds: float, error: str | None) -> None:
-        """Record that a periodic hook has run."""
+        """Record a run of a periodic hook."""
         if error is None and not self._choice.successes:
             return
         self.events.add(EventKind.PERIODIC_RUN, error or "", data={"hook": hook, "seconds": round(seconds, 6)})
 
     def look(self, sinks: Mapping[str, SinkStats], paused: Collection[str]) -> None:
-        """Pack what is due, and record what changed since the last look.
+        """Pack rows that are due, and record changes since the last call.
 
         Args:
-            sinks: What happened at each sink so far.
-            paused: The names of the partitions that backpressure holds.
+            sinks: The statistics of each sink.
+            paused: The names of the partitions that backpressure holds back.
         """
         now = self._clock()
         begun, over = self._pauses.look(now, paused)
@@ -317,7 +316,7 @@ class EngineRecorder:
             self._sinks[place] = (stats.error_count, stats.refused, stats.skipped)
 
     async def close(self) -> None:
-        """Pack everything; the link sends it. When this is cancelled, what threads still pack is lost."""
+        """Pack everything for the link to send. If this is cancelled, rows still being packed on threads are lost."""
         try:
             self.note_kept()
             await self._wait_for_threads()
@@ -333,7 +332,7 @@ class EngineRecorder:
 
     async def _wait_for_threads(self) -> None:
         if self._packing:
-            await asyncio.wait(self._packing.values())  # unlike `gather`, it cancels none of them
+            await asyncio.wait(self._packing.values())  # unlike `gather`, `wait` cancels none of them
 
     # -- frames -----------------------------------------------------------------------------------------------
 
@@ -352,7 +351,7 @@ class EngineRecorder:
             taken = self._tasks.take()
             if at_once and taken is not None and taken.output_bytes > MAX_OUTPUT_ON_LOOP:
                 throttle(log, _LOG_SECONDS).warning(
-                    "output of tasks is not recorded: there was no time to mask it",
+                    "the output of tasks is not recorded: there was no time to mask secrets in it",
                     tasks=taken.size,
                     bytes=taken.output_bytes,
                 )
@@ -362,7 +361,7 @@ class EngineRecorder:
     def _pack(
         self, table: RowTable, taken: TakenRows | TakenTaskRows | None, *, at_once: bool, output_bytes: int = 0
     ) -> None:
-        """Pack rows: few of them here, many on a thread, unless it has to be at once."""
+        """Pack rows: few of them here, many on a thread, unless `at_once`."""
         if taken is None:
             return
         if not at_once and (taken.size > MAX_ROWS_ON_LOOP or output_bytes > MAX_OUTPUT_ON_LOOP):
@@ -395,18 +394,18 @@ class EngineRecorder:
                 self._send(table, body, count)
 
     def _send(self, table: str, body: bytes, count: int) -> None:
-        """Let the link send a body; say so if others had to make room for it."""
+        """Queue a body for the link; log if others were dropped to make room for it."""
         before = self.frames.dropped
         self.frames.add(table, body, count)
         if self.frames.dropped > before:
             throttle(log, _LOG_SECONDS).error(
-                "rows and events are lost: the driver does not store them as fast as they come",
+                "rows and events are lost: the driver stores them more slowly than they arrive",
                 dropped=self.frames.dropped,
-                advice="see debug.max_buffer_bytes, debug.max_buffer and the disk of debug.db_dir",
+                advice="raise debug.max_buffer_bytes or debug.max_buffer, or put debug.db_dir on a faster disk",
             )
 
     def _encode(self, table: RowTable, rows: pa.RecordBatch) -> list[tuple[bytes, int]]:
-        """Return bodies of limited size and their rows; how many fit into one is learned from those before."""
+        """Return bodies of limited size with their number of rows, which is estimated from earlier bodies."""
         bodies: list[tuple[bytes, int]] = []
         start, end = 0, rows.num_rows
         while start < end:

@@ -1,4 +1,4 @@
-"""Logs attempts of tasks that took long, at a limited rate: a pipeline of slow tasks must not flood its log."""
+"""Logs slow attempts of tasks at a limited rate: a pipeline of slow tasks must not flood its log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemill.sources.base import name_partition
 
 log = structlog.get_logger(__name__)
 
-#: One entry is written in this time; it says how many were left out since the one before.
+#: At most one entry is logged in this many seconds; it counts those omitted since the last one.
 LOG_SECONDS = 60.0
 _MAX_ID_CHARS = 200
 
@@ -21,15 +21,14 @@ class SlowTasks:
     """The slow attempts of one engine.
 
     Attributes:
-        least_seconds: What takes longer is logged.
+        least_seconds: Attempts that take longer are logged.
     """
 
     def __init__(self, least_seconds: float) -> None:
-        """Start without any."""
         self.least_seconds = least_seconds
 
     def note(self, run: TaskRun, outcome: ProcessOutcome) -> None:
-        """Log an attempt that has just ended and took long."""
+        """Log a slow attempt that has just ended."""
         offsets = run.find_offsets()
         throttle(log, LOG_SECONDS).info(
             "a task was slow",

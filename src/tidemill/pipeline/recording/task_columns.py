@@ -1,4 +1,4 @@
-"""Packs rows of tasks into Arrow's columns, most of which have the same value in all rows, or numbers only."""
+"""Packs rows of tasks into Arrow columns; most columns have one value in all rows, or contain only numbers."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from tidemill.sources.base import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: A task has up to this many offsets in its row.
+#: A task row has at most this many offsets.
 MAX_OFFSETS = 1_000
 
-#: What is kept of standard output, standard error and input.
+#: The recorded part of standard output, standard error and input.
 Streams = tuple[bytes | None, bytes | None, bytes | None]
-#: Of a task that is not an ordinary one: its kind, the id of the task that it replaced, streams, and error.
+#: Details of an unusual task: its kind, the id of the task that it replaced, streams, and error.
 Extras = tuple[str, str | None, Streams, str | None]
-#: Arguments and labels, both clean, exit code, and extras.
+#: Cleaned arguments and labels, exit code, and extras.
 Details = tuple[Sequence[str], Sequence[tuple[str, str]], int | None, Extras | None]
-#: Id, partition, offsets, slot, pid, when it ended (UTC, in microseconds), how long before that it was queued, and
-#: started if it was (in seconds), attempt, bytes of input and of output, and details; a task without arguments and
-#: labels that ended well has none.
+#: Id, partition, offsets, slot, pid, end (UTC, in microseconds), the time from queueing to end and from start to end if
+#: it was started (in seconds), attempt, bytes of input and of output, and details; a successful task without arguments
+#: and labels has no details.
 TaskRow = tuple[
     str,
     TopicPartition,
@@ -53,11 +53,11 @@ TaskRow = tuple[
     int,
     Details | None,
 ]
-#: What a task that ended well has as its kind.
+#: The kind of a successful task.
 OK = "ok"
 _ORDINARY: Extras = (OK, None, (None, None, None), None)
 _NO_DETAILS: Details = ([], [], 0, None)
-#: Parts of the columns of `tasks_schema` and of some that they are computed from, by name.
+#: Column parts by name: the columns of `tasks_schema`, and others that some of them are computed from.
 TaskParts = dict[str, "Part"]
 
 
@@ -65,8 +65,8 @@ def pack_tasks(rows: Sequence[TaskRow], mask: Callable[[bytes], bytes | None] = 
     """Return rows as parts of columns.
 
     Args:
-        rows: At least one.
-        mask: Applied to what tasks read and wrote.
+        rows: At least one row.
+        mask: Applied to the input and output of tasks.
     """
     ids, places, offsets, slots, pids, ended, waited, seconds, attempts, input_bytes, output_bytes, details = zip(
         *rows, strict=True
@@ -87,7 +87,7 @@ def pack_tasks(rows: Sequence[TaskRow], mask: Callable[[bytes], bytes | None] = 
     }
 
 
-#: Of the numbers of a plain task, in the order of `PlainTasks.add`: the column, and its format.
+#: The numbers of a plain task, in the order of `PlainTasks.add`: column and format.
 _NUMBERS = {
     "offsets": LONGS,
     "slot": COUNTS,
@@ -102,23 +102,22 @@ _NUMBERS = {
 
 
 class PlainTasks:
-    """Rows of tasks of one message each that ended well and have no details: column by column.
+    """Rows of successful tasks of one message each, without details, stored column by column.
 
-    They are packed at once: as objects, the values of some hundred rows push what the engine works with out of the
-    processor's caches, and lists of them are copied whenever they grow.
+    They are packed immediately: as objects, the values of some hundred rows would evict the engine's working set from
+    the CPU caches, and lists of them are copied whenever they grow.
 
     Attributes:
-        size: How many there are.
+        size: How many rows there are.
     """
 
     __slots__ = ("_ids", "_lengths", "_numbers", "_places", "_sizes", "size")
 
     def __init__(self) -> None:
-        """Start without rows."""
         self.size = 0
         self._ids: list[bytes] = []
         self._lengths: list[bytes] = []
-        #: The partition of some rows, and how many these are.
+        #: The partition of each group of rows, and the size of the group.
         self._places: list[TopicPartition] = []
         self._sizes: list[int] = []
         self._numbers: tuple[list[bytes], ...] = tuple([] for _ in _NUMBERS)
@@ -129,14 +128,15 @@ class PlainTasks:
         Args:
             place: The partition.
             ids: The id of each task.
-            numbers: Of each, the offset of its message, and what `TaskRow` has from the slot on, but for the details.
+            numbers: The offset of each task's message, then the fields of `TaskRow` from the slot on, without the
+                details.
 
         Raises:
-            Exception: Some values do not fit, or have to be changed first; no row is added.
+            Exception: A value does not fit, or needs cleaning; no row was added.
         """
         names, lengths = "".join(ids), list(map(len, ids))
         if not names.isascii() or max(lengths) > MAX_NAME_CHARS or sum(lengths) != len(names):
-            raise ValueError("an id cannot stay as it is")
+            raise ValueError("an id needs cleaning")
         packed_lengths, packed_names = COUNTS.pack_present(lengths), names.encode()
         packed = [
             kind.pack_present(cast("Sequence[float]", values))
@@ -151,7 +151,7 @@ class PlainTasks:
         self.size += len(ids)
 
     def pack(self) -> TaskParts:
-        """Return the rows as parts of columns; at least one row."""
+        """Return the rows as parts of columns; there must be at least one row."""
         numbers = dict(zip(_NUMBERS, map(b"".join, self._numbers), strict=True))
         return {
             **numbers,
@@ -189,7 +189,7 @@ def _pack_details(details: Sequence[Details | None], mask: Callable[[bytes], byt
 
 
 def join_tasks(blocks: Sequence[TaskParts]) -> pa.RecordBatch:
-    """Return rows with the columns of `tasks_schema`; at least one block."""
+    """Return rows with the columns of `tasks_schema`; there must be at least one block."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -202,7 +202,7 @@ def join_tasks(blocks: Sequence[TaskParts]) -> pa.RecordBatch:
     waited, seconds = (join_parts([block[name] for block in blocks], pa.float64()) for name in ("waited", "seconds"))
     ended_at, pids = columns["ended_at"], columns["pid"]
     columns["queued_at"] = _subtract(ended_at, waited)
-    # A known result has no seconds, and was there when its window was arranged; what has no process was not started.
+    # A precomputed result has no seconds and started with its window. A task without a process was not started.
     started_at = _subtract(ended_at, pc.fill_null(seconds, 0.0))
     if pids.null_count:
         was_started = pc.or_(pc.is_valid(pids), pc.is_null(seconds))
@@ -212,7 +212,7 @@ def join_tasks(blocks: Sequence[TaskParts]) -> pa.RecordBatch:
 
 
 def _subtract(ended_at: pa.Array, seconds: pa.Array) -> pa.Array:
-    """Return times in microseconds less spans in seconds."""
+    """Return times in microseconds minus durations in seconds."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -220,7 +220,7 @@ def _subtract(ended_at: pa.Array, seconds: pa.Array) -> pa.Array:
 
 
 def _clean_all(ids: Sequence[str]) -> Sequence[str]:
-    """Return clean ids; nearly always all of them are."""
+    """Return cleaned ids; nearly always they are clean already."""
     if {*map(type, ids)} == {str} and max(map(len, ids)) <= MAX_NAME_CHARS and "".join(ids).isascii():
         return ids
     return [clean_name(each) for each in ids]
@@ -250,5 +250,5 @@ def _pack_stream(name: str, values: Sequence[bytes | None], mask: Callable[[byte
 
 
 def _fit(exit_code: int | None) -> int | None:
-    """Return an exit code that fits its column; a known result may say anything."""
+    """Return an exit code if it fits its column; precomputed results may have any."""
     return exit_code if exit_code is None or -(2**31) <= exit_code < 2**31 else None

@@ -1,7 +1,7 @@
-"""Rows of tasks that ran: one for each try, with what it wrote if that is kept.
+"""Rows of tasks that ran: one per attempt, with its output if that is recorded.
 
-Invariants: a row can be encoded and is at most about 200 KB, whatever users put into it; of what a program wrote, only
-what the settings keep, up to `MAX_STREAM_BYTES` of each stream, is held.
+Invariants: a row can be encoded and has at most about 200 KB, whatever users put into it. Only the recorded part of a
+program's output is held, up to `MAX_STREAM_BYTES` per stream.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ from tidemill.sources.base import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Of each stream, half of it from the beginning and half from the end.
+#: The limit per stream: half from the beginning and half from the end.
 MAX_STREAM_BYTES = 64 * 1024
 _NO_STREAMS: Streams = (None, None, None)
 _NOTHING = Given((), {}, None)
-#: So many rows are packed together: as Python's objects they take four times as much memory.
+#: The number of rows that are packed together; as Python objects they take four times as much memory.
 BLOCK_ROWS = 500
-#: Fewer rows than these are not packed together, but one by one with others.
+#: Smaller groups are added row by row.
 MIN_TOGETHER = 8
-#: Output of failed tasks is kept of this many a second.
+#: The output of at most this many failed tasks per second is recorded.
 MAX_OUTPUTS_PER_SECOND = 100
 
 
 class TaskRows:
-    """The rows of one engine.
+    """The task rows of one engine.
 
     Args:
-        settings: What is kept.
-        clock: A clock that never goes back, in seconds.
-        successes: Whether tries that ended well have rows, and slow ones are logged.
-        on_due: Called when it is time to look at how many rows there are; that is left out for most of them.
+        settings: The section `debug`.
+        clock: A monotonic clock, in seconds.
+        successes: Whether successful attempts have rows, and slow ones are logged.
+        on_due: Called when the number of rows should be checked; not for every row.
         on_lost: Called with the reason why a task has no row.
 
     Attributes:
-        held_bytes: How much output they hold.
-        kept_below_seconds: What took less time and ended well may be added later, with others; see `add_kept`.
+        held_bytes: The size of the held output.
+        kept_below_seconds: Faster successful attempts may be added later, in groups; see `add_kept`.
     """
 
     def __init__(
@@ -74,7 +74,6 @@ class TaskRows:
         on_due: Callable[[], None],
         on_lost: Callable[[Exception], None],
     ) -> None:
-        """Start without rows."""
         self._clock = clock
         self._successes, self._on_due, self._on_lost = successes, on_due, on_lost
         self._stores_output, self._stores_stdin = settings.store_output, settings.store_stdin
@@ -82,24 +81,24 @@ class TaskRows:
         self._least_seconds = settings.event_min_duration_ms / 1000
         self._output_seconds = settings.output_min_duration_ms / 1000
         self._slow = SlowTasks(settings.log_min_duration_ms / 1000)
-        # What ends well and took this long has a row, and nothing else has to be looked at.
+        # Successful attempts with a duration in this range have a plain row and need no further checks.
         self._ordinary_from = self._least_seconds if successes else math.inf
         self._ordinary_until = min(self._output_seconds, self._slow.least_seconds)
-        # What took longer is logged and keeps its streams, which its hook may change.
+        # Slower attempts are logged and keep their streams, which their hooks may change.
         self.kept_below_seconds = self._ordinary_until if successes else 0.0
         self._outputs = FailureSample(MAX_OUTPUTS_PER_SECOND)
-        #: How many rows were taken from here.
+        #: How many rows `take` has returned.
         self._taken = 0
         self._start()
 
     def _start(self) -> None:
-        #: Blocks of rows, packed unless there is output among them, in which secrets have to be looked for first.
+        #: Blocks of rows, packed unless they contain output, which must be searched for secrets first.
         self._blocks: list[TaskParts | list[TaskRow]] = []
         self._size_of_blocks = self.held_bytes = 0
-        #: The rows that come after them.
+        #: The rows after the blocks.
         self._rows: list[TaskRow] = []
         self._has_output = False
-        #: More rows, which were taken together.
+        #: Rows that were added in groups.
         self._plain = PlainTasks()
 
     @property
@@ -109,11 +108,11 @@ class TaskRows:
 
     @property
     def count(self) -> int:
-        """How many rows there were so far."""
+        """How many rows there have been."""
         return self._taken + self.size
 
     def add_kept(self, place: TopicPartition, tasks: Sequence[Sequence[TaskRun]] | SingleTasks) -> None:
-        """Add the rows of tasks whose outcome was kept; it is forgotten.
+        """Add the rows of tasks whose outcome was stored for later; the outcome is released.
 
         Args:
             place: The partition of their messages.
@@ -128,11 +127,11 @@ class TaskRows:
                 if run.outcome is not None:
                     outcome, run.outcome = run.outcome, None
                     self.add(run, outcome, place)
-        except Exception as error:  # messages leave all the same
+        except Exception as error:  # messages must leave all the same
             self._on_lost(error)
 
     def _add_plain(self, place: TopicPartition, tasks: SingleTasks) -> bool:
-        """Add rows together, unless some of the tasks are not ordinary; return whether that was so."""
+        """Add rows as a group; return False, and add none, if some of the tasks are not ordinary."""
         runs, is_first = tasks.runs, not self.size
         outcomes = cast("list[ProcessOutcome]", [run.outcome for run in runs])
         if not all(outcomes):
@@ -152,9 +151,9 @@ class TaskRows:
                 seconds,
                 tasks.attempts,
                 [run.input_bytes for run in runs],
-                [len(outcome.stdout) for outcome in outcomes],  # what wrote to standard error is not kept
+                [len(outcome.stdout) for outcome in outcomes],  # tasks with standard error are never stored for later
             )
-        except Exception:  # an id can be anything; who has put it there is found one by one
+        except Exception:  # handlers may set any id; the caller retries row by row to find the bad one
             return False
         for run in runs:
             run.outcome = None
@@ -166,18 +165,18 @@ class TaskRows:
         return True
 
     def _end_plain(self) -> None:
-        """Join the rows that were taken together."""
+        """Pack the rows that were added in groups."""
         plain, self._plain = self._plain, PlainTasks()
         self._blocks.append(plain.pack())
         self._size_of_blocks += plain.size
 
     def add(self, run: TaskRun, outcome: ProcessOutcome, place: TopicPartition | None = None) -> None:
-        """Add the row of a try that has ended.
+        """Add the row of an attempt that has ended.
 
         Args:
             run: The task.
-            outcome: How it ended.
-            place: The partition of its messages; None: it has just ended, and its task is not terminal.
+            outcome: The attempt's outcome.
+            place: The partition of its messages; None: the attempt has just ended, and the task still has its owner.
         """
         seconds, details = outcome.duration_seconds, None
         try:
@@ -190,7 +189,7 @@ class TaskRows:
                     return
                 details = self._keep_details(run, outcome)
             task_id, offsets, owner, rows = run.task_id, run.named_offsets, run.owner, self._rows
-            # What can be computed for a block of rows at once is left for then: that takes a third of the time.
+            # Anything that can be computed per block is deferred, which takes a third of the time.
             rows.append(
                 (
                     task_id if type(task_id) is str else clean_name(task_id),
@@ -214,7 +213,7 @@ class TaskRows:
             self._note_added()
 
     def _is_recorded(self, run: TaskRun, outcome: ProcessOutcome) -> bool:
-        """Tell whether a try that is not ordinary has a row; log one that took long."""
+        """Return whether an unusual attempt has a row; log it if it was slow."""
         if not self._successes:
             return outcome.kind is not None
         if outcome.duration_seconds > self._slow.least_seconds:
@@ -254,7 +253,7 @@ class TaskRows:
         return streams
 
     def add_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
-        """Add the row of a task whose result was known; see `add`."""
+        """Add the row of a task with a precomputed result; see `add`."""
         if exit_code == 0 and not self._successes:
             return
         task = run.task
@@ -274,7 +273,7 @@ class TaskRows:
         self._note_added()
 
     def _note_added(self) -> None:
-        """Pack a block of rows if one is complete, and tell when it is time to look."""
+        """Pack a block if it is complete, and call `on_due` if it is time."""
         has_output, is_complete = self._has_output, len(self._rows) >= BLOCK_ROWS
         if is_complete:
             self._end_block()
@@ -284,14 +283,14 @@ class TaskRows:
     def _end_block(self) -> None:
         block: TaskParts | list[TaskRow] = self._rows
         if not self._has_output:
-            with contextlib.suppress(Exception):  # what is wrong is said, and counted, where rows are joined
+            with contextlib.suppress(Exception):  # the error is logged and counted when rows are joined
                 block = pack_tasks(self._rows)
         self._blocks.append(block)
         self._size_of_blocks += len(self._rows)
         self._rows, self._has_output = [], False
 
     def take(self) -> TakenTaskRows | None:
-        """Remove all rows; return them, or None if there are none."""
+        """Remove and return all rows; None if there are none."""
         if not self.size:
             return None
         if self._plain.size:
@@ -304,27 +303,26 @@ class TaskRows:
 
 
 class TakenTaskRows:
-    """Rows that are complete; any thread may join them. There is at least one.
+    """Complete rows, at least one; any thread may join them.
 
     Args:
         blocks: The rows, some of them packed.
-        size: How many there are.
-        output_bytes: How much output they hold.
+        size: How many rows there are.
+        output_bytes: The size of the output in the rows.
 
     Attributes:
         size: How many rows there are.
-        output_bytes: How much output they hold, in which secrets are looked for.
+        output_bytes: The size of the output, which must be searched for secrets.
     """
 
     def __init__(self, blocks: Sequence[TaskParts | list[TaskRow]], size: int, output_bytes: int) -> None:
-        """Keep the rows."""
         self._blocks = blocks
         self._has_output = True
         self.size = size
         self.output_bytes = output_bytes
 
     def drop_output(self) -> None:
-        """Leave out what the tasks wrote."""
+        """Drop the output of the tasks."""
         self._has_output = False
         self.output_bytes = 0
 
@@ -336,15 +334,17 @@ class TakenTaskRows:
         return mask_stream(data) if self._has_output else None
 
 
-#: So much on each side of a cut is masked before it; few secrets are longer. All of it would hold up the engine.
+#: The size of the part on each side of a cut that is masked before cutting. Few secrets are longer; masking the whole
+#: stream would block the engine.
 _AROUND_BYTES = 1024
 
 
 def cut_stream(data: bytes) -> bytes:
-    """Return what is kept of a stream: all of it, or its beginning and its end.
+    """Return the recorded part of a stream: all of it, or its beginning and its end.
 
-    Between them it is cut at the end of a line, so that no half of a secret is left unmasked. What has no lines, such
-    as a document in one line, is masked around the cut before that.
+    It is cut at line ends, so that no part of a secret remains unmasked. A stream without lines, such as a document in
+    one
+    line, is masked around the cut first.
     """
     if len(data) <= MAX_STREAM_BYTES:
         return data
@@ -358,11 +358,11 @@ def cut_stream(data: bytes) -> bytes:
         tail = tail[tail.find(b"\n") + 1 :] or tail
     else:
         tail = (mask_stream(data[-half - around : -half + around])[around:] + tail[around:])[-half:]
-    return head + b"\n... (%d bytes left out) ...\n" % (len(data) - len(head) - len(tail)) + tail
+    return head + b"\n... (%d bytes omitted) ...\n" % (len(data) - len(head) - len(tail)) + tail
 
 
 def mask_stream(data: bytes) -> bytes:
-    """Return what a program wrote with its secrets masked, as logs mask them; bytes that are not text stay."""
+    """Mask the secrets in a program's output as in logs; bytes that are not text stay as they are."""
     return redact_text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 

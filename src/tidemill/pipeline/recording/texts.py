@@ -1,6 +1,6 @@
-"""Makes the arguments and errors of tasks fit to be recorded; see `recorder.texts`.
+"""Prepares the arguments and errors of tasks for recording; see `recorder.texts`.
 
-Invariant: a text is masked before it is cut, so that no half of a secret is left.
+Invariant: a text is masked before it is cut, so that no part of a secret remains.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from tidemill.core.errors import escape_surrogates
 from tidemill.deadletters.letter import summarize_stderr
 from tidemill.pipeline.handler.models import ExecutorError
 
-#: An argument of a task is kept up to this length, and of all its arguments this much together.
+#: The limit of each argument of a task, and of all its arguments together.
 MAX_ARG_CHARS = 4_096
 MAX_ARGS_CHARS = 16_384
 MAX_LABELS = 50
 
 
 def describe_failure(error: ExecutorError) -> str:
-    """Return how a task failed, as its dead letter says it."""
+    """Return the failure of a task in the words of its dead letter."""
     return error.exception or summarize_stderr(error.stderr) or f"exit code {error.exit_code}"
 
 
@@ -29,7 +29,7 @@ def _clean_short_arg(arg: str, before: str) -> str:
 
 
 def clean_args(args: object) -> list[str]:
-    """Return the arguments of a task; those beyond the limits are left out."""
+    """Return the cleaned arguments of a task; those beyond the limits are omitted."""
     cleaned: list[str] = []
     left = MAX_ARGS_CHARS
     option = ""

@@ -1,8 +1,8 @@
-"""Collects what is reported of messages that left the pipeline, and hands it to all reports a batch at a time.
+"""Collects the data of messages that left the pipeline, and passes it to all reports in batches.
 
-It is taken from messages when they leave, while the processor's caches still have them, and so that their memory serves
-the next ones. Invariants: nothing is kept for longer than `MAX_SECONDS`, and what is kept is bounded by `MAX_MESSAGES`
-and, since tasks keep what they read and wrote, by `MAX_BYTES`.
+The data is read when a message leaves, while it is still in the CPU caches, and so that its memory is free for the next
+messages. Invariants: data waits at most `MAX_SECONDS`. Its amount is limited to `MAX_MESSAGES` and, because tasks hold
+their input and output, to `MAX_BYTES`.
 """
 
 from __future__ import annotations
@@ -40,19 +40,18 @@ class FinishedMessages:
     """The messages that left the pipeline since the last batch.
 
     Args:
-        reports: Get every batch.
+        reports: The reports that receive every batch.
 
     Attributes:
-        on_leaving: Called with the partition and the tasks of messages that leave together, while the tasks are there;
-            with a sequence per message, or with all of them if each has one. Must not raise.
-        count: How many there are.
-        size_bytes: How much they keep.
+        on_leaving: Called with the partition and the tasks of messages that leave together, before the tasks are
+            released; with a sequence per message, or with all tasks if each message has one. Must not raise.
+        count: How many messages there are.
+        size_bytes: How much memory they hold.
     """
 
     __slots__ = ("_keeps", "_reports", "_singles", "_timer", "_together", "count", "on_leaving", "size_bytes")
 
     def __init__(self, reports: Sequence[Report]) -> None:
-        """Start empty."""
         self._reports = reports
         self._keeps = any(report.needs_messages for report in reports)
         self._timer: asyncio.TimerHandle | None = None
@@ -60,9 +59,9 @@ class FinishedMessages:
         self._start()
 
     def _start(self) -> None:
-        #: Messages that left with others of their window.
+        #: Messages that left together with others of their window.
         self._together = FinishedBatch()
-        #: Those that left by themselves, with their window; those without a window by partition.
+        #: Messages that left individually, by window; those without a window by partition.
         self._singles: dict[WindowTimes | TopicPartition, tuple[TopicPartition, WindowTimes, list[FinishedRow]]] = {}
         self.count = 0
         self.size_bytes = 0
@@ -76,12 +75,12 @@ class FinishedMessages:
         window: WindowTimes = NO_WINDOW,
         rejected: str | None = None,
     ) -> None:
-        """Take a message that leaves the pipeline now.
+        """Add a message that leaves the pipeline now.
 
         Args:
             place: Its partition.
             message: The message.
-            size_bytes: Of its key and value.
+            size_bytes: The size of its key and value.
             runs: Its tasks.
             window: Its window.
             rejected: Why it was dead-lettered before it had any task, if it was.
@@ -90,7 +89,7 @@ class FinishedMessages:
         if self.on_leaving is not None and runs:
             self.on_leaving(place, (runs,))
         if len(runs) == 1 and not self._keeps and (run := runs[0]).error is None:
-            # As `_stand_for_all` has it, but most messages are such, and a call costs more than what it does.
+            # Inlined from `_stand_for_all`: most messages are like this, and a call would cost more than its work.
             ended_at = run.ended_at
             runs = stand_for(run.attempts, run.payloads, run.is_known)
             if key:
@@ -126,7 +125,7 @@ class FinishedMessages:
         runs: Sequence[Sequence[TaskRun]],
         window: WindowTimes,
     ) -> None:
-        """Take messages of a partition and window that leave now, each with its size and its tasks; see `add`."""
+        """Add messages of a window that leave now, each with its size and its tasks; see `add`."""
         now, start = time.time_ns(), 0
         while start < len(messages):
             end = min(len(messages), start + MAX_MESSAGES - self.count)
@@ -166,13 +165,13 @@ class FinishedMessages:
         self.count += len(messages)
 
     def _stand_for_all(self, runs: Sequence[Sequence[TaskRun]], sizes: Sequence[int]) -> list[Sequence[TaskRun]]:
-        """Return what is kept of the tasks of each message."""
+        """Return the tasks of each message, or their stand-ins."""
         kept: list[Sequence[TaskRun]] = []
         for each, size_bytes in zip(runs, sizes, strict=True):
             if len(each) == 1 and (run := each[0]).error is None:
                 kept.append(stand_for(run.attempts, run.payloads, run.is_known))
             else:
-                # Tasks that are kept have often read their message's value.
+                # Failed tasks often hold their message's value.
                 self.size_bytes += size_bytes + _measure_outputs(each)
                 kept.append(each)
         return kept
@@ -184,7 +183,7 @@ class FinishedMessages:
             self._timer = asyncio.get_running_loop().call_later(MAX_SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Hand over what was collected."""
+        """Pass the collected messages to the reports."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -201,13 +200,13 @@ class FinishedMessages:
         for report in self._reports:
             try:
                 report.take(batch)
-            except Exception:  # what became of messages must not depend on who is told
+            except Exception:  # a report's failure must not affect messages
                 throttle(log, _LOG_SECONDS).error(
                     "finished messages cannot be reported", messages=len(batch), exc_info=True
                 )
 
     async def close(self) -> None:
-        """Hand over the last batch, and have each report write what it has."""
+        """Pass on the last batch, and close all reports."""
         self.flush()
         ends = await asyncio.gather(*(report.close() for report in self._reports), return_exceptions=True)
         for end in ends:
@@ -216,9 +215,9 @@ class FinishedMessages:
 
 
 def _measure_outputs(runs: Sequence[TaskRun]) -> int:
-    """Return how much tasks wrote; 0 if a hook has put something else in the place of that."""
+    """Return the size of the tasks' output; 0 if a hook replaced a result by something else."""
     results = [run.result for run in runs]
     try:
         return sum(len(result.stdout_bytes) + len(result.stderr) for result in results if result is not None)
-    except Exception:  # of whatever the hook has put there
+    except Exception:  # raised by the replaced value
         return 0

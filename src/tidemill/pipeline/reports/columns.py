@@ -1,11 +1,11 @@
-"""Makes Arrow columns of words that repeat, and of times."""
+"""Makes Arrow columns of repeated words, and of times."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-#: A producer can set any time; one that does not fit into microseconds is not one.
+#: Producers can set any timestamp; larger ones do not fit into microseconds and are ignored.
 MAX_TIMESTAMP = 2**63 // 1000
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def convert_timestamps(column: pa.Array) -> pa.Array:
-    """Return milliseconds as microseconds; null where there is none, or it is absurd."""
+    """Convert milliseconds to microseconds; null if a timestamp is missing or out of range."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -26,13 +26,13 @@ def convert_timestamps(column: pa.Array) -> pa.Array:
 
 
 def is_constant(values: Sequence[object]) -> bool:
-    """Return whether there are values, all of them the same."""
-    # The last one first: numbers that rise are not compared one by one.
+    """Return whether the values are all the same; False if there are none."""
+    # Compare the last value first: ascending numbers are then not compared one by one.
     return bool(values) and values[0] == values[-1] and values.count(values[0]) == len(values)
 
 
 def encode_words(words: Sequence[str | None]) -> pa.DictionaryArray:
-    """Return words, most of which are the same, as a dictionary and indexes into it."""
+    """Dictionary-encode words, most of which are the same."""
     import pyarrow as pa
 
     if is_constant(words):
@@ -43,7 +43,7 @@ def encode_words(words: Sequence[str | None]) -> pa.DictionaryArray:
 
 
 def repeat_word(word: str | None, count: int) -> pa.DictionaryArray:
-    """Return one word many times; None is none at all."""
+    """Return a column with one word (None: null) in every row."""
     import pyarrow as pa
 
     codes = pa.repeat(pa.scalar(None if word is None else 0, pa.int32()), count)

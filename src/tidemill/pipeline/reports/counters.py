@@ -1,4 +1,4 @@
-"""What an engine counts: plain attributes, written on hot paths, read by snapshots."""
+"""The counters of an engine: plain attributes, written on hot paths and read by snapshots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.pipeline.handler.base import Handler, overrides
 from tidemill.pipeline.handler.models import ExecutorResult
 from tidemill.runtime.durations import Durations
 
-#: Task ids and labels are shown up to this length; a snapshot must not grow with what users put into them.
+#: Task ids and labels are cut to this length, so that a snapshot does not grow with users' data.
 SHOWN_CHARS = 200
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -32,13 +32,13 @@ class CounterStatistics(msgspec.Struct, frozen=True):
 
 
 class Counters:
-    """Numbers that only rise, and how many there are now of a few things.
+    """Counters of an engine, and a few gauges.
 
     Attributes:
-        in_flight: Messages that were taken and have not left the pipeline, now.
+        in_flight: Messages that were taken and have not left the pipeline (a gauge).
         windows: Windows that were arranged.
-        batches: How long windows took, from their first message until the hooks of all of their messages had run.
-        parked: Tasks that wait until less of their partition waits for sinks, now.
+        batches: How long windows took, from their first message until the hooks of all their messages had run.
+        parked: Tasks that wait until fewer results of their partition wait for sinks (a gauge).
     """
 
     __slots__ = (
@@ -55,7 +55,6 @@ class Counters:
     )
 
     def __init__(self) -> None:
-        """Start at zero."""
         self.consumed = 0
         self.messages_done = 0
         self.tasks_done = 0
@@ -68,7 +67,6 @@ class Counters:
         self.parked = 0
 
     def statistics(self) -> CounterStatistics:
-        """Return them as they are now."""
         return CounterStatistics(
             self.consumed,
             self.messages_done,
@@ -82,22 +80,21 @@ class Counters:
 
 
 class Slowest:
-    """The slowest tasks so far, a handful."""
+    """The few slowest tasks so far."""
 
     def __init__(self, keep: int = 5) -> None:
-        """Keep at most `keep` tasks."""
         self._keep = keep
         self._floor = 0.0
         self._heap: list[tuple[float, str, str]] = []
 
     def add(self, result: ExecutorResult) -> None:
-        """Consider one result; costs a comparison unless it is among the slowest."""
+        """Add a result if it is among the slowest; otherwise this costs one comparison."""
         if result.duration_seconds <= self._floor:
             return
         task_id = result.task.task_id
         try:
             labels = ",".join(f"{name}={value}" for name, value in result.task.labels.items())
-        except Exception:  # a hook can have put anything into the task since it was checked
+        except Exception:  # a hook may have replaced the labels since the task was checked
             labels = ""
         item = (result.duration_seconds, (task_id if type(task_id) is str else "")[:SHOWN_CHARS], labels[:SHOWN_CHARS])
         if len(self._heap) < self._keep:
@@ -112,12 +109,11 @@ class Slowest:
 
 
 class Overridden:
-    """Which hooks the handler defines itself; the others are never called."""
+    """The hooks that the handler overrides; the others are never called."""
 
     __slots__ = ("on_error", "on_message_complete", "on_task_complete", "on_window_complete", "transform")
 
     def __init__(self, handler: Handler[Any, Any]) -> None:
-        """Find out once."""
         self.on_error = overrides(handler, "on_error")
         self.on_message_complete = overrides(handler, "on_message_complete")
         self.on_task_complete = overrides(handler, "on_task_complete")
@@ -126,15 +122,15 @@ class Overridden:
 
     @property
     def window_hook(self) -> str:
-        """The name of the hook that is given windows."""
+        """The name of the hook that receives windows."""
         return "transform" if self.transform else "arrange"
 
 
 class ProcessStatistics(msgspec.Struct, frozen=True):
-    """What a process uses.
+    """The resource usage of a process.
 
     Attributes:
-        cpu_seconds: The CPU time of it and of its ended children.
+        cpu_seconds: The CPU time of the process and of its ended children.
         rss_bytes: Its resident memory.
     """
 
@@ -143,9 +139,9 @@ class ProcessStatistics(msgspec.Struct, frozen=True):
 
 
 def measure_process() -> ProcessStatistics:
-    """Return what this process uses."""
+    """Return the resource usage of this process."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Four times a second: going through a Path would cost more than the rest.
+    # Called four times a second; a Path would cost more than the rest.
     with open("/proc/self/statm", "rb", buffering=0) as statm:
         pages = int(statm.read().split()[1])
     cpu_seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime

@@ -1,11 +1,11 @@
-"""The history of an engine: one row per finished message, as Parquet parts that Spark SQL can read while they grow.
+"""The history of an engine: one row per finished message, in Parquet parts that Spark SQL can read while they grow.
 
-A report, not a ledger: what is not written when the engine is killed is lost, and a message that is reprocessed
-has a row for each time.
+A report, not a ledger: rows that are not written when the engine is killed are lost, and a reprocessed message has one
+row per time.
 
-Invariants: `add` never waits and never raises for the disk; a part has a leading `_` in its name until it is
-complete, and readers skip such names; every part has `SCHEMA`; failed writes are logged at a limited rate, keep at most
-`KEPT_PARTS` parts of rows in memory, and never stop the pipeline. pyarrow is loaded with the first part only.
+Invariants: `add` never waits, and never raises because of the disk. The name of a part starts with `_` until the part
+is complete; readers skip such names. Every part has `SCHEMA`. Failed writes are logged at a limited rate, hold at most
+`KEPT_PARTS` parts of rows in memory, and never stop the pipeline. pyarrow is loaded only with the first part.
 """
 
 from __future__ import annotations
@@ -36,56 +36,54 @@ log = structlog.get_logger(__name__)
 #: A part is closed at this many rows or seconds, whichever comes first.
 MAX_ROWS = 50_000
 MAX_AGE_SECONDS = 60.0
-#: The columns that differ from row to row; what follows them is the same for all rows of an engine.
+#: The number of columns that differ between rows; the columns after them are constant per engine.
 _OWN_COLUMNS = 11
-#: Columns with few different values; to look for repeated ones in the others takes longer than to write them.
+#: Columns with few distinct values; dictionary encoding of the others takes longer than writing them.
 WORDS = ["topic", "partition", "status", "tasks", "attempts", "error", "worker", "engine", "engine_id"]
-#: A batch that cannot be reported as a whole is split, this often; what is left then is lost.
+#: A batch that cannot be reported as a whole is split up to this many times; parts that still fail are lost.
 MAX_SPLITS = 50
-#: Numbers that differ little from row to row.
+#: Numbers that differ little between rows.
 ENCODINGS = dict.fromkeys(("offset", "arrived_at", "started_at", "finished_at"), "DELTA_BINARY_PACKED")
-#: How many parts' worth of rows wait while the disk refuses them; the oldest beyond that are dropped, and counted.
+#: How many parts of rows are held while the disk fails; older rows are dropped and counted.
 KEPT_PARTS = 4
 MAX_ERROR_CHARS = 4096
 LOG_SECONDS = 60.0
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SCHEMA":  # the one thing here that needs pyarrow, which costs time and memory to load
+    if name == "SCHEMA":  # computed lazily, because pyarrow takes time and memory to load
         return _build_schema()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryBlock:
-    """The rows of one batch, packed: parts of columns by their names; see `FinishedBatch.parts`."""
+    """The rows of one batch, packed: column parts by name; see `FinishedBatch.parts`."""
 
     parts: dict[str, Part]
     size: int
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
         return self.size
 
 
 class HistoryRows:
-    """Rows of the history, packed or as Arrow columns: as Python's objects they would take ten times as much memory.
+    """Rows of the history, packed or as Arrow columns; as Python objects they would take ten times as much memory.
 
     Args:
-        blocks: Packed rows, or tables with the columns of `SCHEMA` up to `error`, in its order; words may be
-            dictionaries.
+        blocks: Packed rows, or tables with the columns of `SCHEMA` up to `error`, in its order; word columns may be
+            dictionary-encoded.
     """
 
     __slots__ = ("_blocks", "count")
 
     def __init__(self, blocks: Sequence[HistoryBlock | pa.Table] = ()) -> None:
-        """Keep the rows."""
         self._blocks = [block for block in blocks if len(block)]
         self.count = sum(len(block) for block in self._blocks)
 
     @classmethod
     def from_columns(cls, columns: Sequence[Sequence[Any]]) -> HistoryRows:
-        """Return rows of the columns of `SCHEMA` up to `error`, in its order, all of one length."""
+        """Return rows from the columns of `SCHEMA` up to `error`, in its order and of equal length."""
         import pyarrow as pa
 
         fields = list(_build_schema())[:_OWN_COLUMNS]
@@ -93,7 +91,6 @@ class HistoryRows:
         return cls([pa.Table.from_arrays(arrays, names=[field.name for field in fields])])
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
         return self.count
 
     @property
@@ -107,7 +104,7 @@ class HistoryRows:
         self.count += rows.count
 
     def split_off(self, count: int) -> HistoryRows:
-        """Remove the first rows, and return them."""
+        """Remove and return the first rows."""
         first: list[HistoryBlock | pa.Table] = []
         left = min(count, self.count)
         while left:
@@ -123,7 +120,7 @@ class HistoryRows:
         return found
 
     def select(self, wanted: Sequence[bool]) -> HistoryRows:
-        """Return some of the rows."""
+        """Return the rows for which `wanted` is true."""
         import pyarrow as pa
 
         parts, start = [], 0
@@ -133,7 +130,7 @@ class HistoryRows:
         return HistoryRows(parts)
 
     def join(self, schema: pa.Schema) -> pa.Table:
-        """Return all rows as one table with columns of these types."""
+        """Return all rows as one table with these column types."""
         import pyarrow as pa
 
         tables = self._list_tables()
@@ -183,9 +180,9 @@ class HistoryWriter:
 
     Args:
         path: The folder; created if it is missing.
-        identity: Whose rows these are.
-        max_rows: Rows of a part.
-        max_age_seconds: How old the first row of a part may get.
+        identity: The engine's identity, which every row contains.
+        max_rows: The maximum number of rows per part.
+        max_age_seconds: The maximum age of the first row of a part.
     """
 
     needs_messages = False
@@ -197,7 +194,6 @@ class HistoryWriter:
         max_rows: int = MAX_ROWS,
         max_age_seconds: float = MAX_AGE_SECONDS,
     ) -> None:
-        """Write nothing yet."""
         self._path = path
         self._identity = identity
         self._max_rows = max_rows
@@ -205,21 +201,21 @@ class HistoryWriter:
         self._rows = HistoryRows()
         self._parts = 0
         self._timer: asyncio.TimerHandle | None = None
-        #: Where its writes run; an engine sets its own.
+        #: Runs its writes; an engine sets its own.
         self.tasks = EngineTasks()
         self._writing: asyncio.Task[None] | None = None
         self._refused = False
-        #: Rows that were given up because the disk kept refusing them, or that no schema can hold.
+        #: Rows that were dropped because the disk kept failing, or because they do not fit the schema.
         self.dropped = 0
 
     def take(self, batch: FinishedBatch) -> None:
-        """Take messages that left the pipeline."""
+        """Add the rows of messages that left the pipeline."""
         batches, failures = [batch], 0
         while batches:
             part = batches.pop()
             try:
                 rows = make_rows(part)
-            except Exception as error:  # a message can have values that no column holds; the others are reported
+            except Exception as error:  # a value does not fit its column; split the batch to report the other messages
                 failures += 1
                 if len(part) == 1 or failures > MAX_SPLITS:
                     self._drop(len(part), error)
@@ -229,7 +225,6 @@ class HistoryWriter:
                 self.add(rows)
 
     def add(self, rows: HistoryRows) -> None:
-        """Add rows."""
         self._rows.extend(rows)
         if self._timer is None and self._writing is None:
             self._arm()
@@ -237,7 +232,7 @@ class HistoryWriter:
             self._start()
 
     async def close(self) -> None:
-        """Write what is left; if the disk refuses it now, it is lost."""
+        """Write the remaining rows; if the disk fails now, they are lost."""
         if self._writing is not None:
             await self._writing
         if self._rows:
@@ -275,7 +270,7 @@ class HistoryWriter:
                 self._arm()
 
     async def _write_rows(self, rows: HistoryRows) -> bool:
-        """Write one part; return whether it is dealt with, written or not."""
+        """Write one part; return whether its rows are settled, that is, written or lost."""
         self._parts += 1
         name = f"part-{self._identity.engine_id}-{self._parts:06d}.parquet"
         try:
@@ -288,10 +283,10 @@ class HistoryWriter:
                 rows.split_off(excess)
                 self._drop(excess, error)
             throttle(log, LOG_SECONDS).error(
-                "history cannot be written; trying again", path=str(self._path), error=str(error), rows=len(self._rows)
+                "the history cannot be written; retrying", path=str(self._path), error=str(error), rows=len(self._rows)
             )
             return False
-        except Exception as error:  # rows that no part can hold: trying again would hold back all others
+        except Exception as error:  # the rows do not fit any part; a retry would block all others
             self._drop(len(rows), error)
         return True
 
@@ -378,7 +373,7 @@ def _write_part(path: Path, name: str, rows: HistoryRows, identity: Identity) ->
         raise
     finally:
         table = None
-        # Arrow would keep what this thread needed until the next part, perhaps a minute later: up to 40 MB.
+        # Otherwise Arrow would hold this thread's memory, up to 40 MB, until the next part in about a minute.
         pa.default_memory_pool().release_unused()
 
 

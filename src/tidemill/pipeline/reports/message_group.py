@@ -1,4 +1,4 @@
-"""What became of a message and its tasks, as the value for the handler's hook."""
+"""Builds the message group that handlers' hooks receive."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tidemill.runtime.messages import SourceMessage
 
 
 def make_message_group(message: SourceMessage, runs: Sequence[TaskRun], times: WindowTimes) -> MessageGroup:
-    """Return what `on_message_complete` is given.
+    """Return the argument of `on_message_complete`.
 
     Args:
         message: The message.
-        runs: Its tasks, all of which are terminal.
+        runs: Its tasks, all of which have ended.
         times: When its window was arranged.
     """
     return MessageGroup(

@@ -1,9 +1,9 @@
-"""The outcomes of a bounded run: one row per message, as Parquet files that appear when they are final.
+"""The outcomes of a bounded run: one row per message, in Parquet files that are published when they are final.
 
-Invariants: a file is complete and of the history's schema when its name has no leading `_`; its rows are of messages
-that are done for good, so its appearance is the record that they need not be reprocessed; the letters of a part get
-their name right before its outcomes, which name them; memory does not grow with the run. A failed write ends the
-run: without that record nothing could be resumed.
+Invariants: a file whose name has no leading `_` is complete and has the history's schema. Its rows are of messages that
+are done for good, so the file records that they need not be reprocessed. The letters of a part are published right
+before its outcomes, which name them. Memory does not grow with the run. A failed write ends the run, because without
+outcomes it could not be resumed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.sources.base import TopicPartition
 
-#: This many rows are written together, as a row group.
+#: The number of rows per row group.
 ROWS = 20_000
 
 _RANGE_PART = re.compile(r"part-(\d+)-(\d+)-(\d+)\.parquet")
 
 
 def name_range(part: OffsetRange) -> str:
-    """Return the name of the file with the outcomes of a range.
+    """Return the name of the outcome file of a range.
 
     Example:
         >>> name_range(OffsetRange(3, 0, 50))
@@ -41,29 +41,27 @@ def name_range(part: OffsetRange) -> str:
 
 
 def find_finished_ranges(names: Iterable[str]) -> list[OffsetRange]:
-    """Return the ranges whose outcomes these files have; other names are ignored."""
+    """Return the ranges of these outcome files; other names are ignored."""
     found = [_RANGE_PART.fullmatch(name) for name in names]
     return [OffsetRange(int(match[1]), int(match[2]), int(match[3])) for match in found if match]
 
 
 class OutcomeFile:
-    """One file that is being written; its methods block.
+    """An unfinished outcome file; its methods block.
 
     Args:
-        folder: Where it will be.
-        unfinished: Its name until it is complete.
-        identity: Whose rows these are.
+        folder: The folder of the file.
+        unfinished: Part of its name until it is complete.
+        identity: The engine's identity, which every row contains.
     """
 
     def __init__(self, folder: Path, unfinished: str, identity: Identity) -> None:
-        """Create nothing yet."""
         self._folder = folder
         self._path = folder / f"_{unfinished}-{identity.engine_id}"
         self._identity = identity
         self._writer: Any = None
 
     def write(self, rows: HistoryRows) -> None:
-        """Append a row group."""
         import pyarrow.parquet as pq
 
         table = make_table(rows, self._identity)
@@ -73,11 +71,11 @@ class OutcomeFile:
         self._writer.write_table(table)
 
     def publish(self, name: str, letters: str = "") -> None:
-        """Complete the file under its name; one of that name is replaced.
+        """Complete the file and rename it; an existing file of that name is replaced.
 
         Args:
-            name: The name.
-            letters: The letters file that belongs to it, if there is one.
+            name: The final name.
+            letters: The name of its letters file; '' if there is none.
         """
         if self._writer is None:
             self.write(HistoryRows())
@@ -87,7 +85,7 @@ class OutcomeFile:
         self._path.replace(self._folder / name)
 
     def discard(self) -> None:
-        """Leave nothing behind."""
+        """Remove the unfinished file."""
         if self._writer is not None:
             with contextlib.suppress(OSError):
                 self._writer.close()
@@ -95,7 +93,7 @@ class OutcomeFile:
 
 
 class _Part:
-    """Rows that wait, and the file they go to."""
+    """Waiting rows, and the file that they belong to."""
 
     __slots__ = ("file", "limit", "rows")
 
@@ -109,12 +107,12 @@ class Outcomes:
     """The `Report` of a bounded engine.
 
     Args:
-        folder: Where files appear.
-        identity: Whose rows these are.
-        history: Where messages are reported too, if anywhere.
-        name: The name of the one file of this engine; None: one file per range.
-        ranges: The ranges, by topic and partition, if there is a file for each.
-        letters: The dead letters, where they are files; they get their names here.
+        folder: Where files are published.
+        identity: The engine's identity, which every row contains.
+        history: A second report for the messages, if any.
+        name: The name of this engine's only file; None: one file per range.
+        ranges: The ranges, by topic and partition, if each has a file.
+        letters: The dead letters, if they are files; published together with the outcomes.
     """
 
     needs_messages = False
@@ -129,7 +127,6 @@ class Outcomes:
         ranges: Mapping[TopicPartition, OffsetRange] | None = None,
         letters: FileDeadLetters | None = None,
     ) -> None:
-        """Write nothing yet."""
         self.letters = letters
         self._history = history
         self._name = name
@@ -144,20 +141,20 @@ class Outcomes:
         self._writing: asyncio.Task[None] | None = None
         #: Called with the first error of the disk.
         self.on_error: Callable[[Exception], None] = _ignore
-        #: Whether the files for what was done are there, under their names.
+        #: Whether the files of the finished part are published.
         self.published = False
-        #: Whether everything was done, so that what is published is all; set before `close`.
+        #: Whether every message is done, so that all outcomes are published; set before `close`.
         self.complete = False
-        #: The next offset of each partition that is done; what is above it is not published.
+        #: The committed offset of each partition; rows above it are not published.
         self.committed: Mapping[TopicPartition, int] = {}
-        #: Whether outcomes of ranges that are done in part are published as well.
+        #: Whether outcomes of partly finished ranges are published, too.
         self.in_part = True
-        #: What the disk refused.
+        #: The first error of the disk.
         self.error: Exception | None = None
 
     @property
     def tasks(self) -> EngineTasks:
-        """Where its writes run, and those of the history; an engine sets its own."""
+        """Runs its writes, and those of the history; an engine sets its own."""
         return self._tasks
 
     @tasks.setter
@@ -169,7 +166,7 @@ class Outcomes:
             self.letters.tasks = tasks
 
     def take(self, batch: FinishedBatch) -> None:
-        """Take messages that left the pipeline."""
+        """Add the rows of messages that left the pipeline."""
         try:
             rows = make_rows(batch)
         except Exception as error:  # without these rows, nothing may be published
@@ -189,9 +186,9 @@ class Outcomes:
             self._writing = self._tasks.run("the outcomes", self._write(part, partition))
 
     async def close(self) -> None:
-        """Publish what is done, discard the rest."""
+        """Publish the finished part, and discard the rest."""
         if self._writing is not None:
-            # Shielded: a stop that gives up waiting does not cancel what is being written.
+            # Shielded: a stop that times out does not cancel the current write.
             await asyncio.shield(self._writing)
         try:
             if self.error is None and (self.letters is None or self.letters.error is None):
@@ -204,7 +201,7 @@ class Outcomes:
             await self._history.close()
 
     async def _write(self, part: _Part, partition: TopicPartition | None) -> None:
-        """Write what is final of a part; with ranges, rows above the committed offset wait."""
+        """Write the final rows of a part; with ranges, rows above the committed offset wait."""
         rows = part.rows
         if partition is None:
             part.rows = HistoryRows()

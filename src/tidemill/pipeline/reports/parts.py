@@ -1,8 +1,8 @@
-"""Parts of columns: what is kept of some hundred rows until thousands of them become Arrow columns at once.
+"""Parts of columns: a compact form of some hundred rows, until thousands of rows become Arrow columns at once.
 
-A call of Arrow takes as long as packing a hundred integers does, so a part is plain bytes, or a value and how often it
-is repeated, wherever that is possible. Invariant: what a column cannot hold raises when its part is made, so that only
-the rows of that part are lost.
+An Arrow call takes as long as packing a hundred integers, so a part is plain bytes, or a value and its number of
+repetitions, wherever possible. Invariant: a value that does not fit its column raises when its part is made, so that
+only the rows of that part are lost.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 ValueT = TypeVar("ValueT")
 
-#: An integer of 64 bits: `struct` takes a third of the time for the machine's own type.
+#: The format of 64-bit integers: `struct` handles the native type three times as fast.
 _LONG = "l" if struct.calcsize("l") == 8 else "q"
 
-#: Formats of up to this many numbers are kept, one for each count.
+#: Packers for up to this many numbers are cached.
 _MAX_KEPT = 1_000
 
-#: Numbers of one type, packed; an Arrow array where some are missing.
+#: Packed numbers of one type; an Arrow array if some are missing.
 Numbers: TypeAlias = "bytes | pa.Array"
-#: A word, or None, and how often it is repeated; a dictionary where there are several.
+#: A word, or None, and its number of repetitions; a dictionary array if there are several words.
 Words: TypeAlias = "tuple[str | None, int] | pa.DictionaryArray"
-#: How many rows have nothing: no value, or an empty list or map; an Arrow array where some have something.
+#: The number of rows without content (null, or an empty list or map); an Arrow array if some have content.
 Values: TypeAlias = "int | pa.Array"
 
 
 class Packed(NamedTuple):
-    """Texts, bytes or lists of offsets, one per row: how long each is, and all of them behind each other."""
+    """Texts, bytes or lists of offsets, one per row: the length of each, and the concatenated contents."""
 
     lengths: bytes
     data: bytes
@@ -49,25 +49,24 @@ class NumberFormat:
     """Packs numbers of one type.
 
     Args:
-        code: Of the type, as `struct` has it.
-        name: Of the type, as Arrow has it.
+        code: The `struct` code of the type.
+        name: The Arrow name of the type.
     """
 
     __slots__ = ("_code", "_name", "_pack", "_packs")
 
     def __init__(self, code: str, name: str) -> None:
-        """Keep the type."""
         self._code = code
         self._name = name
         self._pack = struct.Struct(code).pack
-        #: By how many numbers there are: `struct` forgets all formats as soon as there are a hundred.
+        #: By count, because `struct` clears its own cache after a hundred formats.
         self._packs: dict[int, Callable[..., bytes]] = {}
 
     def pack_present(self, values: Sequence[float]) -> bytes:
-        """Return a number per row; at least one.
+        """Return packed numbers, one per row; at least one.
 
         Raises:
-            struct.error: Some are no such numbers.
+            struct.error: A value is not a number of this type.
         """
         count = len(values)
         if is_constant(values):
@@ -80,20 +79,20 @@ class NumberFormat:
         return pack(*values)
 
     def repeat(self, value: float, count: int) -> bytes:
-        """Return a number as often as that."""
+        """Return `value` packed `count` times."""
         return self._pack(value) * count
 
     def pack(self, values: Sequence[float | None]) -> Numbers:
-        """Return a number per row; at least one."""
+        """Return packed numbers, one per row; at least one."""
         try:
             return self.pack_present(cast("Sequence[float]", values))
-        except struct.error:  # some are None, or are no such numbers, which Arrow says better
+        except struct.error:  # some are None, or invalid; Arrow handles the former and reports the latter
             import pyarrow as pa
 
             return pa.array(values, pa.type_for_alias(self._name))
 
     def spread(self, values: Sequence[float | None], sizes: Sequence[int]) -> Numbers:
-        """Return each number as often as the size beside it says."""
+        """Return each value packed as many times as its size says."""
         try:
             return b"".join([self._pack(value) * size for value, size in zip(values, sizes, strict=True)])
         except struct.error:
@@ -102,34 +101,34 @@ class NumberFormat:
 
 #: Offsets and times.
 LONGS = NumberFormat(_LONG, "int64")
-#: Numbers of partitions and of things.
+#: Partition numbers and counts.
 COUNTS = NumberFormat("i", "int32")
-#: Spans of time.
+#: Durations.
 SPANS = NumberFormat("d", "float64")
 
 
 def spread(values: Iterable[ValueT], sizes: Iterable[int]) -> Iterator[ValueT]:
-    """Yield each value as often as the size beside it says."""
+    """Yield each value as many times as its size says."""
     return itertools.chain.from_iterable(map(itertools.repeat, values, sizes))
 
 
 def pack_words(words: Sequence[str | None]) -> Words:
-    """Return a word per row; at least one."""
+    """Return packed words, one per row; at least one."""
     return (words[0], len(words)) if is_constant(words) else encode_words(words)
 
 
 def spread_words(words: Sequence[str], sizes: Sequence[int]) -> Words:
-    """Return each word as often as the size beside it says."""
+    """Return each word packed as many times as its size says."""
     return (words[0], sum(sizes)) if is_constant(words) else encode_words(list(spread(words, sizes)))
 
 
 def are_nothing(values: Sequence[Any]) -> bool:
-    """Return whether all values, at least one, are None, or empty lists."""
+    """Return whether all values (at least one) are None or empty lists."""
     return (values[0] is None or values[0] == []) and is_constant(values)
 
 
 def pack_bytes(values: Sequence[bytes | None]) -> Packed | Values:
-    """Return bytes, or None, per row; at least one."""
+    """Return packed bytes or None, one per row; at least one."""
     if are_nothing(values):
         return len(values)
     if set(map(type, values)) == {bytes}:
@@ -141,7 +140,7 @@ def pack_bytes(values: Sequence[bytes | None]) -> Packed | Values:
 
 
 def pack_texts(texts: Sequence[str]) -> Packed | pa.Array:
-    """Return a text per row; at least one."""
+    """Return packed texts, one per row; at least one."""
     joined = "".join(texts)
     if joined.isascii():
         return Packed(_pack_lengths(texts), joined.encode())
@@ -151,11 +150,11 @@ def pack_texts(texts: Sequence[str]) -> Packed | pa.Array:
 
 
 def pack_lists(lists: Sequence[Sequence[int]], most: int) -> Packed:
-    """Return a list of integers of 64 bits per row, the first ones of it if there are too many; at least one row.
+    """Return packed lists of 64-bit integers, one per row; at least one.
 
     Args:
         lists: The lists.
-        most: How many of each may stay.
+        most: The maximum length; longer lists are cut.
     """
     lengths = list(map(len, lists))
     if is_constant(lengths) and lengths[0] == 1:  # nearly always
@@ -173,7 +172,7 @@ def _pack_lengths(values: Sequence[Sized]) -> bytes:
 
 
 def join_parts(parts: Iterable[Part], kind: pa.DataType) -> pa.Array:
-    """Return parts of a column of this type as one Arrow array; at least one part."""
+    """Join parts of a column of this type to one Arrow array; at least one part."""
     import pyarrow as pa
 
     arrays: list[pa.Array] = []
@@ -215,7 +214,7 @@ def _repeat_nothing(count: int, kind: pa.DataType) -> pa.Array:
 
     if not pa.types.is_nested(kind):
         return pa.nulls(count, kind)
-    # `repeat` would take longer for these than for all other columns together.
+    # `repeat` takes longer for nested types than for all other columns together.
     ends, none = pa.repeat(pa.scalar(0, pa.int32()), count + 1), pa.array([], pa.string())
     is_map = pa.types.is_map(kind)
     return pa.MapArray.from_arrays(ends, none, none) if is_map else pa.ListArray.from_arrays(ends, none)

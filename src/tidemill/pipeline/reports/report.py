@@ -1,6 +1,6 @@
-"""The interface of reports, and what they are told about messages that left the pipeline: batches, column by column.
+"""The interface of reports, and their input: batches of messages that left the pipeline, column by column.
 
-Invariant: what several reports need is computed once per batch, and without a call per message.
+Invariant: values that several reports need are computed once per batch, and without a call per message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidemill.sources.base import TopicPartition
 
 
 class HistoryStatus(enum.StrEnum):
-    """How a message left the pipeline: nothing failed; a task failed for good; it never became tasks."""
+    """How a message left the pipeline: without failures, with a failed task, or dead-lettered without tasks."""
 
     DONE = "done"
     FAILED = "failed"
@@ -29,25 +29,25 @@ class HistoryStatus(enum.StrEnum):
 
 
 class WindowTimes:
-    """What is the same for all messages of a window, which are of one partition.
+    """Data that all messages of a window share; they are of one partition.
 
     Times are UTC microseconds since the epoch.
 
     Attributes:
-        number: The window's number in its engine; None: the message never had a window that was arranged.
+        number: The window's number in its engine; None: the message was never in an arranged window.
         started_at: When `arrange` or `transform` was called.
-        arranged_at: When it had returned.
+        arranged_at: When that call returned.
         payloads: How many payloads `transform` and `on_message_complete` returned, by offset; None: none.
-        payloads_each: How many payloads `transform` returned for each message, where that is the same for all; these
-            are not among `payloads`.
-        known_runs: What is reported instead of the tasks of each message, where each has one, whose result was known,
-            and nothing tells these tasks apart.
+        payloads_each: How many payloads `transform` returned for each message, if that is the same for all; not
+            included
+            in `payloads`.
+        known_runs: The stand-in for the tasks of each message, if each message has one task, all their results were
+            precomputed, and they look the same in reports.
     """
 
     __slots__ = ("arranged_at", "known_runs", "number", "payloads", "payloads_each", "started_at")
 
     def __init__(self, number: int | None, started_at: int | None, arranged_at: int | None) -> None:
-        """Start without payloads."""
         self.number = number
         self.started_at = started_at
         self.arranged_at = arranged_at
@@ -56,31 +56,31 @@ class WindowTimes:
         self.known_runs: Sequence[TaskRun] | None = None
 
     def count_payloads(self, offset: int, count: int) -> None:
-        """Count what `transform` or `on_message_complete` returned for a message."""
+        """Add to the number of payloads returned for a message."""
         if self.payloads is None:
             self.payloads = {}
         self.payloads[offset] = self.payloads.get(offset, 0) + count
 
 
-#: Of messages that were dead-lettered before they had any task.
+#: The window of messages that were dead-lettered before they had any task.
 NO_WINDOW = WindowTimes(None, None, None)
 
 
 @functools.lru_cache(1_000)
 def stand_for(attempts: int, payloads: int, is_known: bool) -> tuple[TaskRun]:
-    """Return what is reported in place of a task that went well, so that the task is not kept until then.
+    """Return a stand-in for a successful task in reports, so that the task itself can be released.
 
     Args:
-        attempts: How often it was tried.
+        attempts: The number of its attempts.
         payloads: How many payloads its hook returned.
-        is_known: Whether its result was known when its window was arranged.
+        is_known: Whether its result was precomputed.
     """
     run = TaskRun(ExecutorTask(""), NOBODY, 0.0)
     run.attempts, run.payloads, run.is_known = attempts, payloads, is_known
     return (run,)
 
 
-#: Of a message that left the pipeline what a batch has of it, in the order of its columns.
+#: The data of one message in a batch, in the order of the batch's columns.
 FinishedRow = tuple[int, bytes | None, int, int, Sequence[TaskRun], int, int, str | None, SourceMessage | None]
 
 
@@ -89,8 +89,8 @@ class SingleTasks(NamedTuple):
 
     Attributes:
         runs: The tasks; at least one.
-        attempts: How often each was tried.
-        ended_at: When the last try of each ended; see `TaskRun.ended_at`.
+        attempts: The number of attempts of each.
+        ended_at: When the last attempt of each ended; see `TaskRun.ended_at`.
     """
 
     runs: Sequence[TaskRun]
@@ -99,7 +99,7 @@ class SingleTasks(NamedTuple):
 
     @classmethod
     def find(cls, runs_of: Sequence[Sequence[TaskRun]]) -> SingleTasks | None:
-        """Return the tasks of messages, or None if some have more of them, or none."""
+        """Return the tasks of messages; None: some messages have several tasks, or none."""
         try:
             runs = [run for (run,) in runs_of]
         except ValueError:
@@ -107,7 +107,7 @@ class SingleTasks(NamedTuple):
         return cls(runs, [run.attempts for run in runs], [run.ended_at for run in runs])
 
     def find_stand_in(self) -> tuple[TaskRun] | None:
-        """Return what stands for each of them if all went well, and nothing else tells them apart; see `stand_for`."""
+        """Return the stand-in of all tasks if all succeeded and look the same in reports; see `stand_for`."""
         count, attempts, payloads = len(self.runs), self.attempts, [run.payloads for run in self.runs]
         if (
             attempts.count(attempts[0]) == count
@@ -119,7 +119,7 @@ class SingleTasks(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Neighbours in a batch that are of one partition and of one window."""
+    """Neighbours in a batch that are of one partition and one window."""
 
     place: TopicPartition
     window: WindowTimes
@@ -132,23 +132,24 @@ def find_end(runs: Sequence[TaskRun]) -> int:
 
 
 class FinishedBatch:
-    """Messages that left the pipeline, as parallel lists, more or less in that order.
+    """Messages that left the pipeline, as parallel lists, roughly in that order.
 
     Attributes:
-        stretches: The messages in order, divided into neighbours of one window.
+        stretches: The messages in order, grouped into neighbours of one window.
         offsets: The offset of each message; at least one.
         keys: The key of each.
-        record_at: The timestamp of each, in milliseconds, as it came.
-        consumed_at: When each was fetched, in UTC microseconds since the epoch; 0: nobody noted it.
-        runs: The tasks of each, or what stands for them.
-        ended_at: When the last task of each ended, in UTC microseconds since the epoch; 0: all were known, or none ran.
+        record_at: The original timestamp of each, in milliseconds.
+        consumed_at: When each was fetched, in UTC microseconds since the epoch; 0: unknown.
+        runs: The tasks of each, or their stand-ins.
+        ended_at: When the last task of each ended, in UTC microseconds since the epoch; 0: all were precomputed, or
+            none.
         resolved_ns: When each left the pipeline, in UTC nanoseconds since the epoch.
         rejected: Why each was dead-lettered before it had any task; None if it was not.
         messages: The messages; empty unless a report needs them.
     """
 
     def __init__(self) -> None:
-        """Start without messages; rows are added before anything is asked."""
+        """Create an empty batch; add rows before reading anything."""
         self.stretches: list[Stretch] = []
         self.offsets: list[int] = []
         self.keys: list[bytes | None] = []
@@ -161,7 +162,7 @@ class FinishedBatch:
         self.messages: list[SourceMessage] = []
 
     def add_rows(self, place: TopicPartition, window: WindowTimes, rows: Sequence[FinishedRow]) -> None:
-        """Add messages of one window, or of none and of one partition; at least one."""
+        """Add messages of one window, or of one partition without a window; at least one."""
         offsets, keys, record_at, consumed_at, runs, ended_at, *more = zip(*rows, strict=True)
         resolved_ns, rejected, messages = more
         self.stretches.append(Stretch(place, window, len(rows)))
@@ -187,17 +188,17 @@ class FinishedBatch:
         window: WindowTimes,
         now: int,
     ) -> None:
-        """Add messages of one window that leave the pipeline together, at least one; the messages are not kept.
+        """Add messages of one window that leave the pipeline together, at least one; no reference to them is held.
 
         Args:
             place: Their partition.
             messages: The messages.
             offsets: Their offsets.
             keys: Their keys.
-            runs: The tasks of each, or what stands for them.
+            runs: The tasks of each, or their stand-ins.
             ended_at: When the last task of each ended; see `find_end`.
             window: Their window.
-            now: When they leave.
+            now: The current time, in UTC nanoseconds since the epoch.
         """
         count = len(messages)
         self.stretches.append(Stretch(place, window, count))
@@ -224,7 +225,6 @@ class FinishedBatch:
         self.messages += other.messages
 
     def __len__(self) -> int:
-        """Return how many messages there are."""
         return len(self.offsets)
 
     @functools.cached_property
@@ -234,7 +234,7 @@ class FinishedBatch:
 
     @functools.cached_property
     def stand_in(self) -> TaskRun | None:
-        """What stands for the one task of each message, if nothing tells these tasks apart."""
+        """The stand-in of all tasks, if each message has one task and they look the same."""
         first = self.runs[0]
         if not isinstance(first, tuple) or not first or self.runs[-1] is not first:
             return None
@@ -242,7 +242,7 @@ class FinishedBatch:
 
     @functools.cached_property
     def tasks(self) -> list[int]:
-        """How many tasks each message had, replaced ones included."""
+        """How many tasks each message had, including replaced ones."""
         if not self.has_runs:
             return [0] * len(self)
         return [1] * len(self) if self.stand_in or self.only_runs is not None else list(map(len, self.runs))
@@ -254,15 +254,15 @@ class FinishedBatch:
 
     @functools.cached_property
     def only_runs(self) -> Sequence[TaskRun] | None:
-        """The one task of each message, if each has exactly one."""
+        """The task of each message, if each has exactly one; otherwise None."""
         try:
             return [run for (run,) in self.runs]
-        except ValueError:  # another number of tasks
+        except ValueError:  # a message has another number of tasks
             return None
 
     @functools.cached_property
     def attempts(self) -> list[int]:
-        """How often the tasks of each message were tried, together."""
+        """The number of attempts of each message's tasks together."""
         return self.sum_up(operator.attrgetter("attempts"))
 
     def sum_up(self, read: Callable[[TaskRun], int]) -> list[int]:
@@ -309,9 +309,9 @@ class FinishedBatch:
 
     @functools.cached_property
     def parts(self) -> dict[str, Part]:
-        """What several reports keep: parts of columns by their names.
+        """Column parts by name that several reports use.
 
-        Of these, `record_at` is in milliseconds, as it came, and `resolved_at` in nanoseconds.
+        `record_at` is in milliseconds, `resolved_at` in nanoseconds.
         """
         return {
             "topic": spread_words([stretch.place[0] for stretch in self.stretches], self.sizes),
@@ -326,7 +326,7 @@ class FinishedBatch:
         }
 
     def select(self, wanted: Sequence[bool]) -> FinishedBatch:
-        """Return those messages of which this is true; at least one has to be."""
+        """Return the messages for which `wanted` is true; at least one must be."""
         found, choose = FinishedBatch(), itertools.compress
         neighbours = choose(spread(self.stretches, self.sizes), wanted)
         found.stretches = [Stretch(place, window, 1) for place, window, _ in neighbours]
@@ -342,26 +342,26 @@ class FinishedBatch:
         return found
 
     def split(self) -> tuple[FinishedBatch, FinishedBatch]:
-        """Return both halves of the messages, to find the one that a report cannot take."""
+        """Return both halves of the messages, to find one that a report cannot store."""
         half = len(self) // 2
         left = len(self) - half
         return self.select([True] * half + [False] * left), self.select([False] * half + [True] * left)
 
 
 class Report(Protocol):
-    """Where finished messages are reported; `history.HistoryWriter` is one.
+    """Receives finished messages; implemented by `history.HistoryWriter`, for example.
 
     Attributes:
-        tasks: Where its asyncio tasks run; set by the engine.
-        needs_messages: Whether it reads messages and results of tasks; else a batch has no messages, and may have
-            something that stands for the only task of a message, if that went well.
+        tasks: Runs its asyncio tasks; set by the engine.
+        needs_messages: Whether it reads messages and the results of tasks; otherwise a batch has no messages, and may
+            contain stand-ins for successful tasks.
     """
 
     tasks: EngineTasks
     needs_messages: bool
 
     def take(self, batch: FinishedBatch) -> None:
-        """Take messages that left the pipeline; must be quick, must not raise, and keeps no reference to them."""
+        """Report messages that left the pipeline; must be quick, must not raise, and must hold no reference to them."""
 
     async def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining data."""

@@ -1,8 +1,8 @@
-"""The state of an engine, merged from the statistics of its parts: whole snapshots, and beats with only what changed
-since the one before.
+"""The state of an engine, merged from the statistics of its parts: complete snapshots, and beats with only the changes
+since the last one.
 
-Invariant: a beat costs by what moved since the last one, not by how many partitions the engine owns; only the lag,
-which the source looks at about once a second, is compared as a whole then.
+Invariant: the cost of a beat depends on the changes since the last one, not on the number of owned partitions. Only the
+lag, which the source updates about once a second, is then compared as a whole.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     """The owned partitions.
 
     Attributes:
-        names: The names of all of them; another list whenever they change.
-        paused: The names of those that backpressure holds.
-        tasks_held_back: Tasks that wait until less of their partition waits for sinks, or for their key.
-        size_bytes: The keys and values of messages with unfinished work.
+        names: The names of all; a new list whenever they change.
+        paused: The names of those that backpressure holds back.
+        tasks_held_back: Tasks that wait for sinks to confirm results of their partition, or for their key.
+        size_bytes: The size of the keys and values of messages with unfinished work.
     """
 
     names: list[str]
@@ -44,15 +44,15 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
 
 
 class Partitions(Protocol):
-    """What owns partitions."""
+    """Owns partitions; implemented by the intake."""
 
     def statistics(self) -> PartitionStatistics:
-        """Return what is owned now."""
+        """Return the state of the owned partitions."""
         ...
 
 
 class Recording(Protocol):
-    """What is recorded; `EngineRecorder` is one."""
+    """Counts recorded rows; implemented by `EngineRecorder`."""
 
     @property
     def rows(self) -> int:
@@ -67,7 +67,7 @@ class Recording(Protocol):
 class ReportingParts:
     """The parts of an engine whose statistics make up its state.
 
-    `brake` is None where none is configured, `recorder` where nothing is recorded.
+    `brake` is None if none is configured, `recorder` if recording is off.
     """
 
     source: Source
@@ -87,9 +87,9 @@ class Snapshots:
     """Takes an engine's snapshots and beats.
 
     Args:
-        parts: What is asked for statistics.
-        find_stalled: Returns what the engine waits for, and why.
-        find_heads: Returns what holds each partition; another mapping whenever it has looked again.
+        parts: The parts with statistics.
+        find_stalled: Returns what the engine is waiting for, and why.
+        find_heads: Returns the oldest message of each partition; each check makes a new mapping.
     """
 
     def __init__(
@@ -98,7 +98,6 @@ class Snapshots:
         find_stalled: Callable[[], dict[str, str]],
         find_heads: Callable[[], Mapping[str, PartitionHead]],
     ) -> None:
-        """Start with nothing sent."""
         self._find_heads = find_heads
         self._sent_heads: Mapping[str, PartitionHead] = {}
         self._parts = parts
@@ -124,10 +123,10 @@ class Snapshots:
         return progress
 
     def take_beat(self, *, whole: bool) -> Beat:
-        """Return the next beat; it has to be sent, since the next one builds on it.
+        """Return the next beat; it must be sent, because the next one builds on it.
 
         Args:
-            whole: Include all partitions: what was sent before is lost.
+            whole: Include all partitions, because earlier beats were lost.
         """
         parts = self._parts
         source, partitions = parts.source.statistics(), parts.partitions.statistics()
@@ -155,7 +154,7 @@ class Snapshots:
         return beat
 
     def _merge_counts(self, source: SourceStatistics, partitions: PartitionStatistics) -> EngineProgress:
-        """Return a snapshot without anything by partition."""
+        """Return a snapshot without data per partition."""
         parts = self._parts
         counters, pool, outbox = parts.counters.statistics(), parts.pool.statistics(), parts.outbox.statistics()
         letters, services, process = parts.letters.statistics(), parts.services.statistics(), measure_process()
@@ -205,14 +204,14 @@ class Snapshots:
         )
 
     def _name_lag(self, lag: Mapping[TopicPartition, int]) -> dict[str, int]:
-        """Return the lag by names; a source looks at it about once a second, a snapshot is taken more often."""
+        """Return the lag by partition name; cached, because snapshots are more frequent than updates of the lag."""
         if lag is not self._lag[0]:
             self._lag = lag, {name_partition(partition): count for partition, count in lag.items()}
         return self._lag[1]
 
 
 def _find_differences(before: Mapping[str, T], now: Mapping[str, T]) -> tuple[dict[str, T], list[str]]:
-    """Return what is new or has changed, and what is no longer there."""
+    """Return the new or changed entries, and the removed names."""
     if now is before:
         return {}, []
     changed = {name: count for name, count in now.items() if before.get(name) != count}

@@ -1,1 +1,1 @@
-"""Windows of messages: from their arrangement to the outcome of each message, and what becomes of failures."""
+"""Windows of messages: from their arrangement to the outcome of each message, including failures."""

@@ -1,7 +1,7 @@
 """Turns failures of a window's tasks and hooks into retries or dead letters, unless the brake holds them.
 
-Invariants: a failure is written once or held; what follows it (a task is terminal, a message is done) happens when
-its letter is handed over, never while it is held; only the step that failed is repeated.
+Invariants: a failure is dead-lettered once, or held. Its consequences (the task is terminal, the message is done)
+follow when its letter is handed over, never while it is held. Only the failed step is repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidemill.runtime.user_code import explain_error
 
 
 class FailingWindow(Protocol):
-    """What a failure needs of its window; see `WindowRun`."""
+    """The interface of a window with a failure; see `WindowRun`."""
 
     context: EngineContext
     partition: OwnedPartition
@@ -41,11 +41,11 @@ class FailingWindow(Protocol):
         ...
 
     def hold(self, of: Hooked) -> Callable[[], None]:
-        """Keep what waits for a step from going on; return what releases it."""
+        """Hold the messages of a step; return the callback that releases them."""
         ...
 
     def end(self, of: Hooked, error: ExecutorError | None) -> None:
-        """Go on after a step that failed; `error`: how, if it was the task itself."""
+        """Continue after a failed step; `error` is the failure of the task itself, if that was it."""
 
     async def collect(self, of: Hooked) -> None:
         """Call a hook again."""
@@ -54,7 +54,7 @@ class FailingWindow(Protocol):
 async def ask_on_error(
     context: EngineContext, run: TaskRun, error: ExecutorError, locate: Callable[[Hooked], Place]
 ) -> ErrorAction | list[ExecutorTask]:
-    """Return what `on_error` says about a failed try; DLQ if it raises, or returns anything else."""
+    """Return the decision of `on_error` about a failed attempt; DLQ if the hook raises or returns an invalid value."""
     try:
         hook = begin_hook(context.handler.on_error, run.task, error)
         returned = await call_hook(hook, context.hooks.calls, "on_error", locate, run)
@@ -71,7 +71,7 @@ async def ask_on_error(
 
 
 def retry_or_fail(window: FailingWindow, run: TaskRun, error: ExecutorError) -> None:
-    """Try a task again after its backoff, as long as it has tries left and can start at all."""
+    """Retry a task after its backoff, unless its attempts are used up or it can never start."""
     context = window.context
     decision = decide(run.attempts, context.settings.executor.max_retries, context.backoff, random.getrandbits(32))
     if isinstance(decision, Retry) and not error.never_starts:
@@ -84,7 +84,7 @@ def retry_or_fail(window: FailingWindow, run: TaskRun, error: ExecutorError) -> 
 
 
 def handle_task_failure(window: FailingWindow, run: TaskRun, error: ExecutorError, why: str = "") -> None:
-    """Take a task that failed for good; `why`: the reason, if that is not the number of its tries."""
+    """Handle a task that failed for good; `why` is the reason if its attempts are not used up."""
     context, text = window.context, _describe_task_error(error, why)
     run.failure = text
     cause = f"exit code {error.exit_code}" if error.kind is ErrorKind.EXIT else error.kind.value
@@ -101,14 +101,14 @@ def handle_task_failure(window: FailingWindow, run: TaskRun, error: ExecutorErro
 
 
 def handle_hook_failure(window: FailingWindow, hook: str, error: Exception, of: Hooked, returned: object) -> None:
-    """Take a hook that raised, or returned what cannot be delivered.
+    """Handle a hook that raised, or returned a value that cannot be delivered.
 
     Args:
         window: The window.
-        hook: Its name.
-        error: What it raised.
-        of: What it was called for.
-        returned: What it returned, if that is what was wrong.
+        hook: The hook's name.
+        error: The hook's exception, or the reason why its value was refused.
+        of: The task, message or window that the hook was called for.
+        returned: The refused value, if that is the failure.
     """
     context = window.context
     text = log_hook_error(context.log, hook, error, partition=window.partition.name)
@@ -136,7 +136,7 @@ def _make_case(window: FailingWindow, of: Hooked, again: Callable[[], None], wri
     indexes = window.find_indexes(of) or range(len(window.messages))
     offsets = [window.messages[index].offset for index in indexes]
     stuck: Sequence[int] = () if of is None else offsets
-    if window.held_for_window:  # nothing of it is resolved before all of it is
+    if window.held_for_window:  # no message of the window is resolved before all of them are
         stuck = [message.offset for message in window.messages]
     causes: MutableMapping[int, str] = window.causes
     return Case(window.partition, offsets, stuck, causes, indexes, again, write, is_window=of is None)
@@ -150,7 +150,7 @@ def _dead_letter(
     error: ExecutorError | None,
     refused: object = None,
 ) -> None:
-    # A window's own hook is dead-lettered with all its messages, which may be committed by now.
+    # A window's own hook is dead-lettered with all its messages, some of which may already be committed.
     messages = [window.messages[index] for index in window.find_indexes(of)]
     run = of if isinstance(of, TaskRun) else None
     window.partition.dead_letter(kind, text, messages, window.hold(of), run, error, refused)
@@ -158,11 +158,11 @@ def _dead_letter(
 
 
 def _describe_task_error(error: ExecutorError, why: str = "") -> str:
-    """Return how a task failed, in words.
+    """Return the failure of a task in words.
 
     Args:
-        error: How it failed.
-        why: Why it is not tried again, if that is not the number of its tries.
+        error: The failure.
+        why: Why the task is not retried, if its attempts are not used up.
     """
     if error.exception is not None:
         return why + escape_surrogates(error.exception)
@@ -170,9 +170,9 @@ def _describe_task_error(error: ExecutorError, why: str = "") -> str:
 
 
 def _log_task_error(window: FailingWindow, run: TaskRun, error: ExecutorError, why: str = "") -> None:
-    """Log that a task failed for good, with what it wrote last; equal failures are logged once in `LOG_SECONDS`.
+    """Log that a task failed for good, with the end of its stderr; equal failures are logged once in `LOG_SECONDS`.
 
-    What a program wrote is masked before it is cut, so that no half of a secret is left over.
+    The program's output is masked before it is cut, so that no part of a secret remains.
     """
     log: Any = window.context.log
     stderr = summarize_stderr(error.stderr)

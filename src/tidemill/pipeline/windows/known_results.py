@@ -1,9 +1,9 @@
-"""Calls the hooks of tasks whose results were known when their window was arranged, and delivers what these return.
+"""Calls the hooks of tasks whose results were precomputed, and delivers their payloads.
 
-Hooks that return without waiting are called one after the other, and what they return goes out as a run.
+Hooks that return without suspending are called one after another, and their payloads are delivered together.
 
-Invariant: a hook that waits holds up no other: in the next turn of the loop, what was returned before goes out, and
-another job goes on with the rest.
+Invariant: a hook that suspends delays no other. In the next turn of the loop the payloads collected so far are
+delivered, and another job continues with the rest.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def start_tasks(window: WindowRun, tasks: list[ExecutorTask], place: KeptPlace |
 
 
 def _has_one_each(window: WindowRun, known: Sequence[TaskRun]) -> bool:
-    """Return whether each message of a window has one task, whose result was known."""
+    """Return whether each message of a window has exactly one task, all of them with precomputed results."""
     return len(known) == len(window.messages) and set(map(len, window.runs_of)) == {1}
 
 
 class _KnownResults:
-    """The tasks of a window whose results were known.
+    """The tasks of a window that have precomputed results.
 
     Args:
         window: The window.
@@ -57,15 +57,15 @@ class _KnownResults:
         self._window = window
         self._left = deque(runs)
         self._run = SubmissionRun(TASK_HOOK, functools.partial(release_run, window))
-        # What hooks returned that is not handed over yet, and their tasks.
+        # Payloads of hooks that are not delivered yet, and their tasks.
         self._parts: list[RunPart] = []
         self._routed: list[Sequence[Routed]] = []
         self._ended: list[TaskRun] = []
-        #: Whether one of these tasks may stand for all of them in reports.
+        #: Whether one of these tasks can represent all of them in reports.
         self._are_alike = window.context.finished is not None and _has_one_each(window, runs)
 
     def start(self) -> None:
-        """Let a job work on it."""
+        """Submit a job that works on the tasks."""
         self._window.context.hooks.submit(self._work)
 
     async def _work(self) -> None:
@@ -83,13 +83,13 @@ class _KnownResults:
             self._go_on()
 
     def _pass_on(self, turn: asyncio.Event) -> None:
-        """Take over from a job whose hook waits, or that has called enough of them in a row."""
+        """Take over from a job whose hook suspends, or that has called enough hooks in a row."""
         turn.set()
         self._hand_over()
         self._go_on()
 
     def _go_on(self) -> None:
-        """Let another job work on what is left, before those of later windows."""
+        """Let another job continue with the remaining tasks, before those of later windows."""
         if self._left:
             self._window.context.hooks.submit_first(self._work)
 
@@ -117,7 +117,7 @@ class _KnownResults:
         self._ended.append(run)
 
     def _hand_over(self) -> None:
-        """Deliver what was returned, and make its tasks terminal."""
+        """Deliver the collected payloads, and end their tasks."""
         parts, routed, ended = self._parts, self._routed, self._ended
         self._parts, self._routed, self._ended = [], [], []
         window, partition = self._window, self._window.partition
@@ -139,7 +139,7 @@ class _KnownResults:
             window.end_messages()
 
     def _compare(self, parts: Sequence[RunPart], count: int) -> None:
-        """Note for reports how many payloads there are of each message, as long as all have as many."""
+        """Note for reports how many payloads each message has, as long as all have the same number."""
         counts = [part.pending for part in parts]
         each = counts[0] if counts else 0
         stand_in, before = stand_for(1, each, True), self._window.times.known_runs

@@ -1,4 +1,4 @@
-"""How results go out that are of one message each: what their sink settles together is released together.
+"""Delivery of results that concern one message each: results that a sink confirms together are released together.
 
 See `sinks.sending.run`.
 """
@@ -24,7 +24,7 @@ from tidemill.sources.base import TopicPartition
 
 
 class DeliveringWindow(Protocol):
-    """What a run needs of its window; see `WindowRun`."""
+    """The interface of a window whose results are delivered together; see `WindowRun`."""
 
     context: EngineContext
     partition: OwnedPartition
@@ -37,9 +37,9 @@ class DeliveringWindow(Protocol):
 
 
 def may_start_as_run(window: DeliveringWindow) -> bool:
-    """Return whether all results of a window can be handed over, and its messages resolved, without a look at each.
+    """Return whether a window's results can be delivered, and its messages resolved, in bulk.
 
-    What `deliver_part` hands over need not ask: its messages take each step by themselves, but for the last.
+    `deliver_part` need not check this: its messages take each step individually, except for the last.
     """
     context = window.context
     if len(window.messages) == 1 or context.overridden.on_message_complete:
@@ -48,7 +48,7 @@ def may_start_as_run(window: DeliveringWindow) -> bool:
 
 
 def deliver_part(window: DeliveringWindow, index: int, routed: Sequence[Routed], task: ExecutorTask) -> None:
-    """Hand what the hook of a task returned to its sinks; the one message of the task waits for that."""
+    """Deliver the payloads of a task's hook; the task's only message is held until they are settled."""
     if window.deliveries is None:
         window.deliveries = SubmissionRun(TASK_HOOK, functools.partial(release_run, window))
     window.graph.hold((index,))
@@ -58,20 +58,20 @@ def deliver_part(window: DeliveringWindow, index: int, routed: Sequence[Routed],
 
 
 def release_run(window: DeliveringWindow, indexes: Sequence[int], size_bytes: int) -> None:
-    """Go on with messages whose deliveries are settled; `size_bytes`: how large these were."""
+    """Release messages whose payloads are settled; `size_bytes` is the total size of these payloads."""
     if not window.partition.closed:
         window.partition.delivered(size_bytes, len(indexes))
         resolve_run(window, window.graph.release_all(indexes))
 
 
 def resolve_run(window: DeliveringWindow, indexes: Sequence[int]) -> None:
-    """Let messages leave the pipeline together."""
+    """Resolve messages together."""
     if not indexes:
         return
     messages, entries, runs = window.messages, window.entries, window.runs_of
     if len(indexes) < len(messages):
         messages, entries = [messages[index] for index in indexes], [entries[index] for index in indexes]
         runs = [runs[index] for index in indexes]
-        for index in indexes:  # their results need not be kept until the window's slowest task has ended
+        for index in indexes:  # free their results before the window's slowest task ends
             window.runs_of[index] = []
     window.partition.resolve_all(messages, entries, runs, window.times)

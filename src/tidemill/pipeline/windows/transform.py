@@ -1,6 +1,6 @@
 """Calls a handler's `transform` for messages of one partition, and delivers what it returns.
 
-Invariant: what it returned is checked and routed as a whole before anything of it is delivered.
+Invariant: the whole result is checked and routed before any of it is delivered.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from tidemill.core.errors import HandlerError
 from tidemill.core.pipeline.arrangement import WindowComplete
+from tidemill.core.wording import format_count
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.models import SkipMessage
@@ -26,17 +27,17 @@ from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sinks.payloads import CollectResult
 from tidemill.sinks.sending.run import RunPart, SubmissionRun
 
-_WANTED = "transform must return a list with one place per message, or a CollectResult"
-_PLACE = "a payload, a list of payloads, or None"
+_WANTED = "transform must return a list with one item per message, or a CollectResult"
+_ITEM = "a payload, a list of payloads, or None"
 
 
 @dataclass(frozen=True, slots=True)
 class Transformed:
-    """What is to be delivered for a window.
+    """The payloads of a window.
 
     Attributes:
-        each: For each of its messages.
-        whole: For all of them together.
+        each: The payloads of each message.
+        whole: The payloads of all messages together.
     """
 
     each: Sequence[Sequence[Routed]] = ()
@@ -44,29 +45,28 @@ class Transformed:
 
 
 class RefusedResultError(HandlerError):
-    """What `transform` returned cannot be delivered.
+    """The result of `transform` cannot be delivered.
 
     Args:
-        error: Why.
-        returned: What it returned.
+        error: The reason.
+        returned: The result.
     """
 
     def __init__(self, error: Exception, returned: Any) -> None:
-        """Keep what was returned."""
         super().__init__(str(error))
         self.error = error
         self.returned = returned
 
 
 async def call_transform(context: EngineContext, messages: Sequence[SourceMessage]) -> Transformed:
-    """Return what a handler wants delivered for messages; nothing for a single one that it skips.
+    """Return the payloads for messages; none for a single message that the handler skips.
 
     Raises:
-        RefusedResultError: It cannot be delivered.
-        Exception: What the handler raised.
+        RefusedResultError: The result cannot be delivered.
+        Exception: The handler raised it.
     """
     try:
-        # A copy: what the handler does to its list must not change ours.
+        # A copy, because the handler may modify its list.
         hook = begin_hook(context.handler.transform, list(messages))
         returned: Any = await call_hook(hook, context.hooks.calls, "transform", place_of, messages)
     except SkipMessage:
@@ -81,12 +81,12 @@ async def call_transform(context: EngineContext, messages: Sequence[SourceMessag
 
 
 def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace | None) -> None:
-    """Start a window without tasks: deliver what `transform` returned.
+    """Start a window without tasks: deliver the result of `transform`.
 
     Args:
         window: The window.
-        result: What is to be delivered.
-        place: What kept the window's place in the order of its key, if anything did.
+        result: The payloads.
+        place: The placeholder of the window's only message in the order of its key, if any.
     """
     everything = range(len(window.messages))
     window.hold_window()
@@ -113,14 +113,14 @@ def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace |
 
 
 def _is_plain(window: WindowRun, result: Transformed) -> bool:
-    """Return whether nothing is to happen to a single message, as far as can be known."""
+    """Return whether the window can be delivered and resolved in bulk."""
     return not result.whole and may_start_as_run(window)
 
 
 def _start_run(window: WindowRun, result: Transformed) -> None:
-    """Deliver a window as a run."""
+    """Deliver a window in bulk."""
     run = SubmissionRun("transform", functools.partial(release_run, window))
-    # There are none where an empty result for the whole window was returned.
+    # Empty if an empty result was returned for the whole window.
     parts = [
         RunPart(run, index, message, len(routed))
         for index, (message, routed) in enumerate(zip(window.messages, result.each, strict=False))
@@ -138,7 +138,7 @@ def _start_run(window: WindowRun, result: Transformed) -> None:
 
 
 def _note_payloads(window: WindowRun, parts: Sequence[RunPart]) -> None:
-    """Note for reports how many payloads there are of each message."""
+    """Note for reports how many payloads each message has."""
     counts = [part.pending for part in parts]
     if counts.count(counts[0]) == len(window.messages):
         window.times.payloads_each = counts[0]
@@ -151,27 +151,29 @@ def _route(context: EngineContext, returned: Any, count: int) -> Transformed:
         return Transformed(whole=context.route(returned))
     if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
         raise TypeError(f"{_WANTED}, not {_describe(returned)}")
-    # What a class of the user's own yields counts, whatever it says about its length.
-    places = returned if type(returned) is list else [*returned]
-    if len(places) != count:
-        raise ValueError(f"{_WANTED}: it was given {count} and returned {len(places)}; None: nothing to deliver")
+    # Iterate, because a sequence class of the user may report a wrong length.
+    items = returned if type(returned) is list else [*returned]
+    if len(items) != count:
+        raise ValueError(
+            f"{_WANTED}; it got {format_count(count, 'message')} and returned {format_count(len(items), 'item')}"
+        )
     route_one = context.outbox.route_one
     return Transformed(
         [
             ()
-            if place is None
-            else (route_one(place),)
-            if isinstance(place, msgspec.Struct) and not isinstance(place, CollectResult)
-            else [route_one(payload) for payload in _list_payloads(index, place)]
-            for index, place in enumerate(places)
+            if item is None
+            else (route_one(item),)
+            if isinstance(item, msgspec.Struct) and not isinstance(item, CollectResult)
+            else [route_one(payload) for payload in _list_payloads(index, item)]
+            for index, item in enumerate(items)
         ]
     )
 
 
-def _list_payloads(index: int, place: Any) -> Sequence[Any]:
-    if not isinstance(place, Sequence) or isinstance(place, (str, bytes)):
-        raise TypeError(f"{_WANTED}; place {index} must be {_PLACE}, not {_describe(place)}")
-    return place
+def _list_payloads(index: int, item: Any) -> Sequence[Any]:
+    if not isinstance(item, Sequence) or isinstance(item, (str, bytes)):
+        raise TypeError(f"{_WANTED}; item {index} must be {_ITEM}, not {_describe(item)}")
+    return item
 
 
 def _describe(wrong: Any) -> str:
@@ -182,12 +184,12 @@ def _describe(wrong: Any) -> str:
 
 
 def list_refused(error: Exception) -> CollectResult | Sequence[Any] | None:
-    """Return the payloads of a result for a single message that cannot be delivered, for its letter."""
+    """Return the payloads of a refused result for a single message, for its dead letter."""
     if not isinstance(error, RefusedResultError):
         return None
     try:
         return check_returned(_find_payloads, error.returned)
-    except Exception:  # that may be the very reason for this letter
+    except Exception:  # the payloads may be the reason for the refusal
         return None
 
 
@@ -195,6 +197,6 @@ def _find_payloads(returned: Any) -> CollectResult | Sequence[Any] | None:
     if isinstance(returned, CollectResult) or not isinstance(returned, Sequence):
         return returned if isinstance(returned, CollectResult) else None
     found: list[Any] = []
-    for place in returned:
-        found += place if isinstance(place, (list, tuple)) else (place,)
+    for item in returned:
+        found += item if isinstance(item, (list, tuple)) else (item,)
     return [payload for payload in found if isinstance(payload, msgspec.Struct)]

@@ -1,7 +1,7 @@
-"""One window that waits for `arrange` or `transform`, until that has returned, or it is split or refused.
+"""A window that waits for `arrange` or `transform` to return; it may be split or refused.
 
-Only a single message is refused: dead-lettered or held. Invariant: a message that the handler cannot take, or that
-cannot be parsed, is found by splitting its window, and holds back no other message of it.
+Only a single message is refused, that is, dead-lettered or held. Invariant: a message that the handler cannot process,
+or that cannot be parsed, is found by splitting its window, and holds back no other message.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidemill.runtime.record_headers import check_headers
 from tidemill.runtime.user_code import explain_error
 from tidemill.sources.base import TopicPartition
 
-#: What is called when a letter of a kind is about what it raised.
+#: The hook whose failure a letter of each kind reports.
 _HOOKS = {
     LetterKind.ARRANGE: "arrange",
     LetterKind.TRANSFORM: "transform",
@@ -47,9 +47,9 @@ class WaitingWindow:
         partition: Its partition.
         messages: Its messages, in order.
         entries: Their entries in the ledger.
-        arrived: The loop's time when its first message came.
-        arrange_again: Called with it when it is to be arranged once more, or when its turn has come.
-        is_parsed: Whether its messages were parsed; if not, there is only one, which is parsed before `arrange`.
+        arrived: The loop's time when its first message arrived.
+        arrange_again: Called with the window to queue it again for `arrange`, when its turn has come or for a retry.
+        is_parsed: Whether its messages are parsed; if not, there is only one, which is parsed before `arrange`.
     """
 
     __slots__ = (
@@ -75,7 +75,6 @@ class WaitingWindow:
         *,
         is_parsed: bool = True,
     ) -> None:
-        """Keep the messages."""
         self._context = context
         self._partition = partition
         self.messages = messages
@@ -87,10 +86,11 @@ class WaitingWindow:
         self._causes: dict[int, str] | None = None
 
     async def arrange(self) -> Sequence[WaitingWindow]:
-        """Hand it to the handler and launch what that returns; when it raises, find the message that it cannot take.
+        """Pass the window to the handler and start its result; if the handler raises, split the window to find the
+        cause.
 
         Returns:
-            The parts that are to be arranged instead, in order, if the window cannot be arranged as a whole.
+            The parts to arrange instead, in order, if the window cannot be arranged as a whole.
         """
         partition = self._partition
         if partition.closed or partition.leaving or (not self._is_parsed and not self._parse()):
@@ -132,7 +132,7 @@ class WaitingWindow:
         context, partition = self._context, self._partition
         started_at = time.time_ns() // 1000
         try:
-            # A copy: what the handler does to its list must not change ours.
+            # A copy, because the handler may modify its list.
             pending = PendingContext(partition.list_pending_tasks)
             hook = begin_hook(context.handler.arrange, list(self.messages), pending)
             returned = await call_hook(hook, context.hooks.calls, "arrange", place_of, self.messages)
@@ -149,12 +149,12 @@ class WaitingWindow:
         return ()
 
     def _parse(self) -> bool:
-        """Set the payload of the only message; return whether that went well."""
+        """Set the payload of the only message; return whether that succeeded."""
         message = self.messages[0]
         try:
             check_headers(message)
             set_field(message, "payload", self._context.handler.deserialize_message(message))
-        except BaseException as error:  # whatever it raises concerns this message alone
+        except BaseException as error:  # any exception of the hook concerns this message alone
             self._refuse(LetterKind.PARSE, error)
             return False
         self._is_parsed = True
@@ -188,11 +188,11 @@ class WaitingWindow:
         try:
             return self._context.handler.message_label(message)
         except BaseException as error:
-            place = f"{message.topic}/{message.partition}/{message.offset}"
-            return f"{place} (message_label raised {describe_error(error)})"
+            position = f"{message.topic}/{message.partition}/{message.offset}"
+            return f"{position} (message_label raised {describe_error(error)})"
 
     def _refuse(self, kind: LetterKind, error: BaseException, refused: object = None) -> None:
-        """Dead-letter or hold the only message: it gets no task."""
+        """Dead-letter or hold the only message; it gets no task."""
         context, partition, text = self._context, self._partition, explain_error(error, _HOOKS[kind])
         message, entry, order = self.messages[0], self._entries[0], self._partition.order
         if self._causes is None:

@@ -1,8 +1,8 @@
-"""One window on its way: tasks, hooks and deliveries, until every message of it is resolved.
+"""A window in flight: its tasks, hooks and deliveries, until every message is resolved.
 
-`core.pipeline.arrangement` decides when a message and the window are complete and when a message is resolved; this
-shell calls the hooks, hands what they return to the outbox, and turns every failure into a dead letter. Nothing that
-happens after the partition was given up changes anything.
+`core.pipeline.arrangement` decides when a message and the window are complete and when a message is resolved. This
+shell calls the hooks, passes their payloads to the outbox, and turns every failure into a dead letter. After the
+partition was given up, nothing changes the window.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from tidemill.sources.base import TopicPartition
 
 
 class WindowRun:
-    """A window of messages of one partition that was arranged.
+    """An arranged window of messages of one partition.
 
     Args:
         context: The engine's parts.
         partition: Its partition.
         messages: Its messages, in order.
         entries: Their entries in the ledger.
-        arrived: The loop's time when its first message came.
+        arrived: The loop's time when its first message arrived.
         times: When it was arranged.
 
     Attributes:
-        results: Results and errors of its tasks, for the window's own hook; empty without one.
-        deliveries: What results of tasks of one message have in common, while there may be more of these.
-        causes: What failed of its messages, by index, if there is a brake.
-        known: While it is started: takes the tasks of one message whose results are known. None: they are its own.
+        results: Results and errors of its tasks, for `on_window_complete`; empty if the handler has no such hook.
+        deliveries: Shared by the deliveries of one-message tasks, as long as more of them may follow.
+        causes: The causes of failure of its messages, by index, if there is a brake.
+        known: During `start`, collects the one-message tasks with precomputed results; None: the window ends them
+            itself.
     """
 
     __slots__ = (
@@ -95,16 +96,16 @@ class WindowRun:
         """Launch the tasks of the window, each when its turn comes.
 
         Args:
-            tasks: What `arrange` returned.
-            place: What kept the window's place in the order of its key, if anything did.
+            tasks: The tasks that `arrange` returned.
+            place: The placeholder of the window's only message in the order of its key, if any.
         """
         self.hold_window()
-        places = {message.offset: index for index, message in enumerate(self.messages)} if tasks else {}
+        indexes_by_offset = {message.offset: index for index, message in enumerate(self.messages)} if tasks else {}
         runs: list[tuple[TaskRun, Sequence[int]]] = []
         for task in tasks:
-            indexes, ignored = find_source_indexes(task.source_offsets, places)
+            indexes, ignored = find_source_indexes(task.source_offsets, indexes_by_offset)
             if ignored:
-                text = "source_offsets of a task lie outside its window and are ignored"
+                text = "source_offsets outside the task's window are ignored"
                 self.context.warn(text, task_id=task.task_id, partition=self.partition.name, ignored=ignored[:10])
             run = self._make_run(task)
             if len(indexes) == 1 and not ignored:
@@ -123,7 +124,7 @@ class WindowRun:
         self.apply(effects)
 
     def hold_window(self) -> None:
-        """Resolve none of its messages before the window's own hook is done, if that is wanted."""
+        """Hold all messages until the window's own hook is done, if the engine is configured so."""
         if self.context.holds_windows:
             self.held_for_window = True
             self.graph.hold(range(len(self.messages)))
@@ -132,7 +133,7 @@ class WindowRun:
         run = TaskRun(task, self, self.arrived)
         if task.task_id in self.partition.pending:
             self.context.warn(
-                "a task with this id is pending already; it runs under an internal key",
+                "a task with this id is already pending; this one runs under an internal key",
                 task_id=task.task_id,
                 partition=self.partition.name,
             )
@@ -146,14 +147,14 @@ class WindowRun:
         return self.partition
 
     def park(self, run: TaskRun) -> None:
-        """Keep a task until it may start, or leave its messages to the partition's next owner."""
+        """Hold a task until it may start, or leave its messages to the partition's next owner."""
         if self.partition.leaving:
             self.partition.withdraw(self._find_offsets(run))
         else:
             self.partition.park(run)
 
     def succeeded(self, run: TaskRun, result: ExecutorResult) -> None:
-        """Take a result; the task is terminal once its hook has said what to deliver."""
+        """Handle the result of a task; the task is terminal once its hook has returned."""
         run.result = result
         context = self.context
         if context.overridden.on_window_complete:
@@ -162,14 +163,14 @@ class WindowRun:
         context.slowest.add(result)
         if self.known is not None and len(self.graph.find_indexes(run)) == 1:
             self.known.append(run)
-        else:  # even without a hook the turn is given back first: a window of known results must not recurse
+        else:  # even without a hook in a later turn: a window of precomputed results must not recurse
             context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, run)
 
     async def _end_task(self, run: TaskRun) -> None:
         self._make_terminal(run)
 
     def failed(self, run: TaskRun, error: ExecutorError) -> None:
-        """Take a failure and decide about it, by `on_error` or by the default."""
+        """Handle the failure of a task, by `on_error` or by the default."""
         if self.context.overridden.on_error:
             self.context.hooks.submit(self._call_error_hook, run, error)
         else:
@@ -194,7 +195,7 @@ class WindowRun:
     def _replace(self, run: TaskRun, error: ExecutorError, tasks: list[ExecutorTask]) -> None:
         most = self.context.settings.executor.max_replacements
         if run.generation >= most:
-            why = f"on_error has replaced it {most} times (executor.max_replacements): "
+            why = f"on_error has already replaced it {most} times (executor.max_replacements): "
             failures.handle_task_failure(self, run, error, why)
             return
         if self.context.recorder is not None:
@@ -221,7 +222,7 @@ class WindowRun:
         self.apply(effects)
 
     def _give_up(self, run: TaskRun, error: ExecutorError) -> None:
-        """Make a task terminal that failed for good."""
+        """End a task that failed for good."""
         if self.context.recorder is not None:
             self.context.recorder.note_failure("task_failed", run, error)
         run.error = error
@@ -239,26 +240,26 @@ class WindowRun:
         run.leave_owner()
 
     def find_indexes(self, of: Hooked) -> Sequence[int]:
-        """Return the indexes of the messages that a task or a hook is about."""
+        """Return the indexes of the messages of a task or hook."""
         if of is None:
             return range(len(self.messages))
         return (of,) if isinstance(of, int) else self.graph.find_indexes(of)
 
     def _find_offsets(self, run: TaskRun) -> list[int]:
-        """Return the messages that cannot leave the pipeline without a task."""
+        """Return the offsets of the messages that cannot leave the pipeline before a task is done."""
         return [self.messages[index].offset for index in self.find_indexes(None if self.held_for_window else run)]
 
     def find_task_offsets(self, run: TaskRun) -> Sequence[int]:
-        """Return the offsets of the messages of a task that is not terminal."""
+        """Return the offsets of the messages of a task that has no final outcome yet."""
         return [self.messages[index].offset for index in self.graph.find_indexes(run)]
 
     # -- hooks that return payloads ---------------------------------------------------------------------------
 
     async def collect(self, of: Hooked) -> None:
-        """Call the hook of a task, a message or the window, and deliver what it returns."""
+        """Call the hook of a task, a message or the window, and deliver its payloads."""
         context, partition = self.context, self.partition
         if partition.closed:
-            self.deliveries = None  # it leads back to the window
+            self.deliveries = None  # break the reference cycle with the window
             return
         hook, returned = name_hook(of), None
         try:
@@ -290,7 +291,7 @@ class WindowRun:
     # -- failures: see `failures.FailingWindow` ---------------------------------------------------------------
 
     def hold(self, of: Hooked) -> Callable[[], None]:
-        """Keep what waits for a step from going on until its letter is confirmed; return what releases it."""
+        """Hold the messages of a step until its letter is confirmed; return the callback that releases them."""
         if of is None:
             return self._window_done
         indexes = self.find_indexes(of)
@@ -298,7 +299,7 @@ class WindowRun:
         return functools.partial(self._released, indexes)
 
     def end(self, of: Hooked, error: ExecutorError | None) -> None:
-        """Go on after a step whose letter is handed over; the window's own hook ends when that is confirmed."""
+        """Continue after a step whose letter is handed over; the window's own hook ends only when it is confirmed."""
         if isinstance(of, int):
             self._end_message(of)
         elif of is not None and error is not None:
@@ -307,7 +308,7 @@ class WindowRun:
             self._make_terminal(of)
 
     def deliver(self, routed: Sequence[Routed], indexes: Sequence[int], task: ExecutorTask | None, hook: str) -> None:
-        """Hand what a hook returned to its sinks; the messages wait for that."""
+        """Deliver the payloads of a hook; the messages are held until they are settled."""
         self.graph.hold(indexes)
         origin = Origin([self.messages[index] for index in indexes], task, hook=hook)
         self._submit(routed, origin, functools.partial(self._released, indexes, origin))
@@ -317,7 +318,7 @@ class WindowRun:
         self.partition.submitted(origin.size_bytes)
 
     def _released(self, indexes: Sequence[int], origin: Origin | None = None) -> None:
-        """Release messages from a hold: what was delivered for them, or their letter, is confirmed."""
+        """Release messages from a hold: their payloads are settled, or their letter is confirmed."""
         if not self.partition.closed:
             if origin is not None:
                 self.partition.delivered(origin.size_bytes)
@@ -326,7 +327,7 @@ class WindowRun:
     # -- messages and the window ------------------------------------------------------------------------------
 
     def apply(self, effects: Sequence[Effect]) -> None:
-        """Carry out what the graph says."""
+        """Carry out the effects of the graph."""
         for effect in effects:
             if isinstance(effect, MessageComplete):
                 self._message_complete(effect.index)
@@ -336,9 +337,9 @@ class WindowRun:
                 self.end_messages()
 
     def _resolve(self, index: int) -> None:
-        """Let a message leave the pipeline by itself."""
+        """Resolve a single message."""
         runs = self.runs_of[index]
-        if len(self.messages) > 1:  # its results need not be kept until the window's slowest task has ended
+        if len(self.messages) > 1:  # free its results before the window's slowest task ends
             self.runs_of[index] = []
         self.partition.resolve(self.messages[index], self.entries[index], runs, self.times)
 
@@ -364,8 +365,8 @@ class WindowRun:
             brake.ended(self.partition, messages[index].offset, cause, is_alone=len(messages) == 1)
 
     def end_messages(self) -> None:
-        """Go on when the hooks of all messages have ended: the window's own hook is due."""
-        self.deliveries = None  # it leads back to the window
+        """Continue after the hooks of all messages: call the window's own hook."""
+        self.deliveries = None  # break the reference cycle with the window
         self.context.counters.batches.add(max(0.0, time.monotonic() - self.arrived))
         if self.context.overridden.on_window_complete:
             self.partition.windows += 1
@@ -383,7 +384,7 @@ class WindowRun:
             self._window_done()
 
     def _window_done(self, origin: Origin | None = None) -> None:
-        """Go on when what the window's own hook returned is delivered or dead-lettered."""
+        """Continue after the payloads of the window's own hook are settled or dead-lettered."""
         if not self.partition.closed:
             if origin is not None:
                 self.partition.delivered(origin.size_bytes)
@@ -396,5 +397,5 @@ class WindowRun:
             self.apply(self.graph.release(range(len(self.messages))))
 
     def locate(self, of: Hooked) -> Place:
-        """Say for which messages a hook runs."""
+        """Return the messages that a hook runs for."""
         return place_of([self.messages[index] for index in self.find_indexes(of)])
