@@ -249,7 +249,7 @@ async def test_rows_that_are_one_message_are_refused(place: Place) -> None:
     engine = place.engine(Copy(), RowReader(iter(rows), NAMES, 0), place.settings(), name="part-0.parquet")
     summary = await finish(engine)
     assert summary.reason is StopReason.FAILED
-    assert "offset 4, so they are one message" in (summary.error or "")
+    assert "two rows have topic" in (summary.error or "")
     assert place.names() == []
 
 

@@ -155,7 +155,7 @@ async def test_what_cannot_be_awaited_is_named_and_the_hooks_own_errors_are_left
     async def wrong() -> None:
         len(7)
 
-    with pytest.raises(TypeError, match="arrange gave an async generator; it has to be an `async def` without `yield`"):
+    with pytest.raises(TypeError, match="arrange returned an async generator; it must be an `async def` without `yield`"):
         await call_hook(generating(), name="arrange")
     with pytest.raises(TypeError, match="on_error gave a list"):
         await call_hook([], name="on_error")

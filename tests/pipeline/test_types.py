@@ -175,7 +175,7 @@ async def test_an_async_generator_as_arrange_is_named_in_the_letter(rig) -> None
     run = rig(Yielding(), [message(0)])
     await run.committed(1)
     (letter,) = run.letters.letters
-    assert letter.error == "TypeError: arrange gave an async generator; it has to be an `async def` without `yield`"
+    assert letter.error == "TypeError: arrange returned an async generator; it must be an `async def` without `yield`"
 
 
 # -- payloads -----------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ async def call_hook(
         if inspect.isawaitable(hook):
             raise
         what = "an async generator" if inspect.isasyncgen(hook) else f"a {type(hook).__name__}"
-        raise TypeError(f"{name or 'the hook'} gave {what}; it has to be an `async def` without `yield`") from error
+        raise TypeError(f"{name or 'the hook'} returned {what}; it must be an `async def` without `yield`") from error
     except SystemExit as error:
         raise HandlerError(f"the hook called sys.exit({error.code!r})") from error
     except asyncio.CancelledError as error:

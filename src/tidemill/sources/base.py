@@ -1,7 +1,7 @@
-"""What the engine needs of a source, and what a source tells the engine.
+"""The interfaces between the engine and its source.
 
-A source only moves bytes: it fetches into a bounded buffer per partition, hands over what is pulled, and carries out
-commits. It decides nothing about offsets. All methods of `SourceEvents` are called on the engine's loop.
+A source only moves bytes: it fetches into a bounded buffer per partition, returns messages that are pulled, and carries
+out commits. It makes no decisions about offsets. All methods of `SourceEvents` are called on the engine's loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def name_partition(partition: TopicPartition) -> str:
 
 
 def name_partitions(partitions: Sequence[TopicPartition], most: int = MAX_NAMES) -> list[str]:
-    """Return names for a log line, which must not grow with the topic."""
+    """Return names for a log line, limited so that the line does not grow with the topic."""
     names = [name_partition(partition) for partition in partitions[:most]]
     if len(partitions) > most:
         names.append(f"and {len(partitions) - most} more")
@@ -40,25 +40,26 @@ def name_partitions(partitions: Sequence[TopicPartition], most: int = MAX_NAMES)
 
 
 class Outgoing(msgspec.Struct, eq=False):
-    """A record that goes out in one transaction with the offsets of its messages.
+    """A record that is sent in one transaction with the offsets of its messages.
 
-    The loop writes `isolated`, the source's thread the three fields about its failure, before it reports how the commit
-    ended.
+    The loop writes `isolated`. The source's thread writes `error`, `oversize` and `verdict` before it reports the
+    result of
+    the commit.
 
     Attributes:
-        topic: Where to.
+        topic: The topic to send it to.
         key: Its key.
-        value: Its value, None for a tombstone.
-        owner: What it came from; opaque to a source.
-        ref: What its owner knows it by; opaque to a source.
-        isolated: It must not share a batch, so that a refusal concerns it alone.
+        value: Its value; None for a tombstone.
+        owner: The sink or dead letters that staged it; opaque to a source.
+        ref: The owner's own reference to it; opaque to a source.
+        isolated: Whether it must not share a batch, so that a refusal concerns it alone.
         attempts: How often it was refused.
         error: Why the brokers refuse it, if the record itself is wrong.
-        oversize: Whether that is its size, or the size of its batch.
-        verdict: What becomes of it then, decided over all of its transaction.
-        headers: In order.
-        partition: -1: the one that the key chooses.
-        timestamp: In milliseconds since the epoch; 0: when it is sent.
+        oversize: Whether it was refused for its size, or for the size of its batch.
+        verdict: What happens to a refused record; decided over the whole transaction.
+        headers: Its headers, in order.
+        partition: The partition to send it to; -1: chosen by the key.
+        timestamp: In milliseconds since the epoch; 0: the time of sending.
     """
 
     topic: str
@@ -77,7 +78,7 @@ class Outgoing(msgspec.Struct, eq=False):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of key, value and headers together."""
+        """The size of key, value and headers together."""
         size = (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
         return size + sum(len(name) + len(value or b"") for name, value in self.headers) if self.headers else size
 
@@ -86,7 +87,7 @@ Records = Mapping[TopicPartition, Sequence[Outgoing]]
 
 
 class CommitStatus(enum.Enum):
-    """How a commit ended."""
+    """The result of a commit."""
 
     DONE = "done"
     AGAIN = "again"
@@ -101,14 +102,13 @@ class Fatal(enum.Enum):
 
 
 class SourceStatistics(msgspec.Struct, frozen=True):
-    """How far a source is behind, and what it missed.
+    """The lag of a source, and the messages that it missed.
 
     Attributes:
         gap: Messages that were deleted at the source before they were read.
-        lag: The end of each partition minus what is committed of it, where that is known; another mapping whenever
-            the source has looked again.
+        lag: The end of each partition minus its committed offset, if both are known; a new mapping after each update.
         errors: Errors that the client reported.
-        recreated: How often a partition was read from its beginning because its topic had been created again.
+        recreated: How often a partition was read from its beginning because its topic had been recreated.
     """
 
     gap: int
@@ -118,25 +118,25 @@ class SourceStatistics(msgspec.Struct, frozen=True):
 
 
 class SourceEvents(Protocol):
-    """The engine, as a source sees it."""
+    """The engine, from the view of its source."""
 
     def on_messages(self, partitions: Collection[TopicPartition]) -> None:
-        """These partitions have new messages to pull."""
+        """Handle new messages of these partitions."""
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """These partitions are assigned, in addition to those already owned."""
+        """Handle the assignment of partitions, in addition to those already owned."""
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Finish the work of these partitions; return the offsets to commit before they are given up."""
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """These partitions belong to another member already: deliver nothing more for them."""
+        """Handle partitions that already belong to another member: deliver nothing more for them."""
 
     def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
-        """A commit ended."""
+        """Handle the result of a commit."""
 
     def on_fatal(self, fatal: Fatal, text: str) -> None:
-        """The source has failed for good."""
+        """Handle the final failure of the source."""
 
 
 class Source(Protocol):
@@ -146,39 +146,39 @@ class Source(Protocol):
         """Connect and subscribe."""
 
     def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
-        """Take up to `limit` messages of a partition out of the buffer, in order."""
+        """Take up to `limit` messages of a partition from the buffer, in order."""
 
     def buffered(self, partition: TopicPartition) -> int:
-        """How many messages of a partition wait in the buffer."""
+        """Return how many messages of a partition are in the buffer."""
 
     def peek(self, partition: TopicPartition) -> SourceMessage | None:
-        """Return the next message of a partition in the buffer, without taking it; None: there is none."""
+        """Return the next message of a partition in the buffer without taking it; None: there is none."""
 
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
-        """Commit, with these records or not at all; `on_committed` reports the result."""
+        """Commit the offsets and send the records atomically; `on_committed` reports the result."""
 
     def stop_fetching(self) -> None:
-        """Fetch nothing more and forget what is buffered; commits still work."""
+        """Fetch nothing more and drop the buffers; commits still work."""
 
     def statistics(self) -> SourceStatistics:
-        """Return how far it is behind, and what it missed."""
+        """Return the lag, and the counts of missed messages."""
         ...
 
     def describe_stall(self) -> str | None:
-        """Why no messages arrive, if the source knows."""
+        """Return why no messages arrive, if the source knows."""
 
     def describe_refusal(self) -> str | None:
-        """Why the engine may not read at all, and what to change; None: it may, or that is not known."""
+        """Return why the engine may not read at all, and what to change; None: it may, or the reason is unknown."""
 
     async def close(self, *, leave: bool, seconds: float = 30.0) -> None:
-        """Disconnect within this time; with `leave`, give the partitions to others instead of keeping them reserved."""
+        """Disconnect within `seconds`; with `leave`, release the partitions instead of keeping them reserved."""
 
 
 class NotedSource(Source, Protocol):
-    """A source that keeps a short text beside each committed offset, for the next reader of the partition."""
+    """A source that stores a short text with each committed offset, for the next reader of the partition."""
 
     def note(self, partition: TopicPartition, text: str) -> None:
-        """Keep a text beside the offsets of a partition that are committed from now on; '' keeps none."""
+        """Store a text with all further committed offsets of a partition; '' stores none."""
 
     def noted(self, partition: TopicPartition) -> str:
-        """Return the text that was beside the committed offset when the partition was assigned, '' without one."""
+        """Return the text stored with the committed offset when the partition was assigned; '' if there is none."""

@@ -1,9 +1,9 @@
-"""A source that ends: what a reader reads on a thread, buffered until the engine pulls it.
+"""A source that ends: a thread reads from a reader into buffers, from which the engine pulls.
 
-Invariants: only the thread touches the reader, and it reads no further than the bounded buffer; every partition is
-assigned when its first message arrives, and none is ever revoked; commits only note how far the engine is, since
-there is no group. `on_end` is called once, on the loop, when everything was read and handed over
-to the buffers, unless `stop_fetching` was called before.
+Invariants: only the thread touches the reader, and it reads no further than the bounded buffers. A partition is
+assigned when its first message arrives, and none is ever revoked. Commits only store the engine's progress, because
+there is no group. `on_end` is called once, on the loop, when everything is read and buffered, unless `stop_fetching`
+was called before.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, So
 
 log = structlog.get_logger(__name__)
 
-#: The thread waits while this many messages, or bytes, are buffered; it continues at a quarter of that.
+#: The thread pauses while this many messages (or `max_bytes`) are buffered; it continues at a quarter of that.
 BUFFER_MESSAGES = 4_000
-#: How long the thread may take to end; one that waits for another process to write cannot be woken.
+#: How long the thread may take to end; a thread that waits for another process cannot be woken.
 CLOSE_SECONDS = 10.0
 
 
 class RecordReader(Protocol):
-    """What a bounded source reads; all of it is called on the source's thread, except the two reports."""
+    """Reads messages for a bounded source, on its thread; only `gap` and `describe_stall` are read on the loop."""
 
     def open(self) -> None:
         """Connect."""
 
     def read(self) -> Sequence[SourceMessage] | None:
-        """Return the next messages, none if there are none at the moment; None at the end."""
+        """Return the next messages, possibly none at the moment; None at the end."""
 
     def close(self) -> None:
         """Disconnect."""
@@ -45,24 +45,23 @@ class RecordReader(Protocol):
         """How many messages were deleted before they were read."""
 
     def describe_stall(self) -> str | None:
-        """Why nothing comes, if the reader knows."""
+        """Return why no messages arrive, if the reader knows."""
 
 
 class BoundedSource:
     """A `Source` over one reader.
 
     Args:
-        reader: What to read.
-        max_bytes: How much may wait in the buffers.
+        reader: Reads the messages.
+        max_bytes: The limit of the buffers together.
     """
 
     def __init__(self, reader: RecordReader, max_bytes: int) -> None:
-        """Read nothing; `start` does."""
         self._reader = reader
         self._max_bytes = max_bytes
         self._buffers: dict[TopicPartition, deque[SourceMessage]] = {}
         self._room = threading.Event()
-        # Each counter is written by one side only.
+        # Each counter has one writer: the thread or the loop.
         self._fetched = self._fetched_bytes = 0
         self._taken_bytes = 0
         self._stop = False
@@ -70,14 +69,14 @@ class BoundedSource:
         self._closed = threading.Event()
         #: How many messages the engine has taken.
         self.taken = 0
-        #: Everything was read.
+        #: Whether everything was read.
         self.ended = False
         #: Called on the loop when `ended` is set.
         self.on_end: Callable[[], None] = _do_nothing
-        #: The next offset of each partition, as far as the engine is done with it.
+        #: The next offset of each partition that the engine has committed.
         self.committed: dict[TopicPartition, int] = {}
 
-    # -- the engine's side, on the loop -----------------------------------------------------------------------
+    # -- called by the engine, on the loop ---------------------------------------------------------------------
 
     def start(self, events: SourceEvents) -> None:
         """Start the thread, which opens the reader."""
@@ -86,7 +85,7 @@ class BoundedSource:
         self._thread.start()
 
     def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
-        """Take messages out of the partition's buffer."""
+        """Take messages from the partition's buffer."""
         buffer = self._buffers.get(partition)
         if not buffer or self._stop:
             return []
@@ -112,34 +111,34 @@ class BoundedSource:
         return self.ended and self.taken == self._fetched
 
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
-        """Note how far the engine is; there is no transaction that records could be in."""
+        """Store the engine's progress; records cannot be sent, because there are no transactions."""
         if records:
             raise InvariantError("a bounded run has no transactions")
         self.committed.update(offsets)
         self._loop.call_soon(self._events.on_committed, dict(offsets), CommitStatus.DONE)
 
     def stop_fetching(self) -> None:
-        """Let the thread end, and hand over nothing more."""
+        """Stop the thread, and return no more messages."""
         self._stop = True
         self._room.set()
 
     def statistics(self) -> SourceStatistics:
-        """Return what was missed; the driver of a bounded run knows what is left, so there is no lag here."""
+        """Return the gap; the driver of a bounded run tracks what is left, so there is no lag here."""
         return SourceStatistics(self._reader.gap, {})
 
     def describe_stall(self) -> str | None:
-        """Say why nothing comes."""
+        """Return why no messages arrive."""
         return self._reader.describe_stall()
 
     def describe_refusal(self) -> str | None:
-        """Return None: it is in no group."""
+        """Return None: the source is in no group."""
         return None
 
     async def close(self, *, leave: bool, seconds: float = CLOSE_SECONDS) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self.stop_fetching()
         if self._thread.is_alive() and not await asyncio.to_thread(self._closed.wait, seconds):
-            log.warning("the reader did not end in time; it ends with this process")
+            log.warning("the reader did not stop in time; it stops when this process exits")
 
     def _has_room(self, share: float) -> bool:
         waiting = self._fetched - self.taken

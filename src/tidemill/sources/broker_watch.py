@@ -1,6 +1,6 @@
-"""Whether a consumer gets anything from its brokers, and why not; used on the consumer's thread only.
+"""Watches whether a consumer reaches its brokers, and why not; used on the consumer's thread only.
 
-`trouble` may be read from anywhere.
+`trouble` may be read on any thread.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ log = structlog.get_logger(__name__)
 
 
 class BrokerWatch:
-    """What the client's errors say about the brokers.
+    """Interprets the client's errors about the brokers.
 
     Args:
         kafka: The `kafka` section.
         on_fatal: Called when the member has been fenced.
 
     Attributes:
-        join: Whether the group, or the topic, is refused.
-        trouble: Why nothing comes, while the brokers are unreachable or have no such topic.
+        join: Whether access to the group, or to the topic, is refused.
+        trouble: Why no messages arrive, while the brokers are unreachable or have no such topic.
         errors: How many errors the client reported.
     """
 
     def __init__(self, kafka: KafkaSettings, on_fatal: Callable[[Fatal, str], None]) -> None:
-        """Start with nothing wrong."""
         self._topic = kafka.source_topic
         self._servers = kafka.brokers
         self.join = JoinWatch(GroupTerms(kafka.consumer_group, kafka.source_topic, kafka.session_timeout_ms))
@@ -49,12 +48,12 @@ class BrokerWatch:
         self.join.note_joined(has_partitions=has_partitions)
 
     def on_messages(self) -> None:
-        """Note that messages came."""
+        """Note that messages arrived."""
         self.trouble = None
         self.join.note_messages()
 
     def on_record_error(self, error: ck.KafkaError) -> None:
-        """Take an error that a poll returned instead of a record."""
+        """Handle an error that a poll returned instead of a record."""
         code = error.code()
         self.errors += code != ck.KafkaError._PARTITION_EOF
         if code in (ck.KafkaError._FATAL, ck.KafkaError.FENCED_INSTANCE_ID):
@@ -63,24 +62,24 @@ class BrokerWatch:
             self.trouble = f"topic {self._topic!r} no longer exists; create it again or stop the pipeline"
             throttle(log, 10.0).warning("the source topic is missing", topic=self._topic)
         elif self.join.note_error(error.name()):
-            throttle(log, 60.0).error("the brokers refuse this engine; it waits", reason=self.join.refusal)
+            throttle(log, 60.0).error("the brokers refuse this engine; waiting", reason=self.join.refusal)
         elif code != ck.KafkaError._PARTITION_EOF:
             throttle(log, 10.0).warning("consumer error", error=error.str())
 
     def on_error(self, error: ck.KafkaError) -> None:
-        """Take an error of the client as a whole; the consumer's `error_cb`."""
+        """Handle an error of the client as a whole; the consumer's `error_cb`."""
         self.errors += 1
         if error.code() == ck.KafkaError._FATAL:
             self._on_fatal(Fatal.FENCED, error.str())
         elif error.code() in (ck.KafkaError._ALL_BROKERS_DOWN, ck.KafkaError._TRANSPORT):
             if error.code() == ck.KafkaError._ALL_BROKERS_DOWN:
                 self.trouble = f"no broker is reachable ({self._servers}); waiting for one"
-            throttle(log, 10.0).warning("the brokers are not reachable; the pipeline waits", error=error.str())
+            throttle(log, 10.0).warning("the brokers are unreachable; the pipeline is waiting", error=error.str())
         else:
             throttle(log, 10.0).warning("client error", error=error.str())
 
     def look(self, consumer: ck.Consumer) -> None:
-        """Find out whether brokers that were unreachable are back, and have the topic."""
+        """Check whether brokers that were unreachable are back, and have the topic."""
         if self.trouble is None:
             return
         try:
@@ -89,5 +88,5 @@ class BrokerWatch:
             return
         if topic.error is not None and topic.error.code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
             return
-        log.info("the brokers answer again, and have the topic")
+        log.info("the brokers are reachable again and have the topic")
         self.trouble = None

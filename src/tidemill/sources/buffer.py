@@ -1,4 +1,4 @@
-"""What was fetched of owned partitions and not pulled yet, during one ownership of each."""
+"""The buffers of fetched messages that were not pulled yet; each buffer belongs to one ownership of a partition."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tidemill.sources.base import TopicPartition
 
 
 class Buffer:
-    """The thread appends to `messages`, the loop takes from it; each counter has one writer.
+    """The fetched messages of a partition. The thread appends, and the loop takes; each counter has one writer.
 
     Attributes:
         name: The partition as one text, for logs.
-        messages: In order.
-        fetched_bytes: Of all that was appended; the thread's.
-        pulled_bytes: Of all that was taken; the loop's.
-        expected: The next offset that the thread expects; negative while it is not known.
-        holes: Jumps that were not examined yet: the offset that was expected, and the one that came.
+        messages: The messages, in order.
+        fetched_bytes: The size of all messages that were appended; written by the thread.
+        pulled_bytes: The size of all messages that were taken; written by the loop.
+        expected: The next offset that the thread expects; negative: unknown.
+        holes: Jumps that were not examined yet: the expected offset, and the actual one.
         paused: Whether the partition is paused at the consumer.
-        member: The member id that the partition was assigned to; None: not known.
+        member: The member id that the partition was assigned to; None: unknown.
         settled: The offset that the engine last wanted to commit.
-        closed_at: Since when nothing is appended, because the topic is gone; None: it is not.
+        closed_at: When appending stopped because the topic was replaced; None: it was not.
     """
 
     __slots__ = (
@@ -38,7 +38,7 @@ class Buffer:
     )
 
     def __init__(self, partition: TopicPartition, committed: int, member: bytes | None = None) -> None:
-        """Start empty, behind the committed offset (negative if there is none)."""
+        """Create an empty buffer that starts at the committed offset (negative: there is none)."""
         self.name = f"{partition[0]}/{partition[1]}"
         self.messages: deque[SourceMessage] = deque()
         self.fetched_bytes = 0
@@ -51,20 +51,20 @@ class Buffer:
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything that was fetched was pulled, and left the pipeline."""
+        """Whether everything that was fetched was also pulled, and left the pipeline."""
         return not self.messages and self.settled >= self.expected
 
     @property
     def size_bytes(self) -> int:
-        """How much waits."""
+        """The size of the buffered messages."""
         return self.fetched_bytes - self.pulled_bytes
 
 
 class ToldBuffers(dict[TopicPartition, Buffer]):
-    """The buffers of those partitions that the engine knows of; only the loop touches them."""
+    """The buffers of the partitions that the engine knows of; only the loop touches them."""
 
     def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
-        """Take messages out of the partition's buffer."""
+        """Take messages from the partition's buffer."""
         buffer = self.get(partition)
         if buffer is None:
             return []

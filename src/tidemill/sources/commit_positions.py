@@ -1,6 +1,6 @@
-"""What is committed for each partition: its offset, the id of its topic, and a note; on the consumer's thread only.
+"""Builds the positions to commit: offset, topic id and note of each partition; used on the consumer's thread only.
 
-Invariant: no offset of a topic that was replaced is committed.
+Invariant: no offset of a replaced topic is committed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ class CommitPositions:
     """Turns offsets into positions for the client.
 
     Args:
-        identity: Which topic each partition is read from.
-        notes: Texts to keep beside offsets; read at each commit.
+        identity: The topic that each partition is read from.
+        notes: Texts to store with offsets; read at each commit.
     """
 
     def __init__(self, identity: TopicIdentity[TopicPartition], notes: Mapping[TopicPartition, str]) -> None:
-        """Start with everything that is allowed beside offsets."""
         self._identity = identity
         self._notes = notes
         self._takes_notes = self._takes_ids = True
@@ -38,7 +37,7 @@ class CommitPositions:
         self.replaced: set[TopicPartition] = set()
 
     def make(self, offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
-        """Return what to commit, without partitions whose topic was replaced."""
+        """Return the positions to commit, without partitions whose topic was replaced."""
         return [
             ck.TopicPartition(*tp, offset, self._describe(tp))
             for tp, offset in offsets.items()
@@ -46,12 +45,12 @@ class CommitPositions:
         ]
 
     def refused(self) -> None:
-        """Write less beside offsets from now on: the brokers refuse it as too large."""
+        """Store less with offsets from now on, because the brokers refused the metadata as too large."""
         if self._takes_notes:
             self._takes_notes = False
         elif self._takes_ids:
             self._takes_ids = False
-            log.warning("the brokers take no text beside an offset: a topic that is created again may not be noticed")
+            log.warning("the brokers refuse metadata with offsets; a recreated topic may go unnoticed")
 
     def _describe(self, partition: TopicPartition) -> str:
         note = self._notes.get(partition, "") if self._takes_notes else ""

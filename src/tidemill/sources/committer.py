@@ -1,11 +1,11 @@
 """Sends a consumer's offsets to the brokers, and reports the results; used on the consumer's thread only.
 
-Two ways. Between polls commits are asynchronous, one at a time; the answer comes with a poll. Within a rebalance
-callback there are no polls, so commits there are synchronous. Those have no time limit, and the client lets no other
-thread use the consumer meanwhile; so the coordinator is first sent a request that has one, and until it
-answers that, nothing is committed.
+Between polls, commits are asynchronous, one in flight; the answer arrives with a poll. Rebalance callbacks do not poll,
+so commits there are synchronous. A synchronous commit has no time limit, and the client blocks all other uses of the
+consumer meanwhile. So the coordinator is first sent a request that has a time limit, and offsets are committed only
+once it answers.
 
-Invariant: the result of each commit that is sent is reported, unless the answer never comes.
+Invariant: the result of each sent commit is reported, unless its answer never arrives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import confluent_kafka as ck
 from tidemill.sources.base import TopicPartition
 from tidemill.sources.commit_positions import CommitPositions
 
-#: Receives the result of a commit; without an error it is in effect.
+#: Receives the result of a commit; None: it succeeded.
 Ended = Callable[[dict[TopicPartition, int], ck.KafkaError | None], None]
 
 
@@ -25,23 +25,22 @@ class Committer:
     """The commits in flight.
 
     Args:
-        ended: Called with what was committed and how it went.
-        positions: Says what is committed for offsets.
+        ended: Called with the offsets and the result of a commit.
+        positions: Turns offsets into positions.
     """
 
     def __init__(self, ended: Ended, positions: CommitPositions) -> None:
-        """Start with nothing in flight."""
         self._ended = ended
         self._positions = positions
         self._in_flight: dict[TopicPartition, int] | None = None
 
     def forget(self, partition: TopicPartition) -> None:
-        """Leave a partition out of repeated commits."""
+        """Exclude a partition from repeated commits."""
         if self._in_flight is not None:
             self._in_flight.pop(partition, None)
 
     def send(self, consumer: ck.Consumer, waiting: dict[TopicPartition, int]) -> None:
-        """Commit what waits, unless a commit is in flight; the answer comes with a poll."""
+        """Commit the waiting offsets, unless a commit is in flight; the answer arrives with a poll."""
         if self._in_flight is not None or not waiting:
             return
         offsets = _take_all(waiting)
@@ -58,14 +57,15 @@ class Committer:
             self._ended(offsets, error.args[0])
 
     def on_commit(self, error: ck.KafkaError | None, partitions: Sequence[ck.TopicPartition]) -> None:
-        """Take the answer to an asynchronous commit; the consumer's `on_commit`."""
+        """Handle the answer to an asynchronous commit; the consumer's `on_commit`."""
         self._in_flight = None
         self._tell({(p.topic, p.partition): p.offset for p in partitions}, error, partitions)
 
     def send_now(self, consumer: ck.Consumer, waiting: dict[TopicPartition, int], seconds: float) -> None:
-        """Commit what waits without a poll, if the coordinator answers within `seconds`.
+        """Commit the waiting offsets without a poll, if the coordinator answers within `seconds`.
 
-        What an asynchronous commit took along is committed once more: the answer to that comes with a poll only.
+        Offsets of an asynchronous commit in flight are committed again, because its answer would arrive only with a
+        poll.
         """
         for partition, offset in (self._in_flight or {}).items():
             waiting.setdefault(partition, offset)
@@ -101,7 +101,7 @@ class Committer:
 
 
 def _take_all(waiting: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Remove and return what waits."""
+    """Remove and return all entries."""
     offsets = dict(waiting)
     waiting.clear()
     return offsets

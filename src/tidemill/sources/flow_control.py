@@ -1,7 +1,7 @@
-"""Pauses partitions at the broker whose buffers are full, and resumes them; used on the consumer's thread only.
+"""Pauses partitions with full buffers at the broker, and resumes them; used on the consumer's thread only.
 
-A pause discards everything that librdkafka had prefetched, so it is for full buffers only. Only partitions that grew
-or are full are looked at: a thousand partitions, of which one has messages, cost what one costs.
+A pause discards everything that librdkafka has prefetched, so only partitions with full buffers are paused. Only
+partitions that have grown or are full are checked: of a thousand partitions, idle ones cost nothing.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ import confluent_kafka as ck
 from tidemill.sources.base import TopicPartition
 from tidemill.sources.buffer import Buffer
 
-#: A partition's buffer is full at this many messages, and wants more below a quarter of it.
+#: A partition's buffer is full at this many messages; it is resumed below a quarter of that.
 BUFFER_MESSAGES = 4_000
-#: A request that only wakes the client is waited for no longer than this.
+#: The time limit of a request that only wakes the client.
 WAKE_SECONDS = 0.001
 
 
 class FlowControl:
-    """Which of the owned partitions are paused.
+    """Pauses and resumes the owned partitions.
 
     Args:
-        buffers: Of the owned partitions.
-        max_bytes: What all of them together may hold.
+        buffers: The buffers of the owned partitions.
+        max_bytes: The limit of all buffers together.
 
     Attributes:
         full: The partitions that are paused because they are full.
     """
 
     def __init__(self, buffers: Mapping[TopicPartition, Buffer], max_bytes: int) -> None:
-        """Start with nothing paused."""
         self._buffers = buffers
         self._max_bytes = max_bytes
         self._grown: set[TopicPartition] = set()
@@ -44,12 +43,12 @@ class FlowControl:
         self._grown |= set(partitions)
 
     def forget(self, partition: TopicPartition) -> None:
-        """Leave out a partition that is no longer owned."""
+        """Forget a partition that is no longer owned."""
         self._grown.discard(partition)
         self.full.discard(partition)
 
     def regulate(self, consumer: ck.Consumer, *, fetching: bool) -> None:
-        """Pause partitions whose buffer has become full, resume those that want more; once stopped, pause all."""
+        """Pause partitions whose buffers are full, and resume those with room; without `fetching`, pause all."""
         share = self._max_bytes // max(1, len(self._buffers))
         grown, self._grown = (self._grown if fetching else self._buffers.keys() - self.full), set()
         for tp in grown:
@@ -61,7 +60,7 @@ class FlowControl:
                 buffer.paused = True
                 self.full.add(tp)
                 if not fetching:
-                    buffer.messages = deque()  # not cleared: the loop may be taking from it
+                    buffer.messages = deque()  # replaced, not cleared, because the loop may be taking from it
         if not fetching:
             return
         for tp in list(self.full):
@@ -73,11 +72,11 @@ class FlowControl:
 
 
 def _resume(consumer: ck.Consumer, partition: ck.TopicPartition) -> None:
-    """Resume a partition, and wake the client's own thread that fetches from its broker.
+    """Resume a partition, and wake the client's thread that fetches from its broker.
 
-    With everything at a broker paused, that thread sleeps for up to a second and a resume does not wake it
-    (measured: 460 to 800 ms until the next message, 5 ms with a request behind the resume); the answer of the
-    request is not waited for.
+    If everything at a broker is paused, that thread sleeps for up to a second, and a resume does not wake it (measured:
+    460
+    to 800 ms until the next message; 5 ms with a request behind the resume). The answer is not awaited.
     """
     consumer.resume([partition])
     with contextlib.suppress(ck.KafkaException):

@@ -1,4 +1,4 @@
-"""Tells gaps left by the broker's retention from the holes left by compaction and transactions."""
+"""Distinguishes gaps left by retention from holes left by compaction and transactions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = structlog.get_logger(__name__)
 
 
 def note_jump(buffer: Buffer, offset: int) -> None:
-    """Note a jump of a partition's offsets; `count_deleted` finds out later whether messages were deleted."""
+    """Note a jump of a partition's offsets; `count_deleted` checks later whether messages were deleted."""
     if buffer.expected < 0:
         return
     if offset > buffer.expected:
         buffer.holes.append((buffer.expected, offset))
         return
     log.warning(
-        "the topic ends before the committed offset; reading it again from where it begins",
+        "the topic ends before the committed offset; reading it again from its beginning",
         partition=buffer.name,
         committed=buffer.expected,
         first=offset,
@@ -32,24 +32,24 @@ def note_jump(buffer: Buffer, offset: int) -> None:
 def count_deleted(
     consumer: ck.Consumer, topic: str, partition: int, holes: Sequence[tuple[int, int]], timeout_seconds: float
 ) -> int | None:
-    """Return how many messages the broker had deleted before they were read; each gap is logged.
+    """Return how many messages the broker deleted before they were read; each gap is logged.
 
     Args:
-        consumer: The consumer to ask with.
+        consumer: Sends the request.
         topic: The topic.
         partition: The partition.
-        holes: For each jump the offset that was expected, and the one that came.
+        holes: The expected and the actual offset of each jump.
         timeout_seconds: How long to wait for the brokers.
 
     Returns:
-        A number of messages; None if the brokers do not say, so ask again later.
+        The number of messages; None if the brokers do not answer: ask again later.
     """
     name = f"{topic}/{partition}"
     try:
         low, _ = consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), timeout=timeout_seconds)
     except ck.KafkaException as error:
         throttle(log, 60.0).warning(
-            "offsets are missing, and the brokers do not say whether messages were deleted",
+            "offsets are missing, and the brokers do not answer whether messages were deleted; asking again",
             partition=name,
             error=str(error),
         )
@@ -60,7 +60,7 @@ def count_deleted(
             gap = min(low, first) - expected
             deleted += gap
             log.error(
-                "messages were deleted by the broker before they were read",
+                "the broker deleted messages before they were read; raise the topic's retention",
                 partition=name,
                 expected=expected,
                 first=first,
@@ -70,7 +70,7 @@ def count_deleted(
 
 
 def examine_holes(consumer: ck.Consumer, buffers: Mapping[TopicPartition, Buffer]) -> int:
-    """Return how many messages were deleted in the jumps that were not examined yet."""
+    """Return how many messages were deleted in the unexamined jumps."""
     found = 0
     for (topic, partition), buffer in list(buffers.items()):
         if buffer.holes:

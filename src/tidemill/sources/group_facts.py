@@ -1,7 +1,7 @@
 """Asks the brokers, before a pipeline starts, what would keep it out of its consumer group.
 
-Joins nothing. What the brokers do not tell (describing configurations takes a right of its own) is left open. As in
-`membership`, no admin request goes to the group's coordinator.
+Joins nothing. Facts that the brokers do not reveal (describing configurations needs a permission of its own) stay
+unknown. As in `membership`, no admin request goes to the group's coordinator.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tidemill.core.pipeline.group_refusal import GroupFacts
 from tidemill.runtime.kafka_client import LibraryLog, make_client_config
 
 _STABLE = "Stable"
-#: Pause between two requests to a broker that is still loading its groups.
+#: The pause between two requests to a broker that is still loading its groups.
 _LOADING_PAUSE_SECONDS = 0.2
 
 
 def find_group_facts(kafka: KafkaSettings, own_prefix: str, timeout_seconds: float) -> GroupFacts:
-    """Return what the brokers say about the group.
+    """Return the brokers' facts about the group.
 
     Args:
         kafka: The `kafka` section.
-        own_prefix: How the names of this pipeline's own members begin.
-        timeout_seconds: How long each request may take, and how long a broker that has just started may load its
-            groups before the facts come without the members.
+        own_prefix: The prefix of the names of this pipeline's own members.
+        timeout_seconds: The time limit of each request, and of the wait for a broker that has just started and is still
+            loading its groups; after that the facts come without the members.
 
     Raises:
         KafkaException: The brokers do not answer.
@@ -72,8 +72,8 @@ def _is_forbidden(kafka: KafkaSettings, config: dict[str, Any], timeout_seconds:
     try:
         consumer.committed([ck.TopicPartition(kafka.source_topic, 0)], timeout=timeout_seconds)
     except ck.KafkaException as raised:
-        # Without the right to know the group's coordinator the call times out, and the reason is among the records.
-        # It times out on a new cluster, too, which first creates the topic of all groups.
+        # Without permission to find the group's coordinator the call times out, and the reason is among the records. It
+        # also times out on a new cluster, which first creates the topic of all groups.
         record = consumer.poll(0)
         errors = [raised.args[0], record.error() if record is not None else None]
         return any(error is not None and error.code() == ck.KafkaError.GROUP_AUTHORIZATION_FAILED for error in errors)

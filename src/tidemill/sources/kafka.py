@@ -1,14 +1,14 @@
 """The Kafka consumer of one engine: a thread that fetches, commits and takes part in the group.
 
-Invariants: only the thread touches the consumer. It never decides about offsets: it commits what it is given, after
-dropping what it does not own. What it fetched waits in a bounded buffer per partition; only when that is full is the
-partition paused at the broker's side, because a pause discards everything that librdkafka had prefetched.
+Invariants: only the thread touches the consumer. It makes no decisions about offsets: it commits what it is given,
+except for partitions that it does not own. Fetched messages wait in a bounded buffer per partition. A partition is
+paused at the broker only when its buffer is full, because a pause discards everything that librdkafka has prefetched.
 
-A partition can go and come back while the loop is busy, so a buffer stands for one ownership: the engine pulls from,
-and commits for, only the ownership that it knows of; calls for an earlier one have no effect.
+A partition can be revoked and assigned again while the loop is busy, so each buffer represents one ownership. The
+engine pulls from, and commits for, only the ownership that it knows of; calls for an earlier one have no effect.
 
-Membership is static (`group.instance.id`), cooperative-sticky, in the classic protocol. A member fenced by another
-keeps fetching until it finds out, so `_FATAL` and FENCED_INSTANCE_ID end the engine.
+Membership is static (`group.instance.id`), cooperative-sticky, in the classic protocol. A fenced member keeps fetching
+until it finds out, so `_FATAL` and FENCED_INSTANCE_ID end the engine.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from tidemill.sources.transactional_producer import TransactionalProducer
 
 log = structlog.get_logger(__name__)
 
-#: One poll waits this long for a first message; so a command waits at most this long for the thread.
+#: How long one poll waits for a first message, and so how long a command waits for the thread at most.
 POLL_SECONDS = 0.02
-#: How often watermarks and an unreachable broker are looked at.
+#: The interval of checks for watermarks and unreachable brokers.
 CHECK_SECONDS = 1.0
-#: Beyond the revoke timeout, a rebalance callback may take this long; half a second less than what the settings count
-#: on (`REVOKE_MARGIN_SECONDS`), so that the next poll comes in time.
+#: How long a rebalance callback may take beyond the revoke timeout; half a second less than the settings reserve
+#: (`REVOKE_MARGIN_SECONDS`), so that the next poll is in time.
 REVOKE_SECONDS = REVOKE_MARGIN_SECONDS - 0.5
-#: How long the thread may take to end by default.
+#: How long the thread may take to stop by default.
 CLOSE_SECONDS = 30.0
 
 
@@ -61,8 +61,8 @@ class KafkaSource:
     Args:
         settings: The pipeline's settings.
         instance_id: The member's static id, `<group>.<worker>.<slot>`.
-        producer: Commits offsets together with records, if that is wanted.
-        topic_ids: Knows the id of the topic, instead of the brokers.
+        producer: Commits offsets together with records; None: plain commits.
+        topic_ids: Returns the topic's id; None: ask the brokers.
     """
 
     def __init__(
@@ -72,12 +72,11 @@ class KafkaSource:
         producer: TransactionalProducer | None = None,
         topic_ids: TopicIds | None = None,
     ) -> None:
-        """Connect nothing; `start` does."""
         self._topic = settings.kafka.source_topic
         self._max_poll = settings.kafka.max_poll_records
         self._revoke_seconds = settings.revoke_timeout_seconds
         self._config = make_consumer_config(settings, instance_id)
-        # Of the partitions that are ours; only the thread touches it.
+        # The buffers of the owned partitions; only the thread touches them.
         self._buffers: dict[TopicPartition, Buffer] = {}
         self._told = ToldBuffers()
         self._commands: deque[Callable[[], None]] = deque()
@@ -106,7 +105,7 @@ class KafkaSource:
         self._thread = threading.Thread(target=self._run, name="tidemill-consumer", daemon=True)
         self._ended = threading.Event()
 
-    # -- the engine's side, on the loop -----------------------------------------------------------------------
+    # -- called by the engine, on the loop ---------------------------------------------------------------------
 
     def start(self, events: SourceEvents) -> None:
         """Start the thread, which connects and subscribes."""
@@ -115,7 +114,7 @@ class KafkaSource:
         self._thread.start()
 
     def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
-        """Take messages out of the partition's buffer."""
+        """Take messages from the partition's buffer."""
         return self._told.pull(partition, limit)
 
     def buffered(self, partition: TopicPartition) -> int:
@@ -127,40 +126,40 @@ class KafkaSource:
         return self._told.peek(partition)
 
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
-        """Hand offsets to the thread; those not yet sent are replaced by later ones."""
+        """Pass offsets to the thread; they replace earlier ones that are not sent yet."""
         owned = [(tp, self._told.get(tp), offset) for tp, offset in offsets.items()]
         self._commands.append(lambda: self._pending.add(owned, records or {}))
 
     def note(self, partition: TopicPartition, text: str) -> None:
-        """Keep a text beside the offsets of the partition that are committed from now on."""
+        """Store a text with all further committed offsets of the partition."""
         self._notes[partition] = text
 
     def noted(self, partition: TopicPartition) -> str:
-        """Return the text beside the offset from which the partition was assigned."""
+        """Return the text stored with the offset at which the partition was assigned."""
         return self._noted.get(partition, "")
 
     def stop_fetching(self) -> None:
-        """Let the thread pause everything and drop what it has."""
+        """Pause all partitions and drop their buffers; the thread does it."""
         self._fetching = False
 
     def statistics(self) -> SourceStatistics:
-        """Return what the brokers had deleted, and the lag of owned partitions for which they have answered."""
+        """Return the gap, and the lag of owned partitions whose ends are known."""
         return SourceStatistics(self._gap, self._lag.lag, self._brokers.errors, self._watch.recreated)
 
     def describe_stall(self) -> str | None:
-        """Say why nothing comes, while the brokers are unreachable."""
+        """Return why no messages arrive, while the brokers are unreachable."""
         return self._brokers.trouble or self._pending.trouble
 
     def describe_refusal(self) -> str | None:
-        """Say why the brokers refuse the member."""
+        """Return why the brokers refuse the member."""
         return self._brokers.join.refusal
 
     async def close(self, *, leave: bool, seconds: float = CLOSE_SECONDS) -> None:
-        """End the thread; with `leave` the group has the partitions in about a second."""
+        """Stop the thread; with `leave`, the group gets the partitions in about a second."""
         self._close_by = time.monotonic() + seconds
         self._leave = leave
         if self._thread.is_alive() and not await asyncio.to_thread(self._ended.wait, seconds):
-            log.warning("the consumer did not end in time; its partitions stay reserved for the session timeout")
+            log.warning("the consumer did not stop in time; its partitions stay reserved until the session timeout")
 
     def _tell_assigned(self, buffers: dict[TopicPartition, Buffer]) -> None:
         self._told.update(buffers)
@@ -195,7 +194,7 @@ class KafkaSource:
             self._ended.set()
 
     def _work(self) -> None:
-        # First of all: where partitions begin is certain only once what a predecessor left open is ended.
+        # Before subscribing: the starts of partitions are final only once a predecessor's open transaction has ended.
         if not self._pending.open(lambda: self._leave is not None or self._dead):
             return
         self._consumer = ck.Consumer(
@@ -208,7 +207,7 @@ class KafkaSource:
         while self._leave is None and not self._dead:
             self._fetch()
             self._check_topic()
-            self._begin_anew()
+            self._restart_replaced()
             self._work_off()
             self._pending.send(self._consumer)
             self._flow.regulate(self._consumer, fetching=self._fetching)
@@ -223,7 +222,7 @@ class KafkaSource:
     def _finish(self, *, leave: bool) -> None:
         self._fetching = False
         if self._brokers.trouble is not None:
-            leave = False  # it would not arrive, and the time is needed for the rest of the stop
+            leave = False  # the request would not arrive, and the rest of the stop needs the time
         else:
             self._check()
         self._pending.finish(self._consumer, self._close_in())
@@ -243,7 +242,7 @@ class KafkaSource:
             records += self._consumer.consume(self._max_poll - 1, 0)
         arrived: set[TopicPartition] = set()
         latest: Buffer | None = None
-        # Those of the record before: most have neighbours of their partition.
+        # The partition of the previous record; most neighbours share it.
         topic: Any = None
         partition: Any = None
         buffer: Buffer | None = None
@@ -300,7 +299,7 @@ class KafkaSource:
         self._tell(self._events.on_committed, offsets, status)
 
     def _check(self) -> None:
-        """Refresh the lag and the gaps; while the brokers are unreachable, find out whether they are back."""
+        """Refresh the lag and the gaps; if the brokers were unreachable, check whether they are back."""
         self._next_check = time.monotonic() + CHECK_SECONDS
         self._lag.look(self._consumer, self._flow.full, time.monotonic(), may_ask=self._brokers.trouble is None)
         self._gap += examine_holes(self._consumer, self._buffers)
@@ -311,11 +310,11 @@ class KafkaSource:
     def _on_assign(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         self._pending.end_before(consumer, list_partitions(partitions))
         self._begin(consumer, self._watch.find_starts(consumer, partitions))
-        self._next_check = 0.0  # the lag is to be known at once
+        self._next_check = 0.0  # update the lag at once
         self._joined = True
 
     def _begin(self, consumer: ck.Consumer, starts: Mapping[TopicPartition, Start]) -> None:
-        """Take partitions on, and tell the engine."""
+        """Take ownership of partitions, and inform the engine."""
         member = read_member_id(consumer.consumer_group_metadata())
         buffers = {tp: Buffer(tp, start.offset, member) for tp, start in starts.items()}
         self._buffers.update(buffers)
@@ -323,7 +322,7 @@ class KafkaSource:
         positions = [start.make_position(tp) for tp, start in starts.items()]
         consumer.incremental_assign(positions)
         if positions:
-            # librdkafka keeps a pause over a revoke: what was full when it went would never be read again.
+            # librdkafka remembers a pause across a revoke; a partition that was full would never be read again.
             consumer.resume(positions)
         self._brokers.on_joined(has_partitions=bool(positions))
         self._lag.assigned({tp: start.offset for tp, start in starts.items()})
@@ -333,8 +332,10 @@ class KafkaSource:
         for tp in self._watch.close_replaced(self._consumer, self._buffers, at_once=at_once):
             self._lag.forget(tp)
 
-    def _begin_anew(self) -> None:
-        """Read a new topic once what was fetched of the old one is done, or the time of a revoke is over."""
+    def _restart_replaced(self) -> None:
+        """Restart replaced partitions at the new topic once the fetched messages are done, or the revoke timeout is
+        over.
+        """
         ended = self._watch.find_ended(self._buffers, self._revoke_seconds)
         if ended and self._leave is None:
             self._hand_back(self._consumer, ended)
@@ -345,7 +346,7 @@ class KafkaSource:
         owned = [tp for tp in list_partitions(partitions) if tp in self._buffers]
         member = read_member_id(consumer.consumer_group_metadata())
         if any(self._buffers[tp].member not in (None, member) for tp in owned):
-            # It was expelled and has joined again: they belong to another member already.
+            # The member was expelled and has rejoined: the partitions already belong to another member.
             self._on_lost(consumer, partitions)
             consumer.incremental_unassign(partitions)
             return
@@ -354,13 +355,13 @@ class KafkaSource:
 
     def _hand_back(self, consumer: ck.Consumer, owned: list[TopicPartition]) -> None:
         for tp in owned:
-            self._buffers[tp].messages = deque()  # not cleared: the loop may be taking from it
+            self._buffers[tp].messages = deque()  # replaced, not cleared, because the loop may be taking from it
         if owned and self._leave is None and not self._dead:
             self._finish_work(consumer, owned)
         self._forget(owned)
 
     def _finish_work(self, consumer: ck.Consumer, owned: list[TopicPartition]) -> None:
-        """Let the engine finish what runs of revoked partitions; commit for all meanwhile, without a poll."""
+        """Let the engine finish the running work of revoked partitions; meanwhile, commit for all without a poll."""
         deadline = time.monotonic() + self._revoke_seconds + REVOKE_SECONDS
         self._pending.give_up(consumer, owned)
         work = asyncio.run_coroutine_threadsafe(self._tell_revoked(owned), self._loop)
@@ -374,7 +375,7 @@ class KafkaSource:
             work.cancel()
             self._tell(self._tell_lost, owned)
             log.warning(
-                "revoked partitions were not given up in time; their messages are redelivered", partitions=owned
+                "revoked partitions were not released in time; their messages will be redelivered", partitions=owned
             )
         elif offsets := work.result():
             deadline = min(deadline, time.monotonic() + REVOKE_SECONDS)

@@ -1,9 +1,9 @@
-"""How far each owned partition is behind: Kafka's lag, the end of the partition minus what is committed.
+"""The lag of each owned partition, as Kafka defines it: the end of the partition minus its committed offset.
 
-Used on the consumer's thread only; `lag` may be read from anywhere. Ends come with what is fetched, without a request.
-Where nothing is fetched, because a partition was just assigned or is paused, the brokers are asked: one request for all
-such partitions, with a short time limit. A partition without a committed offset counts from its beginning. One for
-which the brokers have not answered is not in `lag`.
+Used on the consumer's thread only; `lag` may be read on any thread. Fetched data includes the ends, so these need no
+request. For partitions without fetches, because they were just assigned or are paused, one request with a short time
+limit asks for the ends of all. A partition without a committed offset counts from its beginning. A partition whose end
+is not known yet is not in `lag`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import confluent_kafka as ck
 
 from tidemill.sources.base import TopicPartition
 
-#: The ends of paused partitions are asked for this often.
+#: How often the ends of paused partitions are requested.
 ASK_AGAIN_SECONDS = 5.0
-#: A request may hold up the consumer's thread for this long.
+#: How long a request may block the consumer's thread.
 ANSWER_SECONDS = 0.5
-#: In a request for the offset at a time, these stand for the end and the beginning (Kafka's ListOffsets).
+#: Special timestamps that stand for the end and the beginning (Kafka's ListOffsets).
 _LATEST, _EARLIEST = -1, -2
 
 
@@ -26,23 +26,22 @@ class LagWatch:
     """The lag of all owned partitions.
 
     Attributes:
-        lag: Per partition; replaced as a whole, never changed.
+        lag: The lag of each partition; replaced as a whole, never modified.
     """
 
     def __init__(self) -> None:
-        """Start without partitions."""
         self.lag: Mapping[TopicPartition, int] = {}
         self._positions: dict[TopicPartition, int | None] = {}
         self._ends: dict[TopicPartition, int] = {}
         self._ask_at = 0.0
 
     def assigned(self, committed: Mapping[TopicPartition, int]) -> None:
-        """Add partitions with their committed offsets, negative where there is none."""
+        """Add partitions with their committed offsets (negative: there is none)."""
         for partition, offset in committed.items():
             self._positions[partition] = offset if offset >= 0 else None
 
     def forget(self, partition: TopicPartition) -> None:
-        """Leave a partition out."""
+        """Remove a partition."""
         self._positions.pop(partition, None)
         self._ends.pop(partition, None)
 
@@ -56,10 +55,10 @@ class LagWatch:
         """Refresh the lag.
 
         Args:
-            consumer: Whose partitions these are.
-            paused: What is not fetched.
-            now: Seconds of a monotonic clock.
-            may_ask: Whether the brokers may be asked.
+            consumer: The consumer of the partitions.
+            paused: The partitions that are not fetched.
+            now: A monotonic time in seconds.
+            may_ask: Whether requests to the brokers are allowed.
         """
         held = set(paused)
         for partition in self._positions:
@@ -85,7 +84,7 @@ class LagWatch:
 
 
 def read_cached_end(consumer: ck.Consumer, partition: TopicPartition) -> int:
-    """Return the end of a partition as the last fetch saw it; negative: not known."""
+    """Return the end of a partition as of the last fetch; negative: unknown."""
     try:
         return int(consumer.get_watermark_offsets(ck.TopicPartition(*partition), cached=True)[1])
     except ck.KafkaException:
@@ -95,7 +94,7 @@ def read_cached_end(consumer: ck.Consumer, partition: TopicPartition) -> int:
 def _ask_offsets(
     consumer: ck.Consumer, moment: int, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Return the beginning or the end of partitions, as far as the brokers say."""
+    """Return the beginnings or ends of partitions, as far as the brokers answer."""
     if not partitions:
         return {}
     asked = [ck.TopicPartition(*partition, moment) for partition in partitions]

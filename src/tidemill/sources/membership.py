@@ -1,12 +1,12 @@
-"""How an engine is a member of its consumer group: the consumer's configuration, and leaving for good.
+"""The consumer group membership of an engine: the consumer's configuration, and leaving for good.
 
-A static member that only closes keeps its partitions reserved for its id during the session timeout, which is what a
-restart wants. To leave for good it has to unsubscribe and keep polling, and only a member whose join is complete
-can; so the end of a pipeline asks the brokers which members are left, and leaves on their behalf.
+When a static member only closes, its partitions stay reserved for its id until the session timeout, which is what a
+restart needs. To leave for good, a member has to unsubscribe and keep polling, and only a member that has completed its
+join can do so. Therefore the end of a pipeline asks the brokers which members are left, and leaves on their behalf.
 
-The group is looked at with ListGroups, never with an admin request that goes to the group's coordinator: librdkafka
-ends the whole process if such a request is open when its broker goes (github.com/confluentinc/librdkafka/issues/4605).
-A member is known by its client id there, which is its static id too.
+The group is queried with ListGroups, never with an admin request to the group's coordinator: librdkafka aborts the
+process if such a request is open when its broker disappears (github.com/confluentinc/librdkafka/issues/4605). There, a
+member is identified by its client id, which equals its static id.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from confluent_kafka.admin import AdminClient
 from tidemill.config.settings import Settings
 from tidemill.runtime.kafka_client import LibraryLog, make_client_config
 
-#: How long leaving waits for the group to complete a join, and for the partitions to be given up.
+#: How long leaving waits for the group to complete a join, and for the partitions to be released.
 JOIN_SECONDS = 3.0
 LEAVE_SECONDS = 5.0
-#: How often a member looks for new partitions of the topic. The client's own 5 minutes would leave
-#: them unread for as long, or until the driver notices that they have no owner.
+#: How often a member checks for new partitions of the topic. With the client's default of 5 minutes they would be
+#: unread
+#: for that long, or until the driver notices that they have no owner.
 TOPIC_REFRESH_MS = 5_000
 
 
 def make_consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
-    """Return the consumer's configuration: some of it is fixed, the rest is the user's."""
+    """Return the consumer's configuration; some options are fixed, the others are the user's."""
     kafka = settings.kafka
     return make_client_config(
         kafka,
@@ -63,13 +64,13 @@ def leave_group(
     seconds: float = JOIN_SECONDS + LEAVE_SECONDS,
     join_seconds: float = JOIN_SECONDS,
 ) -> None:
-    """Leave the group, so that others have the partitions in about a second.
+    """Leave the group, so that other members get the partitions in about a second.
 
     Args:
         consumer: A subscribed consumer; the caller closes it afterwards.
-        joined: Whether its join is complete.
-        seconds: How long all of it may take.
-        join_seconds: How much of that to wait for the join.
+        joined: Returns whether its join is complete.
+        seconds: The time limit of everything.
+        join_seconds: The part of it for the join.
     """
     end = time.monotonic() + seconds
     deadline = min(end, time.monotonic() + join_seconds)
@@ -84,10 +85,10 @@ def leave_group(
 
 
 def find_present_members(settings: Settings, instance_ids: Collection[str], timeout_seconds: float = 5.0) -> set[str]:
-    """Return which of these static members the group still has.
+    """Return which of these static members are still in the group.
 
     Raises:
-        KafkaException: The brokers do not say.
+        KafkaException: The brokers do not answer.
     """
     found = _describe_group(_make_admin(settings), settings, timeout_seconds)
     return {member.client_id for member in (found.members if found else ())} & set(instance_ids)
@@ -98,7 +99,7 @@ def _make_admin(settings: Settings) -> AdminClient:
 
 
 def _describe_group(admin: AdminClient, settings: Settings, timeout_seconds: float) -> Any:
-    """Return the group (a GroupMetadata), or None if no broker has it: it has no members and no committed offsets."""
+    """Return the group (a GroupMetadata), or None if no broker knows it: it has no members and no committed offsets."""
     found = admin.list_groups(settings.kafka.consumer_group, timeout=timeout_seconds)
     return found[0] if found else None
 
@@ -106,8 +107,8 @@ def _describe_group(admin: AdminClient, settings: Settings, timeout_seconds: flo
 def _read_assignment(assignment: bytes) -> Iterator[tuple[str, int]]:
     """Yield the topics and partitions of a member, from Kafka's ConsumerProtocolAssignment (the classic protocol)."""
     if not assignment:
-        return  # it is joining
-    (topics,) = struct.unpack_from(">i", assignment, 2)  # behind an int16, the version
+        return  # the member is joining
+    (topics,) = struct.unpack_from(">i", assignment, 2)  # after an int16, the version
     at = 6
     for _ in range(topics):
         (length,) = struct.unpack_from(">h", assignment, at)
@@ -120,12 +121,12 @@ def _read_assignment(assignment: bytes) -> Iterator[tuple[str, int]]:
 
 
 class GroupView(NamedTuple):
-    """The state of the group, as far as the source topic is concerned.
+    """The state of the group with respect to the source topic.
 
     Attributes:
-        settled: It has members, and is not rebalancing.
-        partitions: Those of the topic.
-        owned: Those that a member has.
+        settled: Whether it has members and is not rebalancing.
+        partitions: The partitions of the topic.
+        owned: The partitions that a member owns.
     """
 
     settled: bool
@@ -134,14 +135,13 @@ class GroupView(NamedTuple):
 
 
 class GroupViewer:
-    """Asks the brokers for the state of the group.
+    """Queries the state of the group.
 
     Args:
-        settings: Of the pipeline.
+        settings: The pipeline's settings.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Connect at the first look."""
         self._settings = settings
         self._admin = _make_admin(settings)
 
@@ -149,10 +149,11 @@ class GroupViewer:
         """Return the state of the group.
 
         Raises:
-            KafkaException: The brokers do not say.
+            KafkaException: The brokers do not answer.
         """
         topic = self._settings.kafka.source_topic
-        # First: every broker is asked for the group, and after new metadata the client forgets those that are gone.
+        # First, because the group is requested from every known broker, and new metadata removes brokers that no longer
+        # exist.
         partitions = self._admin.list_topics(topic, timeout=timeout_seconds).topics[topic].partitions
         found = _describe_group(self._admin, self._settings, timeout_seconds)
         owned = {
@@ -165,12 +166,12 @@ class GroupViewer:
 
 
 def distribute_again(settings: Settings, join_seconds: float = 10.0) -> None:
-    """Make the group rebalance, by being a member of it for a moment.
+    """Make the group rebalance by joining it for a moment.
 
-    Reads and commits nothing. Others keep what they have, except what this member is assigned for that moment.
+    Reads and commits nothing. Other members keep their partitions, except those that this member gets for that moment.
 
     Raises:
-        KafkaException: The brokers refuse.
+        KafkaException: The brokers refuse the member.
     """
     assigned: list[object] = []
     config = make_consumer_config(settings, "")
@@ -185,12 +186,12 @@ def distribute_again(settings: Settings, join_seconds: float = 10.0) -> None:
 
 
 def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0) -> None:
-    """Leave the group on behalf of a member that ended without leaving, so that others get its partitions at once.
+    """Leave the group on behalf of a member that exited without leaving, so that others get its partitions at once.
 
-    Subscribes under its id, which replaces it, and leaves; reads and commits nothing.
+    Subscribes under the member's id, which replaces it, and leaves; reads and commits nothing.
 
     Raises:
-        KafkaException: The brokers refuse; the partitions stay reserved for the session timeout.
+        KafkaException: The brokers refuse; the partitions stay reserved until the session timeout.
     """
     assigned: list[object] = []
     consumer = ck.Consumer(make_consumer_config(settings, instance_id), logger=LibraryLog())
@@ -202,18 +203,19 @@ def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0
 
 
 def find_other_topics(settings: Settings, own_prefix: str, timeout_seconds: float = 5.0) -> dict[str, list[str]]:
-    """Return the topics that members of the group subscribe to instead of the source topic, with those members' names.
+    """Return the topics that members of the group subscribe to instead of the source topic, with the members' names.
 
-    While a group rebalances, or a broker that has just started loads it, the brokers do not say what its members
-    subscribe to, so this waits.
+    While a group rebalances, or a broker that has just started loads it, the brokers do not return subscriptions, so
+    this
+    waits.
 
     Args:
-        settings: Of the pipeline.
-        own_prefix: How the names of this worker's own members begin: any that are left died a moment ago.
-        timeout_seconds: How long to ask.
+        settings: The pipeline's settings.
+        own_prefix: The prefix of this worker's own members' names; any such members died a moment ago.
+        timeout_seconds: The time limit.
 
     Raises:
-        KafkaException: The brokers do not say.
+        KafkaException: The brokers do not answer.
     """
     admin = _make_admin(settings)
     deadline = time.monotonic() + timeout_seconds
@@ -240,10 +242,10 @@ _JOINING = ("PreparingRebalance", "CompletingRebalance")
 
 
 def _read_subscription(metadata: bytes) -> list[str]:
-    """Return what a member subscribes to, from Kafka's ConsumerProtocolSubscription (the classic protocol)."""
+    """Return a member's subscription, from Kafka's ConsumerProtocolSubscription (the classic protocol)."""
     if not metadata:
         return []
-    (count,) = struct.unpack_from(">i", metadata, 2)  # behind an int16, the version
+    (count,) = struct.unpack_from(">i", metadata, 2)  # after an int16, the version
     topics, at = [], 6
     for _ in range(count):
         (length,) = struct.unpack_from(">h", metadata, at)

@@ -1,4 +1,4 @@
-"""The records of one transaction on their way into the producer; used on the consumer's thread only."""
+"""Sends the records of one transaction to the producer; used on the consumer's thread only."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tidemill.sources.base import Outgoing
 
 log = structlog.get_logger(__name__)
 
-#: A failed transaction sends nothing more and does not say so while a flush waits: it is aborted after this time.
+#: After a transaction has failed, the producer sends nothing, and a flush waits without an error; abort after this
+#: time.
 FLUSH_SECONDS = 5.0
 
 
 class RecordRefusedError(Exception):
-    """The producer did not accept a record, so the transaction has to be aborted.
+    """The producer refused a record, so the transaction must be aborted.
 
     Attributes:
-        record_error: Why the record itself is wrong; None: it is not known to be.
-        text: What the client said.
+        record_error: Why the record itself is wrong; None: it may not be.
+        text: The client's error.
     """
 
     def __init__(self, record_error: str | None, text: str) -> None:
-        """Say why."""
         super().__init__(text)
         self.record_error = record_error
         self.text = text
@@ -41,36 +41,38 @@ class OutgoingRecords:
     """The records of the open transaction.
 
     Args:
-        config: The producer's configuration, whose secrets must not appear in errors.
+        config: The producer's configuration, whose secrets are removed from errors.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Start without records."""
         self._config = config
         self._records: list[Outgoing] = []
         self._sent = 0
         self._flush_began: float | None = None
 
     def begin(self, records: list[Outgoing]) -> None:
-        """Take the records of a new transaction."""
+        """Set the records of a new transaction."""
         self._records, self._sent, self._flush_began = records, 0, None
 
     def judge(self) -> None:
-        """Set the verdicts of the records that may be what was wrong, at the end of the transaction; forget all."""
+        """Set the verdicts of records that may have caused a failure, at the end of the transaction; forget all
+        records.
+        """
         suspects = [record for record in self._records if record.error is not None]
         for record, verdict in zip(suspects, judge_records([each.isolated for each in suspects]), strict=True):
             record.verdict = verdict
         self._records = []
 
     def send(self, producer: ck.Producer, seconds_left: Callable[[], float]) -> TransactionAnswer:
-        """Hand records over from where the last call ended; one that has to go alone waits for those around it.
+        """Send records from where the last call stopped; an isolated record waits for the records before it, and delays
+        the next.
 
         Args:
-            producer: Where to.
+            producer: The producer.
             seconds_left: Returns how many seconds a call may wait.
 
         Raises:
-            RecordRefusedError: A record was not accepted.
+            RecordRefusedError: A record was refused.
             confluent_kafka.KafkaException: The producer failed for good.
         """
         produce, failed, records = producer.produce, self._on_delivery, self._records
@@ -90,7 +92,7 @@ class OutgoingRecords:
             except ck.KafkaException as error:
                 if error.args[0].fatal():
                     raise
-                # It is too large itself, or one before it failed and took the transaction with it.
+                # The record is too large, or an earlier one failed together with the transaction.
                 failed(record, error.args[0], None)
                 raise RecordRefusedError(record.error, scrub(describe_client_error(error), self._config)) from error
             self._sent += 1
@@ -120,7 +122,7 @@ _NO_EXTRAS: dict[str, Any] = {}
 
 
 def _get_extras(record: Outgoing) -> dict[str, Any]:
-    """Return what a record has besides key and value; most have nothing."""
+    """Return the fields of a record other than key and value; most records have none."""
     if not record.headers and record.partition < 0 and not record.timestamp:
         return _NO_EXTRAS
     return {"partition": record.partition, "timestamp": record.timestamp, "headers": list(record.headers)}

@@ -1,7 +1,7 @@
-"""What is to be committed, with or without records in a transaction; used on the consumer's thread only.
+"""The waiting commits, with or without records in a transaction; used on the consumer's thread only.
 
-It never decides about offsets: it commits what it is given, drops what is not owned, and reports the results. Offsets
-that wait are replaced by later ones.
+It makes no decisions about offsets: it commits what it is given, except for partitions that are not owned, and reports
+the results. Later offsets replace waiting ones.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from tidemill.sources.transactional_producer import TransactionalProducer
 
 log = structlog.get_logger(__name__)
 
-#: Within a rebalance callback, the coordinator has to answer this fast to be sent a commit.
+#: Within a rebalance callback, offsets are sent only if the coordinator answers this fast.
 ANSWER_SECONDS = 0.5
-#: A commit of what partitions leave behind is retried after this long.
+#: The delay before a failed last commit of revoked partitions is retried.
 COMMIT_AGAIN_SECONDS = 0.2
-#: At the end, a transaction that is open may take this long to be committed or aborted.
+#: At the end, how long an open transaction may take to be committed or aborted.
 TRANSACTION_END_SECONDS = 5.0
-#: An open transaction may take this long to end before its partitions are given up; after that it ends behind them.
+#: How long an open transaction may take to end before its partitions are given up; after that it ends in the
+#: background.
 GIVE_UP_SECONDS = 1.0
 
 _AGAIN = frozenset(
@@ -40,7 +41,7 @@ _AGAIN = frozenset(
     }
 )
 _NO_ANSWER = ck.KafkaError(ck.KafkaError._TIMED_OUT)
-#: A commit within a rebalance callback with such an error would fail again.
+#: Errors after which a retry within a rebalance callback would fail again.
 _FINAL = _AGAIN | {ck.KafkaError.FENCED_INSTANCE_ID, ck.KafkaError._FATAL}
 
 
@@ -48,13 +49,13 @@ class PendingCommits:
     """The commits of one consumer.
 
     Args:
-        buffers: Of the owned partitions.
-        lag: Notified of what is committed.
-        positions: Says what is committed for offsets.
-        producer: Commits offsets together with records, if that is wanted.
-        on_answer: Called when brokers have accepted a commit without a transaction.
-        on_committed: Called when a commit has ended.
-        on_fatal: Called once no commit can succeed.
+        buffers: The buffers of the owned partitions.
+        lag: Receives the committed offsets.
+        positions: Turns offsets into positions.
+        producer: Commits offsets together with records; None: plain commits.
+        on_answer: Called when the brokers have accepted a plain commit.
+        on_committed: Called with the result of a commit.
+        on_fatal: Called once no commit can succeed any more.
     """
 
     def __init__(
@@ -68,7 +69,6 @@ class PendingCommits:
         on_committed: Callable[[dict[TopicPartition, int], CommitStatus], None],
         on_fatal: Callable[[Fatal, str], None],
     ) -> None:
-        """Start with nothing to commit."""
         self._buffers = buffers
         self._lag = lag
         self._producer = producer
@@ -84,7 +84,7 @@ class PendingCommits:
 
     @property
     def trouble(self) -> str | None:
-        """Why transactions make no progress, while they make none."""
+        """Why transactions make no progress; None: they do."""
         trouble = self._producer.trouble if self._producer is not None else None
         return f"transactions: {trouble}" if trouble else None
 
@@ -92,7 +92,7 @@ class PendingCommits:
         """Open the transactional producer, if there is one; return whether commits are possible.
 
         Args:
-            ended: Tells that the result is no longer needed.
+            ended: Returns whether the result is no longer needed.
         """
         if self._producer is None:
             return True
@@ -100,37 +100,37 @@ class PendingCommits:
         return not self._is_over()
 
     def on_commit(self, error: ck.KafkaError | None, partitions: Sequence[ck.TopicPartition]) -> None:
-        """Take the answer to an asynchronous commit; the consumer's `on_commit`."""
+        """Handle the answer to an asynchronous commit; the consumer's `on_commit`."""
         self._committer.on_commit(error, partitions)
 
     def finish(self, consumer: ck.Consumer, seconds: float) -> None:
-        """End an open transaction, at the end of the consumer."""
+        """End an open transaction, before the consumer closes."""
         if self._producer is not None:
             self._producer.finish(consumer, min(TRANSACTION_END_SECONDS, seconds))
 
     def end_before(self, consumer: ck.Consumer, partitions: Collection[TopicPartition]) -> None:
-        """End a transaction that was open when these partitions were given up, now that they are assigned again."""
+        """End a transaction that was open when these partitions were given up, because they are assigned again."""
         if self._producer is not None:
             for ended in self._producer.end_before(consumer, partitions, TRANSACTION_END_SECONDS):
                 self._tell_transacted(*ended)
 
     def forget(self, partition: TopicPartition) -> None:
-        """Commit nothing more for a partition that is no longer owned."""
+        """Drop the waiting commits of a partition that is no longer owned."""
         self._to_commit.pop(partition, None)
         self._to_send.pop(partition, None)
         self._committer.forget(partition)
 
     def forget_open(self, partitions: Collection[TopicPartition]) -> None:
-        """Leave partitions out of the report of an open transaction's end."""
+        """Exclude partitions from the report of an open transaction's end."""
         if self._producer is not None:
             self._producer.forget(partitions)
 
     def add(self, offsets: Sequence[tuple[TopicPartition, Buffer | None, int]], records: Records) -> None:
-        """Add what is to be committed; what belongs to an earlier ownership of a partition is dropped.
+        """Add offsets to commit; those of an earlier ownership of a partition are dropped.
 
         Args:
-            offsets: For each partition the buffer that stands for its ownership, and the offset.
-            records: What goes out with them.
+            offsets: For each partition the buffer that represents its ownership, and the offset.
+            records: The records to send with them.
         """
         for tp, buffer, offset in offsets:
             if buffer is not None and self._buffers.get(tp) is buffer:
@@ -138,14 +138,14 @@ class PendingCommits:
                 self._to_send[tp] = records.get(tp, ())
 
     def send(self, consumer: ck.Consumer) -> None:
-        """Send what waits, between two polls of the consumer."""
+        """Commit the waiting offsets, between two polls of the consumer."""
         if self._producer is not None:
             self._transact(self._producer, consumer)
             return
         self._committer.send(consumer, self._to_commit)
 
     def send_now(self, consumer: ck.Consumer) -> None:
-        """Send what waits, within a rebalance callback, which does not poll."""
+        """Commit the waiting offsets within a rebalance callback, which does not poll."""
         if self._producer is not None:
             self._transact(self._producer, consumer)
         else:
@@ -171,7 +171,7 @@ class PendingCommits:
         self._on_committed(offsets, status)
 
     def _is_over(self) -> bool:
-        """Tell the engine once if the transactional producer has failed for good."""
+        """Return whether the transactional producer has failed for good; inform the engine once."""
         fatal = self._producer.fatal if self._producer is not None else None
         if fatal is not None and not self._over:
             self._over = True
@@ -191,16 +191,16 @@ class PendingCommits:
             self._on_fatal(Fatal.FENCED, error.str())
             return
         if code not in _AGAIN:
-            throttle(log, 10.0).warning("a commit failed and is tried again", error=error.str())
+            throttle(log, 10.0).warning("a commit failed; retrying", error=error.str())
         self._on_committed(offsets, CommitStatus.AGAIN)
 
     def send_last(self, send: Callable[[], None], offsets: Mapping[TopicPartition, int], deadline: float) -> None:
-        """Commit what revoked partitions leave behind, before another member begins there.
+        """Commit the last offsets of revoked partitions, before another member starts there.
 
         Args:
-            send: Carries out what else is to be done on this thread, and calls `send_now`.
-            offsets: What is committed.
-            deadline: The `time.monotonic()` until which a commit that fails is sent again.
+            send: Runs the thread's other commands, and calls `send_now`.
+            offsets: The offsets to commit.
+            deadline: The `time.monotonic()` until which a failed commit is retried.
         """
         while True:
             self._commit_error = _NO_ANSWER
@@ -211,7 +211,7 @@ class PendingCommits:
                 break
             time.sleep(COMMIT_AGAIN_SECONDS)
         if error is not None:
-            text = "the last commit of revoked partitions failed; their messages are redelivered"
+            text = "the last commit of revoked partitions failed; their messages will be redelivered"
             log.warning(text, error=error.str())
 
     def give_up(self, consumer: ck.Consumer, partitions: Collection[TopicPartition]) -> None:

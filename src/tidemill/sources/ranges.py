@@ -1,9 +1,9 @@
-"""Reads offset ranges of a topic, without a consumer group: a live pipeline is not affected.
+"""Reads offset ranges of a topic without a consumer group, so that a live pipeline is not affected.
 
-Invariants: no message outside the ranges is handed over, and each inside at most once, in order per partition; a range
-is at its end when a message at or behind its end, or the partition's own end, was seen, so that offsets without a
-message (compaction, transactions) never keep it waiting; what the broker had deleted is counted as a gap; a range is
-never at its end if it was read from another topic of the same name than it was planned for.
+Invariants: only messages inside the ranges are returned, each at most once and in order per partition. A range ends
+when a message at or after its end, or the partition's own end, was read, so that offsets without a message (compaction,
+transactions) never stall it. Messages that the broker deleted are counted as a gap. A range never ends normally if it
+was read from another topic of the same name than it was planned for.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tidemill.sources.topic_watch import ASK_SECONDS, open_topic_ids
 
 log = structlog.get_logger(__name__)
 
-#: How many messages are taken from the client at once, and how long to wait when there are none.
+#: How many messages are taken from the client at once, and how long to wait if there are none.
 BATCH_MESSAGES = 500
 READ_SECONDS = 0.05
-#: How often gaps are examined, and unreachable brokers are checked.
+#: The interval of checks for gaps and unreachable brokers.
 CHECK_SECONDS = 1.0
-#: A group member would have to poll at least this often; this one is in no group, and 24 h is the maximum.
+#: The maximum of the option (24 h): the limit between polls is only for group members.
 _NO_POLL_LIMIT_MS = 86_400_000
 
 
@@ -45,7 +45,7 @@ def make_reader_config(kafka: KafkaSettings) -> dict[str, Any]:
         {
             "fetch.wait.max.ms": 50,
             "fetch.queue.backoff.ms": 20,
-            # What is fetched beyond a range's end is discarded.
+            # Messages fetched after a range's end are discarded.
             "queued.min.messages": 5_000,
             "queued.max.messages.kbytes": 16_384,
             **kafka.client_config,
@@ -60,7 +60,7 @@ def make_reader_config(kafka: KafkaSettings) -> dict[str, Any]:
 
 
 class _Progress:
-    """How far a range is read."""
+    """The progress of reading one range."""
 
     __slots__ = ("end", "expected", "holes", "start")
 
@@ -68,21 +68,20 @@ class _Progress:
         self.start = part.start
         self.end = part.end
         self.expected = part.start
-        #: Jumps that were not examined yet: the offset that was expected, and the one that came.
+        #: Jumps that were not examined yet: the expected offset, and the actual one.
         self.holes: list[tuple[int, int]] = []
 
 
 class RangeReader:
-    """A `Reader` of ranges of one topic, one per partition at most.
+    """A `RecordReader` of ranges of one topic, at most one per partition.
 
     Args:
         kafka: The `kafka` section.
-        ranges: What to read.
-        topic_id: The id of the topic that they were planned for; None: not known.
+        ranges: The ranges to read.
+        topic_id: The id of the topic that the ranges were planned for; None: unknown.
     """
 
     def __init__(self, kafka: KafkaSettings, ranges: Sequence[OffsetRange], topic_id: str | None = None) -> None:
-        """Connect nothing; `open` does."""
         self._topic = kafka.source_topic
         self._config = make_reader_config(kafka)
         self._topic_id = topic_id
@@ -96,15 +95,15 @@ class RangeReader:
 
     @property
     def gap(self) -> int:
-        """How many messages the broker had deleted before they were read."""
+        """How many messages the broker deleted before they were read."""
         return self._gap
 
     def describe_stall(self) -> str | None:
-        """Say why nothing comes, while the brokers are unreachable."""
+        """Return why no messages arrive, while the brokers are unreachable."""
         return self._stalled
 
     def open(self) -> None:
-        """Connect and assign."""
+        """Connect and assign the partitions."""
         self._consumer = ck.Consumer({**self._config, "error_cb": self._on_error}, logger=LibraryLog())
         self._consumer.assign(
             [ck.TopicPartition(self._topic, number, progress.start) for number, progress in self._open.items()]
@@ -129,7 +128,7 @@ class RangeReader:
             return None
         messages: list[SourceMessage] = []
         for record in self._consumer.consume(BATCH_MESSAGES, READ_SECONDS):
-            # The client's types allow None; a record and an end of a partition have both.
+            # The client's types allow None; records and partition ends have both.
             partition: Any = record.partition()
             offset: Any = record.offset()
             if (error := record.error()) is not None:
@@ -164,7 +163,7 @@ class RangeReader:
         return messages
 
     def _expect(self, partition: int, progress: _Progress, offset: int) -> bool:
-        """Advance to a record; tell whether it belongs to the range."""
+        """Advance to a record; return whether it belongs to the range."""
         if offset < progress.expected:
             if offset < progress.start:
                 raise self._make_recreated(f"/{partition} begins again at offset {offset}, before {progress.start}: it")
@@ -178,7 +177,7 @@ class RangeReader:
         return True
 
     def _at_end(self, partition: int, offset: int) -> None:
-        """The partition has no more messages now; behind the range's end it never will."""
+        """Handle the current end of a partition; if it is after the end of the range, the range is read."""
         progress = self._open.get(partition)
         if progress is not None and offset >= progress.end:
             progress.holes.append((progress.expected, progress.end))
@@ -190,7 +189,7 @@ class RangeReader:
         if self._open:
             self._consumer.pause([ck.TopicPartition(self._topic, partition)])
 
-    # -- what goes wrong --------------------------------------------------------------------------------------
+    # -- errors ------------------------------------------------------------------------------------------------
 
     def _make_recreated(self, text: str) -> RemoteError:
         advice = "was recreated since the ranges were planned; start over, with another folder for the outcomes"

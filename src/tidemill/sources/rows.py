@@ -1,7 +1,7 @@
 """Reads messages from the rows of one partition of a DataFrame.
 
-Invariants: rows become messages in their order; no two of one topic and partition have the same offset (a task could
-not say which one it is for), so rows that say otherwise are refused.
+Invariants: rows become messages in their order. No two messages of a topic and partition have the same offset, because
+a task could not distinguish them; rows with a repeated offset are refused.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from tidemill.runtime.messages import Header, SourceMessage
 
 #: How many rows become messages at once.
 BATCH_MESSAGES = 500
-#: The topic of rows that name none.
+#: The topic of rows without one.
 TOPIC = "dataframe"
 
 
 class RowReader:
-    """A `Reader` of rows.
+    """A `RecordReader` of rows.
 
     Args:
         rows: The rows; iterating may block.
-        names: What their values are, in order: key and value (binary), and some of topic, partition, offset, timestamp
+        names: The columns, in order: key and value (binary), and any of topic, partition, offset, timestamp
             (milliseconds) and headers (pairs of key and value).
-        partition: The partition of rows that name none; offsets that are not named count from 0.
+        partition: The partition of rows without one; rows without an offset are numbered from 0.
     """
 
     gap = 0
 
     def __init__(self, rows: Iterator[Sequence[Any]], names: Sequence[str], partition: int) -> None:
-        """Read nothing yet."""
         self._rows = rows
         self._names = list(names)
         self._partition = partition
@@ -40,20 +39,20 @@ class RowReader:
         self._last: dict[tuple[str, int], int] = {}
 
     def open(self) -> None:
-        """There is nothing to open."""
+        """Do nothing: the rows need no connection."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: the rows need no connection."""
 
     def describe_stall(self) -> str | None:
-        """Return None: what produces the rows reports its own stalls."""
+        """Return None: the producer of the rows reports its own stalls."""
         return None
 
     def read(self) -> Sequence[SourceMessage] | None:
         """Return the next messages; None at the end.
 
         Raises:
-            HandlerError: Two rows are the same message.
+            HandlerError: Two rows have the same topic, partition and offset.
         """
         names = self._names
         messages = [
@@ -71,21 +70,21 @@ class RowReader:
         timestamp: int | None = None,
         headers: Sequence[Header] | None = None,
     ) -> SourceMessage:
-        place = (TOPIC if topic is None else topic, self._partition if partition is None else partition)
+        source = (TOPIC if topic is None else topic, self._partition if partition is None else partition)
         offset = self._count if offset is None else offset
         self._count += 1
-        if self._last.get(place) == offset:
+        if self._last.get(source) == offset:
             raise HandlerError(
-                f"two rows have topic {place[0]!r}, partition {place[1]} and offset {offset}, so they are one message; "
+                f"two rows have topic {source[0]!r}, partition {source[1]} and offset {offset}; "
                 "drop the duplicates, or the column offset"
             )
-        self._last[place] = offset
+        self._last[source] = offset
         named = tuple((str(name), _to_bytes(text)) for name, text in headers) if headers else ()
         return SourceMessage(
-            *place, offset, _to_bytes(key), _to_bytes(value), named, -1 if timestamp is None else timestamp
+            *source, offset, _to_bytes(key), _to_bytes(value), named, -1 if timestamp is None else timestamp
         )
 
 
 def _to_bytes(value: bytes | None) -> bytes | None:
-    """Return Spark's bytearray as bytes."""
+    """Convert Spark's bytearray to bytes."""
     return None if value is None else bytes(value)

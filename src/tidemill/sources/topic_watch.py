@@ -1,6 +1,6 @@
-"""Whether a topic is still the one that its partitions were assigned from; on the consumer's thread only.
+"""Watches whether a topic is still the one that its partitions were assigned from; used on the consumer's thread only.
 
-Its id is asked for at every assignment, after every jump back, and at each look in between; `core.topic_identity`
+The topic's id is requested at every assignment, after every jump back, and regularly in between; `core.topic_identity`
 compares.
 """
 
@@ -25,24 +25,24 @@ log = structlog.get_logger(__name__)
 
 #: How long an assignment waits for committed offsets.
 COMMITTED_SECONDS = 10.0
-#: An assignment, and a jump back, wait this long for the topic's id.
+#: How long an assignment, or a jump back, waits for the topic's id.
 ASK_SECONDS = 5.0
-#: After an answer, another jump back does not ask again for this long.
+#: The minimum time between two requests after jumps back.
 ASK_AGAIN_SECONDS = 1.0
 
 
 def open_topic_ids(kafka: KafkaSettings) -> TopicIds:
-    """Return what asks for the id of the source topic."""
+    """Return a client that requests the id of the source topic."""
     return TopicIds(make_client_config(kafka, kafka.brokers, {}), kafka.source_topic)
 
 
 class Start(NamedTuple):
-    """Where a partition begins.
+    """The start of a partition.
 
     Attributes:
-        offset: The committed offset; negative: there is none, or it is of a topic of the same name that is gone.
-        note: The note beside it.
-        replaced: Whether it is of another topic, so that the partition is read from its beginning.
+        offset: The committed offset; negative: there is none, or it is of a replaced topic of the same name.
+        note: The text stored with the offset.
+        replaced: Whether the committed offset is of another topic, so that the partition is read from its beginning.
     """
 
     offset: int
@@ -50,7 +50,7 @@ class Start(NamedTuple):
     replaced: bool = False
 
     def make_position(self, partition: TopicPartition) -> ck.TopicPartition:
-        """Return what the client is told: it looks up a committed offset by itself."""
+        """Return the client's position: the beginning, or a lookup of the committed offset."""
         return ck.TopicPartition(*partition, ck.OFFSET_BEGINNING if self.replaced else ck.OFFSET_INVALID)
 
 
@@ -58,16 +58,15 @@ class TopicWatch:
     """The identity of one topic.
 
     Args:
-        ids: Asks for its id.
-        notes: Texts to keep beside offsets.
+        ids: Requests the topic's id.
+        notes: Texts to store with offsets.
 
     Attributes:
-        positions: What is committed.
-        recreated: How often a partition was read from its beginning because its topic had been created again.
+        positions: Builds the positions to commit.
+        recreated: How often a partition was read from its beginning because its topic had been recreated.
     """
 
     def __init__(self, ids: TopicIds, notes: Mapping[TopicPartition, str]) -> None:
-        """Ask nothing yet."""
         self._ids = ids
         self._identity: TopicIdentity[TopicPartition] = TopicIdentity()
         self.positions = CommitPositions(self._identity, notes)
@@ -76,14 +75,14 @@ class TopicWatch:
         self._ask_at = 0.0
 
     def find_starts(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> dict[TopicPartition, Start]:
-        """Return where partitions begin that are assigned now."""
+        """Return the starts of partitions that are being assigned."""
         if not partitions:
             return {}
         committed = partitions
         try:
             committed = consumer.committed(partitions, timeout=COMMITTED_SECONDS)
         except ck.KafkaException as error:
-            log.warning("committed offsets are not known; gaps cannot be told", error=str(error))
+            log.warning("cannot read committed offsets; deleted messages will not be counted", error=str(error))
         self._now, starts = self._ids.ask(ASK_SECONDS), {}
         for position in committed:
             tp = (position.topic, position.partition)
@@ -96,19 +95,19 @@ class TopicWatch:
         return starts
 
     def forget(self, partition: TopicPartition) -> None:
-        """Watch a partition no longer."""
+        """Stop watching a partition."""
         self._identity.forget(partition)
         self.positions.replaced.discard(partition)
 
     def close_replaced(
         self, consumer: ck.Consumer, buffers: Mapping[TopicPartition, Buffer], *, at_once: bool
     ) -> list[TopicPartition]:
-        """Fetch no more of partitions whose topic was deleted and created again; return these, each once.
+        """Stop fetching partitions whose topic was deleted and recreated; return these, each once.
 
         Args:
-            consumer: Whose partitions they are.
-            buffers: Of all its partitions.
-            at_once: Whether to wait for the topic's id, unless there was an answer a moment ago.
+            consumer: The consumer of the partitions.
+            buffers: The buffers of all its partitions.
+            at_once: Whether to wait for the topic's id, unless it was requested a moment ago.
         """
         if not at_once:
             now = self._ids.look()
@@ -128,11 +127,11 @@ class TopicWatch:
         return replaced
 
     def find_ended(self, buffers: Mapping[TopicPartition, Buffer], seconds: float) -> list[TopicPartition]:
-        """Return the partitions of which everything that was fetched is done.
+        """Return the replaced partitions whose fetched messages are all done.
 
         Args:
-            buffers: Of all partitions.
-            seconds: What was pulled may take this long.
+            buffers: The buffers of all partitions.
+            seconds: The time limit for messages that were pulled.
         """
         due = time.monotonic() - seconds
         return [
@@ -142,7 +141,7 @@ class TopicWatch:
         ]
 
     def restart(self, replaced: Sequence[TopicPartition]) -> dict[TopicPartition, Start]:
-        """Return where partitions begin that `find_ended` returned: as those of the new topic."""
+        """Return the starts of partitions from `find_ended` in the new topic."""
         for tp in replaced:
             self._identity.assign(tp, None, self._now)
         return {tp: Start(-1, replaced=True) for tp in replaced}
@@ -151,6 +150,6 @@ class TopicWatch:
         if partitions:
             self.recreated += len(partitions)
             log.warning(
-                "the topic was deleted and created again: it is read from its beginning, once what was fetched is done",
+                "the topic was deleted and recreated; it is read from its beginning once the fetched messages are done",
                 partitions=name_partitions(partitions),
             )

@@ -1,4 +1,4 @@
-"""What a Kafka error means for the transaction of the call that raised it."""
+"""Interprets Kafka errors with respect to the transaction of the failed call."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _FENCED = frozenset(
         ck.KafkaError.PRODUCER_FENCED,
     }
 )
-#: What brokers say of offsets of an earlier generation, or of a member that is expelled.
+#: The brokers' answers to offsets of an earlier generation, or of an expelled member.
 _REBALANCED = frozenset({ck.KafkaError.ILLEGAL_GENERATION, ck.KafkaError.UNKNOWN_MEMBER_ID})
 
 
 def is_fenced(error: ck.KafkaError) -> bool:
-    """Tell whether another producer or group member has taken over the id."""
+    """Return whether another producer or group member has taken over the id."""
     return error.code() in _FENCED or error.code() == ck.KafkaError.FENCED_INSTANCE_ID
 
 
 def is_rebalance(error: ck.KafkaError) -> bool:
-    """Tell whether brokers rejected offsets because the group has rebalanced since the transaction began."""
+    """Return whether the brokers rejected offsets because the group has rebalanced since the transaction began."""
     return error.code() in _REBALANCED
 
 
 def classify_error(error: ck.KafkaError) -> TransactionAnswer:
-    """Return what the transaction makes of a call that raised this error."""
+    """Return how a transaction continues after a call that raised this error."""
     if is_fenced(error) or error.fatal():
         return TransactionAnswer.FATAL
     if error.txn_requires_abort():
@@ -39,5 +39,5 @@ def classify_error(error: ck.KafkaError) -> TransactionAnswer:
 
 
 def may_still_arrive(error: BaseException) -> bool:
-    """Tell whether offsets may still be on their way: the client gave up waiting for them, no broker rejected them."""
+    """Return whether offsets may still arrive: the client stopped waiting, and no broker rejected them."""
     return isinstance(error, ck.KafkaException) and error.args[0].txn_requires_abort() and error.args[0].code() < 0

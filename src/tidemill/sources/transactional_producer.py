@@ -1,25 +1,27 @@
 """The transactional producer of one engine: results, dead letters and offsets in one transaction.
 
-Lives on the consumer's thread, the only one that may ask the consumer for its place in the group. One transaction at a
-time; `core.delivery.transaction` says which call comes next. No call waits longer than `CALL_SECONDS`, so that the
-thread keeps polling while the brokers are away; the same call is then repeated.
+It lives on the consumer's thread, the only thread that may ask the consumer for its group metadata. One transaction is
+open; `core.delivery.transaction` decides which call comes next. No call waits longer than `CALL_SECONDS`, so that the
+thread keeps polling while the brokers are unreachable; the same call is then repeated.
 
-Handing the offsets over is the one call that may not return: librdkafka ignores its time limit, and waits forever
-if the group's coordinator went away (its issues 5456 and 5511; 2.16). So it has a thread of its own, and if it
-hangs the producer is replaced: nothing of its transaction was committed, and the new one's start aborts it.
+The call that sends the offsets is the only one that may never return: librdkafka ignores its time limit, and waits
+forever if the group's coordinator disappeared (its issues 5456 and 5511; version 2.16). So this call has a thread of
+its own. If it hangs, the producer is replaced: nothing of its transaction was committed, and the start of the new
+producer aborts it.
 
-A transaction keeps the place in the group (`sources.place`) that was current when it began: brokers reject its offsets
-once partitions may belong to another member. It is then aborted, and what is still owned is committed again. Giving up
-a partition aborts an open transaction with its offset, unless the brokers have accepted that already.
+A transaction keeps the group metadata (`sources.place`) that was current when it began: brokers reject its offsets once
+partitions may belong to another member. It is then aborted, and the offsets that are still owned are committed again.
+Giving up a partition aborts an open transaction with its offset, unless the brokers have already accepted the offset.
 
-A request with offsets that got no answer may still arrive, and would count for the producer's next transaction: within
-one generation it has the same place and the same producer epoch. So the producer is replaced after one; the start of
-the new one aborts what is open and raises the epoch. The client also repeats requests about a transaction's offsets
-and end by itself, without reporting it, and the first copy may still arrive. A repeated one takes at least the client's
-pause (`RETRY_SECONDS`), so the producer is replaced after every such call that took nearly as long.
+An unanswered request with offsets may still arrive, and would count for the producer's next transaction, because within
+one generation both have the same group metadata and the same producer epoch. So the producer is replaced after such a
+request; the start of the new one aborts the open transaction and raises the epoch. The client also repeats requests
+with a transaction's offsets or end by itself, without reporting it, and the first copy may still arrive. A repetition
+takes at least the client's backoff (`RETRY_SECONDS`), so the producer is replaced after every such call that took
+nearly as long.
 
-The transactional id is the engine's member id: a producer that starts under it fences the previous one, and the brokers
-abort what that one left open before they tell the new one where its partitions begin.
+The transactional id is the engine's member id. A producer that starts with it fences the previous one, and the brokers
+abort the previous one's open transaction before they reveal where the partitions begin.
 """
 
 from __future__ import annotations
@@ -45,25 +47,26 @@ from tidemill.sources.transaction_errors import classify_error, is_fenced, is_re
 log = structlog.get_logger(__name__)
 
 CALL_SECONDS = 1.0
-#: A call waits at least this long, however little time is left.
+#: The minimum time that a call waits, however little time is left.
 _SHORTEST_SECONDS = 0.05
-#: The call that hands offsets over has hung after this long.
+#: The call that sends the offsets counts as hung after this time.
 HANG_SECONDS = 10.0
-#: Brokers give up a transaction that is open for this long; records are given up after 30 s, so an outage ends in an
-#: abort and not in this.
+#: The time after which brokers abort an open transaction. Records expire after 30 s, so an outage ends in an abort by
+#: the
+#: producer first.
 TRANSACTION_SECONDS = 60.0
-#: A batch that fills within this time is sent whole; a commit does not wait for it.
+#: Batches are sent after this time, or when they are full; a commit does not wait for it.
 _LINGER_MS = 5
 
 _EXPELLED = (
-    "the group expelled this engine while it was stopped, and admitted it again as a new member; what it has in flight "
-    "is another member's"
+    "the group expelled this engine while it was stopped, and admitted it as a new member; its work in flight belongs "
+    "to another member"
 )
 
-#: The client's pause before it repeats a request, a fifth of it at random; and how long a call takes that did so.
+#: The client's backoff before it repeats a request, with a jitter of a fifth, and the least time of a repeated call.
 RETRY_SECONDS = 0.5
 REPEATED_SECONDS = 0.35
-#: Requests of these count for the producer's next transaction if they arrive only then.
+#: Calls whose requests count for the producer's next transaction if they arrive late.
 _REPEATABLE = frozenset({Call.OFFSETS, Call.COMMIT, Call.ABORT})
 
 
@@ -78,13 +81,12 @@ class TransactionalProducer:
         kafka: The `kafka` section.
         transactional_id: Its id; earlier producers with it are fenced.
         overrides: The sinks' own client settings.
-        limits: The largest batch that each topic takes, in bytes; read when it is opened.
+        limits: The largest batch that each topic accepts, in bytes; read by `open`.
     """
 
     def __init__(
         self, kafka: KafkaSettings, transactional_id: str, overrides: Mapping[str, Any], limits: Sequence[int]
     ) -> None:
-        """Connect nothing; `open` does."""
         self._config = make_producer_config(
             kafka,
             "",
@@ -100,7 +102,7 @@ class TransactionalProducer:
         self._limits = limits
         self._transaction: Transaction[TopicPartition] | None = None
         self._records = OutgoingRecords(self._config)
-        self._place: Any = None
+        self._group_metadata: Any = None
         self._members: Collection[bytes | None] = ()
         self._began = 0.0
         self._deadline: float | None = None
@@ -110,9 +112,9 @@ class TransactionalProducer:
         self._may_be_repeated = False
         self._given_up = False
         self._rebalanced = False
-        #: Why it makes no progress, while it makes none.
+        #: Why it makes no progress; None: it does.
         self.trouble: str | None = None
-        #: How it ended for good: fenced or failed, and why.
+        #: How it failed for good (fenced or failed), and why.
         self.fatal: tuple[Fatal, str] | None = None
 
     @property
@@ -121,10 +123,10 @@ class TransactionalProducer:
         return self._transaction is not None
 
     def open(self, ended: Callable[[], bool]) -> None:
-        """Connect, fence the previous owner of the id, and end what it left open; waits for the brokers.
+        """Connect, fence the previous owner of the id, and end its open transaction; waits for the brokers.
 
         Args:
-            ended: Tells that the result is no longer needed.
+            ended: Returns whether the result is no longer needed.
         """
         if self._limits:
             self._config["message.max.bytes"] = max(1_000, min(max(self._limits), 1_000_000_000))
@@ -150,10 +152,10 @@ class TransactionalProducer:
         """Begin a transaction; `step` carries it out.
 
         Args:
-            offsets: What is committed.
-            records: What goes out with it.
-            members: The member ids that its partitions were assigned to; None: not known.
-            make_positions: Returns what is committed for offsets, when they are handed over.
+            offsets: The offsets to commit.
+            records: The records to send with them.
+            members: The member ids that its partitions were assigned to; None: unknown.
+            make_positions: Turns offsets into positions, when they are sent.
         """
         self._make_positions = make_positions
         self._members = members
@@ -163,7 +165,7 @@ class TransactionalProducer:
         self._given_up = self._rebalanced = False
 
     def step(self, consumer: ck.Consumer) -> tuple[End, dict[TopicPartition, int]] | None:
-        """Continue until the transaction ends or a call has to be repeated; return how it ended, and its offsets."""
+        """Continue until the transaction ends or a call must be repeated; return how it ended, and its offsets."""
         while (transaction := self._transaction) is not None and self.fatal is None:
             call = transaction.call
             answer = self._ask(partial(self._carry_out, call, consumer), consumer)
@@ -183,7 +185,8 @@ class TransactionalProducer:
     ) -> list[tuple[End, dict[TopicPartition, int]]]:
         """End an open transaction with offsets of partitions that belong, or soon will, to another member.
 
-        It is committed if the brokers have accepted its offsets, else aborted. If that takes longer than `seconds`,
+        It is committed if the brokers have accepted its offsets, otherwise aborted. If that takes longer than
+        `seconds`,
         `step` continues it. Does not poll the consumer.
 
         Returns:
@@ -195,11 +198,11 @@ class TransactionalProducer:
         end = transaction.give_up(partitions)
         self._given_up = True
         if transaction.call is Call.ABORT:
-            throttle(log, 10.0).info("a transaction is aborted, since partitions of it were given up")
+            throttle(log, 10.0).info("a transaction is aborted because some of its partitions were given up")
         return [self._end(end)] if end is not None else self.finish(consumer, seconds)
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
-        """Leave partitions that are no longer owned out of the report of an open transaction's end.
+        """Exclude partitions that are no longer owned from the report of an open transaction's end.
 
         They may be owned again by then, with other work.
         """
@@ -209,9 +212,9 @@ class TransactionalProducer:
     def end_before(
         self, consumer: ck.Consumer, partitions: Collection[TopicPartition], seconds: float
     ) -> list[tuple[End, dict[TopicPartition, int]]]:
-        """End a transaction that was open when these partitions were given up, now that they are assigned again.
+        """End a transaction that was open when these partitions were given up, because they are assigned again.
 
-        Until it ends, brokers do not say where they begin.
+        Until it ends, brokers do not reveal where the partitions begin.
         """
         transaction = self._transaction
         if transaction is None or transaction.lanes.isdisjoint(partitions):
@@ -226,9 +229,9 @@ class TransactionalProducer:
 
     def _say_aborted(self) -> None:
         if self._rebalanced:
-            throttle(log, 10.0).info("a transaction is aborted and will be repeated, since the group rebalanced")
+            throttle(log, 10.0).info("a transaction is aborted and will be retried because the group rebalanced")
         else:
-            throttle(log, 10.0).warning("a transaction is aborted and will be repeated", error=self.trouble)
+            throttle(log, 10.0).warning("a transaction is aborted and will be retried", error=self.trouble)
 
     def _end(self, end: End) -> tuple[End, dict[TopicPartition, int]]:
         assert self._transaction is not None
@@ -260,14 +263,14 @@ class TransactionalProducer:
         return TransactionAnswer.DONE
 
     def _begin(self, consumer: ck.Consumer) -> TransactionAnswer:
-        place: Any = consumer.consumer_group_metadata()
-        if not is_member(place):
-            return TransactionAnswer.AGAIN  # its partitions are lost; the consumer's callback says so in a moment
-        if any(member not in (None, read_member_id(place)) for member in self._members):
-            # Another member may have them by now, and nothing says since when: only a new start gets partitions again.
+        metadata: Any = consumer.consumer_group_metadata()
+        if not is_member(metadata):
+            return TransactionAnswer.AGAIN  # its partitions are lost; the consumer's callback follows in a moment
+        if any(member not in (None, read_member_id(metadata)) for member in self._members):
+            # Another member may own them, and it is unknown since when; only a restart gets partitions again.
             self._end_for_good(_EXPELLED)
             return TransactionAnswer.FATAL
-        self._place = place
+        self._group_metadata = metadata
         if self._may_be_repeated:
             log.debug("a call took long enough to have been repeated; the producer is replaced")
             self._replace()
@@ -283,8 +286,10 @@ class TransactionalProducer:
             positions = self._make_positions(offsets)
             if not positions:
                 return TransactionAnswer.DONE
-            # A longer limit than ours: the client's own would end in an abort that leaves the epoch as it is.
-            call = partial(self._producer.send_offsets_to_transaction, positions, self._place, TRANSACTION_SECONDS)
+            # A longer limit than ours: the client's own timeout would end in an abort that does not raise the epoch.
+            call = partial(
+                self._producer.send_offsets_to_transaction, positions, self._group_metadata, TRANSACTION_SECONDS
+            )
             self._handing = BackgroundCall("tidemill-offsets", call)
         return self._wait_for_hand_over(self._handing)
 
@@ -299,38 +304,43 @@ class TransactionalProducer:
         self.trouble = "no answer about the offsets"
         if time.monotonic() - handing.began < HANG_SECONDS:
             return TransactionAnswer.AGAIN
-        log.warning("the call that hands offsets over hangs; its producer is replaced")
+        log.warning("the call that sends offsets hangs; its producer is replaced")
         self._handing = None
         self._replace()
         return TransactionAnswer.ABORT
 
     def _replace(self) -> None:
-        # The last reference to the old one goes on another thread: it waits there for the client's own threads.
+        # Release the last reference to the old producer on another thread, because that waits for the client's threads.
         old = [self._producer]
         self._producer = self._make_producer()
         BackgroundCall("tidemill-old-producer", old.clear)
         self._replaced = True
 
     def _abort(self) -> TransactionAnswer:
-        """Abort, after the answer to offsets that are being handed over: a producer makes one call at a time.
+        """Abort, after the answer to offsets in flight: a producer makes one call at a time.
 
-        The answer itself does not matter: what was accepted is aborted, too.
+        The answer itself is irrelevant, because accepted offsets are aborted, too.
         """
         if self._handing is not None:
             try:
                 if self._wait_for_hand_over(self._handing) is TransactionAnswer.AGAIN:
                     return TransactionAnswer.AGAIN
             except ck.KafkaException as error:
-                log.debug("offsets of a transaction that is aborted were rejected", error=describe_client_error(error))
+                log.debug(
+                    "the brokers rejected offsets of a transaction that is being aborted",
+                    error=describe_client_error(error),
+                )
         if self._start_replacement():
-            self._call_began = time.monotonic()  # what came before is of an earlier epoch
+            self._call_began = time.monotonic()  # earlier calls belong to an earlier epoch
             self._may_be_repeated = False
         else:
             self._producer.abort_transaction(self._find_seconds_left())
         return TransactionAnswer.DONE
 
     def _start_replacement(self) -> bool:
-        """Let a new producer raise the epoch and abort what the old one left open; return whether there is one."""
+        """Let a new producer raise the epoch and abort the old one's transaction; return whether there is a new
+        producer.
+        """
         if not self._replaced:
             return False
         self._producer.init_transactions(self._find_seconds_left())
@@ -354,7 +364,7 @@ class TransactionalProducer:
             if answer is TransactionAnswer.ABORT:
                 self._rebalanced = is_rebalance(error)
             return answer
-        except BaseException as raised:  # of any type: what the call did is unknown, so nothing may follow it
+        except BaseException as raised:  # of any type: the effect of the call is unknown, so no call may follow
             log.exception("an unexpected error in a transaction")
             self.trouble = scrub(f"{type(raised).__name__}: {raised}", self._config)
             return TransactionAnswer.FATAL
@@ -362,17 +372,18 @@ class TransactionalProducer:
     def _fence(self, error: ck.KafkaError, consumer: ck.Consumer | None) -> None:
         fenced_member = error.code() == ck.KafkaError.FENCED_INSTANCE_ID
         if fenced_member and consumer is not None and self._has_left(consumer):
-            # Its instance id is another member's now, which is itself: who took its place would end the consumer, too.
+            # The instance id now belongs to the client itself as a new member; a successor would have ended the
+            # consumer, too.
             self._end_for_good(_EXPELLED)
             return
         replaced = fenced_member or judge_fence(time.monotonic() - self._began, TRANSACTION_SECONDS) is Fence.REPLACED
         if replaced and self.fatal is None:
-            self.fatal = Fatal.FENCED, f"its transactions were taken over: {self.trouble}"
+            self.fatal = Fatal.FENCED, f"another producer has taken over its transactional id: {self.trouble}"
 
     def _has_left(self, consumer: ck.Consumer) -> bool:
-        """Tell whether the client has become another member since the transaction began, or is about to."""
-        place: Any = consumer.consumer_group_metadata()
-        return not is_member(place) or read_member_id(place) != read_member_id(self._place)
+        """Return whether the client has become another member since the transaction began, or is about to."""
+        metadata: Any = consumer.consumer_group_metadata()
+        return not is_member(metadata) or read_member_id(metadata) != read_member_id(self._group_metadata)
 
     def _end_for_good(self, text: str) -> None:
         if self.fatal is None:
@@ -383,7 +394,7 @@ class TransactionalProducer:
         throttle(log, 10.0).warning("Kafka producer", client="transactions", error=text)
 
     def finish(self, consumer: ck.Consumer, seconds: float) -> list[tuple[End, dict[TopicPartition, int]]]:
-        """End an open transaction, committed or not, within `seconds`; return how, if it ended."""
+        """End an open transaction, committed or not, within `seconds`; return its end if it ended."""
         self._deadline = time.monotonic() + seconds
         try:
             while self.busy and self.fatal is None and time.monotonic() < self._deadline:

@@ -232,7 +232,7 @@ def test_what_goes_wrong_with_a_batch_is_told_by_its_handlers_words(session, set
     with pytest.raises(HandlerError, match="range 0 failed: on_ready raised LookupError: no such table"):
         process(rows_of(session, 1).coalesce(1), Unready, settings)
     twice = rows_of(session, 1).selectExpr("key", "value", "7 AS offset")
-    with pytest.raises(TidemillError, match="offset 7, so they are one message; drop the duplicates"):
+    with pytest.raises(TidemillError, match="offset 7; drop the duplicates"):
         process(twice.union(twice).coalesce(1), Known, settings)
 
 
