@@ -155,9 +155,9 @@ async def test_what_cannot_be_awaited_is_named_and_the_hooks_own_errors_are_left
     async def wrong() -> None:
         len(7)
 
-    with pytest.raises(TypeError, match="arrange returned an async generator; it must be an `async def` without `yield`"):
+    with pytest.raises(TypeError, match="arrange returned an async generator; it must be an `async def`"):
         await call_hook(generating(), name="arrange")
-    with pytest.raises(TypeError, match="on_error gave a list"):
+    with pytest.raises(TypeError, match="on_error returned a list"):
         await call_hook([], name="on_error")
     with pytest.raises(TypeError, match="has no len"):
         await call_hook(wrong(), name="arrange")
