@@ -30,10 +30,8 @@ def make_bounded_settings(settings: Settings) -> Settings:
     """Return the settings of a bounded run, where a message is done only once its window's payloads are confirmed too.
 
     A live engine may commit before a window's own payloads are confirmed because it still delivers them later; a
-    bounded
-    engine exits. It also commits no offsets to a group, so a transaction would protect nothing: delivery is at least
-    once.
-    The outcomes already list what succeeded, so only failures leave rows in the flight recorder.
+    bounded engine exits. It also commits no offsets to a group, so a transaction would protect nothing: delivery is at
+    least once. The outcomes already list what succeeded, so only failures leave rows in the flight recorder.
     """
     settings = settings.model_copy(deep=True)
     settings.executor.commit = "window"

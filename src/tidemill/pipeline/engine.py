@@ -1,9 +1,9 @@
 """One pipeline worker: moves messages from its source through windows until they are resolved, and commits offsets.
 
-Theory of operation. The source buffers messages per partition. The intake takes as many as backpressure allows, opens
-a ledger entry for each, and closes windows. A window arranges, runs and delivers, and resolves its entries in any
-order. The ledger yields the contiguous resolved prefix of each partition; that prefix is committed, one commit per
-partition in flight. Everything happens on one loop; the decisions are made in core.
+Theory of operation. The source buffers messages per partition. The intake takes as many as backpressure allows, opens a
+ledger entry for each, and closes windows. A window arranges, runs and delivers, and resolves its entries in any order.
+The ledger yields the contiguous resolved prefix of each partition; that prefix is committed, one commit per partition
+in flight. Everything happens on one loop; the decisions are made in core.
 
 Invariants: no message is forgotten. Each is resolved exactly once: after its work is delivered, after a hook skips it,
 or after its dead letter is confirmed. A partition that is given up is closed first, and nothing changes it afterwards.

@@ -1,6 +1,5 @@
 """The services that an engine offers its handler besides hooks: cache, periodic hooks, threads for blocking calls, and
-a
-watch over the event loop that names the hook that blocks it.
+a watch over the event loop that names the hook that blocks it.
 
 Services open before `on_ready` and close after the last `on_revoke`, so that every hook of an engine has them.
 Invariants: no use of a service can end the engine; `close` restores the handler.

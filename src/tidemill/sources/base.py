@@ -43,8 +43,7 @@ class Outgoing(msgspec.Struct, eq=False):
     """A record that is sent in one transaction with the offsets of its messages.
 
     The loop writes `isolated`. The source's thread writes `error`, `oversize` and `verdict` before it reports the
-    result of
-    the commit.
+    result of the commit.
 
     Attributes:
         topic: The topic to send it to.

@@ -75,8 +75,7 @@ def _resume(consumer: ck.Consumer, partition: ck.TopicPartition) -> None:
     """Resume a partition, and wake the client's thread that fetches from its broker.
 
     If everything at a broker is paused, that thread sleeps for up to a second, and a resume does not wake it (measured:
-    460
-    to 800 ms until the next message; 5 ms with a request behind the resume). The answer is not awaited.
+    460 to 800 ms until the next message; 5 ms with a request behind the resume). The answer is not awaited.
     """
     consumer.resume([partition])
     with contextlib.suppress(ck.KafkaException):

@@ -26,8 +26,7 @@ from tidemill.runtime.kafka_client import LibraryLog, make_client_config
 JOIN_SECONDS = 3.0
 LEAVE_SECONDS = 5.0
 #: How often a member checks for new partitions of the topic. With the client's default of 5 minutes they would be
-#: unread
-#: for that long, or until the driver notices that they have no owner.
+#: unread for that long, or until the driver notices that they have no owner.
 TOPIC_REFRESH_MS = 5_000
 
 
@@ -206,8 +205,7 @@ def find_other_topics(settings: Settings, own_prefix: str, timeout_seconds: floa
     """Return the topics that members of the group subscribe to instead of the source topic, with the members' names.
 
     While a group rebalances, or a broker that has just started loads it, the brokers do not return subscriptions, so
-    this
-    waits.
+    this waits.
 
     Args:
         settings: The pipeline's settings.

@@ -52,8 +52,7 @@ _SHORTEST_SECONDS = 0.05
 #: The call that sends the offsets counts as hung after this time.
 HANG_SECONDS = 10.0
 #: The time after which brokers abort an open transaction. Records expire after 30 s, so an outage ends in an abort by
-#: the
-#: producer first.
+#: the producer first.
 TRANSACTION_SECONDS = 60.0
 #: Batches are sent after this time, or when they are full; a commit does not wait for it.
 _LINGER_MS = 5
@@ -186,8 +185,7 @@ class TransactionalProducer:
         """End an open transaction with offsets of partitions that belong, or soon will, to another member.
 
         It is committed if the brokers have accepted its offsets, otherwise aborted. If that takes longer than
-        `seconds`,
-        `step` continues it. Does not poll the consumer.
+        `seconds`, `step` continues it. Does not poll the consumer.
 
         Returns:
             How it ended, and its offsets; empty if none was open with these partitions, or it did not end in time.

@@ -74,8 +74,7 @@ class EventLog:
             sink: The sink's key in the configuration.
             data: Other facts.
             others: More messages of the event, by topic, partition and offset. Each gets an event of its own that does
-                not
-                count as a failure; they are omitted while too many events wait.
+                not count as a failure; they are omitted while too many events wait.
         """
         if kind not in self._kinds:
             return

@@ -343,8 +343,7 @@ def cut_stream(data: bytes) -> bytes:
     """Return the recorded part of a stream: all of it, or its beginning and its end.
 
     It is cut at line ends, so that no part of a secret remains unmasked. A stream without lines, such as a document in
-    one
-    line, is masked around the cut first.
+    one line, is masked around the cut first.
     """
     if len(data) <= MAX_STREAM_BYTES:
         return data

@@ -39,8 +39,7 @@ class WindowTimes:
         arranged_at: When that call returned.
         payloads: How many payloads `transform` and `on_message_complete` returned, by offset; None: none.
         payloads_each: How many payloads `transform` returned for each message, if that is the same for all; not
-            included
-            in `payloads`.
+            included in `payloads`.
         known_runs: The stand-in for the tasks of each message, if each message has one task, all their results were
             precomputed, and they look the same in reports.
     """

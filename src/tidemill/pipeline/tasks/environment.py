@@ -1,8 +1,8 @@
 """The environment of a task's process, and the lookup of programs along PATH.
 
 Invariants: a process inherits neither the variables that `executor.env_inherit_deny` names nor tidemill's internal
-ones. Every process carries the engine's id, whatever the task's `env` says, because the warden finds processes by it.
-A program that has moved is looked up again.
+ones. Every process carries the engine's id, whatever the task's `env` says, because the warden finds processes by it. A
+program that has moved is looked up again.
 """
 
 from __future__ import annotations

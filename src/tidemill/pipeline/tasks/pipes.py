@@ -19,8 +19,7 @@ _SURE_BYTES = 4096
 _CHUNK_BYTES = 65536
 _EVENTS = 64
 #: One-shot: a child between fork and exec may hold a copy of a closed pidfd, which must not report a second event under
-#: a
-#: descriptor number that was reused.
+#: a descriptor number that was reused.
 _EXIT = select.EPOLLIN | select.EPOLLONESHOT
 
 

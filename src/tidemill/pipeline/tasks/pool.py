@@ -71,8 +71,8 @@ class TaskPool:
         #: Called with every attempt that has ended, unless its outcome is stored for later.
         self.on_attempt: Callable[[TaskRun, ProcessOutcome], None] | None = None
         #: A task that succeeds in less time stores its outcome, which is recorded together with others when their
-        #: messages leave.
-        #: Tasks of several messages are excluded, because their owner has forgotten the messages by then.
+        #: messages leave. Tasks of several messages are excluded, because their owner has forgotten the messages by
+        #: then.
         self.kept_below_seconds = 0.0
         #: Called with every attempt that has ended, while a live view is watching; None: no one is.
         self.on_ended: Callable[[TaskRun, ProcessOutcome], None] | None = None
