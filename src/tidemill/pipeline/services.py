@@ -207,7 +207,7 @@ class HookWatch:
         log.warning(
             "a hook blocks the event loop; use self.offload for blocking calls"
             if self._hook
-            else "the event loop is blocked",
+            else "code outside hooks blocks the event loop",
             hook=self._hook,
             task=block.task,
             seconds=round(block.seconds, 3),

@@ -161,8 +161,8 @@ async def test_a_value_that_is_changed_after_it_was_set_or_read_does_not_change_
     [
         (7, 1, None, TypeError, "must be text"),
         ("\ud800", 1, None, ValueError, "surrogate"),
-        ("k", object(), None, TypeError, "the value of 'k' cannot be kept"),
-        ("k", 2**64, None, TypeError, "the value of 'k' cannot be kept"),
+        ("k", object(), None, TypeError, "the cache cannot store the value of 'k'"),
+        ("k", 2**64, None, TypeError, "the cache cannot store the value of 'k'"),
         ("k", 1, 0, ValueError, "ttl must be a positive number"),
         ("k", 1, "60", ValueError, "ttl must be a positive number"),
         ("k", 1, True, ValueError, "ttl must be a positive number"),

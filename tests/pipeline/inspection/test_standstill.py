@@ -184,7 +184,7 @@ async def test_what_a_user_paused_and_what_has_no_work_does_not_stand_still(rig:
     run.engine.resume()
     assert not stands_still(), "it has had work for no time"
     assert stands_still()
-    assert "; 1 message buffered: the engine has no room" in run.engine.progress().stalled[NAME]
+    assert "; 1 message buffered: the engine is at its limits" in run.engine.progress().stalled[NAME]
     run.engine.intake._open = True
     run.engine.resume()
     await run.committed(21)

@@ -89,7 +89,7 @@ class TransactionalDeadLetters:
         return None if self._failing is None else f"dead letters are waiting for topic {self._topic}: {self._failing}"
 
     async def close(self) -> None:
-        """Do nothing: the buffer is closed elsewhere."""
+        """Do nothing: there are no resources to close."""
 
 
 class _OfKind:

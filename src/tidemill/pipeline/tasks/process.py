@@ -42,7 +42,7 @@ class ProcessOutcome(msgspec.Struct, gc=False):
 
     Attributes:
         exit_code: The process's exit code, negative for a signal; -1 after a timeout; None if nothing ran.
-        stdout: Its complete standard output; empty if it exceeded the limit.
+        stdout: Its complete standard output; empty if an output exceeded its limit.
         stderr: Its complete standard error (`task timed out` after a timeout); cut if an output exceeded its limit.
         duration_seconds: From start to end.
         pid: None if nothing ran.
