@@ -24,7 +24,7 @@ import yaml
 from bench.harness import ROOT, TICKS, Bench, report, tree_cpu_seconds, tree_rss
 from bench.pipeline import LINES
 
-from tidemill.runtime.processes import read_stat
+from tidemill.runtime.process.table import read_stat
 
 
 class Memory(threading.Thread):

@@ -33,7 +33,7 @@ from typing import Any
 from bench.dag_worker import BARE
 from bench.harness import chosen, report, tree, tree_cpu_seconds
 
-from tidemill.runtime.codec import decode, encode_sorted
+from tidemill.runtime.json.codec import decode, encode_sorted
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.store.calls import CreateRun, GetDag, GetRun, ListFiles, ListXComs, RunRecord
 from tidemill.store.ciphers import build_cipher

@@ -24,7 +24,7 @@ from typing import Any
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.tasks.inputs import Channel
-from tidemill.runtime.codec import decode, encode_sorted
+from tidemill.runtime.json.codec import decode, encode_sorted
 from tidemill.store.call_server import CallServer
 from tidemill.store.calls import Deferral, ListServices, Report, RunRecord, SetPool, Success, TaskHistory
 from tidemill.store.database import Database

@@ -17,8 +17,8 @@ import confluent_kafka as ck
 import yaml
 from confluent_kafka.admin import AdminClient
 
-from tidemill.runtime.broker import EmbeddedBroker
-from tidemill.runtime.processes import find_descendants, read_command, read_stat
+from tidemill.runtime.embedded.broker import EmbeddedBroker
+from tidemill.runtime.process.table import find_descendants, read_command, read_stat
 
 ROOT = Path(__file__).parent.parent
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -21,7 +21,7 @@ from pathlib import Path
 from tidemill.config.sink_settings import FilesystemSinkSettings
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Origin
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.files import FilesystemSink
 from tidemill.sinks.payloads import CollectResult, FilePayload
 from tidemill.testing.scripted import ScriptedDeadLetters

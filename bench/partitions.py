@@ -21,10 +21,10 @@ from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.tasks.resident import build_executor
-from tidemill.runtime.beats import Beat, apply_beat
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.beats import Beat, apply_beat
+from tidemill.runtime.link.progress import EngineProgress
 from tidemill.sources.base import SourceStatistics
 from tidemill.spark.progress import EngineStatus, PartitionSums, sum_progress
 from tidemill.spark.run_state import Phase, RunState

@@ -29,7 +29,7 @@ from tidemill.config.settings import Settings
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask
-from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.runtime.identity import Identity
 from tidemill.sinks.payloads import CollectResult, FilePayload
 

@@ -19,7 +19,7 @@ from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.report import WindowTimes, stand_for
 from tidemill.pipeline.tasks.task_run import TaskRun
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 
 MESSAGES = 200_000
 WINDOW = 100

@@ -28,7 +28,7 @@ from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.build import build_sinks
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 

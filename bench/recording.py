@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from bench.harness import TICKS, Bench, chosen, report, tree, tree_rss
 from bench.pipeline import ECHO, LINES, check_lines
 
-from tidemill.runtime.processes import read_command, read_stat
+from tidemill.runtime.process.table import read_command, read_stat
 
 #: So long nothing happens when the two are compared at rest.
 IDLE_SECONDS = 20

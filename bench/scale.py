@@ -30,8 +30,8 @@ from tidemill.cli.status_text import format_status
 from tidemill.config.settings import Settings
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.core.supervision.slot_limits import SlotLimits
-from tidemill.runtime.engine_link import BEAT_SECONDS
-from tidemill.runtime.link_messages import LinkAddress
+from tidemill.runtime.link.engine import BEAT_SECONDS
+from tidemill.runtime.link.frames import LinkAddress
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.linked_engines import LinkedEngines
 from tidemill.spark.live.monitoring import Monitored, serve_metrics

@@ -25,10 +25,10 @@ from pyspark import cloudpickle
 from tidemill.config.settings import Settings
 from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.beats import Beat, PartitionChanges, whole_beat
-from tidemill.runtime.durations import DURATION_BOUNDS, Durations
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.progress import EngineProgress, EngineSummary, PartitionHead, SinkStats, StopReason
+from tidemill.runtime.link.beats import Beat, PartitionChanges, whole_beat
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary, PartitionHead, SinkStats, StopReason
+from tidemill.runtime.loop.durations import DURATION_BOUNDS, Durations
 
 _TIME = struct.Struct("d")
 _MAX_JOB_BYTES = 200_000

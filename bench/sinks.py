@@ -30,7 +30,7 @@ from tests.sinks.servers import MongoServer, ValkeyServer, wait_for_port
 from tests.store.server import PostgresServer
 
 from tidemill.core.delivery.sql_plan import Operation, Shape, build_statement
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.embedded.broker import free_port
 from tidemill.sinks.kafka import KafkaSink
 from tidemill.sinks.mongo import MongoSink
 from tidemill.sinks.postgres import PostgresSink

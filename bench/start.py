@@ -27,7 +27,7 @@ import confluent_kafka as ck
 from bench.harness import ROOT, report, tree_cpu_seconds
 from confluent_kafka.admin import AdminClient
 
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.embedded.broker import free_port
 
 SHOUT = """
 from tidemill import CollectResult, ExecutorTask, FilePayload, Handler

@@ -23,8 +23,8 @@ from pathlib import Path
 from bench.harness import TICKS, Bench, chosen, report
 from bench.recording import make_lines
 
-from tidemill.runtime.broker import free_port
-from tidemill.runtime.processes import read_stat
+from tidemill.runtime.embedded.broker import free_port
+from tidemill.runtime.process.table import read_stat
 from tidemill.web.access.hashes import hash_token
 
 TOKEN = "the-token-of-the-bench"

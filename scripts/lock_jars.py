@@ -7,11 +7,11 @@ import os
 import tempfile
 from pathlib import Path
 
-from tidemill.runtime.jar_lock import parse_jar_lock
-from tidemill.runtime.jar_resolver import resolve_with_spark
+from tidemill.runtime.embedded.jar_lock import parse_jar_lock
+from tidemill.runtime.embedded.jar_resolver import resolve_with_spark
 
 ROOT = Path(__file__).parent.parent
-LOCKS = ("src/tidemill/runtime/kafka.lock", "tests/sinks/java/mongo-java-server.lock")
+LOCKS = ("src/tidemill/runtime/embedded/kafka.lock", "tests/sinks/java/mongo-java-server.lock")
 
 
 def lock(path: Path) -> None:

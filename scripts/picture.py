@@ -33,8 +33,8 @@ from confluent_kafka import KafkaException
 
 from tidemill.cli.demo import find_example
 from tidemill.config.loading import load_settings
-from tidemill.runtime.broker import EmbeddedBroker
-from tidemill.runtime.topics import TopicReader
+from tidemill.runtime.embedded.broker import EmbeddedBroker
+from tidemill.runtime.kafka.topic_reader import TopicReader
 
 COLUMNS, ROWS = 96, 24
 #: How fast the example's 10,000 lines come.

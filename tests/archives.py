@@ -20,10 +20,10 @@ from tests.until import wait_until
 
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import TidemillError
-from tidemill.runtime import broker
-from tidemill.runtime.folders import writable_cache_folder
-from tidemill.runtime.jars import kafka_classpath
-from tidemill.runtime.java import find_java
+from tidemill.runtime.embedded import broker
+from tidemill.runtime.embedded.jars import kafka_classpath
+from tidemill.runtime.embedded.java import find_java
+from tidemill.runtime.files.folders import writable_cache_folder
 
 #: Nothing is said about an archive that is ignored.
 _SILENT = ("-Xlog:disable", "-Xlog:all=error:stderr")
@@ -71,7 +71,7 @@ def create_broker_archive() -> None:
 
 def find_spark_archive() -> Path | None:
     """Return the archive with which a Spark of this process starts; None if there is none."""
-    from tidemill.runtime.jar_resolver import spark_home
+    from tidemill.runtime.embedded.jar_resolver import spark_home
     from tidemill.spark.session.conf import spark_conf
     from tidemill.spark.session.kept_launch import find_kept_launch
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from tests.archives import use_broker_archive
 from tests.servers import Servers
 
-from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.testing.kafka import new_broker
 
 # Where nothing configures the log, tracebacks are plain: a rich one, with all locals, costs half a second of CPU.
@@ -104,5 +104,5 @@ def _log_is_not_configured() -> Iterator[None]:
     yield
     if structlog.is_configured():
         structlog.reset_defaults()
-    if (user_code := sys.modules.get("tidemill.runtime.user_code")) is not None:
+    if (user_code := sys.modules.get("tidemill.runtime.log.user_code")) is not None:
         user_code._know_places.cache_clear()  # the folder that was the current one

@@ -7,7 +7,7 @@ from typing import Any
 
 from tidemill.deadletters.files import LetterFile, LettersPlace, make_row
 from tidemill.deadletters.letter import Letter, LetterKind, describe_sources
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 
 
 def letter(offset: int, **fields: Any) -> Letter:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.store.server import PostgresServer
 
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.embedded.broker import free_port
 
 #: `old` knows no prepared statements; `new` keeps those of its clients, and prepares them where they are missing.
 VERSIONS = ("old", "new")

@@ -30,10 +30,15 @@ from typing import Any, NoReturn
 
 #: What most commands import, each with all that it imports itself.
 _MODULES = (
-    *("tidemill.cli.main", "tidemill.cli.tables", "tidemill.config.loading", "tidemill.runtime.log"),
+    *("tidemill.cli.main", "tidemill.cli.tables", "tidemill.config.loading", "tidemill.runtime.log.setup"),
     *("tidemill.services.triggerer.process", "tidemill.store.opening", "tidemill.store.migrate", "alembic.command"),
     *("sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.asyncpg", "asyncpg"),
-    *("tidemill.deadletters.redrive.run", "tidemill.sinks.build", "tidemill.runtime.topics", "confluent_kafka.admin"),
+    *(
+        "tidemill.deadletters.redrive.run",
+        "tidemill.sinks.build",
+        "tidemill.runtime.kafka.topic_reader",
+        "confluent_kafka.admin",
+    ),
     *("tidemill.cli.checks", "tidemill.cli.dlq_redrive", "tidemill.cli.triggers_view", "tidemill.spark.preflight"),
     *("pydantic.type_adapter", "pyspark.sql", "rich.console", "rich.table", "rich.live"),
 )

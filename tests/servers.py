@@ -21,7 +21,7 @@ from typing import Any
 from tests.archives import use_broker_archive
 from tests.store.server import PostgresServer
 
-from tidemill.runtime.broker import EmbeddedBroker, free_port
+from tidemill.runtime.embedded.broker import EmbeddedBroker, free_port
 from tidemill.testing.kafka import new_broker
 
 

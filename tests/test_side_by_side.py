@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.until import wait_until
 
-from tidemill.runtime.processes import find_descendants, is_running
+from tidemill.runtime.process.table import find_descendants, is_running
 
 CONFTEST = """
 from tests.side_by_side import SideBySide

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
         make_task_id,
     )
     from tidemill.pipeline.handler.periodic import periodic
-    from tidemill.runtime.exitcode import ExitCode
-    from tidemill.runtime.messages import SourceMessage
+    from tidemill.runtime.kafka.source_message import SourceMessage
+    from tidemill.runtime.process.exitcode import ExitCode
     from tidemill.sinks.payloads import *  # noqa: F403 - the payloads of all sink types
     from tidemill.sinks.payloads import CollectResult, CustomPayload
     from tidemill.spark.pipeline import Pipeline
@@ -71,8 +71,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "make_task_id",
     ),
     "tidemill.pipeline.handler.periodic": ("periodic",),
-    "tidemill.runtime.exitcode": ("ExitCode",),
-    "tidemill.runtime.messages": ("SourceMessage",),
+    "tidemill.runtime.process.exitcode": ("ExitCode",),
+    "tidemill.runtime.kafka.source_message": ("SourceMessage",),
     "tidemill.sinks.payloads": ("CollectResult", "CustomPayload"),
     "tidemill.spark.pipeline": ("Pipeline",),
 }

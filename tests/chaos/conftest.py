@@ -25,7 +25,7 @@ from tests.sinks.conftest import database, http_double, mongo, postgres, valkey
 from tests.spark.terminal import Command
 from tests.until import wait_until
 
-from tidemill.runtime.processes import find_marked, read_parent
+from tidemill.runtime.process.table import find_marked, read_parent
 
 __all__ = ["database", "http_double", "mongo", "postgres", "valkey"]
 

@@ -17,7 +17,7 @@ import pytest
 from tests.chaos.conftest import PipelineProcess, ShellPipeline, Site
 from tests.until import wait_until
 
-from tidemill.runtime.processes import read_state
+from tidemill.runtime.process.table import read_state
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

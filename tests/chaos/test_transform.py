@@ -15,7 +15,7 @@ from tests.jsonl import read_lines
 from tests.until import wait_until
 
 from tidemill.deadletters.letter import decode_letter
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

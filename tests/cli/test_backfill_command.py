@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tidemill.cli.backfill import list_fields
-from tidemill.runtime.link_messages import Hello
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link.frames import Hello
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
 from tidemill.spark.progress import PipelineProgress
 from tidemill.spark.run_state import Phase, RunState

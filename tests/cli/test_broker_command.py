@@ -14,7 +14,7 @@ import pytest
 
 from tidemill.cli.broker import parse_topic
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 MAIN = "from tidemill.cli.main import main; main()"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

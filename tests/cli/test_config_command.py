@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -25,11 +25,11 @@ from tests.until import wait_until
 from tidemill.cli.consume import TopicViewer, format_for_terminal, format_raw, format_timestamp, parse_start
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.testing.kafka import produce, unique_name
 
 if TYPE_CHECKING:
-    from tidemill.runtime.broker import EmbeddedBroker
+    from tidemill.runtime.embedded.broker import EmbeddedBroker
 
 MAIN = "from tidemill.cli.main import main; main()"
 pytestmark = pytest.mark.kafka

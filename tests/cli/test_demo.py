@@ -25,9 +25,9 @@ from tidemill.cli import demo_check, demo_view
 from tidemill.cli.demo import PARTITIONS, fill_topic, open_folder
 from tidemill.cli.demo_phases import Phases
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.broker import EmbeddedBroker
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.log import tell_failure
+from tidemill.runtime.embedded.broker import EmbeddedBroker
+from tidemill.runtime.log.setup import tell_failure
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.testing.kafka import consume, unique_name
 
 
@@ -95,7 +95,7 @@ def test_an_error_is_told_once_as_it_is_and_without_secrets(
     def fail(_: object) -> bool:
         raise ValueError("broker [/red] said password=" + "hunter2")
 
-    monkeypatch.setattr("tidemill.runtime.log.is_for_people", lambda: True)  # whatever configured the logs before
+    monkeypatch.setattr("tidemill.runtime.log.setup.is_for_people", lambda: True)  # whatever configured the logs before
     monkeypatch.setattr(demo_module, "Pipeline", FailingPipeline)
     monkeypatch.setattr(demo_module._Demo, "_follow", fail)
     phases = Phases(PARTITIONS)

@@ -22,8 +22,8 @@ from tidemill.cli.init import create_project
 from tidemill.cli.run import run
 from tidemill.config.settings import Settings
 from tidemill.core.errors import HandlerError
-from tidemill.runtime.broker import free_port
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.embedded.broker import free_port
+from tidemill.runtime.process.exitcode import ExitCode
 
 MAIN = "from tidemill.cli.main import main; main()"
 

@@ -27,9 +27,9 @@ from tidemill.core.deadletters.redrive import Target
 from tidemill.core.errors import ConfigError
 from tidemill.deadletters.letter import Letter, LetterKind, describe_sources, encode_letter
 from tidemill.deadletters.payloads import encode_payload
-from tidemill.runtime.broker import EmbeddedBroker, free_port
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.embedded.broker import EmbeddedBroker, free_port
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.sinks.payloads import KafkaPayload
 from tidemill.testing.kafka import consume, produce, unique_name
 
@@ -99,7 +99,7 @@ class Dlq:
 @pytest.fixture
 def dlq(embedded_kafka: EmbeddedBroker, tidemill: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dlq:
     # Logs of this process are the test's own.
-    monkeypatch.setattr("tidemill.runtime.log.configure", lambda settings: None)
+    monkeypatch.setattr("tidemill.runtime.log.setup.configure", lambda settings: None)
     return Dlq(embedded_kafka, tidemill, tmp_path)
 
 
@@ -279,7 +279,7 @@ def test_what_is_wrong_is_said_in_one_line(dlq: Dlq, arguments: list[str], said:
 def test_a_missing_topic_and_brokers_that_are_not_there_are_named(
     dlq: Dlq, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.runtime.kafka_client.CALL_SECONDS", 1.0)
+    monkeypatch.setattr("tidemill.runtime.kafka.client.CALL_SECONDS", 1.0)
     config = (dlq.folder / "tidemill.yaml").read_text()
     (dlq.folder / "tidemill.yaml").write_text(f"{config}dlq: {{topic: other}}\n")
     assert "topic 'other' does not exist" in dlq(command, code=ExitCode.CONFIG).stderr

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from tidemill.cli.main import app
 from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.deadletters.payloads import encode_payload
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.embedded.broker import free_port
 from tidemill.sinks.payloads import FilePayload
 
 MAIN = "from tidemill.cli.main import main; main()"
@@ -66,7 +66,7 @@ class Dlq:
 @pytest.fixture
 def dlq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dlq:
     # Logs of this process are the test's own.
-    monkeypatch.setattr("tidemill.runtime.log.configure", lambda settings: None)
+    monkeypatch.setattr("tidemill.runtime.log.setup.configure", lambda settings: None)
     return Dlq(tmp_path)
 
 

@@ -16,7 +16,7 @@ from tidemill.cli.dlq_view import build_table, describe_letter
 from tidemill.deadletters.letter import Letter, LetterKind, describe_sources
 from tidemill.deadletters.reader import Found
 from tidemill.deadletters.redrive.history import Redriven
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 
 WHY = 'insert orders (id=17): UndefinedColumnError: column "totl" of relation "orders" does not exist'
 LETTER = Letter(

@@ -19,11 +19,11 @@ from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.testing.kafka import unique_name
 
 if TYPE_CHECKING:
-    from tidemill.runtime.broker import EmbeddedBroker
+    from tidemill.runtime.embedded.broker import EmbeddedBroker
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

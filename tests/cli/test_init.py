@@ -14,7 +14,7 @@ import pytest
 from tidemill.cli.init import Template, create_project, make_class_name, make_project_name
 from tidemill.config.loading import load_settings
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

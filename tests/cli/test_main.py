@@ -28,9 +28,9 @@ from tidemill.core.errors import (
     RemoteError,
     SinkNotConfiguredError,
 )
-from tidemill.runtime.exitcode import ExitCode, find_exit_code
-from tidemill.runtime.lock import WorkerNameInUseError
-from tidemill.runtime.stop_signals import EarlyStop
+from tidemill.runtime.files.lock import WorkerNameInUseError
+from tidemill.runtime.process.exitcode import ExitCode, find_exit_code
+from tidemill.runtime.process.stop_signals import EarlyStop
 from tidemill.spark.foreground import note_signals
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -194,7 +194,7 @@ def test_logs_of_a_command_that_does_not_configure_them_stay_out_of_its_output()
         "try: main()\n"
         "except SystemExit: pass\n"
         "assert 'structlog' not in sys.modules\n"
-        "from tidemill.runtime.kafka_client import LibraryLog, log\n"
+        "from tidemill.runtime.kafka.client import LibraryLog, log\n"
         "LibraryLog().log(3, 'Broker transport failure')\n"
         "log.warning('a warning')\n"
     )

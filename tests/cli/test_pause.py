@@ -15,11 +15,11 @@ from tests.cli.test_run import env, project, running, send, wait_until  # noqa: 
 
 from tidemill.cli.pause import describe_answer, parse_span
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.testing.kafka import committed_offsets
 
 if TYPE_CHECKING:
-    from tidemill.runtime.broker import EmbeddedBroker
+    from tidemill.runtime.embedded.broker import EmbeddedBroker
 
 
 @pytest.mark.long

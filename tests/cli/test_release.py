@@ -13,11 +13,11 @@ from tests import prepared
 from tests.cli.test_run import MAIN, env, project, running, send, wait_until  # noqa: F401  # two are fixtures
 
 from tidemill.cli.release import describe_release
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.testing.kafka import committed_offsets, consume
 
 if TYPE_CHECKING:
-    from tidemill.runtime.broker import EmbeddedBroker
+    from tidemill.runtime.embedded.broker import EmbeddedBroker
 
 BROKEN = """
 from tidemill import ExecutorTask, Handler, PrecomputedResult

@@ -18,11 +18,11 @@ from tests.spark.terminal import running as on_terminal
 from tests.until import wait_until as wait_for
 
 from tidemill.cli.init import create_project
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.testing.kafka import committed_offsets, unique_name
 
 if TYPE_CHECKING:
-    from tidemill.runtime.broker import EmbeddedBroker
+    from tidemill.runtime.embedded.broker import EmbeddedBroker
 
 MAIN = "from tidemill.cli.main import main; main()"
 
@@ -153,7 +153,7 @@ def test_a_terminal_that_is_closed_drains_with_exit_code_0(
 @pytest.mark.kafka
 @pytest.mark.spark
 def test_a_second_run_of_the_same_name_is_refused_at_once(project: Path, env: dict[str, str]) -> None:
-    from tidemill.runtime.lock import WorkerLock
+    from tidemill.runtime.files.lock import WorkerLock
 
     lock = WorkerLock(env["TIDEMILL_KAFKA__CONSUMER_GROUP"], env["WORKER_ID"], brokers=env["TIDEMILL_KAFKA__BROKERS"])
     with lock, running(project, env) as process:

@@ -23,12 +23,12 @@ from tidemill.cli.send import LineSender, read_key, send
 from tidemill.cli.send_progress import Sent
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.topics import TopicReader
+from tidemill.runtime.kafka.topic_reader import TopicReader
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.testing.kafka import consume, unique_name
 
 if TYPE_CHECKING:
-    from tidemill.runtime.broker import EmbeddedBroker
+    from tidemill.runtime.embedded.broker import EmbeddedBroker
 
 MAIN = "from tidemill.cli.main import main; main()"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -22,9 +22,9 @@ from tidemill.cli.status import complete, describe_report, find_reports, is_trig
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.pipeline_socket import release_brakes
-from tidemill.runtime.progress import GROUP_NAME, EngineProgress, SinkStats
+from tidemill.runtime.link.progress import GROUP_NAME, EngineProgress, SinkStats
+from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.runtime.sockets.pipeline_socket import release_brakes
 from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.status_report import SILENT_SECONDS, build_report, find_problems
 from tidemill.spark.pipeline import Pipeline
@@ -157,7 +157,7 @@ def test_the_desk_answers_while_something_else_of_the_pipeline_hangs_and_survive
     def fail(request: dict[str, Any]) -> dict[str, Any]:
         raise LookupError("no such thing")
 
-    from tidemill.runtime.pipeline_socket import ask_pipelines
+    from tidemill.runtime.sockets.pipeline_socket import ask_pipelines
 
     with desk("g", "w", lambda: (RUNNING, busy()), hang=hang, fail=fail):
         client = threading.Thread(target=ask_pipelines, args=(settings().kafka, {"do": "hang"}, 60.0))

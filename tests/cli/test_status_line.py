@@ -21,7 +21,7 @@ CHILD = """
 import os, sys, time
 from tidemill.cli.status_line import StatusLine
 from tidemill.config.settings import LoggingSettings
-from tidemill.runtime.log import configure
+from tidemill.runtime.log.setup import configure
 import structlog
 
 def text(width):

@@ -16,7 +16,7 @@ from tidemill.cli.status_text import (
     format_status,
     format_summary,
 )
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.link.progress import EngineProgress, SinkStats
 from tidemill.spark.bounded.run import BoundedProgress
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
 from tidemill.spark.run_state import Phase, RunState

@@ -25,9 +25,9 @@ from tidemill.recorder.queries import MessageQuery
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
-from tidemill.runtime.control_socket import ControlThread
-from tidemill.runtime.open_message import OpenMessage
-from tidemill.runtime.pipeline_socket import pipeline_socket
+from tidemill.runtime.link.open_message import OpenMessage
+from tidemill.runtime.sockets.control_socket import ControlThread
+from tidemill.runtime.sockets.pipeline_socket import pipeline_socket
 from tidemill.spark.live.recording import answer_open, answer_trace
 from tidemill.spark.live.run_recorder import RunRecorder
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 from tests.prepared import TIDEMILL
 
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 
 def test_a_host_stores_events_that_can_be_listed_while_it_runs_and_after_it(site):

@@ -15,7 +15,7 @@ from tests.cli.sites import Site
 from tests.store.server import PostgresServer
 from tests.until import slack
 
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -26,7 +26,7 @@ QUICK = """
 import sys
 from pathlib import Path
 from tidemill.config.loading import load_settings
-from tidemill.runtime.log import configure
+from tidemill.runtime.log.setup import configure
 from tidemill.services.triggerer.sessions import Pace
 from tidemill.services.triggerer.process import run_host
 settings = load_settings(None)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.cli.sites import Site
 
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 pytestmark = pytest.mark.timeout(180)
 

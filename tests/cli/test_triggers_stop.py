@@ -10,7 +10,7 @@ import pytest
 from tests.cli.sites import Site
 from tests.store.server import PostgresServer
 
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 TRIGGERS = """
 import asyncio, threading, time

@@ -14,7 +14,7 @@ from tests.until import wait_until
 
 from tidemill.recorder.queries import EventQuery
 from tidemill.recorder.reader import Reader
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 
 def test_a_host_says_where_its_web_ui_is_and_leaves_a_recording(site: Site, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from tests.until import wait_until
 from tidemill.cli import watching
 from tidemill.cli.watching import describe_change, list_fields, show_summary, watch
 from tidemill.config.settings import LoggingSettings
-from tidemill.runtime.log import configure
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.link.progress import EngineProgress
+from tidemill.runtime.log.setup import configure
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
 from tidemill.spark.run_state import Phase, RunState
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tidemill.dags.results import AttemptDeferred, AttemptResult, AttemptSucceeded
 from tidemill.dags.running import run_attempt
-from tidemill.runtime.codec import decode, encode
+from tidemill.runtime.json.codec import decode, encode
 
 LOGICAL_US = 1_767_225_600_000_000  # 2026-01-01
 

@@ -32,7 +32,7 @@ from tidemill.dags import (
 )
 from tidemill.dags.building import build_structure
 from tidemill.dags.results import AttemptDeferred, AttemptFailed, AttemptSkipped, AttemptSucceeded
-from tidemill.runtime.codec import decode
+from tidemill.runtime.json.codec import decode
 from tidemill.triggers.base import BaseTrigger
 
 

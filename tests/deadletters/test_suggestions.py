@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidemill.deadletters.letter import Letter, LetterKind, describe_sources
 from tidemill.deadletters.suggestions import suggest_commands
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 
 
 def test_a_message_whose_headers_cannot_be_read_is_sent_without_them() -> None:

@@ -30,8 +30,8 @@ from tidemill.deadletters.letter import (
 )
 from tidemill.deadletters.payloads import Blob, encode_payload
 from tidemill.deadletters.writer import KafkaDeadLetters
-from tidemill.runtime.broker import EmbeddedBroker, free_port
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.embedded.broker import EmbeddedBroker, free_port
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.payloads import FilePayload, KafkaPayload
 from tidemill.testing.kafka import consume, unique_name
 
@@ -253,7 +253,7 @@ async def test_a_limit_that_the_broker_only_tells_by_refusing_is_found(
 ) -> None:
     topic = embedded_kafka.create_topic(unique_name("dlq"), config={"max.message.bytes": "10000"})
     # As for a client without the right to read configurations.
-    monkeypatch.setattr("tidemill.runtime.kafka_client.TopicAdmin.max_message_bytes", lambda self, topic: None)
+    monkeypatch.setattr("tidemill.runtime.kafka.client.TopicAdmin.max_message_bytes", lambda self, topic: None)
     letters = KafkaDeadLetters(settings_for(embedded_kafka.bootstrap, topic), Backoff(0.01, 0.1))
     await letters.open()
     small = Letter(kind=LetterKind.HOOK, error="small", sources=describe_sources([message(b"x" * 5000)]))
@@ -265,7 +265,7 @@ async def test_a_limit_that_the_broker_only_tells_by_refusing_is_found(
 
 
 async def test_no_broker_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.runtime.kafka_client.CALL_SECONDS", 1.0)
+    monkeypatch.setattr("tidemill.runtime.kafka.client.CALL_SECONDS", 1.0)
     letters = KafkaDeadLetters(settings_for(f"127.0.0.1:{free_port()}"))
     with pytest.raises(RemoteError, match="dlq: no answer from Kafka"):
         await letters.open()
@@ -355,7 +355,7 @@ async def test_even_then_a_letter_that_is_too_large_is_shrunk_first(
     embedded_kafka: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = embedded_kafka.create_topic(unique_name("dlq"), config={"max.message.bytes": "10000"})
-    monkeypatch.setattr("tidemill.runtime.kafka_client.TopicAdmin.max_message_bytes", lambda self, topic: None)
+    monkeypatch.setattr("tidemill.runtime.kafka.client.TopicAdmin.max_message_bytes", lambda self, topic: None)
     settings = settings_for(embedded_kafka.bootstrap, topic, on_send_failure="drop")
     letters = KafkaDeadLetters(settings, Backoff(0.01, 0.1))
     await letters.open()

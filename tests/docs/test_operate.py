@@ -9,7 +9,7 @@ import pytest
 from tests.docs.snippets import ROOT
 
 from tidemill.config.settings import Settings
-from tidemill.runtime.progress import SinkStats
+from tidemill.runtime.link.progress import SinkStats
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.progress import EngineStatus, PipelineProgress
 from tidemill.spark.run_state import RunState

@@ -23,8 +23,8 @@ from tests.store.server import PostgresServer
 from tests.until import wait_until
 
 from tidemill.config.loading import load_settings
-from tidemill.runtime.folders import user_cache_folder
-from tidemill.runtime.jars import kafka_classpath
+from tidemill.runtime.embedded.jars import kafka_classpath
+from tidemill.runtime.files.folders import user_cache_folder
 
 __all__ = ["postgres"]
 

@@ -20,7 +20,7 @@ from tidemill.cli.demo import find_example
 from tidemill.config.settings import Settings
 from tidemill.deadletters.letter import Letter, LetterKind, LetterSource
 from tidemill.pipeline.handler.models import ExecutorResult, ExecutorTask, MessageGroup, PendingContext
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.base import to_json
 
 PARTITIONS = 4

@@ -34,7 +34,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.ranges import check_order, parse_position
 from tidemill.pipeline.checks import check_action, check_collect_result, check_tasks
 from tidemill.pipeline.delivery.routing import Router
-from tidemill.runtime.listening import listen
+from tidemill.runtime.sockets.ports import listen
 from tidemill.services.triggerer.checking import check_list
 from tidemill.sinks.base import Sink
 from tidemill.sinks.build import build_sink

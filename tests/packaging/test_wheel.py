@@ -20,8 +20,8 @@ import pytest
 from tests.packaging.clean import ROOT, CleanEnvironment, list_pins
 from tests.until import wait_until
 
-from tidemill.runtime.broker import free_port
-from tidemill.runtime.jars import kafka_lock
+from tidemill.runtime.embedded.broker import free_port
+from tidemill.runtime.embedded.jars import kafka_lock
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

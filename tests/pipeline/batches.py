@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, WindowTimes, find_end
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 
 
 def make_batch(

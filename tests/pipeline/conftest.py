@@ -18,8 +18,8 @@ from tidemill.pipeline.recording.letters import RecordedLetters
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.progress import EngineSummary
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.progress import EngineSummary
 from tidemill.sources.base import TopicPartition
 from tidemill.testing.run import build_scripted_sinks
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource

@@ -27,7 +27,7 @@ from tidemill.pipeline.reports.outcomes import Outcomes, find_finished_ranges, n
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import RowTable, decode_rows
 from tidemill.runtime.identity import Identity, new_engine_id
-from tidemill.runtime.progress import EngineSummary, StopReason
+from tidemill.runtime.link.progress import EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult, FilePayload
 from tidemill.sources.bounded import BUFFER_MESSAGES, BoundedSource
 from tidemill.sources.rows import RowReader

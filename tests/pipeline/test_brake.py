@@ -15,8 +15,8 @@ from tidemill.core.errors import TidemillError
 from tidemill.core.pipeline.brake import LEAST
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import DeliveryAction, ErrorAction, ExecutorTask, PrecomputedResult
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.progress import StopReason
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.progress import StopReason
 from tidemill.sinks.base import Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload
 from tidemill.testing import run_handler

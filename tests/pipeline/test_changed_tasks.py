@@ -15,8 +15,8 @@ from tests.pipeline.recording.test_recorder import end
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.pipeline.tasks.pool import TaskPool
-from tidemill.runtime.beats import Beat
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.beats import Beat
 
 MakeRig = Callable[..., Rig]
 

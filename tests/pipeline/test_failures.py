@@ -15,8 +15,8 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.pipeline.handler.periodic import periodic
 from tidemill.pipeline.hooks import Calls, call_hook
-from tidemill.runtime import log as log_module
-from tidemill.runtime.messages import SourceMessage, place_of
+from tidemill.runtime.kafka.source_message import SourceMessage, place_of
+from tidemill.runtime.log import setup as log_module
 from tidemill.sinks.base import Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload
 

@@ -18,7 +18,7 @@ from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Origin
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError, ExecutorTask, PrecomputedResult
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.base import Encoded, Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSink

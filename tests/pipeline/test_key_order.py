@@ -13,7 +13,7 @@ from tests.pipeline.conftest import P0, P1
 
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.payloads import CollectResult, FilePayload
 
 BY_KEY: dict[str, Any] = {"order_by": "key"}

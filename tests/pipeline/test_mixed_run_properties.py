@@ -26,7 +26,7 @@ from tidemill.pipeline.handler.models import DeliveryAction, ErrorAction, ErrorK
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.process import Done, ProcessOutcome
 from tidemill.pipeline.windows import window as windows
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
 from tidemill.testing.scripted import ScriptedSink
 

@@ -23,7 +23,7 @@ from tidemill.deadletters.redrive.sinks import SinkTarget, restore_payload
 from tidemill.deadletters.redrive.targets import RedriveItem
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Origin
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
 from tidemill.sinks.files import FilesystemSink
 from tidemill.sinks.mongo import MongoSink

@@ -27,7 +27,7 @@ from tidemill.pipeline import commits
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.delivery import transactional_letters
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.kafka import KafkaSink
 from tidemill.sources.base import CommitStatus, Outgoing, Records, TopicPartition
 from tidemill.testing.scripted import ScriptedSource

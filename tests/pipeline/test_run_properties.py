@@ -25,7 +25,7 @@ from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult, Sk
 from tidemill.pipeline.tasks.process import Done, ProcessOutcome
 from tidemill.pipeline.windows import window as windows
 from tidemill.pipeline.windows.window import WindowRun
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.base import Answers, Encoded, Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
 from tidemill.testing.scripted import ScriptedSink

@@ -19,7 +19,7 @@ from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.pipeline.handler.periodic import PeriodicRunner, periodic
-from tidemill.runtime.progress import StopReason
+from tidemill.runtime.link.progress import StopReason
 
 
 class Quiet(Handler[Any, Any]):

@@ -14,7 +14,7 @@ import tidemill
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import DeliveryAction, ExecutorTask, PrecomputedResult
 from tidemill.pipeline.handler.periodic import periodic
-from tidemill.runtime.progress import EngineSummary, StopReason
+from tidemill.runtime.link.progress import EngineSummary, StopReason
 from tidemill.sinks.base import Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload
 
@@ -258,6 +258,6 @@ def test_the_tasks_of_an_engine_are_started_in_one_place() -> None:
         "pipeline/delivery/outbox.py": 1,  # connecting, gathered
         "sinks/http.py": 1,  # in a group of its own
         "spark/engine/process.py": 1,  # connecting, awaited
-        "runtime/engine_tasks.py": 1,
-        "runtime/service_signals.py": 2,  # a start, and the wait for a stop, awaited
+        "runtime/loop/engine_tasks.py": 1,
+        "runtime/process/service_signals.py": 2,  # a start, and the wait for a stop, awaited
     }

@@ -16,8 +16,8 @@ from tidemill import periodic
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import DeliveryAction, SkipMessage
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.probe_report import ProbeStatus
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.probe_report import ProbeStatus
 from tidemill.sinks.base import Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
 from tidemill.spark.preflight import make_handler

@@ -29,8 +29,8 @@ from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
-from tidemill.runtime.durations import Durations
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.link.progress import EngineProgress, SinkStats
+from tidemill.runtime.loop.durations import Durations
 
 #: Rows of a segment in these tests.
 SEGMENT = 40

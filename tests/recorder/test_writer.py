@@ -40,7 +40,7 @@ from tidemill.recorder.queries import MessageQuery
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.link.progress import EngineProgress, SinkStats
 
 POLICY = SealPolicy(max_rows=20)
 FAILED = RecordedEvent(

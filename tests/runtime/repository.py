@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trustme
 
-from tidemill.runtime.jar_lock import JarLock, LockedJar
+from tidemill.runtime.embedded.jar_lock import JarLock, LockedJar
 
 #: Only the proxy knows where this is.
 HOST = "repository.tidemill.test"

@@ -4,8 +4,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.runtime.beats import Beat, PartitionChanges, apply_beat, whole_beat
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.link.beats import Beat, PartitionChanges, apply_beat, whole_beat
+from tidemill.runtime.link.progress import EngineProgress, SinkStats
 
 
 def sent(beat: Beat) -> Beat:

@@ -12,8 +12,8 @@ import pytest
 from tests.until import until, wait_until
 
 from tidemill.core.blocking import Cause
-from tidemill.runtime.blockwatch import Block, BlockWatch
-from tidemill.runtime.durations import DURATION_BOUNDS
+from tidemill.runtime.loop.blockwatch import Block, BlockWatch
+from tidemill.runtime.loop.durations import DURATION_BOUNDS
 
 pytestmark = pytest.mark.alone
 
@@ -81,8 +81,8 @@ async def test_a_callback_that_blocks_has_no_task(found):
 
 STARVED = """
 import asyncio, os, sys, time
-from tidemill.runtime.blockwatch import BlockWatch
-from tidemill.runtime.durations import DURATION_BOUNDS
+from tidemill.runtime.loop.blockwatch import BlockWatch
+from tidemill.runtime.loop.durations import DURATION_BOUNDS
 async def main():
     print("ready", flush=True)
     sys.stdin.readline()

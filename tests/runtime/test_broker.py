@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 from tests.until import wait_until
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.broker import EmbeddedBroker, PortInUseError
-from tidemill.runtime.processes import is_running
+from tidemill.runtime.embedded.broker import EmbeddedBroker, PortInUseError
+from tidemill.runtime.process.table import is_running
 from tidemill.testing.kafka import consume, produce, unique_name
 
 pytestmark = pytest.mark.kafka
@@ -98,7 +98,7 @@ def test_of_two_brokers_that_start_at_once_on_one_port_one_is_refused(
     # The other Kafka took the port after the look at it; its answers are not those of the broker that starts.
     port = int(embedded_kafka.bootstrap.rpartition(":")[2])
     looks = iter([False])
-    monkeypatch.setattr("tidemill.runtime.broker._answers", lambda port: next(looks, True))
+    monkeypatch.setattr("tidemill.runtime.embedded.broker._answers", lambda port: next(looks, True))
     broker = EmbeddedBroker(tmp_path, port=port)
     with pytest.raises(PortInUseError, match=rf"port {port} of 127\.0\.0\.1 is in use, perhaps by another Kafka"):
         broker.start()
@@ -134,7 +134,7 @@ CHILD = """
 import sys, time
 from pathlib import Path
 from tests.archives import use_broker_archive
-from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.embedded.broker import EmbeddedBroker
 use_broker_archive()
 broker = EmbeddedBroker(Path(sys.argv[1])).start()
 print(broker.pid, flush=True)
@@ -156,7 +156,7 @@ def test_the_broker_ends_when_its_parent_is_killed(number: signal.Signals, tmp_p
 
 def test_nothing_is_started_without_a_word_when_the_parent_dies_in_between() -> None:
     """The gate: a shell that is not told to go on ends instead of becoming a broker that nobody guards."""
-    from tidemill.runtime.guarded import _GATE
+    from tidemill.runtime.process.guarded import _GATE
 
     read_end, write_end = os.pipe()
     with subprocess.Popen(["/bin/sh", "-c", _GATE, "sh", "echo", "started"], stdin=read_end, stdout=-1) as shell:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidemill.runtime.codec import MAX_DEPTH, EncodingError, decode, encode, encode_sorted
+from tidemill.runtime.json.codec import MAX_DEPTH, EncodingError, decode, encode, encode_sorted
 
 text = st.text(st.characters(exclude_categories=("Cs",)))
 scalars = (

@@ -18,9 +18,10 @@ from tests.until import until
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
-from tidemill.runtime import control_socket, lock
-from tidemill.runtime.control_socket import ControlSocket, ask
-from tidemill.runtime.pipeline_socket import pipeline_socket, release_brakes
+from tidemill.runtime.files import lock
+from tidemill.runtime.sockets import control_socket
+from tidemill.runtime.sockets.control_socket import ControlSocket, ask
+from tidemill.runtime.sockets.pipeline_socket import pipeline_socket, release_brakes
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.until import slack
 
-from tidemill.runtime.deadline import Deadline
+from tidemill.runtime.loop.deadline import Deadline
 
 
 async def seconds_of(limit: asyncio.Timeout) -> float:

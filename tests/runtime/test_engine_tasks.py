@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 
 
 class Watch(EngineTasks):

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime import folders
-from tidemill.runtime.folders import OwnedFolder, create_folder, user_cache_folder, writable_cache_folder
-from tidemill.runtime.lock import lock_file
+from tidemill.runtime.files import folders
+from tidemill.runtime.files.folders import OwnedFolder, create_folder, user_cache_folder, writable_cache_folder
+from tidemill.runtime.files.lock import lock_file
 
 PREFIX = "tidemill-test-"
 OWNER = """
 import sys
-from tidemill.runtime.folders import OwnedFolder
+from tidemill.runtime.files.folders import OwnedFolder
 folder = OwnedFolder(sys.argv[1])
 print(folder.path, flush=True)
 sys.stdin.read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.runtime.http_proxy import find_proxy
+from tidemill.runtime.sockets.http_proxy import find_proxy
 
 PROXY = {"http_proxy": "http://proxy:3128"}
 

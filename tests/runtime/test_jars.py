@@ -22,10 +22,10 @@ from tests.runtime.repository import HOST, Repository, forwarding, ivy_settings
 from tests.until import wait_until
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime import jar_mirror, jar_resolver
-from tidemill.runtime.jar_lock import JarLock, parse_jar_lock
-from tidemill.runtime.jars import fetch_jars, kafka_classpath, kafka_lock
-from tidemill.runtime.processes import find_marked
+from tidemill.runtime.embedded import jar_mirror, jar_resolver
+from tidemill.runtime.embedded.jar_lock import JarLock, parse_jar_lock
+from tidemill.runtime.embedded.jars import fetch_jars, kafka_classpath, kafka_lock
+from tidemill.runtime.process.table import find_marked
 
 THING = parse_jar_lock("org.example:thing:1.0 3 " + "0" * 64)
 
@@ -120,8 +120,8 @@ def test_a_home_that_cannot_be_looked_into_is_passed_over(tmp_path: Path, monkey
 
     spare = tmp_path / "spare" / "jars" / "thing-1.0"
     spare.mkdir(parents=True)
-    monkeypatch.setattr("tidemill.runtime.jars.user_cache_folder", lambda environ: tmp_path / "home")
-    monkeypatch.setattr("tidemill.runtime.jars.writable_cache_folder", lambda environ: tmp_path / "spare")
+    monkeypatch.setattr("tidemill.runtime.embedded.jars.user_cache_folder", lambda environ: tmp_path / "home")
+    monkeypatch.setattr("tidemill.runtime.embedded.jars.writable_cache_folder", lambda environ: tmp_path / "spare")
     monkeypatch.setattr(JarLock, "is_complete", refuse)
     assert fetch_jars(THING, environ={}) == spare
 
@@ -252,8 +252,8 @@ FETCH = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts beside itself ignores it
 from pathlib import Path
-from tidemill.runtime.jar_lock import parse_jar_lock
-from tidemill.runtime.jars import fetch_jars
+from tidemill.runtime.embedded.jar_lock import parse_jar_lock
+from tidemill.runtime.embedded.jars import fetch_jars
 fetch_jars(parse_jar_lock(Path(sys.argv[1]).read_text()))
 """
 

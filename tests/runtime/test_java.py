@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.java import find_java, read_java_version
+from tidemill.runtime.embedded.java import find_java, read_java_version
 
 
 def make_java(home: Path, version: str) -> Path:
@@ -101,7 +101,7 @@ def test_a_runtime_is_asked_for_its_version_once_until_its_files_change(
     environ = {"JAVA_HOME": str(home), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
     def find() -> tuple[int, str, int]:
-        monkeypatch.setattr("tidemill.runtime.java._versions", {})  # as in another process
+        monkeypatch.setattr("tidemill.runtime.embedded.java._versions", {})  # as in another process
         found = find_java(environ)
         return found.version, found.identity, len((home / "asked").read_text().splitlines())
 
@@ -126,7 +126,7 @@ def test_a_version_that_cannot_be_kept_is_asked_for_again(tmp_path: Path, monkey
     (tmp_path / "file").write_text("")
     environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "file")}
     for _ in range(2):
-        monkeypatch.setattr("tidemill.runtime.java._versions", {})
+        monkeypatch.setattr("tidemill.runtime.embedded.java._versions", {})
         assert find_java(environ).version == 21
     assert (tmp_path / "home" / "asked").read_text() == "asked\nasked\n"
 

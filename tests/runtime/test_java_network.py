@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.java_network import connected_environment
-from tidemill.runtime.trust_store import read_certificates, write_trust_store
+from tidemill.runtime.embedded.java_network import connected_environment
+from tidemill.runtime.embedded.trust_store import read_certificates, write_trust_store
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.runtime.json_schema import SchemaError, check_schema, find_mismatch
-from tidemill.runtime.patterns import PatternError, is_found, weigh_pattern
+from tidemill.runtime.json.patterns import PatternError, is_found, weigh_pattern
+from tidemill.runtime.json.schema import SchemaError, check_schema, find_mismatch
 
 #: CPU time of this thread, so that a load elsewhere does not count; what was found took minutes to centuries.
 MOST_SECONDS = 10.0

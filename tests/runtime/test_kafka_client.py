@@ -5,7 +5,7 @@ from __future__ import annotations
 import confluent_kafka as ck
 import pytest
 
-from tidemill.runtime.kafka_client import BackgroundCall
+from tidemill.runtime.kafka.client import BackgroundCall
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,14 @@ from tests.until import until
 
 from tidemill.core.errors import RemoteError, UserActionError, escape_surrogates
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
-from tidemill.runtime import link_messages as frames
-from tidemill.runtime.beats import Beat, PartitionChanges, whole_beat
-from tidemill.runtime.engine_link import EngineLink
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.link_messages import Ask, Challenge, Drain, Go, Hello, LinkAddress, Proof, Refused, Welcome
-from tidemill.runtime.link_proof import Side, link_proof, new_nonce
-from tidemill.runtime.link_server import LinkServer
-from tidemill.runtime.live_tasks import LiveState, LiveTask
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.probe_report import ProbeReport, ProbeStatus
-from tidemill.runtime.progress import (
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link import frames
+from tidemill.runtime.link.beats import Beat, PartitionChanges, whole_beat
+from tidemill.runtime.link.engine import EngineLink
+from tidemill.runtime.link.frames import Ask, Challenge, Drain, Go, Hello, LinkAddress, Proof, Refused, Welcome
+from tidemill.runtime.link.live_tasks import LiveState, LiveTask
+from tidemill.runtime.link.probe_report import ProbeReport, ProbeStatus
+from tidemill.runtime.link.progress import (
     MAX_ERROR_CHARS,
     UNSENT,
     EngineProgress,
@@ -36,6 +33,9 @@ from tidemill.runtime.progress import (
     SinkStats,
     StopReason,
 )
+from tidemill.runtime.link.proof import Side, link_proof, new_nonce
+from tidemill.runtime.link.server import LinkServer
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 
 HELLO = Hello(1, 5, 0, "engine", 42, "here")
 
@@ -339,7 +339,7 @@ async def test_an_engine_tells_nothing_to_what_is_not_its_driver(answer: Any) ->
 
 
 async def test_a_slow_driver_does_not_fill_the_engines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.runtime.engine_link.BEAT_SECONDS", 0.0)
+    monkeypatch.setattr("tidemill.runtime.link.engine.BEAT_SECONDS", 0.0)
     welcomed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -506,11 +506,11 @@ async def test_a_question_that_cannot_be_answered_says_why_and_ends_no_link(
         await ask(driver, link)
     engine.link.answers.find = lambda topic, partition, offset: MessageStage(stage=Stage.COMMIT)
     assert (await ask(driver, link)).stage is Stage.COMMIT, "the link lives"
-    monkeypatch.setattr("tidemill.runtime.link_questions.ASK_SECONDS", 0.05)
+    monkeypatch.setattr("tidemill.runtime.link.questions.ASK_SECONDS", 0.05)
     monkeypatch.setattr(engine.link.answers, "answer", lambda ask, writer: None)
     with pytest.raises(RemoteError, match=r"does not answer within .* s: its event loop may be blocked"):
         await ask(driver, link)
-    monkeypatch.setattr("tidemill.runtime.link_questions.ASK_SECONDS", 30.0)
+    monkeypatch.setattr("tidemill.runtime.link.questions.ASK_SECONDS", 30.0)
     waiting = ask(driver, link)
     driver.do(driver.server.close_link, link)
     with pytest.raises(RemoteError, match="closed"):
@@ -525,7 +525,7 @@ async def test_questions_and_answers_wait_while_much_else_does(driver: Driver, m
     await engine.link.connect()
     _, link, _ = await driver.next("hello")
     free = threading.Event()
-    monkeypatch.setattr("tidemill.runtime.link_questions.is_free", lambda writer: free.is_set())
+    monkeypatch.setattr("tidemill.runtime.link.questions.is_free", lambda writer: free.is_set())
     with pytest.raises(RemoteError, match="busy"):
         await ask(driver, link)
     engine.link.answers.answer(Ask(1, "t", 0, 17), None)

@@ -14,10 +14,10 @@ from tests.runtime.test_link import Driver, Engine
 from tests.until import until
 
 from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
-from tidemill.runtime import engine_link
-from tidemill.runtime.link_messages import LinkAddress
-from tidemill.runtime.link_server import LinkServer
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link import engine as engine_link
+from tidemill.runtime.link.frames import LinkAddress
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link.server import LinkServer
 
 KIB = 1024
 

@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 
 from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.core.errors import ConfigError
-from tidemill.runtime import listening
-from tidemill.runtime.listening import format_address, is_port_chosen, listen
-from tidemill.runtime.port_owners import Claim, PortOwners
+from tidemill.runtime.sockets import ports
+from tidemill.runtime.sockets.port_owners import Claim, PortOwners
+from tidemill.runtime.sockets.ports import format_address, is_port_chosen, listen
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def taken() -> Iterator[int]:
 
 def test_a_default_port_in_use_leads_to_the_next_free_one(taken: int) -> None:
     with listen(MetricsSettings(port=taken), is_chosen=False) as listener:  # type: ignore[union-attr]
-        assert taken < listener.getsockname()[1] < taken + listening.TRIED_PORTS
+        assert taken < listener.getsockname()[1] < taken + ports.TRIED_PORTS
 
 
 def test_a_chosen_port_in_use_is_refused(taken: int) -> None:
@@ -41,7 +41,7 @@ def test_a_chosen_port_in_use_is_refused(taken: int) -> None:
 
 
 def test_without_a_free_port_there_is_no_endpoint_and_a_warning(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "TRIED_PORTS", 1)
+    monkeypatch.setattr(ports, "TRIED_PORTS", 1)
     with capture_logs() as logs:
         assert listen(MetricsSettings(port=taken), is_chosen=False) is None
     assert logs[0]["log_level"] == "warning"
@@ -79,7 +79,7 @@ def test_a_chosen_port_that_a_process_of_the_same_folder_has_leads_to_the_next_o
         assert first.claim(taken) is Claim.OWN
         with capture_logs() as logs, listen(settings, is_chosen=True, owners=second) as listener:  # type: ignore[union-attr]
             found = listener.getsockname()[1]
-            assert taken < found < taken + listening.TRIED_PORTS
+            assert taken < found < taken + ports.TRIED_PORTS
         assert logs[0]["event"].startswith("another process with this debug.db_dir uses metrics.port")
         assert (logs[0]["port"], logs[0]["taken"]) == (taken, found)
         assert first.claim(found) is Claim.OTHER

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.exitcode import ExitCode, find_exit_code
-from tidemill.runtime.lock import GroupInUseError, WorkerLock, WorkerNameInUseError, lock_file
+from tidemill.runtime.files.lock import GroupInUseError, WorkerLock, WorkerNameInUseError, lock_file
+from tidemill.runtime.process.exitcode import ExitCode, find_exit_code
 
 HOLDER = """
 import sys
 from pathlib import Path
-from tidemill.runtime.lock import WorkerLock
+from tidemill.runtime.files.lock import WorkerLock
 lock = WorkerLock("group", "worker", directory=Path(sys.argv[1]))
 lock.acquire()
 print("held", flush=True)

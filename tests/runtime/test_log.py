@@ -15,10 +15,10 @@ import structlog
 from tests.until import wait_until
 
 from tidemill.config.settings import LoggingSettings
-from tidemill.runtime import log as log_module
-from tidemill.runtime import log_repeats
-from tidemill.runtime.log import RELAY_VARIABLE, configure, configured_for_people, relay, throttle, version
-from tidemill.runtime.log_writer import LogWriter, tell_repeats
+from tidemill.runtime.log import repeats
+from tidemill.runtime.log import setup as log_module
+from tidemill.runtime.log.setup import RELAY_VARIABLE, configure, configured_for_people, relay, throttle, version
+from tidemill.runtime.log.writer import LogWriter, tell_repeats
 
 LOG = structlog.get_logger("tidemill.test")
 
@@ -335,8 +335,8 @@ def test_equal_entries_are_counted_and_the_count_is_written_without_another_entr
 def test_a_count_does_not_wait_for_another_that_is_due_later(
     stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_repeats, "FIRST_SECONDS", 0.05)
-    monkeypatch.setattr(log_repeats, "AGAIN_SECONDS", 3600.0)
+    monkeypatch.setattr(repeats, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(repeats, "AGAIN_SECONDS", 3600.0)
     waiting = threading.Event()
 
     def now() -> float:

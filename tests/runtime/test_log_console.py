@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tidemill.runtime.log_console import ConsoleFormat
-from tidemill.runtime.tracebacks import CodePlaces, rearrange
+from tidemill.runtime.log.console import ConsoleFormat
+from tidemill.runtime.log.tracebacks import CodePlaces, rearrange
 
 MOMENT = datetime(2026, 5, 1, 10, 20, 30, tzinfo=UTC)
 CONTEXT = {"version": "1", "worker_id": "w", "consumer_group": "g", "engine": 3}

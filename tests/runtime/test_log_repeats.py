@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.runtime.log_repeats import AGAIN_SECONDS, FIRST_SECONDS, MAX_KINDS, Repeats
+from tidemill.runtime.log.repeats import AGAIN_SECONDS, FIRST_SECONDS, MAX_KINDS, Repeats
 
 
 def entry(event: str = "no broker", **fields: Any) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import pytest
 
 START = (
     "import sys\n"
-    "from tidemill.runtime.log_start import log_to_stderr\n"
+    "from tidemill.runtime.log.startup import log_to_stderr\n"
     "def configure_logs():\n"
     "    from tidemill.config.settings import LoggingSettings\n"
-    "    from tidemill.runtime.log import configure\n"
+    "    from tidemill.runtime.log.setup import configure\n"
     "    configure(LoggingSettings(level='WARNING'))\n"
 )
 LOG = (
@@ -51,8 +51,8 @@ def test_what_configures_the_logs_later_is_followed() -> None:
         f"{START}log_to_stderr(configure_logs)\n"
         "import structlog\n"
         "from tidemill.config.settings import LoggingSettings\n"
-        "from tidemill.runtime.log import configure\n"
-        "from tidemill.runtime.log_start import is_waiting\n"
+        "from tidemill.runtime.log.setup import configure\n"
+        "from tidemill.runtime.log.startup import is_waiting\n"
         "log = structlog.get_logger()\n"
         "before = is_waiting()\n"
         "configure(LoggingSettings(level='INFO'))\n"
@@ -68,7 +68,7 @@ def test_an_error_before_the_logs_are_configured_is_one_plain_line() -> None:
     done = run(
         f"{START}log_to_stderr(configure_logs)\n"
         "from tidemill.core.errors import RemoteError\n"
-        "from tidemill.runtime.log import tell_failure\n"
+        "from tidemill.runtime.log.setup import tell_failure\n"
         "tell_failure('it failed', RemoteError('the broker is gone'))\n"
     )
 

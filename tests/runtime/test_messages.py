@@ -8,7 +8,7 @@ import pickle
 import msgspec
 import pytest
 
-from tidemill.runtime.messages import SourceMessage, set_field
+from tidemill.runtime.kafka.source_message import SourceMessage, set_field
 
 
 def test_only_the_payload_of_a_message_can_be_changed() -> None:

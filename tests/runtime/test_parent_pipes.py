@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from tests.until import wait_until
 
-from tidemill.runtime.parent_pipes import keep_from_forks
-from tidemill.runtime.processes import find_marked
+from tidemill.runtime.process.parent_pipes import keep_from_forks
+from tidemill.runtime.process.table import find_marked
 from tidemill.spark.session.jvm import JvmOutput, end, launch
 
 
@@ -66,7 +66,7 @@ def test_a_guarded_process_ends_with_a_killed_parent_although_a_forked_process_l
     mark = f"PARENT_PIPES_TEST={os.getpid()}-{tmp_path.name}"
     script = """
         import os, signal, subprocess
-        from tidemill.runtime.guarded import Guarded
+        from tidemill.runtime.process.guarded import Guarded
         environ = {**os.environ, **dict([os.environ["MARK"].split("=")])}
         guarded = Guarded(["sleep", "1000"], output=subprocess.DEVNULL, env=environ)
         child = os.fork()

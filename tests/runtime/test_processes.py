@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidemill.runtime.processes import (
+from tidemill.runtime.process.table import (
     find_children,
     find_descendants,
     find_marked,

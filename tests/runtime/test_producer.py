@@ -13,9 +13,9 @@ import pytest
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.broker import EmbeddedBroker
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.producer import LoopProducer, is_too_large, make_producer_config, worth_retrying
+from tidemill.runtime.embedded.broker import EmbeddedBroker
+from tidemill.runtime.kafka.producer import LoopProducer, is_too_large, make_producer_config, worth_retrying
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.testing.kafka import consume, unique_name
 
 pytestmark = pytest.mark.kafka

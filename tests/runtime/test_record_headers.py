@@ -11,8 +11,8 @@ import pytest
 from tests.foreign_client import send_with_headers
 
 import tidemill
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.record_headers import UnreadableHeadersError, check_headers, read_headers
+from tidemill.runtime.kafka.record_headers import UnreadableHeadersError, check_headers, read_headers
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.testing.kafka import unique_name
 
 GOOD, BAD = (b"trace", b"1"), (b"caf\xe9", b"2")

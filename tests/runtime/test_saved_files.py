@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.until import wait_until
 
-from tidemill.runtime import saved_files
-from tidemill.runtime.saved_files import SavedFiles, find_code_folders, is_code
+from tidemill.runtime.files import code_watch
+from tidemill.runtime.files.code_watch import SavedFiles, find_code_folders, is_code
 
 
 def files_of(root: Path, *others: Path) -> SavedFiles:
@@ -37,7 +37,7 @@ def test_folders_with_code_are_found_and_environments_are_not(tmp_path: Path) ->
 
 
 def test_folders_full_of_results_are_looked_into_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_files, "MAX_FOLDERS", 20)
+    monkeypatch.setattr(code_watch, "MAX_FOLDERS", 20)
     listed: list[object] = []
     scan = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scan(path))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tidemill.runtime.service_signals import finish_or_stop
+from tidemill.runtime.process.service_signals import finish_or_stop
 
 
 async def answer(value: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidemill.runtime.stop_signals import find_stop_signals
+from tidemill.runtime.process.stop_signals import find_stop_signals
 from tidemill.spark.foreground import note_signals
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tidemill.core.errors import HandlerError
-from tidemill.runtime import user_code
-from tidemill.runtime.tracebacks import CodePlaces
-from tidemill.runtime.user_code import explain_error
+from tidemill.runtime.log import user_code
+from tidemill.runtime.log.tracebacks import CodePlaces
+from tidemill.runtime.log.user_code import explain_error
 
 HERE = "tests/runtime/test_user_code.py"
 

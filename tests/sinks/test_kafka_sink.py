@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.sink_settings import KafkaSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.broker import EmbeddedBroker, free_port
-from tidemill.runtime.producer import Outcomes, Record
+from tidemill.runtime.embedded.broker import EmbeddedBroker, free_port
+from tidemill.runtime.kafka.producer import Outcomes, Record
 from tidemill.sinks.base import WAITS, Sink
 from tidemill.sinks.kafka import KafkaSink
 from tidemill.sinks.payloads import KafkaPayload
@@ -110,7 +110,7 @@ async def test_a_topic_that_is_being_created_is_waited_for(embedded_kafka: Embed
 
 
 async def test_no_broker_at_all_is_a_retryable_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.runtime.kafka_client.CALL_SECONDS", 1.0)
+    monkeypatch.setattr("tidemill.runtime.kafka.client.CALL_SECONDS", 1.0)
     with pytest.raises(RemoteError, match=r"sinks\.kafka\.out: no answer from Kafka") as caught:
         await make_sink(f"127.0.0.1:{free_port()}", "t").connect()
     assert caught.value.retryable

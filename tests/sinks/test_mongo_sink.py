@@ -19,7 +19,7 @@ from tests.sinks.servers import MongoDouble, MongoServer
 
 from tidemill.config.sink_settings import MongoSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.embedded.broker import free_port
 from tidemill.sinks.base import Sink
 from tidemill.sinks.mongo import MongoSink
 from tidemill.sinks.payloads import MongoPayload

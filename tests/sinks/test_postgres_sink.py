@@ -18,7 +18,7 @@ from tests.store.server import PostgresServer
 
 from tidemill.config.sink_settings import PostgresSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.embedded.broker import free_port
 from tidemill.sinks.base import Refusal, Sink
 from tidemill.sinks.payloads import PostgresPayload
 from tidemill.sinks.postgres import PostgresSink

@@ -16,7 +16,7 @@ from tests.sinks.servers import ValkeyServer
 
 from tidemill.config.sink_settings import RedisSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.embedded.broker import free_port
 from tidemill.sinks.base import Sink
 from tidemill.sinks.payloads import RedisPayload
 from tidemill.sinks.redis import RedisSink

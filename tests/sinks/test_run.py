@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.sending.run import RunPart, SubmissionRun, settle_all
 from tidemill.sinks.sending.submission import Submission
 

@@ -33,10 +33,10 @@ from tidemill import (
 from tidemill.cli.main import app
 from tidemill.config.settings import LoggingSettings
 from tidemill.deadletters.letter import encode_letter
-from tidemill.runtime import kafka_client
-from tidemill.runtime.broker import EmbeddedBroker, free_port
-from tidemill.runtime.log import configure
-from tidemill.runtime.progress import StopReason
+from tidemill.runtime.embedded.broker import EmbeddedBroker, free_port
+from tidemill.runtime.kafka import client as kafka_client
+from tidemill.runtime.link.progress import StopReason
+from tidemill.runtime.log.setup import configure
 
 #: The right password is hunter2; the wrong ones begin in the same way, and one has to be escaped in an address.
 SECRET = "hunter"

@@ -35,10 +35,10 @@ from tidemill.core.errors import SinkNotConfiguredError
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.tasks.resident import build_executor
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.embedded.broker import free_port
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.progress import EngineSummary, StopReason
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.progress import EngineSummary, StopReason
 from tidemill.sinks.base import SinksByName
 from tidemill.sinks.build import build_sinks
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource

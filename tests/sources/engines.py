@@ -14,7 +14,7 @@ from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.progress import EngineSummary
+from tidemill.runtime.link.progress import EngineSummary
 
 #: The drain and what it waits for.
 END_SECONDS = 60

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tests.faults import _OwnLoop
 
-from tidemill.runtime.broker import HOST, EmbeddedBroker, free_port
+from tidemill.runtime.embedded.broker import HOST, EmbeddedBroker, free_port
 
 #: What a transaction asks of the brokers, by Kafka's api keys.
 ADD_OFFSETS, END_TXN, TXN_OFFSET_COMMIT = 25, 26, 28

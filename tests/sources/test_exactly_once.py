@@ -20,7 +20,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.deadletters.letter import LetterKind, decode_letter
 from tidemill.pipeline.handler.models import DeliveryAction
-from tidemill.runtime.progress import StopReason
+from tidemill.runtime.link.progress import StopReason
 from tidemill.sinks.payloads import CollectResult, KafkaPayload
 from tidemill.testing.kafka import consume
 

@@ -26,8 +26,8 @@ from tidemill.core.delivery.transaction import End
 from tidemill.deadletters.letter import decode_letter
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.progress import StopReason
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.progress import StopReason
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
 from tidemill.sources.base import CommitStatus
 from tidemill.sources.kafka import KafkaSource

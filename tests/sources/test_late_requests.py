@@ -16,7 +16,7 @@ from tests.until import wait_until
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.delivery.transaction import Call, End
-from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.sources.base import Outgoing
 from tidemill.sources.transactional_producer import TransactionalProducer
 from tidemill.testing.kafka import new_broker, unique_name

@@ -16,7 +16,7 @@ from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.core.ranges import Edge, Moment, Offset, OffsetRange
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sources.ranges import RangeReader
 from tidemill.spark.bounded.plan import check_still_there, look_up
 from tidemill.testing.kafka import produce, unique_name

@@ -27,8 +27,8 @@ from tidemill.deadletters.reader import Found
 from tidemill.deadletters.redrive.history import read_history
 from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.topic_ids import TopicIds
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.kafka.topic_ids import TopicIds
 from tidemill.sinks.payloads import FilePayload, KafkaPayload
 from tidemill.sources.ranges import RangeReader
 from tidemill.spark.bounded.plan import check_still_there, make_plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.runtime.topic_ids import TopicIds
+from tidemill.runtime.kafka.topic_ids import TopicIds
 
 
 class ScriptedIds(TopicIds):

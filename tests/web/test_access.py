@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from tests.web.scripted_pipeline import SECRET, ScriptedPipeline
 from tests.web.serving import KEY, ORIGIN, connect, log_in, make_app
 
-from tidemill.runtime import log as log_module
+from tidemill.runtime.log import setup as log_module
 from tidemill.web.access import guard, logins
 from tidemill.web.access.hashes import hash_password, hash_token
 from tidemill.web.access.logins import Logins

@@ -25,7 +25,7 @@ from tidemill.deadletters.folder_reader import FolderReader
 from tidemill.deadletters.letter import encode_letter
 from tidemill.deadletters.opening import open_letters
 from tidemill.deadletters.search import find_newest
-from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.testing.kafka import produce, unique_name
 from tidemill.web.letters.letter_box import LetterBox, open_cursor
 from tidemill.web.problems import Problem

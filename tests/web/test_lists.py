@@ -10,7 +10,7 @@ import pytest
 from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 from tests.web.serving import log_in, make_app
 
-from tidemill.runtime.progress import EngineProgress, PartitionHead, name_stalled_partition
+from tidemill.runtime.link.progress import EngineProgress, PartitionHead, name_stalled_partition
 from tidemill.spark.live.shared_progress import SharedProgress
 from tidemill.spark.progress import EngineStatus, PauseStatus
 from tidemill.web.pages import Pages

@@ -7,7 +7,7 @@ import json
 from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
 from tests.web.serving import log_in
 
-from tidemill.runtime.live_tasks import LiveState, LiveTask, LiveWindow
+from tidemill.runtime.link.live_tasks import LiveState, LiveTask, LiveWindow
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline import live_board
 from tidemill.web.pipeline.live_board import LiveBoard

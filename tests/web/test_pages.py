@@ -11,8 +11,8 @@ import pytest
 from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 from tests.web.serving import connect, log_in
 
-from tidemill.runtime.durations import Durations
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.link.progress import EngineProgress
+from tidemill.runtime.loop.durations import Durations
 from tidemill.spark.progress import EngineStatus, PipelineProgress
 from tidemill.spark.run_state import Phase, RunState
 from tidemill.web.pipeline.sampler import Sampler, find_quantile

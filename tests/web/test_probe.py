@@ -16,8 +16,8 @@ from tests.web.test_access import TOKEN, with_accounts
 from tests.web.test_actions import noted  # noqa: F401  # a fixture
 
 from tidemill.core.errors import RemoteError, UserActionError
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.probe_report import MAX_PROBE_BYTES, PROBE_SECONDS
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.probe_report import MAX_PROBE_BYTES, PROBE_SECONDS
 from tidemill.web.problems import Problem
 from tidemill.web.values.section import ValueReader
 

@@ -25,7 +25,7 @@ from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.queries import MessageQuery
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.link.progress import EngineProgress
 from tidemill.web.formats import format_moment
 from tidemill.web.pipeline.start import open_archive
 from tidemill.web.recorded.filters import parse_time

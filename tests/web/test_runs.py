@@ -23,7 +23,7 @@ from tidemill.recorder.counts import Counts, add_workers
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.link.progress import EngineProgress
 
 #: Group, worker and the offset of the one message of each run; the last one's names cannot be those of a folder.
 RUNS = [("order-workers", "worker-1", 1), ("order-workers", "worker-2", 2), (f"invoices {SCRIPT}", "worker-1", 3)]

@@ -15,7 +15,7 @@ from tests.web.serving import connect, log_in
 
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.restore import SourceReader
-from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.testing.kafka import unique_name
 from tidemill.web.problems import Problem
 from tidemill.web.values.section import ValueReader

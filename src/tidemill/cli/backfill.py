@@ -10,7 +10,7 @@ import typer
 from tidemill.cli.leaving import LEAVE_SECONDS, leave_within
 from tidemill.cli.options import ConfigPath, HandlerName
 from tidemill.cli.reporting import reporting
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 if TYPE_CHECKING:
     from tidemill.spark.bounded.run import BoundedProgress

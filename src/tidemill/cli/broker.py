@@ -13,11 +13,11 @@ import typer
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import format_count
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.stop_signals import find_stop_signals
+from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.runtime.process.stop_signals import find_stop_signals
 
 if TYPE_CHECKING:
-    from tidemill.runtime.broker import EmbeddedBroker
+    from tidemill.runtime.embedded.broker import EmbeddedBroker
 
 _CALL_SECONDS = 10.0
 #: Each takes files and memory of a broker that is for trying things out.
@@ -47,7 +47,7 @@ def broker(
     """
     with reporting():
         topics = [parse_topic(text) for text in topic or []]
-        from tidemill.runtime.broker import EmbeddedBroker
+        from tidemill.runtime.embedded.broker import EmbeddedBroker
 
         for number in find_stop_signals():
             signal.signal(number, _stop)

@@ -24,9 +24,9 @@ from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError, TidemillError
 from tidemill.core.wording import format_count
-from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
-from tidemill.runtime.java import find_java
-from tidemill.runtime.programs import find_program
+from tidemill.runtime.embedded.java import find_java
+from tidemill.runtime.files.folders import user_cache_folder, writable_cache_folder
+from tidemill.runtime.process.program_lookup import find_program
 
 CHECK_SECONDS = 5.0
 #: Requests to brokers end shortly before the check itself would time out.
@@ -158,7 +158,7 @@ class Cluster:
 
     def __init__(self, settings: KafkaSettings, brokers: str, overrides: Mapping[str, Any], setting: str) -> None:
         """Prepare; nothing is requested yet."""
-        from tidemill.runtime.kafka_client import make_client_config
+        from tidemill.runtime.kafka.client import make_client_config
 
         self.config = make_client_config(settings, brokers, overrides)
         self.brokers = str(self.config["bootstrap.servers"])
@@ -187,7 +187,7 @@ class Cluster:
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import AdminClient
 
-        from tidemill.runtime.kafka_client import (
+        from tidemill.runtime.kafka.client import (
             LibraryLog,
             advise_start,
             describe_client_error,
@@ -251,7 +251,7 @@ def check_group(settings: Settings) -> str:
 
     from tidemill.core.pipeline.group_refusal import GroupTerms, find_refusal
     from tidemill.runtime.identity import find_worker_name
-    from tidemill.runtime.kafka_client import describe_client_error
+    from tidemill.runtime.kafka.client import describe_client_error
     from tidemill.sources.group_facts import find_group_facts
 
     kafka = settings.kafka

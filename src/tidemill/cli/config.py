@@ -10,7 +10,7 @@ import typer
 from tidemill.cli.help import App
 from tidemill.cli.options import ConfigPath
 from tidemill.cli.reporting import reporting
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings

@@ -22,8 +22,8 @@ import typer
 from tidemill.cli.reporting import reporting
 from tidemill.cli.topic_access import ConfigOption, Topic, load_for_topic, open_client, require_topic
 from tidemill.core.errors import ConfigError, RemoteError, escape_surrogates
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.stop_signals import stop_on_signals
+from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.runtime.process.stop_signals import stop_on_signals
 
 if TYPE_CHECKING:
     from tidemill.config.kafka_settings import KafkaSettings
@@ -109,7 +109,7 @@ class TopicViewer:
         """Create the client."""
         import confluent_kafka as ck
 
-        from tidemill.runtime.kafka_client import make_client_config
+        from tidemill.runtime.kafka.client import make_client_config
 
         overrides = {
             # Brokers are asked for this group's coordinator, but it is not joined: partitions are assigned by hand.
@@ -306,7 +306,7 @@ def format_json(record: Any) -> bytes:
 
 def describe_headers(record: Any) -> list[list[Any]] | dict[str, str]:
     """Return the headers of a record, or why they cannot be read."""
-    from tidemill.runtime.record_headers import read_headers
+    from tidemill.runtime.kafka.record_headers import read_headers
 
     headers, error = read_headers(record)
     if error is not None:

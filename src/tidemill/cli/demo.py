@@ -33,10 +33,10 @@ from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.deadletters.letter import Letter
-from tidemill.runtime.broker import EmbeddedBroker
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.folders import create_folder
-from tidemill.runtime.topics import TopicReader
+from tidemill.runtime.embedded.broker import EmbeddedBroker
+from tidemill.runtime.files.folders import create_folder
+from tidemill.runtime.kafka.topic_reader import TopicReader
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.spark.pipeline import Pipeline
 
 ItemT = TypeVar("ItemT")

@@ -19,9 +19,9 @@ from tidemill.cli.handlers import load_handler
 from tidemill.config.kafka_names import is_loopback
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.saved_files import FirstFiles, SavedFiles, find_code_folders
-from tidemill.runtime.stop_signals import find_stop_signals, handle_signal
+from tidemill.runtime.files.code_watch import FirstFiles, SavedFiles, find_code_folders
+from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.runtime.process.stop_signals import find_stop_signals, handle_signal
 from tidemill.spark.session.packaging import find_own_modules
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def dev_broker(settings: Settings) -> Iterator[None]:
     if port is None or protocol.lower() != _PLAIN:
         yield
         return
-    from tidemill.runtime.broker import EmbeddedBroker
+    from tidemill.runtime.embedded.broker import EmbeddedBroker
 
     with _ending_on_signals(), EmbeddedBroker(None, port, progress=_say) as broker:
         topics = list_topics(settings)

@@ -236,7 +236,7 @@ def redrive(
 def _load_settings(config: Path | None) -> Settings:
     """Return the configuration, with logs of warnings and worse on standard error."""
     from tidemill.config.loading import load_settings, require_letters_named
-    from tidemill.runtime.log import configure
+    from tidemill.runtime.log.setup import configure
 
     settings = load_settings(config)
     require_letters_named(settings, config)
@@ -256,7 +256,7 @@ def _open_letters(settings: Settings) -> Letters:
 def _find_ranges(box: Letters) -> dict[int, tuple[int, int]]:
     """Return the first offset and the end of each partition or file; says so if brokers do not answer at once."""
     from tidemill.cli.topic_access import waiting_for_brokers
-    from tidemill.runtime.kafka_client import CALL_SECONDS
+    from tidemill.runtime.kafka.client import CALL_SECONDS
 
     brokers = getattr(box, "brokers", "")
     with waiting_for_brokers(brokers, CALL_SECONDS) if brokers else contextlib.nullcontext():

@@ -19,8 +19,8 @@ from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Target, Why
 from tidemill.core.wording import format_count
 from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.stop_signals import find_stop_signals
+from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.runtime.process.stop_signals import find_stop_signals
 
 if TYPE_CHECKING:
     from rich.status import Status

@@ -14,7 +14,7 @@ from tidemill.cli.completion import complete_handlers
 from tidemill.cli.options import ConfigPath
 from tidemill.cli.reporting import divert_prints, reporting
 from tidemill.core.wording import format_count
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 if TYPE_CHECKING:
     from tidemill.cli.checks import Cluster, Finding

@@ -24,7 +24,7 @@ def main() -> None:
     # background has it ignored, and that stays as it is.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from tidemill.runtime.stop_signals import EarlyStop
+    from tidemill.runtime.process.stop_signals import EarlyStop
 
     command = " ".join(sys.argv[1 : 3 if sys.argv[1:2] and sys.argv[1] in _GROUPS else 2])
     if command not in _EARLY:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core.errors import HandlerError, TidemillError, describe_error
-from tidemill.runtime.user_code import locate_class, locate_error
+from tidemill.runtime.log.user_code import locate_class, locate_error
 
 if TYPE_CHECKING:
     from tidemill.pipeline.handler.base import Handler

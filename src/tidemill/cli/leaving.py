@@ -10,7 +10,7 @@ import os
 import threading
 import time
 
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 #: How long the exit after an ended start may take; the start's end itself has `END_SECONDS` of `spark.stopping`.
 LEAVE_SECONDS = 0.5
@@ -23,7 +23,7 @@ def leave_within(seconds: float, code: ExitCode) -> None:
         seconds: How long Python may wait for threads and exit hooks.
         code: What the process ends with, either way.
     """
-    from tidemill.runtime.log_writer import tell_repeats
+    from tidemill.runtime.log.writer import tell_repeats
 
     tell_repeats()
 

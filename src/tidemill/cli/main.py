@@ -34,8 +34,8 @@ from tidemill.cli import (
 from tidemill.cli.dags import dags, dev, objects, runs, tasks
 from tidemill.cli.help import App
 from tidemill.cli.reporting import find_system_cause, print_error, reporting
-from tidemill.runtime.exitcode import find_exit_code
-from tidemill.runtime.log_start import log_to_stderr
+from tidemill.runtime.log.startup import log_to_stderr
+from tidemill.runtime.process.exitcode import find_exit_code
 
 EXIT_CODES = "\n".join(
     (
@@ -123,7 +123,7 @@ app.command()(consume.consume)
 
 def _log_warnings() -> None:
     from tidemill.config.settings import LoggingSettings
-    from tidemill.runtime.log import configure
+    from tidemill.runtime.log.setup import configure
 
     configure(LoggingSettings(level="WARNING"))
 

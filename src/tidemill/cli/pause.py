@@ -12,7 +12,7 @@ from tidemill.cli.reporting import reporting
 from tidemill.cli.status_text import format_seconds
 from tidemill.core.errors import ConfigError
 from tidemill.core.wording import format_count
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 _SPAN = re.compile(r"(\d{1,9})(s|m|h|d)?", re.ASCII)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -74,7 +74,7 @@ def parse_span(text: str) -> float:
 
 def _request(config: Any, request: dict[str, Any]) -> None:
     from tidemill.config.loading import load_settings
-    from tidemill.runtime.pipeline_socket import request_action
+    from tidemill.runtime.sockets.pipeline_socket import request_action
 
     reports = request_action(load_settings(config).kafka, {**request, "by": "the command line"})
     for report in reports:

@@ -19,7 +19,7 @@ def load_quietly(config: Path | None) -> Settings:
         ConfigError: It is wrong.
     """
     from tidemill.config.loading import load_settings
-    from tidemill.runtime.log import configure
+    from tidemill.runtime.log.setup import configure
 
     settings = load_settings(config)
     if settings.logging.level in ("DEBUG", "INFO"):

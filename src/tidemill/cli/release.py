@@ -19,7 +19,7 @@ def release(
     """
     with reporting():
         from tidemill.config.loading import load_settings
-        from tidemill.runtime.pipeline_socket import release_brakes
+        from tidemill.runtime.sockets.pipeline_socket import release_brakes
 
         for report in release_brakes(load_settings(config).kafka):
             typer.echo(describe_release(report))

@@ -23,8 +23,8 @@ import typer
 
 from tidemill.core.errors import ConfigError, RemoteError, TidemillError
 from tidemill.core.wording import to_one_line
-from tidemill.runtime.exitcode import ExitCode, find_exit_code
-from tidemill.runtime.stop_signals import EarlyStop
+from tidemill.runtime.process.exitcode import ExitCode, find_exit_code
+from tidemill.runtime.process.stop_signals import EarlyStop
 
 #: What the operating system says about a place that cannot take more, and about a path that cannot be used.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

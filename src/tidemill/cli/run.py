@@ -15,7 +15,7 @@ from tidemill.cli.options import ConfigPath, HandlerName
 from tidemill.cli.reporting import reporting
 
 if TYPE_CHECKING:
-    from tidemill.runtime.saved_files import FirstFiles
+    from tidemill.runtime.files.code_watch import FirstFiles
 
 
 def run(
@@ -76,7 +76,7 @@ def run(
 
 def _note_files(config: Path | None) -> FirstFiles:
     """Return the files as they are now: what is saved from now on is new, however long the rest of the start takes."""
-    from tidemill.runtime.saved_files import FirstFiles
+    from tidemill.runtime.files.code_watch import FirstFiles
 
     _write_no_bytecode()
     return FirstFiles(config)

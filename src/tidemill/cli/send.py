@@ -27,8 +27,8 @@ from tidemill.cli.topic_access import (
 )
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import format_count
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.stop_signals import stop_on_signals
+from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.runtime.process.stop_signals import stop_on_signals
 
 if TYPE_CHECKING:
     from tidemill.config.kafka_settings import KafkaSettings
@@ -119,7 +119,7 @@ class LineSender:
         """Create the client; it connects at the first message."""
         import confluent_kafka as ck
 
-        from tidemill.runtime.producer import make_producer_config
+        from tidemill.runtime.kafka.producer import make_producer_config
 
         self._max_bytes = int(kafka.client_config.get("message.max.bytes", _MAX_BYTES))
         overrides = {
@@ -243,7 +243,7 @@ class LineSender:
             except BufferError:
                 self._producer.poll(_FULL_SECONDS)
             except self._error as error:
-                from tidemill.runtime.producer import is_too_large
+                from tidemill.runtime.kafka.producer import is_too_large
 
                 if error.args[0].fatal() or not is_too_large(error.args[0]):
                     raise

@@ -13,12 +13,12 @@ import typer
 from tidemill.cli.reporting import reporting
 from tidemill.cli.status_text import format_seconds
 from tidemill.core.wording import format_count
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.log_console import escape
+from tidemill.runtime.log.console import escape
+from tidemill.runtime.process.exitcode import ExitCode
 
 if TYPE_CHECKING:
     from tidemill.config.kafka_settings import KafkaSettings
-    from tidemill.runtime.control_socket import Answers
+    from tidemill.runtime.sockets.control_socket import Answers
 
 #: A process that does not answer in this time hangs, or is suspended.
 _ANSWER_SECONDS = 5.0
@@ -82,7 +82,7 @@ def find_reports(config: Path | None) -> tuple[list[Report], int]:
 
 
 def _ask_pipelines(kafka: KafkaSettings | None) -> Answers:
-    from tidemill.runtime.pipeline_socket import ask_pipelines
+    from tidemill.runtime.sockets.pipeline_socket import ask_pipelines
 
     return ask_pipelines(kafka, {"do": "status"}, _ANSWER_SECONDS)
 

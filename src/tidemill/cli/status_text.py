@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemill.core.wording import format_count
-from tidemill.runtime.log_console import escape
+from tidemill.runtime.log.console import escape
 
 if TYPE_CHECKING:
     from tidemill.spark.bounded.run import BoundedProgress

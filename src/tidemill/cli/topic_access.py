@@ -58,7 +58,7 @@ def require_topic(settings: Settings, topic: str) -> None:
         RemoteError: They do not answer, or have no such topic.
     """
     from tidemill.config.kafka_names import describe_creation
-    from tidemill.runtime.kafka_client import CALL_SECONDS, TopicAdmin, make_client_config
+    from tidemill.runtime.kafka.client import CALL_SECONDS, TopicAdmin, make_client_config
 
     brokers = settings.kafka.brokers
     admin = TopicAdmin(make_client_config(settings.kafka, "", {}), "kafka")
@@ -106,7 +106,7 @@ def open_client(
     """
     import confluent_kafka as ck
 
-    from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, scrub
+    from tidemill.runtime.kafka.client import LibraryLog, describe_client_error, scrub
 
     secrets = configure(kafka, "", {})
     try:

@@ -12,12 +12,12 @@ from tidemill.cli.recordings import expand_folder, load_quietly
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError, escape_surrogates
 from tidemill.core.wording import format_count, to_one_line
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 if TYPE_CHECKING:
     from tidemill.recorder.queries import MessageQuery
     from tidemill.recorder.tracing import Traces
-    from tidemill.runtime.open_message import OpenMessage
+    from tidemill.runtime.link.open_message import OpenMessage
 
 #: A process that does not answer in this time hangs, or is suspended.
 _ANSWER_SECONDS = 5.0
@@ -81,8 +81,8 @@ def _find(query: MessageQuery, config: Path | None) -> tuple[Traces, str, list[t
     from tidemill.config.loading import CONFIG_VARIABLE
     from tidemill.recorder.reader import Reader
     from tidemill.recorder.tracing import Traces, find_traces
-    from tidemill.runtime.open_message import OpenMessage
-    from tidemill.runtime.pipeline_socket import ask_pipelines
+    from tidemill.runtime.link.open_message import OpenMessage
+    from tidemill.runtime.sockets.pipeline_socket import ask_pipelines
 
     settings = load_quietly(config)
     traces, where = Traces(), "the memory of pipelines that run"

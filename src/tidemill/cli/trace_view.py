@@ -20,8 +20,8 @@ from tidemill.core.recorder.key_text import write_key
 from tidemill.core.wording import format_count
 from tidemill.recorder.queries import EventRow, MessageRow, Story, TaskRow, Trace, show_status
 from tidemill.recorder.schema import MAX_KEY_BYTES
-from tidemill.runtime.log_console import escape
-from tidemill.runtime.open_message import OpenMessage
+from tidemill.runtime.link.open_message import OpenMessage
+from tidemill.runtime.log.console import escape
 
 #: Of an error, an argument list or an output this many characters are shown; --json has all of them.
 _SHOWN = 400

@@ -51,7 +51,7 @@ def run(specs: Specs, config: Config = None) -> None:
 
         from tidemill.config.loading import load_settings
         from tidemill.runtime.identity import find_worker_name
-        from tidemill.runtime.log import configure
+        from tidemill.runtime.log.setup import configure
         from tidemill.services.triggerer.leaving import end_anyway
         from tidemill.services.triggerer.process import run_host
 

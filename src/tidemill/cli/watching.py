@@ -163,7 +163,7 @@ def show_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> No
     """Show what a run did: as text where logs are for people, else as an entry of the log; see `format_summary`."""
     import structlog
 
-    from tidemill.runtime.log import is_for_people
+    from tidemill.runtime.log.setup import is_for_people
 
     if is_for_people():
         with contextlib.suppress(OSError):  # the terminal was closed

@@ -15,7 +15,7 @@ from tidemill.cli.options import ConfigPath
 from tidemill.cli.recordings import expand_folder, load_quietly
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.stop_signals import find_stop_signals
+from tidemill.runtime.process.stop_signals import find_stop_signals
 
 if TYPE_CHECKING:
     import socket
@@ -46,7 +46,7 @@ def web(
     """
     with reporting():
         from tidemill.config.loading import CONFIG_VARIABLE
-        from tidemill.runtime.listening import format_address
+        from tidemill.runtime.sockets.ports import format_address
 
         settings = load_quietly(config)
         debug = settings.debug
@@ -90,7 +90,7 @@ def _listen(debug: DebugSettings) -> socket.socket:
         ConfigError: There is none, or the address is not protected.
     """
     from tidemill.config.web_settings import is_loopback
-    from tidemill.runtime.listening import Purpose, listen
+    from tidemill.runtime.sockets.ports import Purpose, listen
 
     if not is_loopback(debug.host) and not (debug.users or debug.tokens):
         # Otherwise this is refused with the configuration; not where debug.enabled is false.

@@ -19,8 +19,8 @@ from tidemill.dags.arguments import check_duration
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.order import sort_tasks
 from tidemill.dags.params import Param
-from tidemill.runtime.codec import encode_sorted
-from tidemill.runtime.structures import read_structure, write_structure
+from tidemill.dags.structures import read_structure, write_structure
+from tidemill.runtime.json.codec import encode_sorted
 
 #: A larger structure is refused: it is read whenever something is decided about the DAG.
 MAX_BYTES: Final = 4 << 20

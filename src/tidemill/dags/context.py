@@ -22,7 +22,7 @@ from tidemill.dags.macros import macros
 from tidemill.dags.task_services import Claim, PastRun, TaskServices
 from tidemill.dags.variable import VariableAccessor
 from tidemill.dags.xcom_arg import RETURN_VALUE
-from tidemill.runtime.codec import decode, encode
+from tidemill.runtime.json.codec import decode, encode
 
 #: What a task has become when its callback runs.
 _STATES: Final = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tidemill.dags.exceptions import DagError, ParamValidationError
-from tidemill.runtime.json_schema import SchemaError, check_schema, find_mismatch
+from tidemill.runtime.json.schema import SchemaError, check_schema, find_mismatch
 
 #: Stands for a default that is not given: a run has to give the value.
 NOT_SET: Final = object()
@@ -142,7 +142,7 @@ def wrap_params(owner: str, params: Mapping[str, Any] | None, *, may_lack: bool 
 
 def _check_size(owner: str, name: str, default: Any) -> None:
     """Refuse what is built of shared parts, and would take all memory to be written."""
-    from tidemill.runtime.schema_validator import measure
+    from tidemill.runtime.json.validator import measure
 
     if isinstance(default, dict | list | tuple | set | frozenset) and measure(default, _MOST)[0] >= _MOST:
         raise DagError(f"{owner}: the default of param {name!r} is too large, or contains itself; use a path or a key")

@@ -1,4 +1,4 @@
-"""How an attempt ended: what a worker reports. Values are encoded (`runtime.codec`)."""
+"""How an attempt ended: what a worker reports. Values are encoded (`runtime.json.codec`)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from tidemill.dags.task_services import CallbackClaim, Claim, ResumeClaim, TaskS
 from tidemill.dags.templates import Renderer, build_environment, render_fields
 from tidemill.dags.trigger_text import write_trigger
 from tidemill.dags.xcom_arg import RETURN_VALUE
-from tidemill.runtime.codec import decode, encode
+from tidemill.runtime.json.codec import decode, encode
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """What an attempt is told, and whom it asks: the claim that a worker got, and the store behind the worker.
 
 Both are protocols: a worker's process, `tidemill dags test` and tests have their own. Values are texts of
-`runtime.codec`, times are UTC microseconds.
+`runtime.json.codec`, times are UTC microseconds.
 """
 
 from __future__ import annotations

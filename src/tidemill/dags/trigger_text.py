@@ -14,7 +14,7 @@ from tidemill.config.redaction import redact
 from tidemill.core.errors import describe_error
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.scope import DAG_MODULE
-from tidemill.runtime.codec import encode_sorted
+from tidemill.runtime.json.codec import encode_sorted
 from tidemill.triggers.base import BaseTrigger
 
 

@@ -21,7 +21,7 @@ import msgspec
 from tidemill.config.redaction import redact_arguments, redact_text
 from tidemill.core.errors import describe_error, escape_surrogates
 from tidemill.deadletters.payloads import Blob, drop_body, encode_json, make_digest
-from tidemill.runtime.messages import Header, SourceMessage
+from tidemill.runtime.kafka.source_message import Header, SourceMessage
 
 SCHEMA_VERSION = 1
 #: The header that counts, as a decimal number, how often a message was dead-lettered and sent again.

@@ -21,7 +21,7 @@ from tidemill.core.deadletters.redrive import Facts
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.deadletters.letter import Letter, decode_letter
 from tidemill.deadletters.payloads import Blob
-from tidemill.runtime.kafka_client import (
+from tidemill.runtime.kafka.client import (
     CALL_SECONDS,
     LibraryLog,
     TopicAdmin,
@@ -30,7 +30,7 @@ from tidemill.runtime.kafka_client import (
     make_client_config,
     scrub,
 )
-from tidemill.runtime.topic_ids import TopicIds
+from tidemill.runtime.kafka.topic_ids import TopicIds
 
 #: Brokers are considered unreachable if they send nothing for this long although letters remain.
 SILENCE_SECONDS = 30.0

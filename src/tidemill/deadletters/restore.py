@@ -16,9 +16,9 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.letter import LetterSource
 from tidemill.deadletters.payloads import Blob
-from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, advise_start, describe_client_error, scrub
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.record_headers import read_headers
+from tidemill.runtime.kafka.client import CALL_SECONDS, LibraryLog, advise_start, describe_client_error, scrub
+from tidemill.runtime.kafka.record_headers import read_headers
+from tidemill.runtime.kafka.source_message import SourceMessage
 
 #: How long reading an existing message may take.
 READ_SECONDS = 15.0

@@ -24,9 +24,9 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.core.wording import format_count
 from tidemill.deadletters.letter import Letter, encode_letter
-from tidemill.runtime.kafka_client import TopicAdmin, make_client_config, scrub
-from tidemill.runtime.log import throttle
-from tidemill.runtime.producer import LoopProducer, Outcomes, is_too_large, make_producer_config
+from tidemill.runtime.kafka.client import TopicAdmin, make_client_config, scrub
+from tidemill.runtime.kafka.producer import LoopProducer, Outcomes, is_too_large, make_producer_config
+from tidemill.runtime.log.setup import throttle
 
 log = structlog.get_logger(__name__)
 

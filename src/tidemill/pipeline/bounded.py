@@ -17,9 +17,9 @@ from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.outcomes import Outcomes
-from tidemill.runtime.beats import Beat
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link.beats import Beat
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.sources.bounded import BoundedSource
 
 if TYPE_CHECKING:  # imported lazily: only engines that record load it

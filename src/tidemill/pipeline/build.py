@@ -16,8 +16,8 @@ from tidemill.pipeline.reports.history import HistoryWriter
 from tidemill.pipeline.reports.report import Report
 from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.kept_warden import KeptWarden
-from tidemill.runtime.warden import Warden
+from tidemill.runtime.process.kept_warden import KeptWarden
+from tidemill.runtime.process.warden import Warden
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.base import Source
 from tidemill.sources.kafka import KafkaSource

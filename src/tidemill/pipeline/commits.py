@@ -17,7 +17,7 @@ import msgspec
 from tidemill.core.ledger import Batch, Ledger, LedgerEntry
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.pipeline.delivery.modes import DeliveryMode
-from tidemill.runtime.progress import Flow
+from tidemill.runtime.link.progress import Flow
 from tidemill.sources.base import CommitStatus, Records, TopicPartition, name_partition
 
 #: How long commits are collected before they are sent.

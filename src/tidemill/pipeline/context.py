@@ -25,8 +25,8 @@ from tidemill.pipeline.hooks import HookRunner, call_hook, check_returned
 from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.tasks.pool import TaskPool
-from tidemill.runtime.log import throttle
-from tidemill.runtime.messages import Place
+from tidemill.runtime.kafka.source_message import Place
+from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import TopicPartition, name_partitions
 
 if TYPE_CHECKING:  # imported lazily: only engines that record load it

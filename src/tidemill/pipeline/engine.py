@@ -43,12 +43,12 @@ from tidemill.pipeline.reports.snapshots import ReportingParts, Snapshots
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import TaskExecutor
-from tidemill.runtime.beats import Beat
-from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.kept_warden import KeptWarden
-from tidemill.runtime.live_tasks import LiveSource
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, name_stalled_partition
+from tidemill.runtime.link.beats import Beat
+from tidemill.runtime.link.live_tasks import LiveSource
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason, name_stalled_partition
+from tidemill.runtime.loop.engine_tasks import EngineTasks
+from tidemill.runtime.process.kept_warden import KeptWarden
 from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_partitions
 
 if TYPE_CHECKING:  # imported lazily: only engines that record load it

@@ -17,11 +17,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from tidemill.core.errors import HandlerError, describe_error
-from tidemill.runtime.durations import Durations
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.log import kind_of, throttle
-from tidemill.runtime.messages import Place
-from tidemill.runtime.user_code import explain_error
+from tidemill.runtime.kafka.source_message import Place
+from tidemill.runtime.log.setup import kind_of, throttle
+from tidemill.runtime.log.user_code import explain_error
+from tidemill.runtime.loop.durations import Durations
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 
 #: A burst of hooks yields to the loop after this many jobs, or after this time.
 BURST = 64

@@ -22,9 +22,9 @@ from tidemill.pipeline.key_order import Opened
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.snapshots import PartitionStatistics
 from tidemill.pipeline.windows.waiting_window import WaitingWindow
-from tidemill.runtime.messages import SourceMessage, list_sizes, set_field
-from tidemill.runtime.record_headers import check_headers
-from tidemill.runtime.user_code import explain_error
+from tidemill.runtime.kafka.record_headers import check_headers
+from tidemill.runtime.kafka.source_message import SourceMessage, list_sizes, set_field
+from tidemill.runtime.log.user_code import explain_error
 from tidemill.sources.base import Source, TopicPartition
 
 

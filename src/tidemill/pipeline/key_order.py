@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence, Set
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.key_order import KeyOrder
 from tidemill.pipeline.tasks.task_run import TaskRun
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sources.base import TopicPartition
 
 #: Up to this many offsets of messages that no longer wait may accumulate before they are dropped.

@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.services import Services
-from tidemill.runtime.deadline import Deadline
-from tidemill.runtime.kept_warden import KeptWarden
+from tidemill.runtime.loop.deadline import Deadline
+from tidemill.runtime.process.kept_warden import KeptWarden
 from tidemill.sources.base import Source, TopicPartition, name_partition
 
 #: Time after the drain timeout. The driver needs the rest of its 5 s to stop Spark.

@@ -21,7 +21,7 @@ from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorR
 from tidemill.pipeline.key_order import OrderedTasks
 from tidemill.pipeline.reports.report import NO_WINDOW, WindowTimes
 from tidemill.pipeline.tasks.task_run import TaskRun
-from tidemill.runtime.messages import SourceMessage, list_sizes
+from tidemill.runtime.kafka.source_message import SourceMessage, list_sizes
 from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import TopicPartition, name_partition
 

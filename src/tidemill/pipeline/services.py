@@ -28,10 +28,10 @@ from tidemill.pipeline.handler.base import HOOKS, Handler
 from tidemill.pipeline.handler.cache import NO_CACHE_STATISTICS, Cache, CacheStatistics
 from tidemill.pipeline.handler.periodic import PeriodicRunner, PeriodicStatistics, find_periodic_hooks
 from tidemill.pipeline.hooks import Calls, latest
-from tidemill.runtime.blockwatch import Block, BlockWatch
-from tidemill.runtime.durations import Durations
-from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.loop.blockwatch import Block, BlockWatch
+from tidemill.runtime.loop.durations import Durations
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 
 log = structlog.get_logger(__name__)
 

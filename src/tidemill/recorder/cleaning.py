@@ -14,7 +14,7 @@ import structlog
 from tidemill.core.recorder.retention import Limits, PeriodSize, Removal, SegmentSize, choose_removal
 from tidemill.recorder.periods import Period, list_periods, list_worker_folders
 from tidemill.recorder.read_database import open_database
-from tidemill.runtime.lock import HeldError
+from tidemill.runtime.files.lock import HeldError
 
 #: For how long a recording is kept whose database does not say it.
 KEEP_SECONDS = 7 * 24 * 3600

@@ -11,7 +11,7 @@ from tidemill.core.recorder.counting import (
     subtract_buckets,
     subtract_count,
 )
-from tidemill.runtime.progress import EngineProgress, Flow, SinkStats
+from tidemill.runtime.link.progress import EngineProgress, Flow, SinkStats
 
 _COUNTED = ("consumed", "messages_done", "tasks_done", "tasks_failed", "tasks_retried", "delivered", "dead_lettered")
 _NO_FLOW: Flow = (0, 0, 0)
@@ -34,7 +34,7 @@ class PartitionCounts(msgspec.Struct, array_like=True):
 
 
 class SinkCounts(msgspec.Struct, array_like=True):
-    """What happened at a sink; the buckets are batches by duration, by `runtime.durations.DURATION_BOUNDS`."""
+    """What happened at a sink; the buckets are batches by duration, by `runtime.loop.durations.DURATION_BOUNDS`."""
 
     delivered: int = 0
     errors: int = 0
@@ -56,7 +56,7 @@ class Counts(msgspec.Struct, omit_defaults=True):
     Attributes:
         lag: The lag of all partitions at the end; None: not known.
         in_flight: The messages in flight at the end.
-        attempt_counts: Attempts of tasks by duration, by `runtime.durations.DURATION_BOUNDS`.
+        attempt_counts: Attempts of tasks by duration, by `runtime.loop.durations.DURATION_BOUNDS`.
         partitions: By "topic/partition"; of many partitions not every second.
         sinks: By place in the configuration.
         lanes: Of a trigger host, by stream and lane: see `name_stream_lane`.

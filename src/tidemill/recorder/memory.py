@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tidemill.runtime.memory import keep_memory, trim_memory
+from tidemill.runtime.process.malloc import keep_memory, trim_memory
 
 _MAPPED_BYTES = 32 * 1024 * 1024
 _FREE_BYTES = 256 * 1024 * 1024

@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 
 from tidemill.recorder.schema import RowTable
-from tidemill.runtime.lock import HeldError, lock_file
+from tidemill.runtime.files.lock import HeldError, lock_file
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_NAME = 100

@@ -12,7 +12,7 @@ from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact_text
 from tidemill.recorder.counts import Counts, CountSampler
 from tidemill.recorder.events_database import EventsDatabase
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.link.progress import EngineProgress
 
 _MINUTE = 60
 

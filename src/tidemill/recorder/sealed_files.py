@@ -23,7 +23,7 @@ from tidemill.recorder.memory import release_memory
 from tidemill.recorder.periods import Period, SegmentName, create_file, list_periods, list_worker_folders
 from tidemill.recorder.schema import decode_rows
 from tidemill.recorder.sealing import SealedSegment, seal
-from tidemill.runtime.lock import HeldError
+from tidemill.runtime.files.lock import HeldError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -29,8 +29,8 @@ from tidemill.recorder.memory import use_system_memory
 from tidemill.recorder.memory_recording import MemoryRecording
 from tidemill.recorder.sampling import Sample, Sampler, sample_progress
 from tidemill.recorder.schema import RowTable, decode_rows
-from tidemill.runtime.log import throttle
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.link.progress import EngineProgress
+from tidemill.runtime.log.setup import throttle
 
 if TYPE_CHECKING:
     import pyarrow as pa

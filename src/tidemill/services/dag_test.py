@@ -27,8 +27,8 @@ from tidemill.dags.file_errors import explain_file_error
 from tidemill.dags.loading import LoadedFile, load_file
 from tidemill.dags.results import AttemptDeferred, AttemptFailed, AttemptResult, AttemptSkipped
 from tidemill.dags.running import run_attempt
-from tidemill.runtime.codec import encode
-from tidemill.runtime.folders import OwnedFolder
+from tidemill.runtime.files.folders import OwnedFolder
+from tidemill.runtime.json.codec import encode
 from tidemill.services.dag_store import NoStoreError, open_dag_store
 from tidemill.services.parser.program import describe_failure
 from tidemill.services.triggerer.loading import create_trigger, encode_payload

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 #: What a parent writes to a service before it sends SIGTERM.
 STOP_WORD: Final = b"stop\n"

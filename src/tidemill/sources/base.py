@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tidemill.core.delivery.transaction import RecordVerdict
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 
 TopicPartition = tuple[str, int]
 

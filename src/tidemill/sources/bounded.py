@@ -17,7 +17,7 @@ from typing import Protocol
 import structlog
 
 from tidemill.core.errors import InvariantError, describe_error
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, SourceStatistics, TopicPartition
 
 log = structlog.get_logger(__name__)

@@ -12,7 +12,7 @@ import structlog
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.pipeline.group_refusal import GroupTerms, JoinWatch
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import Fatal
 
 log = structlog.get_logger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from tidemill.runtime.messages import SourceMessage, list_sizes
+from tidemill.runtime.kafka.source_message import SourceMessage, list_sizes
 from tidemill.sources.base import TopicPartition
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import confluent_kafka as ck
 import structlog
 
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import TopicPartition
 from tidemill.sources.buffer import Buffer
 

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.pipeline.group_refusal import GroupFacts
-from tidemill.runtime.kafka_client import LibraryLog, make_client_config
+from tidemill.runtime.kafka.client import LibraryLog, make_client_config
 
 _STABLE = "Stable"
 #: The pause between two requests to a broker that is still loading its groups.

@@ -25,10 +25,10 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.settings import REVOKE_MARGIN_SECONDS, Settings
-from tidemill.runtime.kafka_client import LibraryLog
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.record_headers import read_headers
-from tidemill.runtime.topic_ids import TopicIds
+from tidemill.runtime.kafka.client import LibraryLog
+from tidemill.runtime.kafka.record_headers import read_headers
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.kafka.topic_ids import TopicIds
 from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, SourceStatistics, TopicPartition
 from tidemill.sources.broker_watch import BrokerWatch
 from tidemill.sources.buffer import Buffer, ToldBuffers

@@ -20,7 +20,7 @@ import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient
 
 from tidemill.config.settings import Settings
-from tidemill.runtime.kafka_client import LibraryLog, make_client_config
+from tidemill.runtime.kafka.client import LibraryLog, make_client_config
 
 #: How long leaving waits for the group to complete a join, and for the partitions to be released.
 JOIN_SECONDS = 3.0

@@ -12,8 +12,8 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.core.delivery.transaction import TransactionAnswer, judge_records
-from tidemill.runtime.kafka_client import describe_client_error, scrub
-from tidemill.runtime.producer import is_too_large, worth_retrying
+from tidemill.runtime.kafka.client import describe_client_error, scrub
+from tidemill.runtime.kafka.producer import is_too_large, worth_retrying
 from tidemill.sources.base import Outgoing
 
 log = structlog.get_logger(__name__)

@@ -13,7 +13,7 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.core.delivery.transaction import End
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, TopicPartition
 from tidemill.sources.buffer import Buffer
 from tidemill.sources.commit_positions import CommitPositions

@@ -19,10 +19,10 @@ from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.core.ranges import OffsetRange
 from tidemill.core.topic_identity import is_replaced
-from tidemill.runtime.kafka_client import LibraryLog, make_client_config
-from tidemill.runtime.log import throttle
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.record_headers import read_headers
+from tidemill.runtime.kafka.client import LibraryLog, make_client_config
+from tidemill.runtime.kafka.record_headers import read_headers
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.log.setup import throttle
 from tidemill.sources.gaps import count_deleted
 from tidemill.sources.topic_watch import ASK_SECONDS, open_topic_ids
 

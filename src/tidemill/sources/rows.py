@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from tidemill.core.errors import HandlerError
-from tidemill.runtime.messages import Header, SourceMessage
+from tidemill.runtime.kafka.source_message import Header, SourceMessage
 
 #: How many rows become messages at once.
 BATCH_MESSAGES = 500

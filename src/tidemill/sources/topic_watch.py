@@ -15,8 +15,8 @@ import structlog
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.topic_identity import TopicIdentity, split_mark
-from tidemill.runtime.kafka_client import make_client_config
-from tidemill.runtime.topic_ids import TopicIds
+from tidemill.runtime.kafka.client import make_client_config
+from tidemill.runtime.kafka.topic_ids import TopicIds
 from tidemill.sources.base import TopicPartition, name_partitions
 from tidemill.sources.buffer import Buffer
 from tidemill.sources.commit_positions import CommitPositions

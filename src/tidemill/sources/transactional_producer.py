@@ -36,9 +36,9 @@ import structlog
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.delivery.transaction import Call, End, Fence, Transaction, TransactionAnswer, judge_fence
-from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, describe_client_error, scrub
-from tidemill.runtime.log import throttle
-from tidemill.runtime.producer import make_producer_config
+from tidemill.runtime.kafka.client import BackgroundCall, LibraryLog, describe_client_error, scrub
+from tidemill.runtime.kafka.producer import make_producer_config
+from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import Fatal, Outgoing, TopicPartition
 from tidemill.sources.outgoing_records import OutgoingRecords, RecordRefusedError
 from tidemill.sources.place import is_member, read_member_id

@@ -26,11 +26,11 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import TidemillError
-from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import cluster_name
-from tidemill.runtime.kafka_client import CALL_SECONDS
-from tidemill.runtime.log import configure, tell_failure
-from tidemill.runtime.stop_signals import find_stop_signals, handle_signal
+from tidemill.runtime.kafka.client import CALL_SECONDS
+from tidemill.runtime.log.setup import configure, tell_failure
+from tidemill.runtime.process.exitcode import ExitCode, find_exit_code
+from tidemill.runtime.process.stop_signals import find_stop_signals, handle_signal
 from tidemill.spark.preflight import has_source_topic, look_up_partitions
 from tidemill.spark.run_state import Phase, RunStates
 from tidemill.spark.session.session import Spark

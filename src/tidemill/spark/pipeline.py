@@ -27,12 +27,12 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.engine_link import RECONNECT_SECONDS
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.files.lock import WorkerLock
 from tidemill.runtime.identity import find_worker_name
-from tidemill.runtime.link_messages import LinkAddress
-from tidemill.runtime.link_server import LinkServer
-from tidemill.runtime.lock import WorkerLock
+from tidemill.runtime.link.engine import RECONNECT_SECONDS
+from tidemill.runtime.link.frames import LinkAddress
+from tidemill.runtime.link.server import LinkServer
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk

@@ -30,12 +30,12 @@ from tidemill.core.errors import (
     TidemillError,
 )
 from tidemill.pipeline.handler.base import HOOKS, SYNCHRONOUS_HOOKS, WINDOW_HOOKS, Handler, overrides
+from tidemill.runtime.files.lock import GroupInUseError
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.kafka_client import LibraryLog, TopicAdmin, describe_client_error, make_client_config, scrub
-from tidemill.runtime.lock import GroupInUseError
-from tidemill.runtime.programs import find_program
-from tidemill.runtime.topics import TopicReader
-from tidemill.runtime.user_code import locate_error
+from tidemill.runtime.kafka.client import LibraryLog, TopicAdmin, describe_client_error, make_client_config, scrub
+from tidemill.runtime.kafka.topic_reader import TopicReader
+from tidemill.runtime.log.user_code import locate_error
+from tidemill.runtime.process.program_lookup import find_program
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import find_other_topics, make_consumer_config
 from tidemill.spark.session.conf import is_local

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tidemill.runtime.durations import Durations, sum_durations
-from tidemill.runtime.progress import EngineProgress, Flow, SinkStats
+from tidemill.runtime.link.progress import EngineProgress, Flow, SinkStats
+from tidemill.runtime.loop.durations import Durations, sum_durations
 
 MergedT = TypeVar("MergedT")
 ValueT = TypeVar("ValueT")

@@ -24,7 +24,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.retry import JITTER_BITS
 from tidemill.core.triggers.event_plan import NewEvent, Refusal, Refused, StoreOutcome
 from tidemill.core.triggers.group_commit import Batch, CommitLimits, GroupCommit, Standing
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 
 log = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.lock import HeldError, lock_file
+from tidemill.runtime.files.lock import HeldError, lock_file
 
 
 class StoreInUseError(ConfigError):

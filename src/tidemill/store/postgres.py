@@ -32,7 +32,7 @@ from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError, InvariantError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.poolers import STATEMENT_MODE, is_statement_mode
 from tidemill.store.call import Call, CallRefusedError
 from tidemill.store.call_batches import answer_call, build_failure

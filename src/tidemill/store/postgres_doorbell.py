@@ -15,7 +15,7 @@ import asyncpg
 import structlog
 
 from tidemill.core.tasks.inputs import Channel
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.store.doorbell import SCAN_SECONDS, BellBatches, Doorbell
 
 log = structlog.get_logger(__name__)

@@ -17,7 +17,7 @@ import structlog
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.store.call import Call
 from tidemill.store.database import Calls
 from tidemill.store.doorbell import Doorbell

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from tidemill.config.triggerer_settings import StoreSettings
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.store.database import Database
 from tidemill.store.queries.retention import BATCH_COUNT, Removed, remove_events, remove_identities
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from tidemill.config.triggerer_settings import StoreSettings
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.store.database import Database
 from tidemill.store.queries.run_retention import (
     Page,

@@ -2,7 +2,7 @@
 
 Invariants: a service is one start of a process, and its number is never used again; a request may be repeated with the
 same number if its answer was lost, and gets the same answer. Times are UTC microseconds since the epoch, durations
-microseconds; values of users are texts of `runtime.codec`.
+microseconds; values of users are texts of `runtime.json.codec`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The calls that attempts make through their worker: XComs, state, variables, connections, logs.
 
 Invariants: an attempt gives its epoch with everything that it writes, and is refused (FENCED) once its task has moved
-on; all of them may be repeated. Values are texts of `runtime.codec`.
+on; all of them may be repeated. Values are texts of `runtime.json.codec`.
 """
 
 from __future__ import annotations

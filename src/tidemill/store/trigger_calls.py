@@ -1,7 +1,7 @@
 """The calls of triggerers, which run the triggers of deferred tasks.
 
 Invariants: a trigger is run by who has the newest token; a request may be repeated with the same number if its answer
-was lost. Times are UTC microseconds since the epoch; values of users are texts of `runtime.codec`.
+was lost. Times are UTC microseconds since the epoch; values of users are texts of `runtime.json.codec`.
 """
 
 from __future__ import annotations

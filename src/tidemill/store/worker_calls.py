@@ -1,7 +1,7 @@
 """The calls of workers: what their attempts ended with, and what they run next.
 
 Invariants: a turn may be repeated with the same number if its answer was lost, and gets the same attempts again. Times
-are UTC microseconds since the epoch; values of users are texts of `runtime.codec`.
+are UTC microseconds since the epoch; values of users are texts of `runtime.json.codec`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.store.database import Database
 
 log = structlog.get_logger(__name__)

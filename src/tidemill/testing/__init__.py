@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from tidemill.lazy_exports import load_export
 
 if TYPE_CHECKING:
-    from tidemill.runtime.broker import EmbeddedBroker
+    from tidemill.runtime.embedded.broker import EmbeddedBroker
     from tidemill.testing.clock import VirtualClockLoop, run_on_virtual_clock
     from tidemill.testing.contract import JsonSinkContract, SinkContract, deliver, deliver_at_last
     from tidemill.testing.run import HandlerRun, MessageOutcome, run_handler, run_handler_async
     from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSink, ScriptedSource
 
 _MODULES = {
-    "tidemill.runtime.broker": ("EmbeddedBroker",),
+    "tidemill.runtime.embedded.broker": ("EmbeddedBroker",),
     "tidemill.testing.clock": ("VirtualClockLoop", "run_on_virtual_clock"),
     "tidemill.testing.contract": ("JsonSinkContract", "SinkContract", "deliver", "deliver_at_last"),
     "tidemill.testing.run": ("HandlerRun", "MessageOutcome", "run_handler", "run_handler_async"),

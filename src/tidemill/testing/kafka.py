@@ -13,8 +13,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from tidemill.runtime.broker import EmbeddedBroker
-from tidemill.runtime.topics import TopicReader
+from tidemill.runtime.embedded.broker import EmbeddedBroker
+from tidemill.runtime.kafka.topic_reader import TopicReader
 
 #: Broker properties for tests: members may be declared dead after 2 s.
 FAST_PROPERTIES: Mapping[str, str] = {"group.min.session.timeout.ms": "2000"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tidemill.runtime.broker import EmbeddedBroker
+    from tidemill.runtime.embedded.broker import EmbeddedBroker
 
 # So that failing assertions of the contract show their values.
 pytest.register_assert_rewrite("tidemill.testing.contract")

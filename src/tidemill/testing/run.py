@@ -18,11 +18,11 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.tasks.resident import build_executor
-from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.log import configured_for_people
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.progress import EngineSummary, StopReason
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.progress import EngineSummary, StopReason
+from tidemill.runtime.log.setup import configured_for_people
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Sink
 from tidemill.sinks.build import build_sink
 from tidemill.sources.base import TopicPartition

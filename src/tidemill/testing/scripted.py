@@ -9,7 +9,7 @@ from typing import Any
 
 from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.writer import LetterStatistics
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.base import Encoded, Refusal, Sink, encode_checked, to_json
 from tidemill.sinks.fields import check_choices
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, SourceEvents, SourceStatistics, TopicPartition

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, Field
 
 from tidemill.recorder.counts import Counts
-from tidemill.runtime.durations import DURATION_BOUNDS
+from tidemill.runtime.loop.durations import DURATION_BOUNDS
 
 _MINUTE = 60
 #: A chart has about this many points.

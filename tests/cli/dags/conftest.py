@@ -14,7 +14,7 @@ import pytest
 from tests import prepared
 from tests.until import wait_until
 
-from tidemill.runtime.processes import find_descendants
+from tidemill.runtime.process.table import find_descendants
 
 DAGS = """
 import os, time

@@ -18,7 +18,7 @@ from tests.until import wait_until
 
 from tidemill.cli.dags.dags import parse_conf
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.store.calls import EndService, ListServices
 from tidemill.store.sqlite import open_sqlite
 

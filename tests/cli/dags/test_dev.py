@@ -18,8 +18,8 @@ from tests.cli.dags.conftest import DevSite
 from tests.spark.terminal import Command, running
 from tests.until import slack, wait_until
 
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.processes import find_descendants, find_marked, is_running, read_command
+from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.runtime.process.table import find_descendants, find_marked, is_running, read_command
 
 #: Signals at a start are sent this late at most, and then when it is over.
 LATEST_SECONDS = 4.5

@@ -15,7 +15,7 @@ import pytest
 from tests.cli.dags.conftest import DevSite
 from tests.until import slack, wait_until
 
-from tidemill.runtime.processes import find_descendants, find_marked, is_running, list_processes, read_command
+from tidemill.runtime.process.table import find_descendants, find_marked, is_running, list_processes, read_command
 
 ROUNDS = int(os.environ.get("KILLS", "4"))
 SEED = int(os.environ.get("KILLS_SEED", "0")) or random.randrange(1_000_000)

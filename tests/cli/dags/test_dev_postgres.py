@@ -11,8 +11,8 @@ from tests.store.conftest import own_postgres, postgres
 from tests.store.server import PostgresServer
 from tests.until import wait_until
 
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.processes import find_descendants, is_running
+from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.runtime.process.table import find_descendants, is_running
 
 __all__ = ["own_postgres", "postgres"]
 

@@ -18,7 +18,7 @@ import pytest
 from tests.cli.dags.conftest import DevSite
 from tests.until import wait_until
 
-from tidemill.runtime.processes import find_descendants, find_marked, read_command
+from tidemill.runtime.process.table import find_descendants, find_marked, read_command
 from tidemill.store.calls import CreateRun, ListRuns, ListTasks, TaskHistory
 from tidemill.store.ciphers import build_cipher
 from tidemill.store.database import Caller

@@ -21,7 +21,7 @@ from tidemill.deadletters.redrive.folder_cursor import FolderCursor
 from tidemill.deadletters.redrive.history import read_history
 from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
 from tidemill.deadletters.redrive.sinks import SinkTarget
-from tidemill.runtime.broker import EmbeddedBroker, free_port
+from tidemill.runtime.embedded.broker import EmbeddedBroker, free_port
 from tidemill.sinks.payloads import FilePayload
 from tidemill.testing.kafka import consume, unique_name
 

@@ -42,8 +42,8 @@ from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Origin
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import DeliveryAction, ErrorAction, ExecutorTask
-from tidemill.runtime.broker import EmbeddedBroker, free_port
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.embedded.broker import EmbeddedBroker, free_port
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.base import Encoded, Refusal
 from tidemill.sinks.build import build_sinks
 from tidemill.sinks.kafka import KafkaSink
@@ -751,7 +751,7 @@ def test_a_missing_topic_says_what_may_be_wrong(embedded_kafka: EmbeddedBroker) 
 
 
 def test_brokers_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.runtime.kafka_client.CALL_SECONDS", 1.0)
+    monkeypatch.setattr("tidemill.runtime.kafka.client.CALL_SECONDS", 1.0)
     port = free_port()
     settings = Settings.model_validate({"kafka": {"brokers": f"127.0.0.1:{port}"}})
     with pytest.raises(RemoteError, match=f"no answer from Kafka at 127.0.0.1:{port}"):

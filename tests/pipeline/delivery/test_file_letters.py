@@ -27,9 +27,9 @@ from tidemill.pipeline.delivery import file_letters
 from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.outcomes import OutcomeFile, Outcomes, find_finished_ranges
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.embedded.broker import free_port
 from tidemill.runtime.identity import Identity, new_engine_id
-from tidemill.runtime.progress import StopReason
+from tidemill.runtime.link.progress import StopReason
 from tidemill.sources.bounded import BoundedSource
 from tidemill.sources.rows import RowReader
 

@@ -12,7 +12,7 @@ import pytest
 from tidemill.pipeline.delivery.idempotency import name_payloads
 from tidemill.pipeline.delivery.routing import Origin, Routed
 from tidemill.pipeline.handler.models import ExecutorTask
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.payloads import CustomPayload, HttpPayload, KafkaPayload
 
 MESSAGE = SourceMessage("orders", 1, 5, b"k", b"v", (), 1_700_000_000_000)

@@ -21,8 +21,8 @@ from tidemill.deadletters.writer import KafkaDeadLetters
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Origin
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError, ExecutorTask
-from tidemill.runtime.broker import EmbeddedBroker
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.embedded.broker import EmbeddedBroker
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.base import WAITS, Encoded, Refusal
 from tidemill.sinks.files import FilesystemSink
 from tidemill.sinks.kafka import KafkaSink

@@ -11,7 +11,7 @@ from tests.pipeline.inspection.test_standstill import Work
 
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.inspection.live_feed import LiveFeed
-from tidemill.runtime.live_tasks import LiveState
+from tidemill.runtime.link.live_tasks import LiveState
 
 Make = Callable[..., Rig]
 SECRET = "password=hunter2"

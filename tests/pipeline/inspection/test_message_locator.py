@@ -14,7 +14,7 @@ from tests.pipeline.inspection.test_standstill import MESSAGES, QUICK, Work
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.base import Refusal
 
 Make = Callable[..., Rig]

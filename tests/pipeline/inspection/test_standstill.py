@@ -13,7 +13,7 @@ from tests.pipeline.conftest import P0, P1, Rig, message
 
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
-from tidemill.runtime.progress import find_stalled_partitions
+from tidemill.runtime.link.progress import find_stalled_partitions
 from tidemill.sinks.base import Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload
 from tidemill.sources.base import CommitStatus

@@ -28,8 +28,8 @@ from tidemill.pipeline.handler.models import (
 )
 from tidemill.pipeline.probing import report, texts
 from tidemill.pipeline.probing.prober import Prober
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.probe_report import PROBE_SECONDS, ProbeReport, ProbeStatus
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.probe_report import PROBE_SECONDS, ProbeReport, ProbeStatus
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
 
 MakeRig = Callable[..., Rig]

@@ -42,9 +42,9 @@ from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import Given, TaskRun
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import MAX_BODY_BYTES, RowTable, decode_rows
-from tidemill.runtime import log as log_module
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.log import setup as log_module
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload
 

@@ -15,8 +15,8 @@ from tidemill.pipeline.reports import collector
 from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.parts import LONGS
 from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, WindowTimes, stand_for
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.payloads import CollectResult, FilePayload
 from tidemill.testing.run import run_handler
 

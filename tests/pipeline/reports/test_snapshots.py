@@ -15,9 +15,9 @@ from tidemill.pipeline.reports.counters import CounterStatistics, Slowest
 from tidemill.pipeline.reports.snapshots import PartitionStatistics, ReportingParts, Snapshots
 from tidemill.pipeline.services import ServiceStatistics
 from tidemill.pipeline.tasks.pool import PoolStatistics
-from tidemill.runtime.beats import apply_beat
-from tidemill.runtime.durations import Durations
-from tidemill.runtime.progress import UNSENT, EngineProgress, PartitionHead, SinkStats
+from tidemill.runtime.link.beats import apply_beat
+from tidemill.runtime.link.progress import UNSENT, EngineProgress, PartitionHead, SinkStats
+from tidemill.runtime.loop.durations import Durations
 from tidemill.sources.base import SourceStatistics
 from tidemill.testing.scripted import ScriptedSource
 

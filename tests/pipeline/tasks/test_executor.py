@@ -21,7 +21,7 @@ from tests.until import slack, until
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.executor import Executor, ProcessOutcome, Run
-from tidemill.runtime.processes import find_children, list_processes, read_command, read_environment
+from tidemill.runtime.process.table import find_children, list_processes, read_command, read_environment
 
 ENVIRON = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
 DEADLINE_SECONDS = 20.0

@@ -29,7 +29,7 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ErrorKind, ExecutorError, ExecutorTask
 from tidemill.pipeline.tasks.executor import ProcessOutcome
 from tidemill.pipeline.tasks.resident import ResidentExecutor, build_executor
-from tidemill.runtime.warden import marked
+from tidemill.runtime.process.warden import marked
 from tidemill.sinks.payloads import CollectResult, FilePayload
 
 ECHO = """
@@ -561,7 +561,7 @@ ENGINE = """
 import asyncio, sys
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.tasks.resident import build_executor
-from tidemill.runtime.warden import Warden
+from tidemill.runtime.process.warden import Warden
 async def main():
     Warden(sys.argv[1], 0.0).start()
     copies = {"args": ["-c", "sleep 65 & cat; sleep 66"]}

@@ -16,12 +16,12 @@ from tests.runtime.metrics.asking import ask, get, parse, scrape
 from tests.until import wait_until
 
 from tidemill.config.metrics_settings import MetricsSettings
-from tidemill.runtime.listening import listen
 from tidemill.runtime.metrics import endpoint as endpoint_module
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.endpoint import MetricsEndpoint
 from tidemill.runtime.metrics.exposition import write_families
 from tidemill.runtime.metrics.families import Distribution, Family
+from tidemill.runtime.sockets.ports import listen
 
 DONE = Definition("done_total", Kind.COUNTER, "Done.", ("engine",))
 TOOK = Definition("took_seconds", Kind.HISTOGRAM, "Took.", ("engine",))

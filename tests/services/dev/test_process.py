@@ -14,7 +14,7 @@ import pytest
 from tests.until import until
 
 from tidemill.config.settings import Settings
-from tidemill.runtime.processes import find_descendants, is_running
+from tidemill.runtime.process.table import find_descendants, is_running
 from tidemill.services.dev import process, silence
 from tidemill.services.dev.process import Dev, DevFolder
 from tidemill.services.zygote.client import ZygoteClient

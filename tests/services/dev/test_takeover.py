@@ -12,9 +12,9 @@ import pytest
 from tests.until import until
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.boot import read_boot_id
-from tidemill.runtime.processes import is_running
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE
+from tidemill.runtime.process.boot import read_boot_id
+from tidemill.runtime.process.table import is_running
+from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE
 from tidemill.services.dev.takeover import Lease, take_over
 from tidemill.store.calls import BeatService, BeginService, ListServices
 from tidemill.store.database import Database

@@ -16,7 +16,7 @@ from tests.services.triggerer.deferring import Deferring
 from tests.store.dags import dag, task
 
 from tidemill.core.triggers.suspects import Suspects
-from tidemill.runtime.processes import find_children, read_arguments
+from tidemill.runtime.process.table import find_children, read_arguments
 from tidemill.services.dev.child import Child, Death
 from tidemill.services.dev.trials import Trials
 from tidemill.store.call_server import CallServer

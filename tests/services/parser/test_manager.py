@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from tests.until import until
 
 from tidemill.core.errors import InvariantError, RemoteError
-from tidemill.runtime.structures import read_structure
+from tidemill.dags.structures import read_structure
 from tidemill.services.parser.files import find_files
 from tidemill.services.parser.manager import ParserManager
 from tidemill.services.parser.reading import PRELOAD

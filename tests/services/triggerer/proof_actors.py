@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.services.triggerer.proof_broker import Broker
 
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
 from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
 

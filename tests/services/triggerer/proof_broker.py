@@ -17,7 +17,7 @@ from tidemill.core.retry import Backoff
 from tidemill.core.streams.offset_metadata import decode_metadata
 from tidemill.core.streams.redelivery_items import RedeliveryLimits
 from tidemill.deadletters.letter import Letter
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, SourceStatistics, TopicPartition
 from tidemill.triggers.producers.kafka import KafkaStreamProducer
 

@@ -10,7 +10,7 @@ from typing import Any
 from tidemill.config.settings import Settings
 from tidemill.core.retry import Backoff
 from tidemill.core.streams.redelivery_items import RedeliveryLimits
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
 from tidemill.triggers.producers.kafka import KafkaStreamProducer, kafka_stream
 from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer

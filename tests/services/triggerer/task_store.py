@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.codec import decode
-from tidemill.runtime.task_lines import TaskLine, decode_lines
+from tidemill.runtime.json.codec import decode
+from tidemill.runtime.log.task_lines import TaskLine, decode_lines
 from tidemill.store.calls import (
     AppendLog,
     BeatService,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime import control_socket
+from tidemill.runtime.sockets import control_socket
 from tidemill.services.triggerer.control import ask, control_server
 from tidemill.services.triggerer.list_lock import ListLock
 
@@ -108,7 +108,7 @@ def test_locks_of_other_lists_folders_and_files_are_other_locks(tmp_path):
 
 
 def test_without_a_boot_id_no_lock_identifies_anything(tmp_path, monkeypatch):
-    monkeypatch.setattr("tidemill.runtime.boot._BOOT_ID", tmp_path / "nothing")
+    monkeypatch.setattr("tidemill.runtime.process.boot._BOOT_ID", tmp_path / "nothing")
     lock = ListLock("list", tmp_path)
     assert lock.acquire()
     assert (lock.held, lock.identity) == (True, "")

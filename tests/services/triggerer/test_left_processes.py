@@ -9,7 +9,7 @@ import sys
 import pytest
 from tests.until import wait_until
 
-from tidemill.runtime.processes import is_running
+from tidemill.runtime.process.table import is_running
 
 TRIGGERER = """
 import asyncio, os, subprocess, sys

@@ -13,7 +13,7 @@ from tests.runtime.metrics.asking import ask, parse, scrape
 from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.core.streams.members import LaneReport
 from tidemill.core.triggers.group_commit import Standing
-from tidemill.runtime.durations import Durations
+from tidemill.runtime.loop.durations import Durations
 from tidemill.runtime.metrics.exposition import write_families
 from tidemill.services.triggerer import monitoring
 from tidemill.services.triggerer.host_metrics import DEFINITIONS, collect_metrics

@@ -21,8 +21,8 @@ from tests.store.server import PostgresServer
 from tests.until import wait_until
 
 from tidemill.config.kafka_settings import KafkaSettings
-from tidemill.runtime.broker import free_port
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.embedded.broker import free_port
+from tidemill.runtime.process.exitcode import ExitCode
 
 __all__ = ["proxy"]
 

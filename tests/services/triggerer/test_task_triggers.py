@@ -21,8 +21,8 @@ from tests.until import until
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.triggerer_settings import TriggererSettings
-from tidemill.runtime.codec import decode
-from tidemill.runtime.task_lines import decode_lines
+from tidemill.runtime.json.codec import decode
+from tidemill.runtime.log.task_lines import decode_lines
 from tidemill.services.dev.child import stop_service
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.task_host import TaskHost

@@ -10,7 +10,7 @@ from typing import Any
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.inputs import Channel
-from tidemill.runtime.task_lines import TaskLine, decode_lines
+from tidemill.runtime.log.task_lines import TaskLine, decode_lines
 from tidemill.store import calls
 from tidemill.store.calls import CallRefusedError, ClaimedAttempt, LogPart, RefusalKind, Report, WorkerAnswer
 

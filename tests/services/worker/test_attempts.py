@@ -12,7 +12,7 @@ from tests.services.worker.memory_store import make_attempt
 from tests.until import until
 
 from tidemill.core.tasks.worker_slots import Limits
-from tidemill.runtime.processes import is_running
+from tidemill.runtime.process.table import is_running
 from tidemill.store.calls import Deferral, Loss, ResumeWith, Skip, Success
 
 #: A DAG whose tasks do what their names say.

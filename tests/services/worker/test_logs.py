@@ -13,7 +13,7 @@ from tests.services.worker.test_attempts import make, with_body
 from tests.until import until
 
 from tidemill.config.known_secrets import KnownSecrets
-from tidemill.runtime.task_lines import TaskLine, WrittenLine, decode_lines
+from tidemill.runtime.log.task_lines import TaskLine, WrittenLine, decode_lines
 from tidemill.services.worker.log_budget import LogBudget
 from tidemill.services.worker.logs import PART_BYTES, AttemptLog
 from tidemill.store.calls import ConnectionRecord, LogPart

@@ -19,7 +19,8 @@ from tests.store.dags import ENDED, Player, dag, task
 from tests.until import slack, until, wait_until
 
 from tidemill.core.tasks.structure import DagStructure
-from tidemill.runtime.processes import (
+from tidemill.runtime.log.task_lines import decode_lines
+from tidemill.runtime.process.table import (
     find_children,
     find_descendants,
     find_marked,
@@ -27,8 +28,7 @@ from tidemill.runtime.processes import (
     read_command,
     read_environment,
 )
-from tidemill.runtime.task_lines import decode_lines
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE
+from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE
 from tidemill.store.call_server import CallServer
 from tidemill.store.calls import ListServices, LoseService, ReadLog, RunRecord
 from tidemill.store.database import Database

@@ -14,7 +14,7 @@ from tests.services.worker.memory_store import make_attempt
 from tests.until import until
 
 from tidemill.core.tasks.worker_slots import Limits
-from tidemill.runtime.processes import is_running
+from tidemill.runtime.process.table import is_running
 from tidemill.services.worker import templates
 from tidemill.services.zygote import link
 from tidemill.store.calls import Failure, Loss, Success

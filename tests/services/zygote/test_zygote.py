@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from tests.until import slack, until, wait_until
 
-from tidemill.runtime.processes import find_children, find_marked, is_running, read_environment
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE, marked
+from tidemill.runtime.process.table import find_children, find_marked, is_running, read_environment
+from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE, marked
 from tidemill.services.zygote import client as client_module
 from tidemill.services.zygote import link
 from tidemill.services.zygote.client import ZygoteClient
@@ -353,7 +353,8 @@ def test_nothing_outlives_an_owner_that_is_killed() -> None:
 
 
 def test_what_has_ended_and_was_not_reaped_is_not_found_by_its_number() -> None:
-    code = "from tidemill.runtime.warden import *; carry_number(number_tree('tree-1-a')); print('carries', flush=True)"
+    code = "from tidemill.runtime.process.warden import *; carry_number(number_tree('tree-1-a'))"
+    code += "; print('carries', flush=True)"
     with subprocess.Popen(
         [sys.executable, "-c", f"{code}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -29,9 +29,9 @@ from tidemill.deadletters.reader import Found
 from tidemill.pipeline.tasks.environment import filter_environment
 from tidemill.recorder.queries import EventQuery
 from tidemill.recorder.reader import Reader
-from tidemill.runtime.broker import free_port
-from tidemill.runtime.java import find_java
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE
+from tidemill.runtime.embedded.broker import free_port
+from tidemill.runtime.embedded.java import find_java
+from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE
 from tidemill.spark import backfill, process
 from tidemill.spark.bounded.schema import OUTCOME_SCHEMA
 from tidemill.spark.engine.environment import list_environment
@@ -153,7 +153,7 @@ def test_engines_log_for_people_if_the_session_has_a_terminal(session, settings,
             told = {"precomputed": PrecomputedResult(), "metadata": {"n": self.form}}
             return [ExecutorTask(f"t-{m.offset}", source_offsets=[m.offset], **told) for m in messages]
 
-    monkeypatch.setattr("tidemill.runtime.log._is_terminal", lambda stream: terminal)
+    monkeypatch.setattr("tidemill.runtime.log.setup._is_terminal", lambda stream: terminal)
     process(rows_of(session, 1), Telling, settings)
     assert seen(settings) == Counter([form])
 
@@ -401,7 +401,8 @@ def test_outcomes_that_nobody_named_a_folder_for_are_removed_even_after_a_kill(
 ):
     """By the next run: nothing else knows of them."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    code = "import os; from tidemill.runtime.folders import OwnedFolder as F; f = F('tidemill-outcomes-'); os._exit(1)"
+    code = "import os; from tidemill.runtime.files.folders import OwnedFolder as F"
+    code += "; folder = F('tidemill-outcomes-'); os._exit(1)"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
     (left,) = tmp_path.glob("tidemill-outcomes-*")
 

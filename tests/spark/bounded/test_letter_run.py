@@ -11,7 +11,7 @@ from tests.letters import letter, write
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.deadletters.files import LetterFile, LettersPlace, ensure_outcomes_id, make_row, read_outcomes_id
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.link.progress import EngineProgress
 from tidemill.spark.bounded.letter_run import check_letters, forget_letters, letter_run
 from tidemill.spark.bounded.task import ChunkResult
 

@@ -21,8 +21,8 @@ from tidemill.recorder.events import EventKind
 from tidemill.recorder.queries import EventQuery
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable
-from tidemill.runtime.link_messages import Hello, Welcome
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link.frames import Hello, Welcome
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded import recording
 from tidemill.spark.bounded.recording import BoundedRecorder, RecordedRun, record_bounded_run
 from tidemill.spark.live.run_recorder import RunRecorder

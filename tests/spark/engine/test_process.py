@@ -22,11 +22,11 @@ from tests.until import slack
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime import log_writer
-from tidemill.runtime.beats import Beat, whole_beat
-from tidemill.runtime.link_messages import Begin, Command, Exit, Go, Hello, LinkAddress, Refused, Welcome
-from tidemill.runtime.link_server import LinkServer
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link.beats import Beat, whole_beat
+from tidemill.runtime.link.frames import Begin, Command, Exit, Go, Hello, LinkAddress, Refused, Welcome
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link.server import LinkServer
+from tidemill.runtime.log import writer
 from tidemill.spark.engine.process import EngineJob, EngineProcess, run_slot
 from tidemill.spark.engine.process_deadline import DAEMON_VARIABLE, DEADLINE_EXIT, ProcessDeadline
 
@@ -148,12 +148,12 @@ def test_an_engine_that_is_told_to_end_at_once_writes_its_counts_before(
     process: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, at_exit = io.StringIO(), []
-    monkeypatch.setattr(log_writer, "_CURRENT", log_writer._Current())
-    log_writer.replace_writer(log_writer.LogWriter(lambda entry: f"{entry['event']} {entry.get('repeated')}", stream))
+    monkeypatch.setattr(writer, "_CURRENT", writer._Current())
+    writer.replace_writer(writer.LogWriter(lambda entry: f"{entry['event']} {entry.get('repeated')}", stream))
     monkeypatch.setattr(os, "_exit", lambda status: at_exit.append((status, stream.getvalue())))
     process._deadline = ProcessDeadline(lambda: None)
     for _ in range(3):
-        log_writer._CURRENT.writer.write({"event": "slow"})  # type: ignore[union-attr]
+        writer._CURRENT.writer.write({"event": "slow"})  # type: ignore[union-attr]
 
     process._on_command(Exit())
 

@@ -9,10 +9,10 @@ import pytest
 
 from tidemill.core.errors import RemoteError, UserActionError
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.open_message import OpenMessage
-from tidemill.runtime.probe_report import ProbeReport, ProbeStatus
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.open_message import OpenMessage
+from tidemill.runtime.link.probe_report import ProbeReport, ProbeStatus
+from tidemill.runtime.link.progress import EngineProgress
 from tidemill.spark.live.linked_engines import LinkedEngines
 from tidemill.spark.live.message_finder import find_message, probe_message
 from tidemill.spark.live.recording import answer_open

@@ -11,10 +11,10 @@ from tests.runtime.metrics.asking import ask, parse, scrape
 
 from tidemill.config.settings import Settings
 from tidemill.core.supervision.slot_limits import SlotLimits
-from tidemill.runtime.durations import Durations
-from tidemill.runtime.link_messages import Hello
+from tidemill.runtime.link.frames import Hello
+from tidemill.runtime.link.progress import EngineProgress, PartitionHead, SinkStats
+from tidemill.runtime.loop.durations import Durations
 from tidemill.runtime.metrics.exposition import write_families
-from tidemill.runtime.progress import EngineProgress, PartitionHead, SinkStats
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
 from tidemill.spark.live.pipeline_metrics import DEFINITIONS, PipelineMetrics
 from tidemill.spark.live.readiness import find_unready

@@ -23,9 +23,9 @@ from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.recorder.events import EventKind
 from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
 from tidemill.recorder.reader import Reader
-from tidemill.runtime.broker import EmbeddedBroker
-from tidemill.runtime.link_messages import LinkAddress
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.embedded.broker import EmbeddedBroker
+from tidemill.runtime.link.frames import LinkAddress
+from tidemill.runtime.link.progress import EngineProgress
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live import run_recorder
 from tidemill.spark.live.recording import record_run

@@ -20,10 +20,10 @@ from tidemill.recorder import events_database
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecorderStatistics
-from tidemill.runtime.beats import Beat, whole_beat
-from tidemill.runtime.engine_link import EngineLink
-from tidemill.runtime.link_messages import Hello, LinkAddress, Welcome
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link.beats import Beat, whole_beat
+from tidemill.runtime.link.engine import EngineLink
+from tidemill.runtime.link.frames import Hello, LinkAddress, Welcome
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.live import run_recorder
 from tidemill.spark.live.recording import record_run
 from tidemill.spark.live.run_recorder import RunRecorder

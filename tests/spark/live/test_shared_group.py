@@ -13,9 +13,9 @@ from tests.until import wait_until
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.files.lock import GroupInUseError
 from tidemill.runtime.identity import find_worker_name
-from tidemill.runtime.lock import GroupInUseError
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.spark.foreground import Foreground
 from tidemill.spark.pipeline import Pipeline
 from tidemill.spark.preflight import refuse_shared_group, warn_without_topic

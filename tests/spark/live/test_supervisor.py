@@ -28,9 +28,9 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.history import HistoryRows, HistoryWriter
 from tidemill.pipeline.reports.report import HistoryStatus
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.link_messages import LinkAddress
-from tidemill.runtime.live_tasks import LiveState
-from tidemill.runtime.processes import is_running
+from tidemill.runtime.link.frames import LinkAddress
+from tidemill.runtime.link.live_tasks import LiveState
+from tidemill.runtime.process.table import is_running
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.supervisor import Supervisor
 from tidemill.spark.progress import EngineStatus

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from tests.until import wait_until
 
-from tidemill.runtime.lock import lock_file
-from tidemill.runtime.processes import find_marked
+from tidemill.runtime.files.lock import lock_file
+from tidemill.runtime.process.table import find_marked
 from tidemill.spark.session.archive import ArchiveMaker
 from tidemill.spark.session.kept_launch import KeptLaunch
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.runtime.java import JavaRuntime
+from tidemill.runtime.embedded.java import JavaRuntime
 from tidemill.spark.session import kept_launch
 from tidemill.spark.session.kept_launch import MAIN_CLASS, KeptLaunch, find_kept_launch
 

@@ -15,8 +15,8 @@ from tests.until import wait_until
 
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.java import find_java
-from tidemill.runtime.processes import find_descendants, is_running, read_arguments
+from tidemill.runtime.embedded.java import find_java
+from tidemill.runtime.process.table import find_descendants, is_running, read_arguments
 from tidemill.spark.session.conf import spark_conf
 from tidemill.spark.session.jvm import is_given
 from tidemill.spark.session.kept_launch import MAIN_CLASS, KeptLaunch, find_kept_launch

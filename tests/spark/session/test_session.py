@@ -21,8 +21,8 @@ import pytest
 
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.java import JavaRuntime
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.embedded.java import JavaRuntime
+from tidemill.runtime.link.progress import EngineProgress, SinkStats
 from tidemill.spark.preflight import choose_engine_count
 from tidemill.spark.progress import sum_progress
 from tidemill.spark.session.conf import place_sockets, spark_conf
@@ -166,7 +166,7 @@ def test_a_line_that_cannot_be_shown_does_not_end_the_relay_of_the_jvm(
             raise LookupError("no such entry")
         return False
 
-    monkeypatch.setattr("tidemill.runtime.relayed_output.relay", show)
+    monkeypatch.setattr("tidemill.runtime.log.relayed_output.relay", show)
     with JvmOutput().pipe() as standard_error:
         subprocess.run(["sh", "-c", "printf 'bad\\ngood\\n' >&2"], stderr=standard_error, check=True)
 

@@ -17,7 +17,7 @@ from tests.triggers.builtin.triggers_contract import fired, made_again
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import Backoff
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.embedded.broker import free_port
 from tidemill.triggers.builtin import http as module
 from tidemill.triggers.builtin.http import HttpTrigger
 

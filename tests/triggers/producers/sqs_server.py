@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiobotocore.session import get_session
 
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.embedded.broker import free_port
 
 _PROGRAM = """
 import ctypes, signal, sys

@@ -20,7 +20,7 @@ from tidemill.core.errors import FencedError, RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.core.streams.redelivery_items import RedeliveryLimits
 from tidemill.deadletters.letter import LetterKind, decode_letter, encode_letter
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal
 from tidemill.testing.kafka import committed_offsets, consume, unique_name, wait_for_committed
 from tidemill.testing.kafka import produce as produce_now

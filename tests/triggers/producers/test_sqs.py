@@ -13,7 +13,7 @@ from tests.triggers.producers.sqs_server import SqsServer, moto_url, sqs_server
 from tests.until import until
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.embedded.broker import free_port
 from tidemill.triggers.builtin.sqs import SqsTrigger
 from tidemill.triggers.producers import sqs as module
 from tidemill.triggers.producers.sqs import SqsStreamProducer, sqs_stream

@@ -18,8 +18,8 @@ from tests.web.recordings import FAILED, record, write_letters
 from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 
 from tidemill.deadletters.restore import SourceReader
-from tidemill.runtime.live_tasks import LiveState, LiveTask, LiveWindow
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.live_tasks import LiveState, LiveTask, LiveWindow
 from tidemill.spark.live.web_ui import serve_web
 from tidemill.web.values.section import ValueReader
 

@@ -16,7 +16,7 @@ from tests.web.scripted_pipeline import SCRIPT, SECRET
 
 from tidemill.config.settings import Settings
 from tidemill.core.tasks.structure import ParamStructure, ScheduleStructure
-from tidemill.runtime.task_lines import encode_line
+from tidemill.runtime.log.task_lines import encode_line
 from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.store.call import Call
 from tidemill.store.calls import (

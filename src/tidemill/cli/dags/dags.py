@@ -15,7 +15,7 @@ from tidemill.cli.dags.asking import AsJson, Asker, Config, DagId, Folder, askin
 from tidemill.cli.help import App
 from tidemill.cli.reporting import divert_prints, reporting
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 if TYPE_CHECKING:
     from tidemill.store.people_calls import RunRecord
@@ -186,7 +186,7 @@ def run_once(
     """Run a DAG in this process, triggers too, without `tidemill dev`: breakpoints work, nothing is stored."""
     with reporting(), divert_prints(False):
         from tidemill.config.loading import load_settings
-        from tidemill.runtime.stop_signals import stop_on_signals
+        from tidemill.runtime.process.stop_signals import stop_on_signals
         from tidemill.services.dag_store import choose_folder
         from tidemill.services.dag_test import run_dag_test
 
@@ -228,7 +228,7 @@ def encode_conf(text: str | None) -> str:
     Raises:
         ConfigError: It is not a JSON object, or has what JSON does not have, such as NaN.
     """
-    from tidemill.runtime.codec import EncodingError, encode
+    from tidemill.runtime.json.codec import EncodingError, encode
 
     try:
         return encode(parse_conf(text), "--conf")

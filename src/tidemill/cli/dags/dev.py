@@ -12,7 +12,7 @@ import typer
 
 from tidemill.cli.dags.asking import Config
 from tidemill.cli.reporting import reporting
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.process.exitcode import ExitCode
 
 FolderArgument = Annotated[
     Path | None,
@@ -33,7 +33,7 @@ def dev(folder: FolderArgument = None, config: Config = None, plain: Plain = Fal
     with reporting(), _ending_well():
         from tidemill.config.loading import load_settings
         from tidemill.runtime.identity import find_worker_name
-        from tidemill.runtime.log import configure
+        from tidemill.runtime.log.setup import configure
         from tidemill.services.dag_store import choose_folder
         from tidemill.services.dev.process import DevFolder, run_dev
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.task_lines import TaskLine, decode_lines, overwrite_lines
+from tidemill.runtime.log.task_lines import TaskLine, decode_lines, overwrite_lines
 
 if TYPE_CHECKING:
     from tidemill.cli.dags.asking import Asker

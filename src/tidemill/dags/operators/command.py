@@ -25,7 +25,7 @@ from typing import IO, Final
 
 from tidemill.core.errors import escape_surrogates
 from tidemill.dags.exceptions import TaskFailed
-from tidemill.runtime.folders import OwnedFolder
+from tidemill.runtime.files.folders import OwnedFolder
 
 #: Longer lines are cut in the log.
 MAX_LINE_BYTES: Final = 64 << 10

@@ -16,7 +16,7 @@ from tidemill.dags.operator import BaseOperator
 from tidemill.dags.operators.command import GRACE_SECONDS
 from tidemill.pipeline.tasks.executor import Executor
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE
+from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE
 
 
 class SubprocessOperator(BaseOperator):

@@ -1,15 +1,15 @@
 """What a sensor keeps between two looks: the attributes that `poke` has set, or whose value it has changed.
 
 Each look runs in a process of its own, on an instance that was built from the DAG file. Invariant: an attribute is kept
-if `runtime.codec` can write it down, so that it is equal, and of the same type, at the next look; others are as the
-constructor left them.
+if `runtime.json.codec` can write it down, so that it is equal, and of the same type, at the next look; others are as
+the constructor left them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tidemill.runtime.codec import EncodingError, encode_sorted
+from tidemill.runtime.json.codec import EncodingError, encode_sorted
 
 #: Where these cannot be written down, their sensor has lost data; of a client or a hook that is to be expected.
 _DATA = (list, dict, set, tuple, float, int, str)

@@ -29,8 +29,8 @@ from tidemill.deadletters.redrive.producer import (
     ResentRecord,
     extend_config,
 )
-from tidemill.runtime.kafka_client import BackgroundCall
-from tidemill.runtime.producer import make_producer_config, worth_retrying
+from tidemill.runtime.kafka.client import BackgroundCall
+from tidemill.runtime.kafka.producer import make_producer_config, worth_retrying
 
 log = structlog.get_logger(__name__)
 

@@ -15,7 +15,7 @@ from tidemill.core.deadletters.redrive import REDRIVE_PREFIX
 from tidemill.core.errors import ConfigError, FencedError, InvariantError, RemoteError
 from tidemill.deadletters.folder_reader import FolderReader
 from tidemill.deadletters.redrive.producer import Refusals, ResentRecord
-from tidemill.runtime.lock import HeldError, lock_file
+from tidemill.runtime.files.lock import HeldError, lock_file
 
 _PREFIX = "_redrive-"
 _SUFFIX = ".jsonl"

@@ -21,7 +21,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.topic_identity import is_replaced, split_mark
 from tidemill.deadletters.opening import Letters
 from tidemill.deadletters.reader import Found, LetterReader, extract_facts
-from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, describe_client_error, make_client_config, scrub
+from tidemill.runtime.kafka.client import CALL_SECONDS, LibraryLog, describe_client_error, make_client_config, scrub
 
 if TYPE_CHECKING:
     from tidemill.deadletters.folder_reader import FolderReader

@@ -15,9 +15,9 @@ import confluent_kafka as ck
 import msgspec
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, scrub
-from tidemill.runtime.messages import Header
-from tidemill.runtime.producer import worth_retrying
+from tidemill.runtime.kafka.client import LibraryLog, describe_client_error, scrub
+from tidemill.runtime.kafka.producer import worth_retrying
+from tidemill.runtime.kafka.source_message import Header
 
 #: How long one call may take before it is repeated.
 CALL_SECONDS = 5.0

@@ -28,7 +28,7 @@ from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.payloads import PayloadLostError, restore_fields
 from tidemill.deadletters.redrive.cursor import RedriveCursor
 from tidemill.deadletters.redrive.targets import NotSentError, Positions, RedriveItem, Unsent
-from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Sink, encode_checked
 from tidemill.sinks.build import build_sinks
 from tidemill.sinks.sending.batch_sender import BatchSender

@@ -21,10 +21,10 @@ from tidemill.deadletters.redrive.cursor import RedriveCursor
 from tidemill.deadletters.redrive.producer import PlainProducer, ResentRecord
 from tidemill.deadletters.redrive.targets import NotSentError, Positions, RedriveItem, Unsent
 from tidemill.deadletters.restore import ContentLostError, Read, SourceReader, restore_message
-from tidemill.runtime.kafka_client import TopicAdmin, make_client_config
-from tidemill.runtime.messages import Header, SourceMessage
-from tidemill.runtime.producer import make_producer_config
-from tidemill.runtime.record_headers import UnreadableHeadersError, check_headers
+from tidemill.runtime.kafka.client import TopicAdmin, make_client_config
+from tidemill.runtime.kafka.producer import make_producer_config
+from tidemill.runtime.kafka.record_headers import UnreadableHeadersError, check_headers
+from tidemill.runtime.kafka.source_message import Header, SourceMessage
 
 #: How many of the last letters the history in the header has, and how much of each error.
 HISTORY_LETTERS = 10

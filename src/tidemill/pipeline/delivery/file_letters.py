@@ -22,7 +22,7 @@ from tidemill.core.wording import format_count
 from tidemill.deadletters.files import LetterFile, LetterRow, LettersPlace, check_letters_folder, make_row
 from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.writer import LetterStatistics
-from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
 
 #: Letters are written when this many, or this many bytes of them, are waiting. A written group is read as one.

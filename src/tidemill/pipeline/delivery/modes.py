@@ -22,8 +22,8 @@ from tidemill.deadletters.writer import DeadLetters, KafkaDeadLetters
 from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
 from tidemill.pipeline.delivery.transaction_sender import TransactionSender
 from tidemill.pipeline.delivery.transactional_letters import TransactionalDeadLetters
-from tidemill.runtime.deadline import Deadline
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.loop.deadline import Deadline
 from tidemill.sinks.base import Sink
 from tidemill.sinks.sending.batch_sender import BatchSender
 from tidemill.sinks.sending.sender import Sender

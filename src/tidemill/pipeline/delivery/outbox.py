@@ -26,9 +26,9 @@ from tidemill.pipeline.delivery.modes import AtLeastOnce, DeliveryMode
 from tidemill.pipeline.delivery.routing import Origin, Routed, Router
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError
 from tidemill.pipeline.hooks import Calls, begin_hook, call_hook, check_returned, log_hook_error
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.messages import Place, place_of
-from tidemill.runtime.progress import SinkStats
+from tidemill.runtime.kafka.source_message import Place, place_of
+from tidemill.runtime.link.progress import SinkStats
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Sink, SinksByName
 from tidemill.sinks.sending.run import RunPart
 from tidemill.sinks.sending.sender import Sender, connect_sender

@@ -15,7 +15,7 @@ from tidemill.config.sink_types import SINK_TYPES, load_class, name_sink_section
 from tidemill.core.errors import AmbiguousSinkError, SinkNotConfiguredError
 from tidemill.deadletters.payloads import encode_payload
 from tidemill.pipeline.handler.models import ExecutorTask
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.fields import build_type_check
 from tidemill.sinks.payloads import CollectResult, CustomPayload
 from tidemill.sinks.sending.sender import Sender

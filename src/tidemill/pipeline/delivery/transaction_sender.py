@@ -18,10 +18,10 @@ import structlog
 from tidemill.core.delivery.send_items import Ask, Decision, GaveUp, Item, State
 from tidemill.core.errors import InvariantError, escape_surrogates
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.log import throttle
-from tidemill.runtime.progress import SinkStats
-from tidemill.runtime.user_code import explain_error
+from tidemill.runtime.link.progress import SinkStats
+from tidemill.runtime.log.setup import throttle
+from tidemill.runtime.log.user_code import explain_error
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Encoded
 from tidemill.sinks.sending.run import RunPart, settle_all
 from tidemill.sinks.sending.sender import Sender

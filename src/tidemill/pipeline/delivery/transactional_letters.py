@@ -16,8 +16,8 @@ from tidemill.core.delivery.pending_records import StagedState
 from tidemill.deadletters.letter import Letter, LetterKind, encode_letter
 from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, LetterStatistics, prepare_letter_topic
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
-from tidemill.runtime.kafka_client import make_client_config
-from tidemill.runtime.log import throttle
+from tidemill.runtime.kafka.client import make_client_config
+from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import Outgoing
 
 log = structlog.get_logger(__name__)

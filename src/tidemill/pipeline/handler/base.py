@@ -26,7 +26,7 @@ from tidemill.pipeline.handler.models import (
     MessageGroup,
     PendingContext,
 )
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.base import SinksByName
 from tidemill.sinks.payloads import CollectResult, Payload
 

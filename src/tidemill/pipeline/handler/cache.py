@@ -26,8 +26,8 @@ from tidemill.config.settings import CacheSettings
 from tidemill.core.errors import HandlerError, RemoteError
 from tidemill.core.pipeline.write_behind import CacheEntry, Known, WriteBehind
 from tidemill.pipeline.handler.cache_file import CacheFile
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 
 log = structlog.get_logger(__name__)
 

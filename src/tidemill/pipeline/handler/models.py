@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 
 
 class PrecomputedResult(msgspec.Struct):

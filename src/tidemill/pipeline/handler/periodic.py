@@ -19,7 +19,7 @@ import structlog
 from tidemill.core.errors import HandlerError, describe_error
 from tidemill.core.pipeline.periodic import OnError, Periodic, PeriodicOutcome, Scope, Sleep
 from tidemill.pipeline.hooks import Calls, call_hook
-from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 
 log = structlog.get_logger(__name__)
 

@@ -19,7 +19,7 @@ from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.inspection.message_locator import Look, MessageLocator
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.partition import OwnedPartition
-from tidemill.runtime.progress import PartitionHead
+from tidemill.runtime.link.progress import PartitionHead
 from tidemill.sources.base import Source, TopicPartition
 
 CHECK_SECONDS = 1.0

@@ -9,7 +9,7 @@ from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.process import TaskExecutor
-from tidemill.runtime.progress import GROUP_NAME, brake_name
+from tidemill.runtime.link.progress import GROUP_NAME, brake_name
 from tidemill.sources.base import Source
 
 

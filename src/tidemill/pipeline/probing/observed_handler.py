@@ -15,7 +15,7 @@ from typing import Any
 from tidemill.core.errors import describe_error
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorResult, ExecutorTask
-from tidemill.runtime.tracebacks import CodePlaces, rearrange
+from tidemill.runtime.log.tracebacks import CodePlaces, rearrange
 
 #: The hooks that process a message.
 OBSERVED = (

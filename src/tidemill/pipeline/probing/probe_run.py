@@ -41,9 +41,9 @@ from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows.transform import RefusedResultError, call_transform, list_refused, start_transformed
 from tidemill.pipeline.windows.window import WindowRun
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.messages import SourceMessage, place_of, set_field
-from tidemill.runtime.user_code import explain_error
+from tidemill.runtime.kafka.source_message import SourceMessage, place_of, set_field
+from tidemill.runtime.log.user_code import explain_error
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
 
 log = structlog.get_logger(__name__)

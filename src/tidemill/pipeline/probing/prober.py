@@ -19,8 +19,8 @@ from tidemill.pipeline.delivery.routing import Router
 from tidemill.pipeline.probing.probe_run import ProbeRun
 from tidemill.pipeline.probing.report import tell
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.probe_report import PROBE_SECONDS, ProbeReport
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.probe_report import PROBE_SECONDS, ProbeReport
 
 log = structlog.get_logger(__name__)
 

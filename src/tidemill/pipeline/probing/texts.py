@@ -10,7 +10,7 @@ import json
 from tidemill.config.redaction import redact, redact_text
 from tidemill.core.errors import escape_surrogates
 from tidemill.pipeline.recording.task_rows import cut_stream
-from tidemill.runtime.probe_report import ProbeText
+from tidemill.runtime.link.probe_report import ProbeText
 
 #: The limit of each text, and of all texts of a report together.
 MAX_CHARS = 16_384

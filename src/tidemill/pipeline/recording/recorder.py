@@ -34,9 +34,9 @@ from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.recorder.events import EventKind
 from tidemill.recorder.schema import MAX_BODY_BYTES, RowTable, encode_rows
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.log import throttle
-from tidemill.runtime.progress import SinkStats
+from tidemill.runtime.link.progress import SinkStats
+from tidemill.runtime.log.setup import throttle
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:

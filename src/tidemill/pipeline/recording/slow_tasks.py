@@ -7,7 +7,7 @@ import structlog
 from tidemill.core.errors import escape_surrogates
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import TaskRun
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import name_partition
 
 log = structlog.get_logger(__name__)

@@ -24,8 +24,8 @@ from tidemill.pipeline.reports.report import (
     stand_for,
 )
 from tidemill.pipeline.tasks.task_run import TaskRun
-from tidemill.runtime.log import throttle
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import TopicPartition
 
 log = structlog.get_logger(__name__)

@@ -11,7 +11,7 @@ import msgspec
 
 from tidemill.pipeline.handler.base import Handler, overrides
 from tidemill.pipeline.handler.models import ExecutorResult
-from tidemill.runtime.durations import Durations
+from tidemill.runtime.loop.durations import Durations
 
 #: Task ids and labels are cut to this length, so that a snapshot does not grow with users' data.
 SHOWN_CHARS = 200

@@ -24,9 +24,9 @@ from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.pipeline.reports.columns import convert_timestamps
 from tidemill.pipeline.reports.parts import LONGS, Part, join_parts, pack_words
 from tidemill.pipeline.reports.report import FinishedBatch
-from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tidemill.pipeline.handler.models import MessageGroup
 from tidemill.pipeline.reports.report import WindowTimes
 from tidemill.pipeline.tasks.task_run import TaskRun
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 
 
 def make_message_group(message: SourceMessage, runs: Sequence[TaskRun], times: WindowTimes) -> MessageGroup:

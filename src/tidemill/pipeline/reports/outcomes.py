@@ -20,8 +20,8 @@ from tidemill.deadletters.files import METADATA_KEY
 from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.reports.history import HistoryRows, make_rows, make_table
 from tidemill.pipeline.reports.report import FinishedBatch, Report
-from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
 
 #: The number of rows per row group.

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.reports.parts import COUNTS, LONGS, Part, pack_bytes, pack_words, spread, spread_words
 from tidemill.pipeline.tasks.task_run import NOBODY, TaskRun
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
 
 

@@ -20,8 +20,8 @@ from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.reports.counters import Counters, Slowest, measure_process
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.pool import TaskPool
-from tidemill.runtime.beats import Beat, PartitionChanges, whole_beat
-from tidemill.runtime.progress import EngineProgress, PartitionHead
+from tidemill.runtime.link.beats import Beat, PartitionChanges, whole_beat
+from tidemill.runtime.link.progress import EngineProgress, PartitionHead
 from tidemill.sources.base import Source, SourceStatistics, TopicPartition, name_partition
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE
+from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE
 
 #: Variables between tidemill's own processes.
 _OWN = "_TIDEMILL_*"

@@ -19,9 +19,9 @@ from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
 from tidemill.pipeline.tasks.task_run import Given, TaskGroup, TaskRun
-from tidemill.runtime.durations import Durations
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
+from tidemill.runtime.loop.durations import Durations
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 
 log = structlog.get_logger(__name__)
 

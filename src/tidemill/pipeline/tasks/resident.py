@@ -31,7 +31,7 @@ from tidemill.pipeline.tasks.executor import Executor
 from tidemill.pipeline.tasks.framing import FramingError, ResidentAnswer, TooMuchError, make_framing
 from tidemill.pipeline.tasks.process import Done, ProcessOutcome, Run, TaskExecutor, check_limit
 from tidemill.pipeline.tasks.resident_process import Copy, Job, Tail
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 
 log = structlog.get_logger(__name__)
 

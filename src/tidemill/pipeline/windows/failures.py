@@ -22,9 +22,9 @@ from tidemill.pipeline.hooks import LOG_SECONDS, begin_hook, call_hook, check_re
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows.hooked import Hooked
-from tidemill.runtime.log import kind_of, throttle
-from tidemill.runtime.messages import Place, SourceMessage
-from tidemill.runtime.user_code import explain_error
+from tidemill.runtime.kafka.source_message import Place, SourceMessage
+from tidemill.runtime.log.setup import kind_of, throttle
+from tidemill.runtime.log.user_code import explain_error
 
 
 class FailingWindow(Protocol):

@@ -11,7 +11,7 @@ from tidemill.pipeline.hooks import begin_hook
 from tidemill.pipeline.reports.message_group import make_message_group
 from tidemill.pipeline.reports.report import WindowTimes
 from tidemill.pipeline.tasks.task_run import TaskRun
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 
 #: The subject of a hook that returns payloads: a task, a message by its index, or (None) the whole window.
 Hooked = TaskRun | int | None

@@ -18,7 +18,7 @@ from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.report import WindowTimes
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows.hooked import TASK_HOOK
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.sending.run import RunPart, SubmissionRun
 from tidemill.sources.base import TopicPartition
 

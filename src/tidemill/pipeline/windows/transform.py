@@ -23,7 +23,7 @@ from tidemill.pipeline.hooks import begin_hook, call_hook, check_returned
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.windows.runs import may_start_as_run, release_run, resolve_run
 from tidemill.pipeline.windows.window import WindowRun
-from tidemill.runtime.messages import SourceMessage, place_of
+from tidemill.runtime.kafka.source_message import SourceMessage, place_of
 from tidemill.sinks.payloads import CollectResult
 from tidemill.sinks.sending.run import RunPart, SubmissionRun
 

@@ -25,10 +25,10 @@ from tidemill.pipeline.windows.failures import write_or_hold
 from tidemill.pipeline.windows.known_results import start_tasks
 from tidemill.pipeline.windows.transform import RefusedResultError, call_transform, list_refused, start_transformed
 from tidemill.pipeline.windows.window import WindowRun
-from tidemill.runtime.log import kind_of, throttle
-from tidemill.runtime.messages import SourceMessage, place_of, set_field
-from tidemill.runtime.record_headers import check_headers
-from tidemill.runtime.user_code import explain_error
+from tidemill.runtime.kafka.record_headers import check_headers
+from tidemill.runtime.kafka.source_message import SourceMessage, place_of, set_field
+from tidemill.runtime.log.setup import kind_of, throttle
+from tidemill.runtime.log.user_code import explain_error
 from tidemill.sources.base import TopicPartition
 
 #: The hook whose failure a letter of each kind reports.

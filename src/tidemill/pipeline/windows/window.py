@@ -25,7 +25,7 @@ from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows import failures
 from tidemill.pipeline.windows.hooked import Hooked, call_hook_for, name_hook
 from tidemill.pipeline.windows.runs import deliver_part
-from tidemill.runtime.messages import Place, SourceMessage, place_of
+from tidemill.runtime.kafka.source_message import Place, SourceMessage, place_of
 from tidemill.sinks.sending.run import SubmissionRun
 from tidemill.sources.base import TopicPartition
 

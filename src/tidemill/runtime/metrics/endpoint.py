@@ -25,10 +25,10 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from tidemill.core.errors import describe_error
-from tidemill.runtime.listening import format_address
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.metrics.exposition import write_families
 from tidemill.runtime.metrics.families import Family
+from tidemill.runtime.sockets.ports import format_address
 
 log = structlog.get_logger(__name__)
 

@@ -21,8 +21,8 @@ import structlog
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.runtime.exitcode import BLOCKED, ExitCode
-from tidemill.runtime.log import RELAY_VARIABLE
+from tidemill.runtime.log.setup import RELAY_VARIABLE
+from tidemill.runtime.process.exitcode import BLOCKED, ExitCode
 from tidemill.services.parent import STOP_WORD
 from tidemill.services.zygote.client import OWNER_VARIABLE
 from tidemill.services.zygote.orphans import end_forked

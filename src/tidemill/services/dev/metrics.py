@@ -15,8 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from tidemill.runtime.durations import DURATION_BOUNDS
-from tidemill.runtime.loop_calls import await_on_loop
+from tidemill.runtime.loop.durations import DURATION_BOUNDS
+from tidemill.runtime.loop.loop_calls import await_on_loop
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, Family
 from tidemill.store.call import Call

@@ -22,15 +22,15 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.boot import read_boot_id
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.folders import OwnedFolder
+from tidemill.runtime.files.folders import OwnedFolder
 from tidemill.runtime.identity import find_worker_name
-from tidemill.runtime.log import version
-from tidemill.runtime.loop_calls import call_on_loop
-from tidemill.runtime.relayed_output import relayed_output
-from tidemill.runtime.service_signals import Signals, finish_or_stop
-from tidemill.runtime.stop_signals import find_stop_signals
+from tidemill.runtime.log.relayed_output import relayed_output
+from tidemill.runtime.log.setup import version
+from tidemill.runtime.loop.loop_calls import call_on_loop
+from tidemill.runtime.process.boot import read_boot_id
+from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.runtime.process.service_signals import Signals, finish_or_stop
+from tidemill.runtime.process.stop_signals import find_stop_signals
 from tidemill.services.dag_store import choose_cipher, choose_url
 from tidemill.services.dev.child import Child, Death
 from tidemill.services.dev.metrics import CallMeter, DagMetrics, MeasuredStore

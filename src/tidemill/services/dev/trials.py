@@ -22,7 +22,7 @@ import structlog
 from tidemill.core.errors import TidemillError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.triggers.suspects import ProcessEnd, Suspects, Trial, Verdict
-from tidemill.runtime.exitcode import BLOCKED
+from tidemill.runtime.process.exitcode import BLOCKED
 from tidemill.services.dev.child import Death, describe_exit, start_service, stop_service
 from tidemill.services.dev.silence import wait_until_silent
 from tidemill.store.calls import (

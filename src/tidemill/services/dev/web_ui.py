@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.runtime.listening import is_port_chosen, listen
-from tidemill.runtime.loop_calls import await_on_loop
-from tidemill.runtime.port_owners import PortOwners
-from tidemill.runtime.web_thread import WEB, WebThread
+from tidemill.runtime.loop.loop_calls import await_on_loop
+from tidemill.runtime.sockets.port_owners import PortOwners
+from tidemill.runtime.sockets.ports import is_port_chosen, listen
+from tidemill.runtime.sockets.web_thread import WEB, WebThread
 from tidemill.store.call import Call
 from tidemill.store.database import Calls
 

@@ -44,7 +44,7 @@ class ParseResult(msgspec.Struct, frozen=True):
     Attributes:
         modules: The file, and those below the folder that it imported, with the SHA-256 of their contents.
         digest: One hash of all of them.
-        structures: Its DAGs, as JSON (`runtime.structures`).
+        structures: Its DAGs, as JSON (`dags.structures`).
         error: The traceback, if it cannot be read.
         opened: What else it read, by its path below the folder or absolute, with how that looked.
         unshared: What of its import a forked process would not have, for people; None: nothing.

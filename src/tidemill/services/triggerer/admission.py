@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.session_watch import Life, SessionWatch
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.services.triggerer.loading import TriggerError, create_trigger
 from tidemill.services.triggerer.sessions import KIND, Ownership
 from tidemill.store.database import Database

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.core.errors import RemoteError
-from tidemill.runtime import control_socket
-from tidemill.runtime.control_socket import Answers, ControlSocket, prefix_of
+from tidemill.runtime.sockets import control_socket
+from tidemill.runtime.sockets.control_socket import Answers, ControlSocket, prefix_of
 
 KIND = "triggers"
 

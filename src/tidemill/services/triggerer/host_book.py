@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tidemill.runtime.durations import Durations
+from tidemill.runtime.loop.durations import Durations
 from tidemill.services.triggerer.stream_keys import StreamNames
 from tidemill.services.triggerer.trigger_book import TriggerBook
 from tidemill.triggers.shared_stream import SharedStreamManager, StreamCounts

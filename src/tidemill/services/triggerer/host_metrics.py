@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from tidemill.runtime.durations import DURATION_BOUNDS
+from tidemill.runtime.loop.durations import DURATION_BOUNDS
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, Family, Sample
 from tidemill.services.triggerer.host_state import HostState

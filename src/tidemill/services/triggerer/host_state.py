@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tidemill.runtime.durations import Durations
+from tidemill.runtime.loop.durations import Durations
 from tidemill.triggers.shared_stream import StreamReport
 
 

@@ -7,8 +7,8 @@ import os
 import sys
 import threading
 
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.log_writer import tell_repeats
+from tidemill.runtime.log.writer import tell_repeats
+from tidemill.runtime.process.exitcode import ExitCode
 
 #: How long tasks and threads that triggers leave behind may take to end.
 _END_SECONDS = 5.0

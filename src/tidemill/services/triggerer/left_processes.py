@@ -12,8 +12,8 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from tidemill.runtime.kept_warden import KeptWarden
-from tidemill.runtime.warden import Warden, carry_number, number_tree, read_number
+from tidemill.runtime.process.kept_warden import KeptWarden
+from tidemill.runtime.process.warden import Warden, carry_number, number_tree, read_number
 from tidemill.services.zygote.client import build_mark, clean_environment
 
 

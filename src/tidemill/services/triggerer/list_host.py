@@ -18,7 +18,7 @@ import structlog
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.retry import Backoff
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason
-from tidemill.runtime.memory import trim_memory
+from tidemill.runtime.process.malloc import trim_memory
 from tidemill.services.triggerer.host import END_SECONDS, TriggerHost
 from tidemill.services.triggerer.host_book import HostBook
 from tidemill.services.triggerer.list_source import ListSource

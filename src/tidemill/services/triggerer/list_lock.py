@@ -14,8 +14,8 @@ import os
 from pathlib import Path
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.boot import read_boot_id
-from tidemill.runtime.lock import HeldError, lock_file, private_directory, refuse_foreign
+from tidemill.runtime.files.lock import HeldError, lock_file, private_directory, refuse_foreign
+from tidemill.runtime.process.boot import read_boot_id
 
 
 class ListLock:

@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from tidemill.core.errors import ConfigError, HandlerError, describe_error
-from tidemill.runtime import codec
-from tidemill.runtime.user_code import locate_error
+from tidemill.runtime.json import codec
+from tidemill.runtime.log.user_code import locate_error
 from tidemill.store.content import check_identity, check_payload
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
@@ -48,7 +48,7 @@ def create_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
     Args:
         name: Its stable id.
         classpath: `package.module.Class`.
-        kwargs: Text of `runtime.codec`.
+        kwargs: Text of `runtime.json.codec`.
 
     Raises:
         TriggerError: The classpath names no trigger class, or the constructor raised; the cause is chained.
@@ -172,7 +172,7 @@ def _suggest_module(name: str) -> str:
 
 
 def serialize_trigger(trigger: BaseTrigger) -> tuple[str, str]:
-    """Return the classpath and kwargs (text of `runtime.codec`) from which the same trigger can be created.
+    """Return the classpath and kwargs (text of `runtime.json.codec`) from which the same trigger can be created.
 
     Raises:
         TriggerError: `serialize` raised, or returned something that cannot be written down.
@@ -188,7 +188,7 @@ def serialize_trigger(trigger: BaseTrigger) -> tuple[str, str]:
 
 
 def encode_payload(event: object) -> str:
-    """Return the payload of what a trigger fired as text of `runtime.codec`.
+    """Return the payload of what a trigger fired as text of `runtime.json.codec`.
 
     Raises:
         TriggerError: It is not an event, or its payload cannot be written as JSON or stored.

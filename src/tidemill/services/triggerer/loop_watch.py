@@ -7,9 +7,9 @@ from collections.abc import Container
 import structlog
 
 from tidemill.core.blocking import Cause
-from tidemill.runtime.blockwatch import Block, BlockWatch
-from tidemill.runtime.durations import Durations
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
+from tidemill.runtime.loop.blockwatch import Block, BlockWatch
+from tidemill.runtime.loop.durations import Durations
 
 log = structlog.get_logger(__name__)
 

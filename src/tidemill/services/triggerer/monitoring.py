@@ -17,8 +17,8 @@ import structlog
 from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.wording import format_count
-from tidemill.runtime.log import version
-from tidemill.runtime.loop_calls import call_on_loop
+from tidemill.runtime.log.setup import version
+from tidemill.runtime.loop.loop_calls import call_on_loop
 from tidemill.services.triggerer.host_book import HostBook
 from tidemill.services.triggerer.host_state import HostState
 from tidemill.services.triggerer.replica import Replica
@@ -74,9 +74,9 @@ class HostMonitor:
         if not self._settings.enabled:
             yield
             return
-        from tidemill.runtime.listening import is_port_chosen, listen
         from tidemill.runtime.metrics.endpoint import MetricsEndpoint
-        from tidemill.runtime.port_owners import PortOwners
+        from tidemill.runtime.sockets.port_owners import PortOwners
+        from tidemill.runtime.sockets.ports import is_port_chosen, listen
         from tidemill.services.triggerer.host_metrics import collect_metrics
 
         def collect() -> Iterator[Family]:

@@ -19,9 +19,9 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import format_count
-from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
-from tidemill.runtime.service_signals import Signals
+from tidemill.runtime.process.exitcode import ExitCode, find_exit_code
+from tidemill.runtime.process.service_signals import Signals
 from tidemill.services.lost_store import check_files, recover_store, watch_files
 from tidemill.services.triggerer.checking import add_import_folders, read_checked
 from tidemill.services.triggerer.control import control_server

@@ -31,8 +31,8 @@ from sqlalchemy import Connection
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.triggers.session_watch import Life, SessionWatch
-from tidemill.runtime.boot import read_boot_id
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
+from tidemill.runtime.process.boot import read_boot_id
 from tidemill.services.triggerer.list_lock import ListLock
 from tidemill.store.database import Database
 from tidemill.store.queries.sessions import (

@@ -19,9 +19,9 @@ import structlog
 
 from tidemill.core.blocking import Standstill
 from tidemill.core.errors import describe_error
-from tidemill.runtime.blockwatch import describe_stack
-from tidemill.runtime.exitcode import BLOCKED
-from tidemill.runtime.log_writer import tell_repeats
+from tidemill.runtime.log.writer import tell_repeats
+from tidemill.runtime.loop.blockwatch import describe_stack
+from tidemill.runtime.process.exitcode import BLOCKED
 from tidemill.store.calls import ClaimedTrigger, FailTrigger
 from tidemill.store.remote import RemoteStore
 

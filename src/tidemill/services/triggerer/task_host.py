@@ -27,7 +27,7 @@ from tidemill.core.tasks.inputs import Channel
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd
 from tidemill.dags.current import serving
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.host import TriggerHost
 from tidemill.services.triggerer.stuck_watch import StuckWatch

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import structlog
 
 from tidemill.config.known_secrets import KnownSecrets
-from tidemill.runtime.task_lines import TaskLine, WrittenLine
+from tidemill.runtime.log.task_lines import TaskLine, WrittenLine
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.store.calls import AppendLog, ClaimedTrigger, LogPart
 from tidemill.store.database import Caller

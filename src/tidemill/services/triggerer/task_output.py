@@ -18,7 +18,7 @@ from typing import Any, Protocol, TextIO
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from tidemill.runtime.task_lines import STREAM_LEVELS
+from tidemill.runtime.log.task_lines import STREAM_LEVELS
 
 
 class LineSink(Protocol):

@@ -29,11 +29,11 @@ from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import TidemillError
-from tidemill.runtime.boot import read_boot_id
-from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
-from tidemill.runtime.log import configure
-from tidemill.runtime.service_signals import Signals
+from tidemill.runtime.log.setup import configure
+from tidemill.runtime.process.boot import read_boot_id
+from tidemill.runtime.process.exitcode import ExitCode, find_exit_code
+from tidemill.runtime.process.service_signals import Signals
 from tidemill.services.parent import watch_parent
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.leaving import end_anyway

@@ -23,9 +23,9 @@ import structlog
 
 from tidemill.core.errors import describe_error
 from tidemill.core.triggers.task_guard import Cancelling, Code, judge_cancelling
-from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.log import throttle
-from tidemill.runtime.log_writer import tell_repeats
+from tidemill.runtime.log.setup import throttle
+from tidemill.runtime.log.writer import tell_repeats
+from tidemill.runtime.process.exitcode import ExitCode
 
 log = structlog.get_logger(__name__)
 

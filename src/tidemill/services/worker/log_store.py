@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.store.database import Calls
 from tidemill.store.task_calls import AppendLog

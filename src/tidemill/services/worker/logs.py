@@ -19,7 +19,7 @@ import msgspec
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.redaction import MASK
 from tidemill.core.wording import format_count
-from tidemill.runtime.task_lines import STREAM_LEVELS, TaskLine, WrittenLine, encode_line
+from tidemill.runtime.log.task_lines import STREAM_LEVELS, TaskLine, WrittenLine, encode_line
 from tidemill.services.worker.open_entry import OpenEntry
 from tidemill.store.worker_calls import PART_BASE, LogPart
 

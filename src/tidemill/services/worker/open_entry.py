@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 
 from tidemill.config.known_secrets import KnownSecrets
-from tidemill.runtime.task_lines import TaskLine
+from tidemill.runtime.log.task_lines import TaskLine
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 

@@ -25,11 +25,11 @@ from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, TidemillError, describe_error
 from tidemill.core.tasks.worker_slots import Limits
-from tidemill.runtime.boot import read_boot_id
-from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
-from tidemill.runtime.log import configure
-from tidemill.runtime.service_signals import Signals, finish_or_stop
+from tidemill.runtime.log.setup import configure
+from tidemill.runtime.process.boot import read_boot_id
+from tidemill.runtime.process.exitcode import ExitCode, find_exit_code
+from tidemill.runtime.process.service_signals import Signals, finish_or_stop
 from tidemill.services.dag_store import make_absolute
 from tidemill.services.parent import watch_parent
 from tidemill.services.worker.preloads import PRELOADS

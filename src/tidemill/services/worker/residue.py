@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.core.wording import format_count
-from tidemill.runtime.processes import read_command
+from tidemill.runtime.process.table import read_command
 from tidemill.services.worker.task_output import list_standard
 
 #: How long children that are ending may take.

@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from tidemill.runtime.task_lines import WrittenLine
+from tidemill.runtime.log.task_lines import WrittenLine
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.services.worker.messages import (
     TASK_TARGET,

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from tidemill.runtime.task_lines import STREAM_LEVELS
+from tidemill.runtime.log.task_lines import STREAM_LEVELS
 
 #: The most characters of one packet; a longer text is sent in pieces, which the worker puts together.
 _MAX_CHARS = 16_384

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from tidemill.runtime.processes import read_state
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE, end_all
+from tidemill.runtime.process.table import read_state
+from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE, end_all
 from tidemill.services.zygote.link import ForkedProcess, ForkLink
 from tidemill.services.zygote.messages import Setup, Started
 

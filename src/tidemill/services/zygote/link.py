@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.processes import find_descendants
+from tidemill.runtime.process.table import find_descendants
 from tidemill.services.zygote.messages import (
     MAX_PACKET_BYTES,
     Exited,

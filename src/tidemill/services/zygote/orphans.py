@@ -13,8 +13,8 @@ import time
 
 import structlog
 
-from tidemill.runtime.processes import find_descendants
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE, find_carriers, number_owner
+from tidemill.runtime.process.table import find_descendants
+from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE, find_carriers, number_owner
 
 log = structlog.get_logger(__name__)
 

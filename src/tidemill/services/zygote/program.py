@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NoReturn
 
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden, carry_number, number_tree
+from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE, Warden, carry_number, number_tree
 from tidemill.services.zygote.messages import (
     MAX_DESCRIPTORS,
     MAX_PACKET_BYTES,

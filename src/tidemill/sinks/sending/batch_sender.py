@@ -21,10 +21,10 @@ from tidemill.core.delivery.culprit import Fault, find_fault
 from tidemill.core.delivery.send_items import Ask, Decision, Delivered, Item, Limits
 from tidemill.core.delivery.send_queue import SendQueue
 from tidemill.core.errors import InvariantError, RemoteError, describe_error, escape_surrogates
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.log import throttle
-from tidemill.runtime.progress import SinkStats
-from tidemill.runtime.user_code import explain_error
+from tidemill.runtime.link.progress import SinkStats
+from tidemill.runtime.log.setup import throttle
+from tidemill.runtime.log.user_code import explain_error
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Encoded, Refusal, Sink, check_encoded, encode_checked
 from tidemill.sinks.sending.run import RunPart, settle_all
 from tidemill.sinks.sending.sender import Sender

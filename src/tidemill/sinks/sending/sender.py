@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from tidemill.core.delivery.send_items import Decision
 from tidemill.core.errors import RemoteError, TidemillError, describe_error
-from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.progress import SinkStats
+from tidemill.runtime.link.progress import SinkStats
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Sink
 from tidemill.sinks.sending.run import RunPart
 from tidemill.sinks.sending.submission import DeliveryLane, Question, Submission

@@ -27,9 +27,9 @@ from tidemill.core.ranges import Chunk, check_order, choose_piece_size, group_pi
 from tidemill.core.wording import format_count
 from tidemill.pipeline.bounded import make_bounded_settings
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
-from tidemill.runtime.link_messages import LinkAddress
+from tidemill.runtime.link.frames import LinkAddress
+from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.spark.bounded.letter_run import LetterRun, check_letters, letter_run
 from tidemill.spark.bounded.plan import Folder, Plan, check_still_there, make_plan, refuse_unordered
 from tidemill.spark.bounded.recording import BoundedRecorder, describe_backfill, record_bounded_run

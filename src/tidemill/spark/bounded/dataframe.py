@@ -24,11 +24,11 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.pipeline.bounded import make_bounded_settings
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.folders import OwnedFolder
+from tidemill.runtime.files.folders import OwnedFolder
 from tidemill.runtime.identity import find_worker_name
-from tidemill.runtime.link_messages import LinkAddress
-from tidemill.runtime.log import choose_format
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.link.frames import LinkAddress
+from tidemill.runtime.link.progress import EngineProgress
+from tidemill.runtime.log.setup import choose_format
 from tidemill.spark.bounded.letter_run import check_letters, forget_letters, letter_run
 from tidemill.spark.bounded.recording import BoundedRecorder, RecordedRun, record_bounded_run, watch_end
 from tidemill.spark.bounded.run import BoundedRun

@@ -36,7 +36,7 @@ from tidemill.core.ranges import (
 )
 from tidemill.core.topic_identity import is_replaced
 from tidemill.pipeline.reports.outcomes import find_finished_ranges
-from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, describe_client_error
+from tidemill.runtime.kafka.client import CALL_SECONDS, LibraryLog, describe_client_error
 from tidemill.sources.ranges import make_reader_config
 from tidemill.sources.topic_watch import open_topic_ids
 

@@ -21,9 +21,9 @@ import structlog
 from tidemill.config.redaction import redact, redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.errors import describe_error
-from tidemill.runtime.link_messages import Hello
-from tidemill.runtime.link_server import LinkEvents, LinkServer
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.link.frames import Hello
+from tidemill.runtime.link.progress import EngineProgress
+from tidemill.runtime.link.server import LinkEvents, LinkServer
 from tidemill.spark.bounded.plan import Plan
 
 if TYPE_CHECKING:

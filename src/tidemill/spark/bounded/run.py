@@ -18,9 +18,9 @@ import structlog
 
 from tidemill.core.errors import TidemillError, TooManyFailuresError
 from tidemill.core.supervision.silence import Hung, SilenceWatch
-from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Refused, Welcome
-from tidemill.runtime.link_server import LinkServer
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link.frames import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Refused, Welcome
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link.server import LinkServer
 from tidemill.spark.bounded.recording import BoundedRecorder
 from tidemill.spark.bounded.task import ChunkResult
 from tidemill.spark.live.jobs import describe_failure, make_engine_error

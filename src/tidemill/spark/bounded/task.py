@@ -28,9 +28,9 @@ from tidemill.pipeline.build import build_history
 from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.reports.outcomes import Outcomes
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.log import configure
-from tidemill.runtime.log_writer import tell_repeats
-from tidemill.runtime.progress import EngineProgress, StopReason, without_texts
+from tidemill.runtime.link.progress import EngineProgress, StopReason, without_texts
+from tidemill.runtime.log.setup import configure
+from tidemill.runtime.log.writer import tell_repeats
 from tidemill.sources.base import TopicPartition
 from tidemill.sources.bounded import BoundedSource
 from tidemill.sources.ranges import RangeReader

@@ -14,7 +14,7 @@ import os
 
 from pyspark import daemon
 
-from tidemill.runtime.memory import keep_memory
+from tidemill.runtime.process.malloc import keep_memory
 from tidemill.spark.engine.process_deadline import DAEMON_VARIABLE
 
 #: What every engine imports; sinks and history are imported by the engines that have them.

@@ -28,16 +28,16 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, describe_error
 from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.core.recorder.outgoing import OutgoingFrames
-from tidemill.runtime.beats import Beat, whole_beat
-from tidemill.runtime.engine_link import RECONNECT_SECONDS, EngineLink, EngineRefusedError
-from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity, new_engine_id
-from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
-from tidemill.runtime.live_tasks import LiveSource
-from tidemill.runtime.log import configure
-from tidemill.runtime.log_writer import tell_repeats
-from tidemill.runtime.probe_report import ProbeSource
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, drop_summary_texts
+from tidemill.runtime.link.beats import Beat, whole_beat
+from tidemill.runtime.link.engine import RECONNECT_SECONDS, EngineLink, EngineRefusedError
+from tidemill.runtime.link.frames import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
+from tidemill.runtime.link.live_tasks import LiveSource
+from tidemill.runtime.link.probe_report import ProbeSource
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason, drop_summary_texts
+from tidemill.runtime.log.setup import configure
+from tidemill.runtime.log.writer import tell_repeats
+from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.spark.engine.environment import in_environment
 from tidemill.spark.engine.process_deadline import DEADLINE_EXIT, ProcessDeadline
 

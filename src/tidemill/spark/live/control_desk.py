@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tidemill.config.kafka_settings import KafkaSettings
-from tidemill.runtime.control_socket import ControlThread
-from tidemill.runtime.pipeline_socket import Request, pipeline_socket
+from tidemill.runtime.sockets.control_socket import ControlThread
+from tidemill.runtime.sockets.pipeline_socket import Request, pipeline_socket
 from tidemill.spark.progress import PipelineProgress
 from tidemill.spark.rate import Rate
 

@@ -15,7 +15,7 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.core.errors import describe_error
 from tidemill.core.supervision.orphan_partitions import OwnerWatch
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.sources.membership import GroupViewer, distribute_again
 
 log = structlog.get_logger(__name__)

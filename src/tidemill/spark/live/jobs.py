@@ -18,7 +18,7 @@ import structlog
 from tidemill.core import errors
 from tidemill.core.errors import TidemillError
 from tidemill.core.supervision.slot_events import Ending
-from tidemill.runtime.progress import EngineProgress, EngineSummary
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary
 from tidemill.spark.engine.process import EngineJob, run_slot
 from tidemill.spark.session.java_errors import find_cause
 from tidemill.spark.session.session import Spark

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidemill.core.errors import UserActionError
-from tidemill.runtime.link_server import TakeLive
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.open_message import OpenMessage
-from tidemill.runtime.probe_report import ProbeReport
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.open_message import OpenMessage
+from tidemill.runtime.link.probe_report import ProbeReport
+from tidemill.runtime.link.server import TakeLive
 from tidemill.spark.live.supervisor import Supervisor
 from tidemill.spark.live.user_actions import UserActions
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import RemoteError, UserActionError
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
-from tidemill.runtime.link_server import LinkServer
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.open_message import OpenMessage
-from tidemill.runtime.probe_report import ProbeReport
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.open_message import OpenMessage
+from tidemill.runtime.link.probe_report import ProbeReport
+from tidemill.runtime.link.server import LinkServer
 from tidemill.sources.base import name_partition
 from tidemill.spark.live.supervised_slot import SupervisedSlot
 

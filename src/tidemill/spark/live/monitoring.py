@@ -11,7 +11,7 @@ import structlog
 from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.config.settings import Settings
 from tidemill.config.sink_types import name_sink_section
-from tidemill.runtime.log import version
+from tidemill.runtime.log.setup import version
 from tidemill.spark.progress import PipelineProgress
 from tidemill.spark.run_state import RunState
 
@@ -53,9 +53,9 @@ def serve_metrics(
     if not settings.metrics.enabled:
         yield None
         return
-    from tidemill.runtime.listening import is_port_chosen, listen
     from tidemill.runtime.metrics.endpoint import MetricsEndpoint
-    from tidemill.runtime.port_owners import PortOwners
+    from tidemill.runtime.sockets.port_owners import PortOwners
+    from tidemill.runtime.sockets.ports import is_port_chosen, listen
     from tidemill.spark.live.pipeline_metrics import PipelineMetrics
     from tidemill.spark.live.readiness import find_unready
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import msgspec
 
 from tidemill.deadletters.letter import LetterKind
-from tidemill.runtime.durations import DURATION_BOUNDS, Durations
+from tidemill.runtime.link.progress import EngineProgress, SinkStats, find_stalled_partitions
+from tidemill.runtime.loop.durations import DURATION_BOUNDS, Durations
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, Family, Sample
-from tidemill.runtime.progress import EngineProgress, SinkStats, find_stalled_partitions
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
 
 #: What a sink's place in the configuration begins with.

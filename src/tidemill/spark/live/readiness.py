@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidemill.runtime.progress import find_stalled_partitions
+from tidemill.runtime.link.progress import find_stalled_partitions
 from tidemill.spark.live.status_report import find_problems, is_starting
 from tidemill.spark.progress import PipelineProgress
 from tidemill.spark.run_state import Phase, RunState

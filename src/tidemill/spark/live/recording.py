@@ -12,8 +12,8 @@ import structlog
 from tidemill.config.redaction import redact
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.open_message import OpenMessage
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.link.open_message import OpenMessage
+from tidemill.runtime.link.progress import EngineProgress
 
 if TYPE_CHECKING:
     from tidemill.spark.live.run_recorder import RunRecorder

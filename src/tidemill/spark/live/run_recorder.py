@@ -17,11 +17,11 @@ from tidemill.core.supervision.pauses import Pause
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.texts import classify_error, clean_error
-from tidemill.runtime.engine_link import RECONNECT_SECONDS
-from tidemill.runtime.link_messages import Hello
-from tidemill.runtime.link_server import LinkEvents, LinkServer
-from tidemill.runtime.log import throttle
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link.engine import RECONNECT_SECONDS
+from tidemill.runtime.link.frames import Hello
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link.server import LinkEvents, LinkServer
+from tidemill.runtime.log.setup import throttle
 from tidemill.spark.progress import EngineStatus, PipelineProgress
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tidemill.runtime.engine_link import BEAT_SECONDS
+from tidemill.runtime.link.engine import BEAT_SECONDS
 from tidemill.spark.progress import PipelineProgress
 
 

@@ -9,8 +9,8 @@ import msgspec
 
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
-from tidemill.runtime.log import version
-from tidemill.runtime.progress import GROUP_NAME, PartitionHead
+from tidemill.runtime.link.progress import GROUP_NAME, PartitionHead
+from tidemill.runtime.log.setup import version
 from tidemill.spark.progress import EngineStatus, PipelineProgress
 from tidemill.spark.run_state import Phase, RunState
 

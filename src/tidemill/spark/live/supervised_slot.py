@@ -11,8 +11,8 @@ from tidemill.core.supervision import slot_events
 from tidemill.core.supervision.slot import Slot
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_limits import SlotLimits
-from tidemill.runtime.link_messages import Hello
-from tidemill.runtime.progress import EngineProgress, EngineSummary
+from tidemill.runtime.link.frames import Hello
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary
 from tidemill.spark.live.jobs import JobThread
 from tidemill.spark.progress import EngineStatus, sum_progress
 

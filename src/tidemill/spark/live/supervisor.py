@@ -21,7 +21,8 @@ from tidemill.core.supervision.slot_events import Ending, ReportKind
 from tidemill.core.supervision.slot_group import RunFinished, SlotGroup
 from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.core.supervision.stalls import Stalls
-from tidemill.runtime.link_messages import (
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.frames import (
     Begin,
     Command,
     Drain,
@@ -33,12 +34,11 @@ from tidemill.runtime.link_messages import (
     Refused,
     Welcome,
 )
-from tidemill.runtime.link_questions import ASK_SECONDS, PROBE_END_SECONDS
-from tidemill.runtime.link_server import LinkServer, TakeLive
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.open_message import OpenMessage
-from tidemill.runtime.probe_report import ProbeReport
-from tidemill.runtime.progress import EngineProgress, EngineSummary, list_waits
+from tidemill.runtime.link.open_message import OpenMessage
+from tidemill.runtime.link.probe_report import ProbeReport
+from tidemill.runtime.link.progress import EngineProgress, EngineSummary, list_waits
+from tidemill.runtime.link.questions import ASK_SECONDS, PROBE_END_SECONDS
+from tidemill.runtime.link.server import LinkServer, TakeLive
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, read_outcome
 from tidemill.spark.live.message_finder import CALL_SECONDS, find_message, probe_message

@@ -18,10 +18,10 @@ from tidemill.core.errors import UserActionError
 from tidemill.core.supervision import slot_events
 from tidemill.core.supervision.pauses import MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS, Pause, Pauses
 from tidemill.core.supervision.slot_limits import SlotState
-from tidemill.runtime import link_messages
-from tidemill.runtime.link_messages import Command, Release
-from tidemill.runtime.link_server import LinkServer
-from tidemill.runtime.progress import brake_name
+from tidemill.runtime.link import frames
+from tidemill.runtime.link.frames import Command, Release
+from tidemill.runtime.link.progress import brake_name
+from tidemill.runtime.link.server import LinkServer
 from tidemill.spark.live.supervised_slot import SupervisedSlot
 from tidemill.spark.progress import PauseStatus
 
@@ -146,9 +146,9 @@ class UserActions:
     def command(self) -> Command:
         """What an engine has to know."""
         if self._pauses.is_whole:
-            return link_messages.Pause()
+            return frames.Pause()
         partitions = self._pauses.partitions
-        return link_messages.Pause(partitions) if partitions else link_messages.Resume()
+        return frames.Pause(partitions) if partitions else frames.Resume()
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:

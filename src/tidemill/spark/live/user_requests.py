@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from tidemill.core.errors import RemoteError, UserActionError
-from tidemill.runtime.pipeline_socket import Request
+from tidemill.runtime.sockets.pipeline_socket import Request
 from tidemill.spark.live.user_actions import UserActions
 
 log = structlog.get_logger(__name__)

@@ -18,13 +18,13 @@ import structlog
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.settings import Settings
-from tidemill.runtime.link_server import TakeLive
-from tidemill.runtime.listening import is_port_chosen, listen
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.open_message import OpenMessage
-from tidemill.runtime.port_owners import PortOwners
-from tidemill.runtime.probe_report import ProbeReport
-from tidemill.runtime.web_thread import WEB, WebThread
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.open_message import OpenMessage
+from tidemill.runtime.link.probe_report import ProbeReport
+from tidemill.runtime.link.server import TakeLive
+from tidemill.runtime.sockets.port_owners import PortOwners
+from tidemill.runtime.sockets.ports import is_port_chosen, listen
+from tidemill.runtime.sockets.web_thread import WEB, WebThread
 from tidemill.spark.live.monitoring import Monitored
 from tidemill.spark.live.user_requests import Control
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import structlog
 
 from tidemill.core.errors import describe_error
-from tidemill.runtime.lock import HeldError, lock_file
-from tidemill.runtime.parent_pipes import keep_from_forks
+from tidemill.runtime.files.lock import HeldError, lock_file
+from tidemill.runtime.process.parent_pipes import keep_from_forks
 from tidemill.spark.session.kept_launch import KeptLaunch
 
 log = structlog.get_logger(__name__)

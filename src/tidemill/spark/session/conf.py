@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.config.settings import SparkSettings
-from tidemill.runtime.java import name_unknown_user
+from tidemill.runtime.embedded.java import name_unknown_user
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

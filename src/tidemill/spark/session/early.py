@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 from tidemill.config.settings import SparkSettings
-from tidemill.runtime.stop_signals import EarlyStop, find_default
+from tidemill.runtime.process.stop_signals import EarlyStop, find_default
 from tidemill.spark.session.session import Spark
 
 

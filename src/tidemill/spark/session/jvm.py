@@ -22,9 +22,9 @@ from typing import Any
 
 import structlog
 
-from tidemill.runtime.log import RELAY_VARIABLE
-from tidemill.runtime.parent_pipes import keep_from_forks
-from tidemill.runtime.relayed_output import relayed_output
+from tidemill.runtime.log.relayed_output import relayed_output
+from tidemill.runtime.log.setup import RELAY_VARIABLE
+from tidemill.runtime.process.parent_pipes import keep_from_forks
 from tidemill.spark.session.java_errors import find_cause
 from tidemill.spark.session.process_tree import kill_tree
 

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import msgspec
 
-from tidemill.runtime.folders import user_cache_folder
-from tidemill.runtime.java import JavaRuntime
-from tidemill.runtime.processes import read_arguments
+from tidemill.runtime.embedded.java import JavaRuntime
+from tidemill.runtime.files.folders import user_cache_folder
+from tidemill.runtime.process.table import read_arguments
 
 MAIN_CLASS = "org.apache.spark.deploy.SparkSubmit"
 MEMORY, OPTIONS, DEFAULT_OPTIONS = (

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from tidemill.runtime.folders import OwnedFolder
-from tidemill.runtime.jar_resolver import spark_home
-from tidemill.runtime.java import find_java
+from tidemill.runtime.embedded.jar_resolver import spark_home
+from tidemill.runtime.embedded.java import find_java
+from tidemill.runtime.files.folders import OwnedFolder
 from tidemill.spark.session.archive import ArchiveMaker
 from tidemill.spark.session.jvm import (
     JvmEndedError,

@@ -29,7 +29,7 @@ from pyspark import cloudpickle
 
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.folders import OwnedFolder
+from tidemill.runtime.files.folders import OwnedFolder
 from tidemill.spark.session.conf import PACKAGE_ZIP, is_local_context
 from tidemill.spark.session.shipped_modules import Parcel, ShippedModule
 

@@ -12,7 +12,7 @@ import signal
 import time
 from typing import Self
 
-from tidemill.runtime.processes import find_descendants
+from tidemill.runtime.process.table import find_descendants
 
 
 class Descendants:

@@ -23,7 +23,7 @@ import structlog
 
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.folders import OwnedFolder
+from tidemill.runtime.files.folders import OwnedFolder
 from tidemill.spark.engine.environment import list_environment
 from tidemill.spark.session.conf import is_local, place_sockets, spark_conf
 from tidemill.spark.session.java_errors import find_cause

@@ -34,7 +34,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Moved
 from tidemill.core.tasks.inputs import Claim, Ended
 from tidemill.core.tasks.task_row import TaskState
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls import ClaimedAttempt, ClaimedCallback, ResumeWith, WorkerTurn
 from tidemill.store.context import CallContext

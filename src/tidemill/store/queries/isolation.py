@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from tidemill.core.errors import InvariantError, describe_error
-from tidemill.runtime.log import ThrottledLogger, throttle
+from tidemill.runtime.log.setup import ThrottledLogger, throttle
 from tidemill.store.call import CallRefusedError
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run

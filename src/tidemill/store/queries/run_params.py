@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from tidemill.runtime.codec import decode
-from tidemill.runtime.json_schema import find_mismatch
+from tidemill.runtime.json.codec import decode
+from tidemill.runtime.json.schema import find_mismatch
 from tidemill.store.call import CallRefusedError, RefusalKind
 from tidemill.store.dag_plan import DagPlan
 

@@ -31,7 +31,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved
 from tidemill.core.tasks.inputs import Ended, Input, TriggerFailed, TriggerFired
 from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Refusal, Stored, StoreOutcome
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls import (
     ClaimedTrigger,

@@ -22,7 +22,7 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff, GiveUp, decide
 from tidemill.core.triggers.http_poll import PollAnswer, judge_answer, parse_retry_after
 from tidemill.core.triggers.json_condition import parse_condition
-from tidemill.runtime.http_proxy import find_proxy
+from tidemill.runtime.sockets.http_proxy import find_proxy
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.builtin.arguments import resolve_environment
 from tidemill.triggers.builtin.identities import compute_digest, shorten_place

@@ -11,7 +11,7 @@ from typing import Any
 
 from tidemill.config.kafka_names import check_brokers, check_group, check_topic, check_topic_or_empty, refuse_owned
 from tidemill.config.kafka_settings import OWNED_SOURCE_KEYS
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
 from tidemill.triggers.builtin.arguments import resolve_environment
 from tidemill.triggers.builtin.isolated import run_alone

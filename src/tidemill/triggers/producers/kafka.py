@@ -38,7 +38,7 @@ from tidemill.core.streams.redelivery_items import (
 )
 from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.writer import DeadLetters, KafkaDeadLetters
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, NotedSource, TopicPartition
 from tidemill.sources.kafka import KafkaSource
 from tidemill.triggers.producers.kafka_blame import Blame, build_letter, build_unreadable_letter, describe_absence

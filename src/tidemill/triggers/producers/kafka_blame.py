@@ -13,7 +13,7 @@ from typing import Final
 from tidemill.config.redaction import redact_text
 from tidemill.core.streams.redelivery_items import Delivery, Overdue
 from tidemill.deadletters.letter import Letter, LetterKind
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sources.base import TopicPartition
 from tidemill.triggers.shared_stream import AdvanceOutcome
 

@@ -26,7 +26,7 @@ from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.streams.redelivery_items import RedeliveryVerdict, judge_outcome
 from tidemill.core.triggers.leases import Leases
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.triggers.producers.backlog import Backlog
 from tidemill.triggers.producers.sqs_client import (
     Delivered,

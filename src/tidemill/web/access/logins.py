@@ -20,7 +20,7 @@ import structlog
 
 from tidemill.config.web_settings import TokenSettings, UserSettings
 from tidemill.core.errors import escape_surrogates
-from tidemill.runtime.log import throttle
+from tidemill.runtime.log.setup import throttle
 from tidemill.web.access.hashes import is_password, is_token
 
 log = structlog.get_logger(__name__)

@@ -11,7 +11,7 @@ import msgspec
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.structure import DagStructure
-from tidemill.runtime.task_lines import decode_lines
+from tidemill.runtime.log.task_lines import decode_lines
 from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.store.call import Call, CallRefusedError, Listed, RefusalKind
 from tidemill.store.callback_calls import ListCallbacks, ReadCallbackLog

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from tidemill.runtime.log import version
+from tidemill.runtime.log.setup import version
 from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.web.dags.desk import Desk
 from tidemill.web.dags.section import build_section

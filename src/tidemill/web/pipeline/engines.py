@@ -10,7 +10,7 @@ from fastapi import Query
 
 from tidemill.core.recorder.cursor import WrongCursorError, decode_cursor, encode_cursor
 from tidemill.core.supervision.slot_limits import SlotState
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.link.progress import EngineProgress
 from tidemill.spark.live.status_report import SILENT_SECONDS
 from tidemill.spark.progress import EngineStatus
 from tidemill.web.pipeline import models

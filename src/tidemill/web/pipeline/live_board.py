@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from tidemill.runtime import live_tasks
+from tidemill.runtime.link import live_tasks
 from tidemill.web.pipeline import live_models as models
 
 #: How much of the past a page shows.

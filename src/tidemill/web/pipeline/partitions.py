@@ -18,7 +18,7 @@ from fastapi import Depends, Query
 
 from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.cursor import Key, WrongCursorError, decode_cursor, encode_cursor
-from tidemill.runtime.progress import PartitionHead, find_stalled_partitions, name_stalled_partition
+from tidemill.runtime.link.progress import PartitionHead, find_stalled_partitions, name_stalled_partition
 from tidemill.spark.progress import PipelineProgress
 from tidemill.web.pipeline import models
 from tidemill.web.problems import Problem

@@ -10,7 +10,7 @@ from tidemill.recorder.memory_recording import MemoryRecording
 from tidemill.recorder.periods import name_worker_folder
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.writer import RecordWriter
-from tidemill.runtime.log import version
+from tidemill.runtime.log.setup import version
 from tidemill.spark.live.readiness import find_unready
 from tidemill.spark.live.run_recorder import RunRecorder
 from tidemill.spark.live.web_ui import Watched

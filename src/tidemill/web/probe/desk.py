@@ -15,8 +15,8 @@ import structlog
 
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import TidemillError
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.probe_report import PROBE_SECONDS, ProbeReport
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link.probe_report import PROBE_SECONDS, ProbeReport
 from tidemill.spark.live.web_ui import Engines
 from tidemill.web.problems import Problem
 

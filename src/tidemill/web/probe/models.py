@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tidemill.core.recorder.key_text import read_key
-from tidemill.runtime import probe_report
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.probe_report import MAX_PROBE_BYTES
+from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.runtime.link import probe_report
+from tidemill.runtime.link.probe_report import MAX_PROBE_BYTES
 from tidemill.web.probe.desk import ProbeState, measure
 from tidemill.web.problems import Problem
 

@@ -18,7 +18,7 @@ from tidemill.recorder.periods import Period
 from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery, list_cursors
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.runs import RunChoice, RunFilter
-from tidemill.runtime.open_message import OpenMessage
+from tidemill.runtime.link.open_message import OpenMessage
 from tidemill.web.problems import Problem
 from tidemill.web.recorded import descriptions, models
 

@@ -13,7 +13,7 @@ from tidemill.recorder.queries import (
     Trace,
 )
 from tidemill.recorder.runs import Run as StoredRun
-from tidemill.runtime.open_message import OpenMessage
+from tidemill.runtime.link.open_message import OpenMessage
 from tidemill.web.recorded.models import (
     MILLION,
     Event,

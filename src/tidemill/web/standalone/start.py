@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tidemill.config.settings import Settings
 from tidemill.recorder.reader import Reader
-from tidemill.runtime.log import version
+from tidemill.runtime.log.setup import version
 from tidemill.web.letters.letter_box import LetterBox
 from tidemill.web.letters.section import build_section as build_letters_section
 from tidemill.web.pages import Pages

@@ -10,7 +10,7 @@ from pathlib import Path
 from tidemill.recorder.memory_recording import MemoryRecording
 from tidemill.recorder.periods import name_list_folder, name_list_group
 from tidemill.recorder.reader import Reader
-from tidemill.runtime.log import version
+from tidemill.runtime.log.setup import version
 from tidemill.services.triggerer.web_ui import WatchedHost
 from tidemill.web.pages import Pages
 from tidemill.web.recorded.archive import Archive

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.restore import SourceReader
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.web.pages import Pages
 from tidemill.web.problems import Problem
 from tidemill.web.routes import Routes

@@ -1,0 +1,1 @@
+"""Files of this user: folders, locks, and changes of saved code."""

@@ -1,0 +1,1 @@
+"""JSON: values as text and back, and schema checks in bounded time."""

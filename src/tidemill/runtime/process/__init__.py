@@ -1,0 +1,1 @@
+"""Processes of this host: how they are started, found, signalled, cleaned up, and how they exit."""
