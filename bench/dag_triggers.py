@@ -124,7 +124,7 @@ async def measure(folder: Path, one: int, at_once: Sequence[int]) -> None:
     triggerer = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "tidemill.services.triggerer.task_process",
+        "tidemill.services.triggerer.tasks.process",
         str(server.path),
         "--folder",
         str(folder),

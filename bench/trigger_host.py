@@ -29,10 +29,10 @@ from typing import Any
 
 from tidemill.config.settings import Settings
 from tidemill.config.triggerer_settings import TriggererSettings
-from tidemill.services.triggerer.host_book import HostBook
-from tidemill.services.triggerer.list_host import ListHost
-from tidemill.services.triggerer.recording import record_host
-from tidemill.services.triggerer.sessions import Ownership
+from tidemill.services.triggerer.hosting.host_book import HostBook
+from tidemill.services.triggerer.lists.host import ListHost
+from tidemill.services.triggerer.lists.reporting.recording import record_host
+from tidemill.services.triggerer.lists.sessions import Ownership
 from tidemill.store.database import Database
 from tidemill.store.opening import open_store
 from tidemill.store.queries.events import list_events
@@ -301,7 +301,7 @@ def command() -> list[str]:
 
 
 def is_recorded() -> bool:
-    return "tidemill.services.triggerer.host_recorder" in sys.modules
+    return "tidemill.services.triggerer.lists.reporting.host_recorder" in sys.modules
 
 
 def measure(what: str, arguments: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from tidemill.config.loading import load_settings
 from tidemill.runtime.log.setup import configure
-from tidemill.services.triggerer.sessions import Pace
+from tidemill.services.triggerer.lists.sessions import Pace
 from tidemill.services.triggerer.process import run_host
 settings = load_settings(None)
 configure(settings.logging, worker_id="test")

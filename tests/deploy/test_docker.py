@@ -20,7 +20,7 @@ from tests.packaging.clean import CleanEnvironment
 
 from tidemill.cli.main import app
 from tidemill.config.loading import load_settings
-from tidemill.services.triggerer.trigger_list import read_entries
+from tidemill.services.triggerer.lists.file import read_entries
 
 ROOT = Path(__file__).parent.parent.parent
 PLACE = ROOT / "deploy" / "docker"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tidemill.runtime.metrics.definitions import Kind
-from tidemill.services.triggerer import host_metrics
+from tidemill.services.triggerer.lists.reporting import host_metrics
 from tidemill.spark.live import pipeline_metrics
 
 ROOT = Path(__file__).parent.parent.parent

@@ -9,7 +9,7 @@ from tests.docs.snippets import ROOT
 
 from tidemill.runtime.metrics.definitions import Definition
 from tidemill.services.dev import metrics as dag_metrics
-from tidemill.services.triggerer import host_metrics
+from tidemill.services.triggerer.lists.reporting import host_metrics
 from tidemill.spark.live import pipeline_metrics
 
 PAGE = ROOT / "docs/reference/metrics.md"

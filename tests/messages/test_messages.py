@@ -35,7 +35,7 @@ from tidemill.core.ranges import check_order, parse_position
 from tidemill.pipeline.checks import check_action, check_collect_result, check_tasks
 from tidemill.pipeline.delivery.routing import Router
 from tidemill.runtime.sockets.ports import listen
-from tidemill.services.triggerer.checking import check_list
+from tidemill.services.triggerer.lists.checking import check_list
 from tidemill.sinks.base import Sink
 from tidemill.sinks.build import build_sink
 from tidemill.sinks.fields import build_type_check

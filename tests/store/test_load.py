@@ -14,8 +14,8 @@ from tests.store.helpers import NOW_US, claim, new_session, registered
 
 from tidemill.core.triggers.event_plan import NewEvent, Stored
 from tidemill.core.triggers.group_commit import Standing
-from tidemill.services.triggerer.state_change import StateChange
-from tidemill.services.triggerer.state_writer import CHUNK_COUNT, StateWriter
+from tidemill.services.triggerer.hosting.state_change import StateChange
+from tidemill.services.triggerer.lists.state_writer import CHUNK_COUNT, StateWriter
 from tidemill.store.database import Database
 from tidemill.store.database_events import DatabaseEvents
 from tidemill.store.group_commit import EventStore

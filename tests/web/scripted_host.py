@@ -15,7 +15,7 @@ from tests.web.scripted_pipeline import SCRIPT, SECRET
 from tidemill.config.settings import Settings
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.triggers.lifecycle import EndVerdict, Next
-from tidemill.services.triggerer.monitoring import HostMonitor
+from tidemill.services.triggerer.lists.reporting.monitoring import HostMonitor
 from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
 from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamManager, SharedStreamProducer

@@ -17,9 +17,9 @@ from tests.web.serving import KEY, ORIGIN, PORT
 
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.recorder.counts import Counts, LaneCounts, name_stream_lane
-from tidemill.services.triggerer import web_ui
-from tidemill.services.triggerer.host_view import HostView
-from tidemill.services.triggerer.web_ui import WatchedHost
+from tidemill.services.triggerer.lists.reporting import web_ui
+from tidemill.services.triggerer.lists.reporting.host_view import HostView
+from tidemill.services.triggerer.lists.reporting.web_ui import WatchedHost
 from tidemill.web.access.logins import Logins
 from tidemill.web.access.origins import Origins
 from tidemill.web.app import create_app

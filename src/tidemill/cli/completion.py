@@ -60,7 +60,7 @@ def complete_triggers(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the names in the list of triggers that begin like this."""
     names: list[str] = []
     with contextlib.suppress(Exception):
-        from tidemill.services.triggerer.trigger_list import read_entries
+        from tidemill.services.triggerer.lists.file import read_entries
 
         if (path := _find_file(ctx, "specs")) is not None:
             names = [spec.name for _, spec in read_entries(path)]

@@ -88,7 +88,7 @@ def _ask_pipelines(kafka: KafkaSettings | None) -> Answers:
 
 
 def _ask_hosts(specs: Path | None) -> Answers:
-    from tidemill.services.triggerer.control import ask_hosts
+    from tidemill.services.triggerer.lists.control import ask_hosts
 
     return ask_hosts(specs, _ANSWER_SECONDS)
 

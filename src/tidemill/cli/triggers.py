@@ -52,7 +52,7 @@ def run(specs: Specs, config: Config = None) -> None:
         from tidemill.config.loading import load_settings
         from tidemill.runtime.identity import find_worker_name
         from tidemill.runtime.log.setup import configure
-        from tidemill.services.triggerer.leaving import end_anyway
+        from tidemill.services.triggerer.hosting.leaving import end_anyway
         from tidemill.services.triggerer.process import run_host
 
         settings = load_settings(config)
@@ -67,7 +67,7 @@ def check(specs: Specs, as_json: Annotated[bool, typer.Option("--json", help="On
     """Check a list of triggers: import and create each one, without running any."""
     with reporting(), divert_prints(as_json) as output:
         from tidemill.core.errors import ConfigError
-        from tidemill.services.triggerer.checking import check_list
+        from tidemill.services.triggerer.lists.checking import check_list
 
         try:
             count = check_list(specs)
@@ -154,8 +154,8 @@ def streams(specs: Specs, as_json: AsJson = False) -> None:
     with reporting():
         from tidemill.cli.tables import find_width
         from tidemill.cli.triggers_view import format_host
-        from tidemill.services.triggerer.control import ask, build_silence_error
-        from tidemill.services.triggerer.trigger_list import require_list
+        from tidemill.services.triggerer.lists.control import ask, build_silence_error
+        from tidemill.services.triggerer.lists.file import require_list
 
         require_list(specs)
         answers = ask(specs)
@@ -174,7 +174,7 @@ def _read_pages(
     import asyncio
 
     from tidemill.config.loading import load_settings
-    from tidemill.services.triggerer.trigger_list import require_list
+    from tidemill.services.triggerer.lists.file import require_list
     from tidemill.store.opening import choose_store_url, open_reader
 
     settings = load_settings(config)

@@ -31,8 +31,8 @@ from tidemill.runtime.files.folders import OwnedFolder
 from tidemill.runtime.json.codec import encode
 from tidemill.services.dag_store import NoStoreError, open_dag_store
 from tidemill.services.parser.program import describe_failure
-from tidemill.services.triggerer.loading import create_trigger, encode_payload
-from tidemill.services.triggerer.run_ending import explain_fault
+from tidemill.services.triggerer.hosting.ending import explain_fault
+from tidemill.services.triggerer.hosting.loading import create_trigger, encode_payload
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.call import Call, CallRefusedError
 from tidemill.store.database import Calls

@@ -110,7 +110,7 @@ async def triggerer(store: SqliteDatabase, folder: Path) -> AsyncIterator[list[D
     deaths: list[Death] = []
     server = CallServer(store, folder / "calls.sock")
     await server.start()
-    module = "tidemill.services.triggerer.task_process"
+    module = "tidemill.services.triggerer.tasks.process"
     arguments = ["-m", module, str(server.path), "--folder", str(folder)]
     about = BeginService("triggerer", "t", "here", "boot", os.getpid())
     trials = Trials(store, arguments, os.environ, sys.stderr.fileno(), about)

@@ -11,7 +11,7 @@ from tests.services.triggerer.hosts import Hosts
 from tests.store.conftest import database, own_postgres, postgres, url
 
 from tidemill.core.retry import Backoff
-from tidemill.services.triggerer import host as host_module
+from tidemill.services.triggerer.hosting import host as host_module
 from tidemill.store.database import Database
 
 __all__ = ["database", "own_postgres", "postgres", "url"]

@@ -10,9 +10,9 @@ from tests.store.helpers import all_events
 
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.triggers.lifecycle import BACKOFF
-from tidemill.services.triggerer.host_book import HostBook
-from tidemill.services.triggerer.list_host import ListHost
-from tidemill.services.triggerer.sessions import Ownership
+from tidemill.services.triggerer.hosting.host_book import HostBook
+from tidemill.services.triggerer.lists.host import ListHost
+from tidemill.services.triggerer.lists.sessions import Ownership
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers import find_triggers
 from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState

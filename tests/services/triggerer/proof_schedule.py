@@ -28,10 +28,10 @@ from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.letter import LetterKind
-from tidemill.services.triggerer import host as host_module
-from tidemill.services.triggerer.list_host import ListHost
-from tidemill.services.triggerer.sessions import Ownership
-from tidemill.services.triggerer.turns import HostStopsError
+from tidemill.services.triggerer.hosting import host as host_module
+from tidemill.services.triggerer.lists.host import ListHost
+from tidemill.services.triggerer.lists.sessions import Ownership
+from tidemill.services.triggerer.lists.turns import HostStopsError
 from tidemill.store.database import Database
 from tidemill.store.queries.sessions import begin_session
 from tidemill.store.queries.triggers import claim_triggers, find_triggers

@@ -12,7 +12,7 @@ from functools import partial
 from tidemill.cli.main import main
 from tidemill.core.retry import Backoff
 from tidemill.services.triggerer import process
-from tidemill.services.triggerer.sessions import Pace
+from tidemill.services.triggerer.lists.sessions import Pace
 from tidemill.store.postgres import open_postgres
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from sqlalchemy import Connection
 
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.errors import RemoteError
-from tidemill.services.triggerer.list_host import ListHost
-from tidemill.services.triggerer.list_lock import ListLock
-from tidemill.services.triggerer.replica import Replica
-from tidemill.services.triggerer.sessions import KIND, Ownership, Pace
+from tidemill.services.triggerer.lists.host import ListHost
+from tidemill.services.triggerer.lists.lock import ListLock
+from tidemill.services.triggerer.lists.replica import Replica
+from tidemill.services.triggerer.lists.sessions import KIND, Ownership, Pace
 from tidemill.store.database import Database
 from tidemill.store.opening import open_store
 from tidemill.store.queries.sessions import list_live_sessions

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import ConfigError
-from tidemill.services.triggerer.checking import add_import_folders, check_list, read_checked
-from tidemill.services.triggerer.loading import BUILTIN_CLASSPATHS, find_class
+from tidemill.services.triggerer.hosting.loading import BUILTIN_CLASSPATHS, find_class
+from tidemill.services.triggerer.lists.checking import add_import_folders, check_list, read_checked
 
 MODULE = """
 from tidemill.triggers.base import BaseTrigger

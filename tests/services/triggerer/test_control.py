@@ -13,8 +13,8 @@ import pytest
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.sockets import control_socket
-from tidemill.services.triggerer.control import ask, control_server
-from tidemill.services.triggerer.list_lock import ListLock
+from tidemill.services.triggerer.lists.control import ask, control_server
+from tidemill.services.triggerer.lists.lock import ListLock
 
 SPECS = Path("spec.yaml")
 

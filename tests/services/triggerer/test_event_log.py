@@ -5,7 +5,7 @@ from __future__ import annotations
 from structlog.testing import capture_logs
 
 from tidemill.core.triggers.event_plan import Duplicate, Stored
-from tidemill.services.triggerer.event_log import INTERVAL_SECONDS, MAX_LINES, EventLog
+from tidemill.services.triggerer.hosting.event_log import INTERVAL_SECONDS, MAX_LINES, EventLog
 
 
 def test_each_event_has_a_line_up_to_the_limit_and_the_rest_is_counted() -> None:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tidemill.services.triggerer.folder_code import FolderCode
+from tidemill.services.triggerer.tasks.folder_code import FolderCode
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.services.triggerer.test_task_host import Triggerers
 from tests.until import until
 
 from tidemill.core.retry import Backoff
-from tidemill.services.triggerer.trigger_loop import TriggerLoop
+from tidemill.services.triggerer.hosting.trigger_loop import TriggerLoop
 from tidemill.store.opening import open_store
 from tidemill.store.records import TriggerState
 

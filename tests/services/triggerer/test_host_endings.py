@@ -15,9 +15,9 @@ from tests.until import until
 
 from tidemill.core.triggers.event_plan import Refusal, Refused
 from tidemill.core.triggers.lifecycle import CancelReason
-from tidemill.services.triggerer import host as host_module
-from tidemill.services.triggerer import list_host as list_host_module
-from tidemill.services.triggerer import run as trigger_run
+from tidemill.services.triggerer.hosting import host as host_module
+from tidemill.services.triggerer.lists import host as list_host_module
+from tidemill.services.triggerer.lists import trigger as trigger_run
 from tidemill.store.records import TriggerSpec, TriggerState
 
 __all__ = ["url"]
@@ -309,7 +309,7 @@ async def test_a_trigger_that_waits_to_run_again_can_be_removed_and_is_cancelled
 
 async def test_one_that_never_ends_is_left_behind_and_its_name_is_free(hosts, upstream, monkeypatch):
     monkeypatch.setattr(list_host_module, "END_SECONDS", 0.2)
-    monkeypatch.setattr("tidemill.services.triggerer.host.END_SECONDS", 0.2)
+    monkeypatch.setattr("tidemill.services.triggerer.hosting.host.END_SECONDS", 0.2)
     deaf = spec("deaf", hosted.Deaf, times=20)
     host = await hosts.start(deaf)
     await until(lambda: DID["deaf"])

@@ -13,9 +13,9 @@ from tests.store.conftest import sqlite_url as url
 from tests.until import until
 
 from tidemill.core.triggers.group_commit import Standing
-from tidemill.services.triggerer import host as host_module
-from tidemill.services.triggerer import list_host as list_host_module
-from tidemill.services.triggerer.turns import HostStopsError
+from tidemill.services.triggerer.hosting import host as host_module
+from tidemill.services.triggerer.lists import host as list_host_module
+from tidemill.services.triggerer.lists.turns import HostStopsError
 
 __all__ = ["url"]
 
@@ -207,7 +207,7 @@ async def test_a_host_that_stops_pulls_no_producer_again_however_its_store_does(
 
 async def test_a_host_is_idle_when_its_last_trigger_is_removed_and_left_behind(hosts, monkeypatch):
     monkeypatch.setattr(list_host_module, "END_SECONDS", 0.05)
-    monkeypatch.setattr("tidemill.services.triggerer.host.END_SECONDS", 0.05)
+    monkeypatch.setattr("tidemill.services.triggerer.hosting.host.END_SECONDS", 0.05)
     host = await hosts.start(spec("deaf", hosted.Deaf, times=1))
     await until(lambda: "there" in DID["deaf"])
     blocked = asyncio.Event()

@@ -13,7 +13,7 @@ from tidemill.runtime.process.table import is_running
 
 TRIGGERER = """
 import asyncio, os, subprocess, sys
-from tidemill.services.triggerer.left_processes import end_left_processes
+from tidemill.services.triggerer.tasks.left_processes import end_left_processes
 
 async def main():
     with end_left_processes():

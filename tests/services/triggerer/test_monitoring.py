@@ -15,10 +15,10 @@ from tidemill.core.streams.members import LaneReport
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.runtime.loop.durations import Durations
 from tidemill.runtime.metrics.exposition import write_families
-from tidemill.services.triggerer import monitoring
-from tidemill.services.triggerer.host_metrics import DEFINITIONS, collect_metrics
-from tidemill.services.triggerer.host_state import HostState
-from tidemill.services.triggerer.monitoring import HostMonitor, find_reasons
+from tidemill.services.triggerer.lists.reporting import monitoring
+from tidemill.services.triggerer.lists.reporting.host_metrics import DEFINITIONS, collect_metrics
+from tidemill.services.triggerer.lists.reporting.host_state import HostState
+from tidemill.services.triggerer.lists.reporting.monitoring import HostMonitor, find_reasons
 from tidemill.triggers.shared_stream import StreamReport
 
 

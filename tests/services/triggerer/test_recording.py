@@ -22,11 +22,11 @@ from tidemill.recorder.memory_recording import MemoryRecording
 from tidemill.recorder.periods import list_periods, name_list_folder
 from tidemill.recorder.queries import EventQuery
 from tidemill.recorder.reader import Reader
-from tidemill.services.triggerer.host_book import HostBook
-from tidemill.services.triggerer.host_recorder import HostRecorder, Seen
-from tidemill.services.triggerer.recording import record_host
-from tidemill.services.triggerer.stream_keys import StreamNames
-from tidemill.services.triggerer.trigger_book import Phase, TriggerBook
+from tidemill.services.triggerer.hosting.host_book import HostBook
+from tidemill.services.triggerer.hosting.stream_keys import StreamNames
+from tidemill.services.triggerer.hosting.trigger_book import Phase, TriggerBook
+from tidemill.services.triggerer.lists.reporting.host_recorder import HostRecorder, Seen
+from tidemill.services.triggerer.lists.reporting.recording import record_host
 from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
 from tidemill.triggers.streams.stream_counts import Incident, IncidentKind
 

@@ -16,10 +16,10 @@ from tidemill.core.retry import Backoff
 from tidemill.core.triggers.event_plan import Refusal, Refused, Stored, StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.triggers.lifecycle import CancelReason
-from tidemill.services.triggerer.run import TriggerRun
-from tidemill.services.triggerer.run_services import RunServices
-from tidemill.services.triggerer.state_change import StateChange
-from tidemill.services.triggerer.trigger_book import TriggerBook
+from tidemill.services.triggerer.hosting.run_services import RunServices
+from tidemill.services.triggerer.hosting.state_change import StateChange
+from tidemill.services.triggerer.hosting.trigger_book import TriggerBook
+from tidemill.services.triggerer.lists.trigger import TriggerRun
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers.shared_stream import SharedStreamManager
 

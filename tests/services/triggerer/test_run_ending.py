@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.lifecycle import CancelReason, EndVerdict, Next
-from tidemill.services.triggerer.run_ending import format_fault, report_ending
+from tidemill.services.triggerer.hosting.ending import format_fault, report_ending
 from tidemill.store.records import TriggerSpec
 
 SPEC = TriggerSpec("nightly", "tidemill.triggers.builtin.file.FileTrigger", '{"path": "x"}')

@@ -16,8 +16,8 @@ from tests.services.triggerer.replicas import QUICK, Stage
 from tests.store.helpers import all_events, claim, new_session
 from tests.until import slack, until
 
-from tidemill.services.triggerer.list_lock import ListLock
-from tidemill.services.triggerer.sessions import KIND, Ownership, SessionEndedError
+from tidemill.services.triggerer.lists.lock import ListLock
+from tidemill.services.triggerer.lists.sessions import KIND, Ownership, SessionEndedError
 from tidemill.store.opening import open_store
 from tidemill.store.queries.sessions import end_session, list_live_sessions
 from tidemill.store.queries.triggers import find_triggers

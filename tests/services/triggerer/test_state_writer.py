@@ -11,8 +11,8 @@ from tests.store.helpers import claim, registered
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
-from tidemill.services.triggerer.state_change import StateChange
-from tidemill.services.triggerer.state_writer import CHUNK_COUNT, StateWriter
+from tidemill.services.triggerer.hosting.state_change import StateChange
+from tidemill.services.triggerer.lists.state_writer import CHUNK_COUNT, StateWriter
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers import find_triggers
 from tidemill.store.records import TriggerState

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 import pytest
 
-from tidemill.services.triggerer.stream_keys import describe_key
+from tidemill.services.triggerer.hosting.stream_keys import describe_key
 from tidemill.triggers.producers.directory import DirectorySettings
 
 

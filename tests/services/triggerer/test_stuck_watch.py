@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tidemill.services.triggerer.stuck_watch import StuckWatch
+from tidemill.services.triggerer.tasks.stuck_watch import StuckWatch
 
 LIMIT_SECONDS = 1.0
 

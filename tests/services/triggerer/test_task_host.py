@@ -16,9 +16,9 @@ from tests.until import until
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.triggerer_settings import TriggererSettings
-from tidemill.services.triggerer import folder_code, task_source
-from tidemill.services.triggerer import host as host_module
-from tidemill.services.triggerer.task_host import TaskHost
+from tidemill.services.triggerer.hosting import host as host_module
+from tidemill.services.triggerer.tasks import folder_code, source
+from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.store.calls import AppendLog, BeginService, ClaimTriggers, FailTrigger, StoreEvents
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
@@ -154,7 +154,7 @@ async def test_a_trigger_that_is_slow_to_clean_up_keeps_no_other_from_the_next_t
 
 
 async def test_a_triggerer_whose_service_was_ended_gives_up_what_it_runs_and_begins_another(triggerers, monkeypatch):
-    monkeypatch.setattr(task_source, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(source, "BEAT_SECONDS", 0.05)
     one = triggerers.store.defer(hosted.Counting, count=0, then="wait")
     triggerers.start()
     await until(lambda: "yielded" in did(one))
@@ -238,7 +238,7 @@ class Talking(BaseTrigger):
 
 
 async def test_what_a_trigger_says_is_in_the_log_of_its_task_and_in_no_other(triggerers, capsys):
-    from tidemill.services.triggerer.task_output import route_output
+    from tidemill.services.triggerer.tasks.output import route_output
 
     with route_output():
         some = [triggerers.store.defer("tests.services.triggerer.test_task_host.Talking") for _ in range(2)]
@@ -312,7 +312,7 @@ class Telling(BaseTrigger):
 
 
 async def test_what_a_trigger_was_told_in_confidence_is_masked_in_its_log_and_its_error(triggerers):
-    from tidemill.services.triggerer.task_output import route_output
+    from tidemill.services.triggerer.tasks.output import route_output
 
     triggerers.store.variables["api_key"] = "T0psecretpw"
     one = triggerers.store.defer("tests.services.triggerer.test_task_host.Telling")

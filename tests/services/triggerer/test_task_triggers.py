@@ -24,8 +24,8 @@ from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.runtime.json.codec import decode
 from tidemill.runtime.log.task_lines import decode_lines
 from tidemill.services.dev.child import stop_service
-from tidemill.services.triggerer.folder_code import FolderCode
-from tidemill.services.triggerer.task_host import TaskHost
+from tidemill.services.triggerer.tasks.folder_code import FolderCode
+from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.store.call_server import CallServer
 from tidemill.store.calls import (
     BeginService,
@@ -228,7 +228,7 @@ class Process:
         self.process: asyncio.subprocess.Process
 
     async def start(self) -> Process:
-        module = "tidemill.services.triggerer.task_process"
+        module = "tidemill.services.triggerer.tasks.process"
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tidemill.services.triggerer.trigger_factory import TriggerFactory
-from tidemill.services.triggerer.trigger_list import encode_kwargs
+from tidemill.services.triggerer.lists.file import encode_kwargs
+from tidemill.services.triggerer.lists.trigger_factory import TriggerFactory
 from tidemill.store.records import TriggerSpec
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tidemill.core.errors import ConfigError
-from tidemill.services.triggerer.trigger_list import read_entries
+from tidemill.services.triggerer.lists.file import read_entries
 from tidemill.store.records import TriggerSpec
 
 

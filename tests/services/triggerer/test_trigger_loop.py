@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.services.triggerer.trigger_loop import RUN, TriggerLoop, TriggerTask
+from tidemill.services.triggerer.hosting.trigger_loop import RUN, TriggerLoop, TriggerTask
 
 
 class Run:

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import HandlerError
-from tidemill.services.triggerer.trigger_services import TriggerServices
+from tidemill.services.triggerer.tasks.trigger_services import TriggerServices
 from tidemill.store.calls import ConnectionRecord, DeleteVariable, GetConnection, GetVariable, SetVariable
 
 

@@ -13,8 +13,8 @@ from tests.web.scripted_host import LIST, ScriptedHost, scripted_host
 from tests.web.scripted_pipeline import SCRIPT
 
 from tidemill.core.triggers.lifecycle import EndVerdict, Next
-from tidemill.services.triggerer.recording import record_host
-from tidemill.services.triggerer.web_ui import serve_host_web
+from tidemill.services.triggerer.lists.reporting.recording import record_host
+from tidemill.services.triggerer.lists.reporting.web_ui import serve_host_web
 from tidemill.store.records import TriggerSpec
 from tidemill.triggers.streams.stream_counts import Incident, IncidentKind
 

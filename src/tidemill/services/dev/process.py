@@ -218,7 +218,7 @@ class Dev:
         self._host, self._boot_id = socket.gethostname(), read_boot_id()
         self._services: list[int] = []
         self.zygote = ZygoteClient(Setup(tuple(PRELOAD)))
-        triggerer = self._build_arguments("tidemill.services.triggerer.task_process", address)
+        triggerer = self._build_arguments("tidemill.services.triggerer.tasks.process", address)
         # A triggerer has to say itself what blocks it, long before.
         silent_seconds = 1.5 * about.settings.triggerer.block_limit_seconds + _SILENT_SECONDS
         self._silent_seconds = {"worker": _SILENT_SECONDS, "triggerer": silent_seconds}

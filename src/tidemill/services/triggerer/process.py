@@ -23,18 +23,18 @@ from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.process.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.process.service_signals import Signals
 from tidemill.services.lost_store import check_files, recover_store, watch_files
-from tidemill.services.triggerer.checking import add_import_folders, read_checked
-from tidemill.services.triggerer.control import control_server
-from tidemill.services.triggerer.leaving import end_anyway
-from tidemill.services.triggerer.list_host import ListHost
-from tidemill.services.triggerer.list_lock import ListLock
-from tidemill.services.triggerer.monitoring import HostMonitor
-from tidemill.services.triggerer.recording import record_host
-from tidemill.services.triggerer.replica import Replica
-from tidemill.services.triggerer.sessions import Ownership, Pace
-from tidemill.services.triggerer.stream_keys import describe_key
-from tidemill.services.triggerer.trigger_loop import TriggerLoop
-from tidemill.services.triggerer.web_ui import serve_host_web
+from tidemill.services.triggerer.hosting.leaving import end_anyway
+from tidemill.services.triggerer.hosting.stream_keys import describe_key
+from tidemill.services.triggerer.hosting.trigger_loop import TriggerLoop
+from tidemill.services.triggerer.lists.checking import add_import_folders, read_checked
+from tidemill.services.triggerer.lists.control import control_server
+from tidemill.services.triggerer.lists.host import ListHost
+from tidemill.services.triggerer.lists.lock import ListLock
+from tidemill.services.triggerer.lists.replica import Replica
+from tidemill.services.triggerer.lists.reporting.monitoring import HostMonitor
+from tidemill.services.triggerer.lists.reporting.recording import record_host
+from tidemill.services.triggerer.lists.reporting.web_ui import serve_host_web
+from tidemill.services.triggerer.lists.sessions import Ownership, Pace
 from tidemill.store.database import Database
 from tidemill.store.opening import choose_store_url, has_one_writer, open_store
 from tidemill.store.records import TriggerSpec

@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse, Response
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 
-from tidemill.services.triggerer.trigger_book import Phase
+from tidemill.services.triggerer.hosting.trigger_book import Phase
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.models import Setting
 from tidemill.web.pipeline.settings_view import list_settings

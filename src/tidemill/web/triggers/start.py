@@ -1,4 +1,4 @@
-"""Builds the web UI of a trigger host; `services.triggerer.web_ui` finds it by its name."""
+"""Builds the web UI of a trigger host; `services.triggerer.lists.reporting.web_ui` finds it by its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.recorder.memory_recording import MemoryRecording
 from tidemill.recorder.periods import name_list_folder, name_list_group
 from tidemill.recorder.reader import Reader
 from tidemill.runtime.log.setup import version
-from tidemill.services.triggerer.web_ui import WatchedHost
+from tidemill.services.triggerer.lists.reporting.web_ui import WatchedHost
 from tidemill.web.pages import Pages
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.recorded.section import build_section as build_recorded_section

@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 import structlog
 
 from tidemill.recorder.periods import name_list_folder
-from tidemill.services.triggerer.host_view import HostView
-from tidemill.services.triggerer.web_ui import WatchedHost
+from tidemill.services.triggerer.lists.reporting.host_view import HostView
+from tidemill.services.triggerer.lists.reporting.web_ui import WatchedHost
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
 from tidemill.web.problems import Problem

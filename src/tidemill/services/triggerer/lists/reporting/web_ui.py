@@ -20,11 +20,11 @@ from tidemill.runtime.loop.loop_calls import call_on_loop
 from tidemill.runtime.sockets.port_owners import PortOwners
 from tidemill.runtime.sockets.ports import is_port_chosen, listen
 from tidemill.runtime.sockets.web_thread import WEB, WebThread
-from tidemill.services.triggerer.monitoring import HostMonitor
+from tidemill.services.triggerer.lists.reporting.monitoring import HostMonitor
 
 if TYPE_CHECKING:
-    from tidemill.services.triggerer.host_recorder import HostRecorder
-    from tidemill.services.triggerer.host_view import HostView
+    from tidemill.services.triggerer.lists.reporting.host_recorder import HostRecorder
+    from tidemill.services.triggerer.lists.reporting.host_view import HostView
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +95,7 @@ def serve_host_web(settings: Settings, monitor: HostMonitor) -> Iterator[WebThre
 
 @contextlib.contextmanager
 def _serve(listener: socket.socket, settings: Settings, monitor: HostMonitor) -> Iterator[WebThread]:
-    from tidemill.services.triggerer.host_view import HostView
+    from tidemill.services.triggerer.lists.reporting.host_view import HostView
 
     watched = WatchedHost(
         settings,

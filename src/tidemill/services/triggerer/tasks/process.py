@@ -1,4 +1,4 @@
-"""The process that runs the triggers of deferred tasks: `python -m tidemill.services.triggerer.task_process ADDRESS`.
+"""The process that runs the triggers of deferred tasks: `python -m tidemill.services.triggerer.tasks.process ADDRESS`.
 
 It reaches the store by named calls over a Unix socket, and has no connection to a database. SIGTERM stops it: triggers
 are given up, and run by the next one; without the word of its parent that counts as a crash. It ends with its parent,
@@ -35,13 +35,13 @@ from tidemill.runtime.process.boot import read_boot_id
 from tidemill.runtime.process.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.process.service_signals import Signals
 from tidemill.services.parent import watch_parent
-from tidemill.services.triggerer.folder_code import FolderCode
-from tidemill.services.triggerer.leaving import end_anyway
-from tidemill.services.triggerer.left_processes import end_left_processes
-from tidemill.services.triggerer.stuck_watch import end_stuck
-from tidemill.services.triggerer.task_host import TaskHost
-from tidemill.services.triggerer.task_output import route_output
-from tidemill.services.triggerer.trigger_loop import TriggerLoop
+from tidemill.services.triggerer.hosting.leaving import end_anyway
+from tidemill.services.triggerer.hosting.trigger_loop import TriggerLoop
+from tidemill.services.triggerer.tasks.folder_code import FolderCode
+from tidemill.services.triggerer.tasks.host import TaskHost
+from tidemill.services.triggerer.tasks.left_processes import end_left_processes
+from tidemill.services.triggerer.tasks.output import route_output
+from tidemill.services.triggerer.tasks.stuck_watch import end_stuck
 from tidemill.store.calls import BeginService, ClaimedTrigger
 from tidemill.store.remote import RemoteStore
 
@@ -55,7 +55,7 @@ _ORPHAN_SECONDS = 3.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run triggers until a signal, or the end of the parent; return the exit code."""
-    parser = argparse.ArgumentParser(prog="tidemill.services.triggerer.task_process", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tidemill.services.triggerer.tasks.process", description=__doc__)
     parser.add_argument("address", help="the Unix socket of the process that has the store")
     parser.add_argument("--config", help="the configuration file")
     parser.add_argument("--folder", default=".", help="the folder of DAGs, whose modules may define triggers")

@@ -12,12 +12,12 @@ from collections.abc import Collection, Container, Mapping, Sequence
 import structlog
 from sqlalchemy import Connection
 
-from tidemill.services.triggerer.admission import Admission
-from tidemill.services.triggerer.listing import should_run
-from tidemill.services.triggerer.serialized import keep_serialized
-from tidemill.services.triggerer.sessions import Ownership
-from tidemill.services.triggerer.state_change import StateChange
-from tidemill.services.triggerer.state_writer import StateWriter
+from tidemill.services.triggerer.hosting.state_change import StateChange
+from tidemill.services.triggerer.lists.admission import Admission
+from tidemill.services.triggerer.lists.reload import should_run
+from tidemill.services.triggerer.lists.serialized import keep_serialized
+from tidemill.services.triggerer.lists.sessions import Ownership
+from tidemill.services.triggerer.lists.state_writer import StateWriter
 from tidemill.store.database import Database
 from tidemill.store.database_events import DatabaseEvents
 from tidemill.store.queries.triggers import claim_triggers, register_triggers

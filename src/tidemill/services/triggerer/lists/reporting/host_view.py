@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from tidemill.core.streams.members import LaneReport
 from tidemill.core.triggers.group_commit import Standing
-from tidemill.services.triggerer.list_host import ListHost
-from tidemill.services.triggerer.monitoring import HostMonitor, find_reasons
-from tidemill.services.triggerer.trigger_book import Phase, TriggerEntry
+from tidemill.services.triggerer.hosting.trigger_book import Phase, TriggerEntry
+from tidemill.services.triggerer.lists.host import ListHost
+from tidemill.services.triggerer.lists.reporting.monitoring import HostMonitor, find_reasons
 from tidemill.triggers.streams.ack import AckStream
 from tidemill.triggers.streams.life import Stream
 from tidemill.triggers.streams.stream_counts import StreamTally, name_lane

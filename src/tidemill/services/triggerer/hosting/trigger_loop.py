@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_PACKAGE = Path(__file__).parents[2]
+_PACKAGE = Path(__file__).parents[3]
 _OURS = f"{_PACKAGE}{os.sep}"
 _ASYNCIO = f"{Path(asyncio.__file__).parent}{os.sep}"
 #: The coroutines of these files are parts of the host, in whichever trigger's context they were begun.

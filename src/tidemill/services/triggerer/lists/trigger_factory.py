@@ -7,7 +7,7 @@ import json
 import structlog
 
 from tidemill.runtime.json import codec
-from tidemill.services.triggerer.loading import TriggerError, create_trigger, serialize_trigger
+from tidemill.services.triggerer.hosting.loading import TriggerError, create_trigger, serialize_trigger
 from tidemill.store.records import TriggerSpec
 from tidemill.triggers.base import BaseTrigger
 

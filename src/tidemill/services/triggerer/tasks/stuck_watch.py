@@ -33,7 +33,7 @@ _LOOKS = 8
 #: How long it may take to store whose fault it was.
 _STORE_SECONDS = 10.0
 #: Where our own code is; what it calls first is the trigger.
-_PACKAGE = str(Path(__file__).parents[2])
+_PACKAGE = str(Path(__file__).parents[3])
 
 #: Called on the watching thread with the name of the task that blocks the loop (None: a callback does), and its stack.
 OnStuck = Callable[[str | None, str], None]

@@ -33,7 +33,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.triggers.session_watch import Life, SessionWatch
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.process.boot import read_boot_id
-from tidemill.services.triggerer.list_lock import ListLock
+from tidemill.services.triggerer.lists.lock import ListLock
 from tidemill.store.database import Database
 from tidemill.store.queries.sessions import (
     beat_session,

@@ -22,8 +22,8 @@ from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, TaskTriggers
 from tidemill.runtime.log.setup import throttle
-from tidemill.services.triggerer.call_events import CallEvents
-from tidemill.services.triggerer.task_logs import TaskLog, TaskLogs
+from tidemill.services.triggerer.tasks.call_events import CallEvents
+from tidemill.services.triggerer.tasks.logs import TaskLog, TaskLogs
 from tidemill.store.calls import (
     BeatService,
     Call,

@@ -12,8 +12,8 @@ import structlog
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import TidemillError, describe_error, escape_surrogates
 from tidemill.core.triggers.lifecycle import CancelReason, EndVerdict, Next
-from tidemill.services.triggerer.loading import TriggerError
-from tidemill.services.triggerer.state_change import StateChange
+from tidemill.services.triggerer.hosting.loading import TriggerError
+from tidemill.services.triggerer.hosting.state_change import StateChange
 from tidemill.store.records import TriggerSpec, TriggerState
 
 log = structlog.get_logger(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidemill.runtime.loop.durations import Durations
-from tidemill.services.triggerer.stream_keys import StreamNames
-from tidemill.services.triggerer.trigger_book import TriggerBook
+from tidemill.services.triggerer.hosting.stream_keys import StreamNames
+from tidemill.services.triggerer.hosting.trigger_book import TriggerBook
 from tidemill.triggers.shared_stream import SharedStreamManager, StreamCounts
 
 

@@ -14,10 +14,10 @@ import structlog
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.lifecycle import CancelReason
-from tidemill.services.triggerer.admission import digest_list
-from tidemill.services.triggerer.list_host import ListHost
-from tidemill.services.triggerer.sessions import Ownership, SessionEndedError, describe_session
-from tidemill.services.triggerer.turns import HostStopsError
+from tidemill.services.triggerer.lists.admission import digest_list
+from tidemill.services.triggerer.lists.host import ListHost
+from tidemill.services.triggerer.lists.sessions import Ownership, SessionEndedError, describe_session
+from tidemill.services.triggerer.lists.turns import HostStopsError
 from tidemill.store.records import TriggerSpec
 
 log = structlog.get_logger(__name__)

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from tidemill.core.triggers.event_plan import StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
-from tidemill.services.triggerer.state_change import StateChange
-from tidemill.services.triggerer.trigger_book import TriggerBook
+from tidemill.services.triggerer.hosting.state_change import StateChange
+from tidemill.services.triggerer.hosting.trigger_book import TriggerBook
 from tidemill.triggers.shared_stream import SharedStreamManager
 
 

@@ -25,13 +25,13 @@ import structlog
 from tidemill.core.triggers.event_plan import Refused, StoreOutcome
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, decide_end
-from tidemill.services.triggerer.loading import TriggerError, create_trigger, encode_payload, read_identity
-from tidemill.services.triggerer.run_ending import RefusedEventError, explain_fault, run_step
-from tidemill.services.triggerer.run_services import Events
-from tidemill.services.triggerer.stream_membership import StreamMembership
-from tidemill.services.triggerer.task_logs import TaskLog
-from tidemill.services.triggerer.task_output import SINK, make_logger
-from tidemill.services.triggerer.trigger_loop import RUN
+from tidemill.services.triggerer.hosting.ending import RefusedEventError, explain_fault, run_step
+from tidemill.services.triggerer.hosting.loading import TriggerError, create_trigger, encode_payload, read_identity
+from tidemill.services.triggerer.hosting.run_services import Events
+from tidemill.services.triggerer.hosting.stream_membership import StreamMembership
+from tidemill.services.triggerer.hosting.trigger_loop import RUN
+from tidemill.services.triggerer.tasks.logs import TaskLog
+from tidemill.services.triggerer.tasks.output import SINK, make_logger
 from tidemill.store.calls import MAX_XCOM_BYTES, ClaimedTrigger
 from tidemill.triggers.base import BaseTrigger
 from tidemill.triggers.shared_stream import SharedStreamManager

@@ -17,7 +17,7 @@ import structlog
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.runtime.log.setup import throttle
-from tidemill.services.triggerer.state_change import StateChange
+from tidemill.services.triggerer.hosting.state_change import StateChange
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers import report_triggers
 from tidemill.store.records import TriggerReport

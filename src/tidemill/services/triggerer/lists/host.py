@@ -1,6 +1,6 @@
 """Hosts the triggers of a list: starts them, changes to another list, and stops.
 
-Theory of operation. The triggers of the list are registered in the store and claimed (`list_source`), and run side by
+Theory of operation. The triggers of the list are registered in the store and claimed (`source`), and run side by
 side (`host`).
 
 Invariants: a finished trigger does not run again unless its restart is `always`; start, reload and stop exclude each
@@ -19,14 +19,14 @@ from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.retry import Backoff
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason
 from tidemill.runtime.process.malloc import trim_memory
-from tidemill.services.triggerer.host import END_SECONDS, TriggerHost
-from tidemill.services.triggerer.host_book import HostBook
-from tidemill.services.triggerer.list_source import ListSource
-from tidemill.services.triggerer.listing import Changes, compare_lists, find_serialized
-from tidemill.services.triggerer.run import TriggerRun
-from tidemill.services.triggerer.run_services import RunServices
-from tidemill.services.triggerer.sessions import Ownership
-from tidemill.services.triggerer.turns import Turns
+from tidemill.services.triggerer.hosting.host import END_SECONDS, TriggerHost
+from tidemill.services.triggerer.hosting.host_book import HostBook
+from tidemill.services.triggerer.hosting.run_services import RunServices
+from tidemill.services.triggerer.lists.reload import Changes, compare_lists, find_serialized
+from tidemill.services.triggerer.lists.sessions import Ownership
+from tidemill.services.triggerer.lists.source import ListSource
+from tidemill.services.triggerer.lists.trigger import TriggerRun
+from tidemill.services.triggerer.lists.turns import Turns
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
 from tidemill.store.records import TriggerRecord, TriggerSpec

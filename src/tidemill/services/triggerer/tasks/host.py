@@ -1,7 +1,7 @@
 """Hosts the triggers of deferred tasks: claims them from the store, runs them, and gives them up when it stops.
 
 Theory of operation. Each time it is connected it begins a service in the store, in which it claims and runs triggers
-(`task_source`, `task_run`, `host`). When the store says that the service has ended, because others believe that it died
+(`source`, `trigger`). When the store says that the service has ended, because others believe that it died
 or because the process that has the store was started again, it gives up what it runs and begins another service.
 
 Invariants: no trigger fails because of a stop, a hand-over or an outage; `on_kill` runs for none of them; whatever
@@ -28,13 +28,13 @@ from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd
 from tidemill.dags.current import serving
 from tidemill.runtime.log.setup import throttle
-from tidemill.services.triggerer.folder_code import FolderCode
-from tidemill.services.triggerer.host import TriggerHost
-from tidemill.services.triggerer.stuck_watch import StuckWatch
-from tidemill.services.triggerer.task_logs import TaskLogs
-from tidemill.services.triggerer.task_run import TaskRun, TaskRunServices
-from tidemill.services.triggerer.task_source import CLAIM_COUNT, ServiceEndedError, TaskSource
-from tidemill.services.triggerer.trigger_services import TriggerServices
+from tidemill.services.triggerer.hosting.host import TriggerHost
+from tidemill.services.triggerer.tasks.folder_code import FolderCode
+from tidemill.services.triggerer.tasks.logs import TaskLogs
+from tidemill.services.triggerer.tasks.source import CLAIM_COUNT, ServiceEndedError, TaskSource
+from tidemill.services.triggerer.tasks.stuck_watch import StuckWatch
+from tidemill.services.triggerer.tasks.trigger import TaskRun, TaskRunServices
+from tidemill.services.triggerer.tasks.trigger_services import TriggerServices
 from tidemill.store.calls import BeginService, ClaimedTrigger, EndService
 from tidemill.store.database import Caller
 from tidemill.store.doorbell import SCAN_SECONDS, Doorbell

@@ -17,8 +17,8 @@ from tidemill.recorder.events import ORDINARY, EventKind, RecordedEvent
 from tidemill.recorder.schema import MAX_ERROR_CHARS
 from tidemill.recorder.texts import classify_error, clean_error, clean_name
 from tidemill.recorder.writer import RecordWriter
-from tidemill.services.triggerer.host_book import HostBook
-from tidemill.services.triggerer.trigger_book import TriggerChange
+from tidemill.services.triggerer.hosting.host_book import HostBook
+from tidemill.services.triggerer.hosting.trigger_book import TriggerChange
 from tidemill.triggers.shared_stream import SharedStreamManager
 from tidemill.triggers.streams.stream_counts import OTHERS, Incident, LaneTally, name_lane
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from tidemill.config.redaction import redact
 from tidemill.config.settings import Settings
-from tidemill.services.triggerer.host_book import HostBook
+from tidemill.services.triggerer.hosting.host_book import HostBook
 
 if TYPE_CHECKING:
-    from tidemill.services.triggerer.host_recorder import HostRecorder
+    from tidemill.services.triggerer.lists.reporting.host_recorder import HostRecorder
 
 #: How long the end of the host may wait for the disk.
 END_SECONDS = 1.0
@@ -33,7 +33,7 @@ def record_host(settings: Settings, worker: str, list_name: str, book: HostBook)
     from tidemill.recorder.opening import start_writing
     from tidemill.recorder.periods import name_list_folder, name_list_group
     from tidemill.recorder.writer import RecordWriter
-    from tidemill.services.triggerer.host_recorder import HostRecorder
+    from tidemill.services.triggerer.lists.reporting.host_recorder import HostRecorder
 
     recorder = HostRecorder(book)
     recorder.writer = RecordWriter(

@@ -25,10 +25,10 @@ from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.triggers.group_commit import CommitLimits, Standing
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.pausable_clock import PausableClock
-from tidemill.services.triggerer.event_log import EventLog
-from tidemill.services.triggerer.host_book import HostBook
-from tidemill.services.triggerer.loop_watch import watch_loop
-from tidemill.services.triggerer.trigger_source import TriggerSource
+from tidemill.services.triggerer.hosting.event_log import EventLog
+from tidemill.services.triggerer.hosting.host_book import HostBook
+from tidemill.services.triggerer.hosting.loop_watch import watch_loop
+from tidemill.services.triggerer.hosting.trigger_source import TriggerSource
 from tidemill.store.group_commit import EventStore
 from tidemill.triggers.shared_stream import SharedStreamManager, StreamReport
 

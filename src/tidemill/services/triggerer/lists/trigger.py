@@ -30,13 +30,13 @@ from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.triggers.event_plan import Refusal, Refused, StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason, Ending, EndVerdict, Next, Restart, TriggerLife
-from tidemill.services.triggerer.loading import TriggerError, encode_payload, read_identity
-from tidemill.services.triggerer.run_ending import RefusedEventError, format_fault, report_ending, run_step
-from tidemill.services.triggerer.run_services import RunServices
-from tidemill.services.triggerer.state_change import StateChange
-from tidemill.services.triggerer.stream_membership import StreamMembership
-from tidemill.services.triggerer.trigger_factory import TriggerFactory
-from tidemill.services.triggerer.trigger_loop import RUN
+from tidemill.services.triggerer.hosting.ending import RefusedEventError, format_fault, report_ending, run_step
+from tidemill.services.triggerer.hosting.loading import TriggerError, encode_payload, read_identity
+from tidemill.services.triggerer.hosting.run_services import RunServices
+from tidemill.services.triggerer.hosting.state_change import StateChange
+from tidemill.services.triggerer.hosting.stream_membership import StreamMembership
+from tidemill.services.triggerer.hosting.trigger_loop import RUN
+from tidemill.services.triggerer.lists.trigger_factory import TriggerFactory
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers.base import BaseTrigger
 

@@ -21,8 +21,8 @@ from sqlalchemy import Connection
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.session_watch import Life, SessionWatch
 from tidemill.runtime.log.setup import throttle
-from tidemill.services.triggerer.loading import TriggerError, create_trigger
-from tidemill.services.triggerer.sessions import KIND, Ownership
+from tidemill.services.triggerer.hosting.loading import TriggerError, create_trigger
+from tidemill.services.triggerer.lists.sessions import KIND, Ownership
 from tidemill.store.database import Database
 from tidemill.store.queries.sessions import (
     claim_upstreams,

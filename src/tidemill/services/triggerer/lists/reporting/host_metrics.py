@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from tidemill.runtime.loop.durations import DURATION_BOUNDS
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, Family, Sample
-from tidemill.services.triggerer.host_state import HostState
+from tidemill.services.triggerer.lists.reporting.host_state import HostState
 
 WORKER = Definition("worker_info", Kind.INFO, "The worker: the value is always 1.", ("worker_id", "version", "list"))
 

@@ -19,13 +19,13 @@ from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.wording import format_count
 from tidemill.runtime.log.setup import version
 from tidemill.runtime.loop.loop_calls import call_on_loop
-from tidemill.services.triggerer.host_book import HostBook
-from tidemill.services.triggerer.host_state import HostState
-from tidemill.services.triggerer.replica import Replica
+from tidemill.services.triggerer.hosting.host_book import HostBook
+from tidemill.services.triggerer.lists.replica import Replica
+from tidemill.services.triggerer.lists.reporting.host_state import HostState
 
 if TYPE_CHECKING:
     from tidemill.runtime.metrics.families import Family
-    from tidemill.services.triggerer.host_recorder import HostRecorder
+    from tidemill.services.triggerer.lists.reporting.host_recorder import HostRecorder
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +77,7 @@ class HostMonitor:
         from tidemill.runtime.metrics.endpoint import MetricsEndpoint
         from tidemill.runtime.sockets.port_owners import PortOwners
         from tidemill.runtime.sockets.ports import is_port_chosen, listen
-        from tidemill.services.triggerer.host_metrics import collect_metrics
+        from tidemill.services.triggerer.lists.reporting.host_metrics import collect_metrics
 
         def collect() -> Iterator[Family]:
             return collect_metrics(self._about, self._ask())

@@ -14,14 +14,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tidemill.core.errors import ConfigError
-from tidemill.services.triggerer.loading import (
+from tidemill.services.triggerer.hosting.loading import (
     MisspeltError,
     TriggerError,
     check_arguments,
     create_trigger,
     find_class,
 )
-from tidemill.services.triggerer.trigger_list import read_entries
+from tidemill.services.triggerer.lists.file import read_entries
 from tidemill.store.records import TriggerSpec
 from tidemill.triggers.base import BaseTrigger
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection
 
-from tidemill.services.triggerer.sessions import Ownership, SessionEndedError
+from tidemill.services.triggerer.lists.sessions import Ownership, SessionEndedError
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers import store_serialized
 from tidemill.store.write_retry import write_patiently

@@ -1,0 +1,1 @@
+"""Hosts triggers, those of a list and those of deferred tasks alike."""

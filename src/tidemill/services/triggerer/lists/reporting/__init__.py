@@ -1,0 +1,1 @@
+"""Reports on a list of triggers: metrics, health, pages and the recording."""

@@ -1,0 +1,1 @@
+"""Runs the triggers of deferred tasks."""
