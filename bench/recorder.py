@@ -31,11 +31,11 @@ from bench.recorder_memory import memory_mb
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.settings import Settings
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.memory import use_system_memory
-from tidemill.recorder.reader import Reader
-from tidemill.recorder.schema import RowTable, encode_rows, messages_schema, tasks_schema
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.schema import RowTable, encode_rows, messages_schema, tasks_schema
+from tidemill.recorder.kept_memory import use_system_memory
+from tidemill.recorder.reading.reader import Reader
+from tidemill.recorder.writing.writer import RecordWriter
 from tidemill.web.access.hashes import hash_token
 from tidemill.web.access.logins import Logins
 from tidemill.web.access.origins import Origins

@@ -92,7 +92,7 @@ def embedded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
 @pytest.fixture(scope="session", autouse=True)
 def _recordings_are_written_to_their_end() -> None:
     """Let a recording be sealed at its end however busy the machine is; its own tests say how long that may take."""
-    from tidemill.recorder import disk_recording, writer
+    from tidemill.recorder.writing import disk_recording, writer
 
     writer.END_SECONDS = 60.0
     disk_recording.END_SECONDS = 30.0

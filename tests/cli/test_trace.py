@@ -20,11 +20,11 @@ from tidemill.config.loading import load_settings
 from tidemill.core.errors import RemoteError
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.pipeline.reports import history
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.queries import MessageQuery
-from tidemill.recorder.reader import Reader
-from tidemill.recorder.schema import RowTable
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.schema import RowTable
+from tidemill.recorder.reading.queries import MessageQuery
+from tidemill.recorder.reading.reader import Reader
+from tidemill.recorder.writing.writer import RecordWriter
 from tidemill.runtime.link.open_message import OpenMessage
 from tidemill.runtime.sockets.control_socket import ControlThread
 from tidemill.runtime.sockets.pipeline_socket import pipeline_socket

@@ -12,8 +12,8 @@ from tests import prepared
 from tests.cli.sites import Site
 from tests.until import wait_until
 
-from tidemill.recorder.queries import EventQuery
-from tidemill.recorder.reader import Reader
+from tidemill.recorder.reading.queries import EventQuery
+from tidemill.recorder.reading.reader import Reader
 from tidemill.runtime.process.exitcode import ExitCode
 
 

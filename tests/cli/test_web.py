@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from tidemill.cli.main import app
 from tidemill.config.debug_settings import DebugSettings
-from tidemill.recorder.schema import RowTable
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.format.schema import RowTable
+from tidemill.recorder.writing.writer import RecordWriter
 
 HASH = "73300871f44c168e0c5b1a6fd2b7f2f5d9d5d7a2e0b6a7c9f1e3d5b7a9c8e6f4"
 

@@ -24,8 +24,8 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.pipeline.reports import outcomes as outcomes_module
 from tidemill.pipeline.reports.outcomes import Outcomes, find_finished_ranges, name_range
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.schema import RowTable, decode_rows
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.schema import RowTable, decode_rows
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.link.progress import EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult, FilePayload

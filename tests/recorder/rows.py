@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidemill.recorder.schema import RowTable, encode_rows, messages_schema, schema_of, tasks_schema
+from tidemill.recorder.format.schema import RowTable, encode_rows, messages_schema, schema_of, tasks_schema
 
 #: A moment, in UTC microseconds: 2027-01-15.
 START = 1_800_000_000_000_000

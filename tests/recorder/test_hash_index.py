@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.recorder.hash_index import MAX_GROUPS, HashIndex, build_index, hash_value, hash_values
+from tidemill.recorder.format.hash_index import MAX_GROUPS, HashIndex, build_index, hash_value, hash_values
 
 VALUES = st.one_of(st.none(), st.binary(max_size=3), st.sampled_from([b"", b"a", b"order-1"]))
 

@@ -13,9 +13,9 @@ import pytest
 from tests.until import wait_until
 
 from tidemill.config.debug_settings import DebugSettings
-from tidemill.recorder.queries import EventQuery, MessageQuery
-from tidemill.recorder.reader import Reader
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.reading.queries import EventQuery, MessageQuery
+from tidemill.recorder.reading.reader import Reader
+from tidemill.recorder.writing.writer import RecordWriter
 
 #: Offsets of a run begin at its number times this.
 RUN = 1_000_000
@@ -24,9 +24,9 @@ DRIVER = f"""
     from tests.recorder.rows import START, message, messages
     from tidemill.config.debug_settings import DebugSettings
     from tidemill.core.recorder.sealing import SealPolicy
-    from tidemill.recorder.events import EventKind, RecordedEvent
-    from tidemill.recorder.schema import RowTable
-    from tidemill.recorder.writer import RecordWriter
+    from tidemill.recorder.format.events import EventKind, RecordedEvent
+    from tidemill.recorder.format.schema import RowTable
+    from tidemill.recorder.writing.writer import RecordWriter
 
     first = int(sys.argv[2]) * {RUN}
     settings = DebugSettings(db_dir=sys.argv[1], rotation_interval_minutes=0.004, flush_interval_seconds=0.01)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.recorder import memory
-from tidemill.recorder.memory import KEEP_SECONDS, RELEASE_SECONDS, KeptMemory
+from tidemill.recorder import kept_memory
+from tidemill.recorder.kept_memory import KEEP_SECONDS, RELEASE_SECONDS, KeptMemory
 
 
 class Times:
@@ -14,7 +14,7 @@ class Times:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.released: list[float] = []
-        monkeypatch.setattr(memory, "release_memory", lambda: self.released.append(self.now))
+        monkeypatch.setattr(kept_memory, "release_memory", lambda: self.released.append(self.now))
         self.kept = KeptMemory(lambda: self.now)
 
     def wait(self, seconds: float) -> None:

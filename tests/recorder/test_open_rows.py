@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.recorder.rows import batch_of, message, task
 
-from tidemill.recorder.frames import FrameInfo
-from tidemill.recorder.open_rows import MAX_SMALL_PARTS, OpenPart, OpenRows
-from tidemill.recorder.open_segment import OpenSegment
-from tidemill.recorder.row_filter import Criteria, match_rows
-from tidemill.recorder.schema import RowTable, encode_rows
-from tidemill.recorder.sealing import join_batches
+from tidemill.recorder.format.frames import FrameInfo
+from tidemill.recorder.format.schema import RowTable, encode_rows
+from tidemill.recorder.reading.open_rows import MAX_SMALL_PARTS, OpenPart, OpenRows
+from tidemill.recorder.reading.row_filter import Criteria, match_rows
+from tidemill.recorder.writing.open_segment import OpenSegment
+from tidemill.recorder.writing.sealing import join_batches
 
 LABELS = st.lists(
     st.tuples(st.sampled_from("abc"), st.sampled_from("12")), max_size=3, unique_by=lambda label: label[0]

@@ -19,16 +19,16 @@ from tests.until import wait_until
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.core.recorder.cursor import WrongCursorError
 from tidemill.core.recorder.sealing import SealPolicy
-from tidemill.recorder import event_search
-from tidemill.recorder import reader as reader_module
-from tidemill.recorder.cleaning import find_expired, remove_recordings
-from tidemill.recorder.copying import copy_recordings
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.memory_recording import MemoryRecording
-from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
-from tidemill.recorder.reader import Reader
-from tidemill.recorder.schema import RowTable
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.schema import RowTable
+from tidemill.recorder.reading import event_search
+from tidemill.recorder.reading import reader as reader_module
+from tidemill.recorder.reading.copying import copy_recordings
+from tidemill.recorder.reading.queries import EventQuery, MessageQuery, TaskQuery
+from tidemill.recorder.reading.reader import Reader
+from tidemill.recorder.writing.cleaning import find_expired, remove_recordings
+from tidemill.recorder.writing.memory_recording import MemoryRecording
+from tidemill.recorder.writing.writer import RecordWriter
 from tidemill.runtime.link.progress import EngineProgress, SinkStats
 from tidemill.runtime.loop.durations import Durations
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.recorder.rows import batch_of, message, task
 
-from tidemill.recorder.frames import FrameInfo
-from tidemill.recorder.schema import RowTable
-from tidemill.recorder.sealing import seal
+from tidemill.recorder.format.frames import FrameInfo
+from tidemill.recorder.format.schema import RowTable
+from tidemill.recorder.writing.sealing import seal
 
 LABELS = st.lists(st.tuples(st.sampled_from("ab"), st.just("1")), max_size=2, unique_by=lambda label: label[0])
 #: Columns of tasks that mostly have nothing, in all rows or in some.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.recorder.texts import MAX_NAME_CHARS, classify_error
+from tidemill.recorder.format.recordable_text import MAX_NAME_CHARS, classify_error
 
 
 def test_an_error_class_is_masked_before_it_is_cut() -> None:

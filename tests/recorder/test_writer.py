@@ -27,19 +27,20 @@ from tests.until import wait_until
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.core.recorder.sealing import SealPolicy
-from tidemill.recorder import cleaning, disk_recording, open_segment, periods, sampling, sealed_files
-from tidemill.recorder import writer as writer_module
-from tidemill.recorder.counts import Counts
-from tidemill.recorder.disk_recording import DiskRecording
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.events_database import EventsDatabase
-from tidemill.recorder.frames import MAGIC, FrameInfo, pack_frame
-from tidemill.recorder.memory_recording import MemoryRecording
-from tidemill.recorder.periods import Period, SegmentName, create_period, list_periods, list_worker_folders
-from tidemill.recorder.queries import MessageQuery
-from tidemill.recorder.reader import Reader
-from tidemill.recorder.schema import RowTable
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.format import file_layout
+from tidemill.recorder.format.counts import Counts
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.events_database import EventsDatabase
+from tidemill.recorder.format.file_layout import Period, SegmentName, create_period, list_periods, list_worker_folders
+from tidemill.recorder.format.frames import MAGIC, FrameInfo, pack_frame
+from tidemill.recorder.format.schema import RowTable
+from tidemill.recorder.reading.queries import MessageQuery
+from tidemill.recorder.reading.reader import Reader
+from tidemill.recorder.writing import cleaning, disk_recording, open_segment, sampling, sealed_files
+from tidemill.recorder.writing import writer as writer_module
+from tidemill.recorder.writing.disk_recording import DiskRecording
+from tidemill.recorder.writing.memory_recording import MemoryRecording
+from tidemill.recorder.writing.writer import RecordWriter
 from tidemill.runtime.link.progress import EngineProgress, SinkStats
 
 POLICY = SealPolicy(max_rows=20)
@@ -213,9 +214,9 @@ LIMITED = """
     import resource, sys
     from tests.recorder.rows import START, message, messages
     from tidemill.config.debug_settings import DebugSettings
-    from tidemill.recorder.events import EventKind, RecordedEvent
-    from tidemill.recorder.schema import RowTable
-    from tidemill.recorder.writer import RecordWriter
+    from tidemill.recorder.format.events import EventKind, RecordedEvent
+    from tidemill.recorder.format.schema import RowTable
+    from tidemill.recorder.writing.writer import RecordWriter
 
     # No file of this process may become larger than this, which is how a full disk looks.
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
@@ -408,7 +409,7 @@ def test_an_old_period_stays_where_nobody_knows_whether_it_is_written(tmp_path: 
         raise OSError(errno.EMFILE, "too many open files")
 
     with monkeypatch.context() as patched, capture_logs() as logs:
-        patched.setattr(periods, "lock_file", refuse)
+        patched.setattr(file_layout, "lock_file", refuse)
         assert not cleaning.remove_period(period)
     assert period.database.exists()
     assert len(logs) == 1
@@ -458,8 +459,8 @@ KILLED = """
     from tests.recorder.rows import message, messages, task, tasks
     from tidemill.config.debug_settings import DebugSettings
     from tidemill.core.recorder.sealing import SealPolicy
-    from tidemill.recorder.schema import RowTable
-    from tidemill.recorder.writer import RecordWriter
+    from tidemill.recorder.format.schema import RowTable
+    from tidemill.recorder.writing.writer import RecordWriter
     from tidemill.recorder import sealed_files
 
     when = sys.argv[2]
@@ -540,8 +541,8 @@ def add(recording: DiskRecording, first: int, rows: int = 10) -> None:
     """Record messages, and do what is due."""
     from tests.recorder.rows import batch_of
 
-    from tidemill.recorder.frames import FrameInfo
-    from tidemill.recorder.schema import encode_rows
+    from tidemill.recorder.format.frames import FrameInfo
+    from tidemill.recorder.format.schema import encode_rows
 
     batch = batch_of(RowTable.MESSAGES, *(message(offset) for offset in range(first, first + rows)))
     recording.append(RowTable.MESSAGES, [(FrameInfo("e", 0, first, RowTable.MESSAGES), encode_rows(batch), batch)])

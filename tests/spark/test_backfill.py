@@ -23,8 +23,8 @@ from tests import prepared
 from tests.jsonl import read_lines
 from tests.until import wait_until
 
-from tidemill.recorder.queries import EventQuery
-from tidemill.recorder.reader import Reader
+from tidemill.recorder.reading.queries import EventQuery
+from tidemill.recorder.reading.reader import Reader
 from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.runtime.process.table import find_marked, read_parent
 from tidemill.testing.kafka import committed_offsets, consume

@@ -12,9 +12,9 @@ from tests.web.scripted_pipeline import SCRIPT, SECRET
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.deadletters.letter import LetterKind
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.schema import RowTable
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.schema import RowTable
+from tidemill.recorder.writing.writer import RecordWriter
 
 COUNT = 250
 TOPIC = "orders"

@@ -20,11 +20,11 @@ from tests.web.serving import connect, log_in
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.core.recorder.sealing import SealPolicy
-from tidemill.recorder.queries import MessageQuery
-from tidemill.recorder.reader import Reader
-from tidemill.recorder.schema import RowTable
-from tidemill.recorder.tar_stream import FOLDER, stream_tar
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.format.schema import RowTable
+from tidemill.recorder.reading.queries import MessageQuery
+from tidemill.recorder.reading.reader import Reader
+from tidemill.recorder.reading.tar_stream import FOLDER, stream_tar
+from tidemill.recorder.writing.writer import RecordWriter
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.recorded.downloads import Downloads
 from tidemill.web.workers import _WORKERS, Workers

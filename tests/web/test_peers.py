@@ -21,9 +21,9 @@ from tests.web.serving import log_in
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact
 from tidemill.config.web_settings import PeerSettings
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.schema import RowTable
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.schema import RowTable
+from tidemill.recorder.writing.writer import RecordWriter
 from tidemill.spark.live.web_ui import serve_web
 from tidemill.web.access.hashes import hash_token
 from tidemill.web.peers.peers import Peers

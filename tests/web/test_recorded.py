@@ -20,11 +20,11 @@ from tests.web.serving import log_in
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.pipeline.handler.models import ErrorKind
-from tidemill.recorder.counts import Counts
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.queries import MessageQuery
-from tidemill.recorder.schema import RowTable
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.format.counts import Counts
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.schema import RowTable
+from tidemill.recorder.reading.queries import MessageQuery
+from tidemill.recorder.writing.writer import RecordWriter
 from tidemill.runtime.link.progress import EngineProgress
 from tidemill.web.formats import format_moment
 from tidemill.web.pipeline.start import open_archive

@@ -19,10 +19,10 @@ from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
 from tests.web.serving import log_in
 
 from tidemill.config.debug_settings import DebugSettings
-from tidemill.recorder.counts import Counts, add_workers
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.schema import RowTable
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.format.counts import Counts, add_workers
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.schema import RowTable
+from tidemill.recorder.writing.writer import RecordWriter
 from tidemill.runtime.link.progress import EngineProgress
 
 #: Group, worker and the offset of the one message of each run; the last one's names cannot be those of a folder.

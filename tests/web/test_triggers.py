@@ -16,7 +16,7 @@ from tests.web.scripted_pipeline import SCRIPT, SECRET
 from tests.web.serving import KEY, ORIGIN, PORT
 
 from tidemill.core.triggers.group_commit import Standing
-from tidemill.recorder.counts import Counts, LaneCounts, name_stream_lane
+from tidemill.recorder.format.counts import Counts, LaneCounts, name_stream_lane
 from tidemill.services.triggerer.lists.reporting import web_ui
 from tidemill.services.triggerer.lists.reporting.host_view import HostView
 from tidemill.services.triggerer.lists.reporting.web_ui import WatchedHost

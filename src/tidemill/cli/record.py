@@ -19,7 +19,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.wording import format_count, to_one_line
 
 if TYPE_CHECKING:
-    from tidemill.recorder.queries import RecordingInfo
+    from tidemill.recorder.reading.queries import RecordingInfo
 
 app = App(help="Look at recordings, copy, export and remove them.")
 
@@ -33,7 +33,7 @@ def list_recordings(
     with reporting():
         import msgspec
 
-        from tidemill.recorder.reader import Reader
+        from tidemill.recorder.reading.reader import Reader
 
         folder = find_folder(config)
         found = Reader(folder).list_recordings()
@@ -115,8 +115,8 @@ def merge(
 ) -> None:
     """Copy recordings of several folders into one, as they are now; those being written are copied, too."""
     with reporting():
-        from tidemill.recorder.copying import copy_recordings
-        from tidemill.recorder.periods import list_periods
+        from tidemill.recorder.format.file_layout import list_periods
+        from tidemill.recorder.reading.copying import copy_recordings
 
         sources = folders or [find_folder(config)]
         for source in sources:
@@ -149,7 +149,7 @@ def clean(
 ) -> None:
     """Remove old recordings, never one that is being written."""
     with reporting():
-        from tidemill.recorder.cleaning import find_expired, remove_recordings
+        from tidemill.recorder.writing.cleaning import find_expired, remove_recordings
 
         folder = find_folder(config)
         expired = find_expired(folder, time.time(), parse_time("--before", before))
@@ -173,7 +173,7 @@ def export(
     """Write the recorded messages as Parquet files with the columns of the history."""
     with reporting():
         from tidemill.pipeline.reports.history import SCHEMA
-        from tidemill.recorder.export import export_messages
+        from tidemill.recorder.reading.export import export_messages
 
         folder = find_folder(config)
         _refuse_file("--parquet", parquet)

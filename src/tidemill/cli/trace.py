@@ -15,8 +15,8 @@ from tidemill.core.wording import format_count, to_one_line
 from tidemill.runtime.process.exitcode import ExitCode
 
 if TYPE_CHECKING:
-    from tidemill.recorder.queries import MessageQuery
-    from tidemill.recorder.tracing import Traces
+    from tidemill.recorder.reading.queries import MessageQuery
+    from tidemill.recorder.reading.trace_document import Traces
     from tidemill.runtime.link.open_message import OpenMessage
 
 #: A process that does not answer in this time hangs, or is suspended.
@@ -79,8 +79,8 @@ def _find(query: MessageQuery, config: Path | None) -> tuple[Traces, str, list[t
     import msgspec
 
     from tidemill.config.loading import CONFIG_VARIABLE
-    from tidemill.recorder.reader import Reader
-    from tidemill.recorder.tracing import Traces, find_traces
+    from tidemill.recorder.reading.reader import Reader
+    from tidemill.recorder.reading.trace_document import Traces, find_traces
     from tidemill.runtime.link.open_message import OpenMessage
     from tidemill.runtime.sockets.pipeline_socket import ask_pipelines
 
@@ -125,7 +125,7 @@ def _read_arguments(
     """
     from tidemill.core.recorder.key_text import read_key
     from tidemill.core.recorder.place import parse_place
-    from tidemill.recorder.queries import MessageQuery
+    from tidemill.recorder.reading.queries import MessageQuery
 
     options = sum(option is not None for option in (key, task, label))
     if options > 1:

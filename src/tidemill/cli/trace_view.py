@@ -18,8 +18,8 @@ import msgspec
 from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.key_text import write_key
 from tidemill.core.wording import format_count
-from tidemill.recorder.queries import EventRow, MessageRow, Story, TaskRow, Trace, show_status
-from tidemill.recorder.schema import MAX_KEY_BYTES
+from tidemill.recorder.format.schema import MAX_KEY_BYTES
+from tidemill.recorder.reading.queries import EventRow, MessageRow, Story, TaskRow, Trace, show_status
 from tidemill.runtime.link.open_message import OpenMessage
 from tidemill.runtime.log.console import escape
 

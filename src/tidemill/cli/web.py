@@ -68,7 +68,7 @@ def _find_recordings(debug: DebugSettings, directory: Path | None) -> Path:
     Raises:
         ConfigError: There are none.
     """
-    from tidemill.recorder.periods import list_periods, list_worker_folders
+    from tidemill.recorder.format.file_layout import list_periods, list_worker_folders
 
     folder = expand_folder(debug) if directory is None else directory
     where = "debug.db_dir" if directory is None else "--dir"

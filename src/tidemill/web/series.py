@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, Field
 
-from tidemill.recorder.counts import Counts
+from tidemill.recorder.format.counts import Counts
 from tidemill.runtime.loop.durations import DURATION_BOUNDS
 
 _MINUTE = 60

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tidemill.core.recorder.failure_count import count_failures, rank_failures
-from tidemill.recorder.events import EventKind
+from tidemill.recorder.format.events import EventKind
 
 
 def test_a_failure_is_counted_once_although_several_events_tell_of_it():

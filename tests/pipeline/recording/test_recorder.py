@@ -40,8 +40,8 @@ from tidemill.pipeline.recording.task_rows import MAX_STREAM_BYTES, cut_stream, 
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import Given, TaskRun
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.schema import MAX_BODY_BYTES, RowTable, decode_rows
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.schema import MAX_BODY_BYTES, RowTable, decode_rows
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.log import setup as log_module
 from tidemill.runtime.loop.engine_tasks import EngineTasks

@@ -16,12 +16,12 @@ from tests.until import slack, wait_until
 
 from tidemill.config.settings import Settings
 from tidemill.core.triggers.lifecycle import EndVerdict, Next
-from tidemill.recorder.disk_recording import DiskRecording
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.memory_recording import MemoryRecording
-from tidemill.recorder.periods import list_periods, name_list_folder
-from tidemill.recorder.queries import EventQuery
-from tidemill.recorder.reader import Reader
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.file_layout import list_periods, name_list_folder
+from tidemill.recorder.reading.queries import EventQuery
+from tidemill.recorder.reading.reader import Reader
+from tidemill.recorder.writing.disk_recording import DiskRecording
+from tidemill.recorder.writing.memory_recording import MemoryRecording
 from tidemill.services.triggerer.hosting.host_book import HostBook
 from tidemill.services.triggerer.hosting.stream_keys import StreamNames
 from tidemill.services.triggerer.hosting.trigger_book import Phase, TriggerBook

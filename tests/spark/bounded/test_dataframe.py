@@ -27,8 +27,8 @@ from tidemill.deadletters.letter import decode_letter
 from tidemill.deadletters.opening import open_letters
 from tidemill.deadletters.reader import Found
 from tidemill.pipeline.tasks.environment import filter_environment
-from tidemill.recorder.queries import EventQuery
-from tidemill.recorder.reader import Reader
+from tidemill.recorder.reading.queries import EventQuery
+from tidemill.recorder.reading.reader import Reader
 from tidemill.runtime.embedded.broker import free_port
 from tidemill.runtime.embedded.java import find_java
 from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE

@@ -16,11 +16,11 @@ from tests.until import until, wait_until
 
 from tidemill.config.settings import Settings
 from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
-from tidemill.recorder import disk_recording, writer
-from tidemill.recorder.events import EventKind
-from tidemill.recorder.queries import EventQuery
-from tidemill.recorder.reader import Reader
-from tidemill.recorder.schema import RowTable
+from tidemill.recorder.format.events import EventKind
+from tidemill.recorder.format.schema import RowTable
+from tidemill.recorder.reading.queries import EventQuery
+from tidemill.recorder.reading.reader import Reader
+from tidemill.recorder.writing import disk_recording, writer
 from tidemill.runtime.link.frames import Hello, Welcome
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded import recording

@@ -20,9 +20,9 @@ from tidemill.config.settings import Settings
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.core.supervision.slot_limits import SlotLimits
-from tidemill.recorder.events import EventKind
-from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
-from tidemill.recorder.reader import Reader
+from tidemill.recorder.format.events import EventKind
+from tidemill.recorder.reading.queries import EventQuery, MessageQuery, TaskQuery
+from tidemill.recorder.reading.reader import Reader
 from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.runtime.link.frames import LinkAddress
 from tidemill.runtime.link.progress import EngineProgress

@@ -16,10 +16,10 @@ from tests.until import until
 from tidemill.config.settings import Settings
 from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
 from tidemill.core.supervision.pauses import Pause
-from tidemill.recorder import events_database
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.schema import RowTable
-from tidemill.recorder.writer import RecorderStatistics
+from tidemill.recorder.format import events_database
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.schema import RowTable
+from tidemill.recorder.writing.writer import RecorderStatistics
 from tidemill.runtime.link.beats import Beat, whole_beat
 from tidemill.runtime.link.engine import EngineLink
 from tidemill.runtime.link.frames import Hello, LinkAddress, Welcome

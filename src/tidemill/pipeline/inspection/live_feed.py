@@ -16,7 +16,7 @@ from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows.window import WindowRun
-from tidemill.recorder.texts import clean_error, clean_name
+from tidemill.recorder.format.recordable_text import clean_error, clean_name
 from tidemill.runtime.link.live_tasks import LiveState, LiveTask, LiveWindow
 from tidemill.sources.base import TopicPartition
 

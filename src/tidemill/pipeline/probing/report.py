@@ -14,7 +14,7 @@ from tidemill.pipeline.probing.texts import NOTHING, Room
 from tidemill.pipeline.recording.texts import clean_args
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import TaskRun
-from tidemill.recorder.texts import clean_error, clean_name
+from tidemill.recorder.format.recordable_text import clean_error, clean_name
 from tidemill.runtime.link.probe_report import (
     ProbeAttempt,
     ProbeLetter,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidemill.pipeline.reports.report import HistoryStatus
-from tidemill.recorder.events import EventKind
+from tidemill.recorder.format.events import EventKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from tidemill.core.recorder.failure_sample import FailureSample
-from tidemill.recorder.events import ORDINARY, EventKind, RecordedEvent
-from tidemill.recorder.schema import MAX_BODY_BYTES
-from tidemill.recorder.texts import classify_error, clean_error, clean_name
+from tidemill.recorder.format.events import ORDINARY, EventKind, RecordedEvent
+from tidemill.recorder.format.recordable_text import classify_error, clean_error, clean_name
+from tidemill.recorder.format.schema import MAX_BODY_BYTES
 
 #: This many failures per second are recorded individually.
 MAX_PER_SECOND = 1_000

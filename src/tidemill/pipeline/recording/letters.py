@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.writer import DeadLetters, LetterStatistics
 from tidemill.pipeline.recording.recorder import EngineRecorder
-from tidemill.recorder.events import EventKind
+from tidemill.recorder.format.events import EventKind
 
 
 class RecordedLetters:

@@ -26,8 +26,8 @@ from tidemill.pipeline.reports.parts import (
     spread_words,
 )
 from tidemill.pipeline.reports.report import FinishedBatch, Stretch
-from tidemill.recorder.schema import MAX_KEY_BYTES, messages_schema
-from tidemill.recorder.texts import classify_error, clean_name
+from tidemill.recorder.format.recordable_text import classify_error, clean_name
+from tidemill.recorder.format.schema import MAX_KEY_BYTES, messages_schema
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.task_run import TaskRun
-from tidemill.recorder.events import EventKind
-from tidemill.recorder.schema import MAX_BODY_BYTES, RowTable, encode_rows
+from tidemill.recorder.format.events import EventKind
+from tidemill.recorder.format.schema import MAX_BODY_BYTES, RowTable, encode_rows
 from tidemill.runtime.link.progress import SinkStats
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.loop.engine_tasks import EngineTasks

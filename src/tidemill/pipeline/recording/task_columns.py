@@ -20,8 +20,8 @@ from tidemill.pipeline.reports.parts import (
     pack_words,
     spread_words,
 )
-from tidemill.recorder.schema import tasks_schema
-from tidemill.recorder.texts import MAX_NAME_CHARS, clean_name
+from tidemill.recorder.format.recordable_text import MAX_NAME_CHARS, clean_name
+from tidemill.recorder.format.schema import tasks_schema
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_f
 from tidemill.pipeline.reports.report import SingleTasks
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import Given, TaskRun
-from tidemill.recorder.texts import clean_error, clean_name
+from tidemill.recorder.format.recordable_text import clean_error, clean_name
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Prepares the arguments and errors of tasks for recording; see `recorder.texts`.
+"""Prepares the arguments and errors of tasks for recording; see `recorder.format.recordable_text`.
 
 Invariant: a text is masked before it is cut, so that no part of a secret remains.
 """

@@ -27,8 +27,8 @@ from tidemill.runtime.link.server import LinkEvents, LinkServer
 from tidemill.spark.bounded.plan import Plan
 
 if TYPE_CHECKING:
-    from tidemill.recorder.events import EventKind
-    from tidemill.recorder.writer import RecordWriter
+    from tidemill.recorder.format.events import EventKind
+    from tidemill.recorder.writing.writer import RecordWriter
     from tidemill.spark.live.run_recorder import RunRecorder
 
 log = structlog.get_logger(__name__)
@@ -121,7 +121,7 @@ class BoundedRecorder:
 
     def lose_engine(self, hello: Hello, last: EngineProgress) -> None:
         """Record that an engine is lost."""
-        from tidemill.recorder.events import EventKind
+        from tidemill.recorder.format.events import EventKind
 
         self._recorder.tell(EventKind.ENGINE_LOST, hello)
 
@@ -185,7 +185,7 @@ class _Keeper:
         Args:
             problem: Why it failed; '': it did not.
         """
-        from tidemill.recorder import writer
+        from tidemill.recorder.writing import writer
 
         self._problem.put(problem)
         if self._is_open:
@@ -204,9 +204,9 @@ class _Keeper:
             self._opened.put(None)
 
     def _record(self) -> None:
-        from tidemill.recorder.events import EventKind
-        from tidemill.recorder.opening import start_writing
-        from tidemill.recorder.writer import RecordWriter
+        from tidemill.recorder.format.events import EventKind
+        from tidemill.recorder.writing.writer import RecordWriter
+        from tidemill.recorder.writing.writer_start import start_writing
         from tidemill.spark.live.run_recorder import RunRecorder
 
         settings, run, recorder = self._settings, self._run, RunRecorder()
@@ -234,8 +234,8 @@ def _count(done: EngineProgress) -> Facts:
 
 
 def _tell(writer: RecordWriter, kind: EventKind, text: str, facts: Facts, *, is_failure: bool = False) -> None:
-    from tidemill.recorder.events import RecordedEvent
-    from tidemill.recorder.texts import classify_error, clean_error
+    from tidemill.recorder.format.events import RecordedEvent
+    from tidemill.recorder.format.recordable_text import classify_error, clean_error
 
     error_class = classify_error(text) if is_failure else ""
     data = {name: redact_text(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}

@@ -35,8 +35,8 @@ def record_run(
     if not settings.debug.enabled:
         yield None
         return
-    from tidemill.recorder.opening import start_writing
-    from tidemill.recorder.writer import RecordWriter
+    from tidemill.recorder.writing.writer import RecordWriter
+    from tidemill.recorder.writing.writer_start import start_writing
     from tidemill.spark.live.run_recorder import RunRecorder
 
     recorder = RunRecorder()
@@ -77,11 +77,11 @@ def answer_trace(recorder: RunRecorder | None, group: str, worker: str, request:
     """Answer what is known of some messages, if that is in this process's memory; files are read by who asks."""
     if recorder is None:
         return {"traces": None}
-    from tidemill.recorder.memory_recording import MemoryRecording
-    from tidemill.recorder.periods import name_worker_folder
-    from tidemill.recorder.queries import MessageQuery
-    from tidemill.recorder.reader import Reader
-    from tidemill.recorder.tracing import find_traces
+    from tidemill.recorder.format.file_layout import name_worker_folder
+    from tidemill.recorder.reading.queries import MessageQuery
+    from tidemill.recorder.reading.reader import Reader
+    from tidemill.recorder.reading.trace_document import find_traces
+    from tidemill.recorder.writing.memory_recording import MemoryRecording
 
     memory = recorder.writer.recording
     if not isinstance(memory, MemoryRecording):

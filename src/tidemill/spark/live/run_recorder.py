@@ -14,9 +14,9 @@ import msgspec
 import structlog
 
 from tidemill.core.supervision.pauses import Pause
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.schema import RowTable
-from tidemill.recorder.texts import classify_error, clean_error
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.recordable_text import classify_error, clean_error
+from tidemill.recorder.format.schema import RowTable
 from tidemill.runtime.link.engine import RECONNECT_SECONDS
 from tidemill.runtime.link.frames import Hello
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
@@ -25,7 +25,7 @@ from tidemill.runtime.log.setup import throttle
 from tidemill.spark.progress import EngineStatus, PipelineProgress
 
 if TYPE_CHECKING:
-    from tidemill.recorder.writer import RecordWriter
+    from tidemill.recorder.writing.writer import RecordWriter
 
 log = structlog.get_logger(__name__)
 

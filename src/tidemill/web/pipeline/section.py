@@ -14,10 +14,10 @@ from fastapi.responses import Response
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 
-from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.periods import name_worker_folder
-from tidemill.recorder.runs import RunFilter
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.format.events import EventKind, RecordedEvent
+from tidemill.recorder.format.file_layout import name_worker_folder
+from tidemill.recorder.reading.runs import RunFilter
+from tidemill.recorder.writing.writer import RecordWriter
 from tidemill.spark.live.web_ui import Watched
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages

@@ -6,10 +6,10 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidemill.recorder.memory_recording import MemoryRecording
-from tidemill.recorder.periods import name_worker_folder
-from tidemill.recorder.reader import Reader
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.format.file_layout import name_worker_folder
+from tidemill.recorder.reading.reader import Reader
+from tidemill.recorder.writing.memory_recording import MemoryRecording
+from tidemill.recorder.writing.writer import RecordWriter
 from tidemill.runtime.log.setup import version
 from tidemill.spark.live.readiness import find_unready
 from tidemill.spark.live.run_recorder import RunRecorder

@@ -13,11 +13,11 @@ import msgspec
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.recorder.cursor import WrongCursorError
-from tidemill.recorder.counts import Counts
-from tidemill.recorder.periods import Period
-from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery, list_cursors
-from tidemill.recorder.reader import Reader
-from tidemill.recorder.runs import RunChoice, RunFilter
+from tidemill.recorder.format.counts import Counts
+from tidemill.recorder.format.file_layout import Period
+from tidemill.recorder.reading.queries import EventQuery, MessageQuery, TaskQuery, list_cursors
+from tidemill.recorder.reading.reader import Reader
+from tidemill.recorder.reading.runs import RunChoice, RunFilter
 from tidemill.runtime.link.open_message import OpenMessage
 from tidemill.web.problems import Problem
 from tidemill.web.recorded import descriptions, models

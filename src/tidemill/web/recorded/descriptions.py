@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.core.recorder.key_text import write_key
-from tidemill.recorder.queries import (
+from tidemill.recorder.reading.queries import (
     EventRow,
     FailureGroup,
     MessageRow,
@@ -12,7 +12,7 @@ from tidemill.recorder.queries import (
     TaskRow,
     Trace,
 )
-from tidemill.recorder.runs import Run as StoredRun
+from tidemill.recorder.reading.runs import Run as StoredRun
 from tidemill.runtime.link.open_message import OpenMessage
 from tidemill.web.recorded.models import (
     MILLION,

@@ -18,8 +18,8 @@ import structlog
 from fastapi import Query
 from fastapi.responses import Response, StreamingResponse
 
-from tidemill.recorder.periods import Period
-from tidemill.recorder.tar_stream import find_room, stream_tar
+from tidemill.recorder.format.file_layout import Period
+from tidemill.recorder.reading.tar_stream import find_room, stream_tar
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.routes import Routes

@@ -15,9 +15,9 @@ from urllib.parse import urlencode
 from fastapi import Depends, Query
 
 from tidemill.core.recorder.key_text import read_key
-from tidemill.recorder.events import EventKind
-from tidemill.recorder.queries import TASK_KINDS, EventQuery, MessageQuery, TaskQuery
-from tidemill.recorder.runs import RunFilter
+from tidemill.recorder.format.events import EventKind
+from tidemill.recorder.reading.queries import TASK_KINDS, EventQuery, MessageQuery, TaskQuery
+from tidemill.recorder.reading.runs import RunFilter
 from tidemill.web.problems import Problem
 
 _MILLION = 1_000_000

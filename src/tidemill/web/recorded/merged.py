@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeVar
 
-from tidemill.recorder.queries import MessageQuery, TaskQuery
-from tidemill.recorder.runs import RunChoice, RunFilter
+from tidemill.recorder.reading.queries import MessageQuery, TaskQuery
+from tidemill.recorder.reading.runs import RunChoice, RunFilter
 from tidemill.web.peers.peers import Peers
 from tidemill.web.problems import Problem
 from tidemill.web.recorded import models

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 from tidemill.core.pipeline.message_stage import Stage
-from tidemill.recorder.events import OF_TRIGGERS
-from tidemill.recorder.queries import (
+from tidemill.recorder.format.events import OF_TRIGGERS
+from tidemill.recorder.reading.queries import (
     show_status,
 )
 

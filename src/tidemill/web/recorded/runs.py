@@ -13,7 +13,7 @@ from fastapi import Query
 from fastapi.responses import Response
 from starlette.requests import Request
 
-from tidemill.recorder.runs import RunFilter
+from tidemill.recorder.reading.runs import RunFilter
 from tidemill.web.pages import Pages
 from tidemill.web.recorded import models
 from tidemill.web.recorded.archive import Archive

@@ -11,7 +11,7 @@ from fastapi import Depends, Path, Query
 from fastapi.responses import RedirectResponse, Response
 from starlette.requests import Request
 
-from tidemill.recorder.events import EventKind
+from tidemill.recorder.format.events import EventKind
 from tidemill.web.pages import Pages
 from tidemill.web.peers.client import IDENTITY
 from tidemill.web.peers.peers import Peers

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tidemill.config.settings import Settings
-from tidemill.recorder.reader import Reader
+from tidemill.recorder.reading.reader import Reader
 from tidemill.runtime.log.setup import version
 from tidemill.web.letters.letter_box import LetterBox
 from tidemill.web.letters.section import build_section as build_letters_section

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, Field
 
-from tidemill.recorder.counts import Counts, name_stream_lane
-from tidemill.recorder.runs import RunFilter
+from tidemill.recorder.format.counts import Counts, name_stream_lane
+from tidemill.recorder.reading.runs import RunFilter
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.series import choose_step, find_finished
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tidemill.recorder.memory_recording import MemoryRecording
-from tidemill.recorder.periods import name_list_folder, name_list_group
-from tidemill.recorder.reader import Reader
+from tidemill.recorder.format.file_layout import name_list_folder, name_list_group
+from tidemill.recorder.reading.reader import Reader
+from tidemill.recorder.writing.memory_recording import MemoryRecording
 from tidemill.runtime.log.setup import version
 from tidemill.services.triggerer.lists.reporting.web_ui import WatchedHost
 from tidemill.web.pages import Pages

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import structlog
 
-from tidemill.recorder.periods import name_list_folder
+from tidemill.recorder.format.file_layout import name_list_folder
 from tidemill.services.triggerer.lists.reporting.host_view import HostView
 from tidemill.services.triggerer.lists.reporting.web_ui import WatchedHost
 from tidemill.web.live import LiveUpdates

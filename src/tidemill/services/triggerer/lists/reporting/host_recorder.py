@@ -12,11 +12,11 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple
 
 from tidemill.core.recorder.failure_sample import FailureSample
-from tidemill.recorder.counts import Counts, LaneCounts, name_stream_lane
-from tidemill.recorder.events import ORDINARY, EventKind, RecordedEvent
-from tidemill.recorder.schema import MAX_ERROR_CHARS
-from tidemill.recorder.texts import classify_error, clean_error, clean_name
-from tidemill.recorder.writer import RecordWriter
+from tidemill.recorder.format.counts import Counts, LaneCounts, name_stream_lane
+from tidemill.recorder.format.events import ORDINARY, EventKind, RecordedEvent
+from tidemill.recorder.format.recordable_text import classify_error, clean_error, clean_name
+from tidemill.recorder.format.schema import MAX_ERROR_CHARS
+from tidemill.recorder.writing.writer import RecordWriter
 from tidemill.services.triggerer.hosting.host_book import HostBook
 from tidemill.services.triggerer.hosting.trigger_book import TriggerChange
 from tidemill.triggers.shared_stream import SharedStreamManager

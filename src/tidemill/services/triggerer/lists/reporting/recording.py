@@ -30,9 +30,9 @@ def record_host(settings: Settings, worker: str, list_name: str, book: HostBook)
     if not settings.debug.enabled:
         yield None
         return
-    from tidemill.recorder.opening import start_writing
-    from tidemill.recorder.periods import name_list_folder, name_list_group
-    from tidemill.recorder.writer import RecordWriter
+    from tidemill.recorder.format.file_layout import name_list_folder, name_list_group
+    from tidemill.recorder.writing.writer import RecordWriter
+    from tidemill.recorder.writing.writer_start import start_writing
     from tidemill.services.triggerer.lists.reporting.host_recorder import HostRecorder
 
     recorder = HostRecorder(book)

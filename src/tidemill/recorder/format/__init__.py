@@ -1,0 +1,1 @@
+"""The files of a recording: their layout, columns, frames, indexes and database."""

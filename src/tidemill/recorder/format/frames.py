@@ -1,0 +1,81 @@
+"""The file of an open segment: batches as they came, one frame each, so that it is readable while it grows.
+
+A file begins with `MAGIC`; a frame is a header, what is the same for the whole batch, and the batch itself. What a
+process that was killed left unfinished at the end is not a frame, and neither is what comes after a damaged one.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+import msgspec
+
+from tidemill.recorder.format.file_view import ByteView
+from tidemill.recorder.format.schema import RowTable
+
+MAGIC = b"TIDEREC1"
+_HEADER = struct.Struct("<4sIII")
+_MARK = b"FRAM"
+#: A frame that says it is longer than this is damaged, not unfinished.
+_MAX_FRAME_BYTES = 64 * 1024 * 1024
+
+
+class FrameInfo(msgspec.Struct, frozen=True, array_like=True):
+    """Whose rows a batch has."""
+
+    engine_id: str
+    engine: int
+    seq: int
+    table: RowTable
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """A batch of rows as it is stored; `end` is where the next one begins."""
+
+    info: FrameInfo
+    body: bytes | memoryview
+    end: int
+
+
+def pack_frame(info: FrameInfo, body: bytes) -> bytes:
+    """Return a frame's bytes."""
+    about = msgspec.msgpack.encode(info)
+    return _HEADER.pack(_MARK, len(about), len(body), zlib.crc32(body, zlib.crc32(about))) + about + body
+
+
+class DamagedSegmentError(Exception):
+    """A file of a recording is not what was written; what comes after this place cannot be read."""
+
+
+def read_frames(data: ByteView, start: int = len(MAGIC)) -> Iterator[Frame]:
+    """Yield the whole frames from a position on; ends where one is unfinished.
+
+    Raises:
+        DamagedSegmentError: What is there is not a frame.
+    """
+    if len(data) < len(MAGIC):
+        return  # it was created a moment ago
+    if data[: len(MAGIC)] != MAGIC:
+        raise DamagedSegmentError("not a file of rows")
+    at = start
+    while at + _HEADER.size <= len(data):
+        mark, about_length, body_length, checksum = _HEADER.unpack(data[at : at + _HEADER.size])
+        if mark != _MARK:
+            raise DamagedSegmentError(f"no frame at byte {at}")
+        middle = at + _HEADER.size + about_length
+        end = middle + body_length
+        if end - at > _MAX_FRAME_BYTES:
+            raise DamagedSegmentError(f"a frame of {end - at} bytes at byte {at}")
+        if end > len(data):
+            return
+        about, body = data[at + _HEADER.size : middle], data[middle:end]
+        if zlib.crc32(body, zlib.crc32(about)) != checksum:
+            raise DamagedSegmentError(f"wrong checksum at byte {at}")
+        try:
+            info = msgspec.msgpack.decode(about, type=FrameInfo)
+        except msgspec.MsgspecError as error:
+            raise DamagedSegmentError(f"unknown frame at byte {at}: {error}") from error
+        yield Frame(info, body, end)
+        at = end

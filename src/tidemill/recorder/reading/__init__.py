@@ -1,0 +1,1 @@
+"""Reads recordings while they grow: searches rows and events, traces messages, exports and copies."""

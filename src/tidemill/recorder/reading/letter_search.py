@@ -1,0 +1,66 @@
+"""Finds which finished messages left a dead letter: a row says how its tasks ended, an event that a letter was written.
+
+A letter of a message was written while that was processed: between the times at which it was consumed and resolved.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+from tidemill.recorder.format.events import EventKind
+from tidemill.recorder.format.file_layout import name_start
+from tidemill.recorder.reading.event_search import ask_database
+from tidemill.recorder.reading.queries import MessageRow
+from tidemill.recorder.reading.segment_store import DiskStore, SegmentStore
+
+#: SQLite takes only so many values in one statement.
+_MOST_OFFSETS = 500
+#: Where a message was, and when its letter was written.
+_Letter = tuple[str, int, int, int]
+
+
+def find_dead_lettered(stores: Sequence[SegmentStore], rows: Sequence[MessageRow], problems: list[str]) -> list[bool]:
+    """Return for each row whether its message left a dead letter.
+
+    Args:
+        stores: Those of all recordings, the newest of each first.
+        rows: The messages.
+        problems: What cannot be read is added here.
+    """
+    letters: dict[str, set[_Letter]] = {}
+    for recording in dict.fromkeys(row.recording for row in rows):
+        mine = [row for row in rows if row.recording == recording and row.status == "done"]
+        letters[recording] = _read_letters([store for store in stores if store.recording == recording], mine, problems)
+    return [_has_letter(row, letters[row.recording]) for row in rows]
+
+
+def _read_letters(stores: Iterable[SegmentStore], rows: Sequence[MessageRow], problems: list[str]) -> set[_Letter]:
+    found: set[_Letter] = set()
+    if not rows:
+        return found
+    offsets = list(dict.fromkeys(row.offset for row in rows))
+    first = name_start(min(row.consumed_at or 0 for row in rows) / 1_000_000)
+
+    def look(db: sqlite3.Connection) -> None:
+        for start in range(0, len(offsets), _MOST_OFFSETS):
+            some = offsets[start : start + _MOST_OFFSETS]
+            found.update(
+                db.execute(
+                    'select topic, "partition", "offset", at_us from events '  # noqa: S608 - placeholders only
+                    f'where "offset" in ({", ".join("?" * len(some))}) and kind = ?',
+                    (*some, EventKind.DEAD_LETTERED.value),
+                )
+            )
+
+    for store in stores:
+        ask_database(store, look, problems)
+        if isinstance(store, DiskStore) and store.period.started < first:
+            break  # older periods ended before the first of these messages was consumed
+    return found
+
+
+def _has_letter(row: MessageRow, letters: Iterable[_Letter]) -> bool:
+    place = (row.topic, row.partition, row.offset)
+    first, last = row.consumed_at or 0, row.resolved_at or 0
+    return any(letter[:3] == place and first <= letter[3] <= last for letter in letters)

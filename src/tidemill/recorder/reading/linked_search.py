@@ -1,0 +1,195 @@
+"""Finds messages by what belongs to them, their tasks or their errors: page by page, each message once.
+
+Messages come in the order of the newest of their tasks (or errors) that match, and within one of these in the order in
+which they were resolved.
+
+Invariants: a page never has more rows than asked for; its cursor goes on right behind its last row; a message that
+several tasks lead to is found by the first of them only, on whichever page that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from tidemill.core.recorder.cursor import Key
+from tidemill.recorder.format.schema import RowTable
+from tidemill.recorder.reading import event_search
+from tidemill.recorder.reading.queries import EventQuery
+from tidemill.recorder.reading.row_filter import KEY_KINDS, Criteria
+from tidemill.recorder.reading.row_search import Found
+from tidemill.recorder.reading.segment_store import SegmentStore
+
+Place: TypeAlias = tuple[str, int, int]
+Kinds: TypeAlias = tuple[type[int] | type[str], ...]
+
+#: A page looks at this many batches of tasks or errors; then it ends with fewer rows, and a cursor.
+_MAX_BATCHES = 10
+#: Messages are reprocessed now and then: this many rows are expected for each place on average.
+_ROWS_PER_PLACE = 4
+
+
+class Link(msgspec.Struct, frozen=True):
+    """A task or an error: its sort key, and the messages it belongs to."""
+
+    key: Key
+    places: list[Place]
+
+
+class Links(msgspec.Struct, frozen=True):
+    """Where links are found.
+
+    Attributes:
+        kinds: The types of their sort keys.
+        find: Returns at most this many links behind a sort key, in order.
+        find_earlier: Returns which of some places have a link at or before a sort key.
+    """
+
+    kinds: Kinds
+    find: Callable[[Key | None, int], Sequence[Link]]
+    find_earlier: Callable[[frozenset[Place], Key], set[Place]]
+
+
+#: Returns the rows of messages at some places, in order: behind a sort key, if there is one, and at most this many.
+FindRows: TypeAlias = Callable[[frozenset[Place], Key | None, int], list[Found]]
+#: Searches rows by criteria; returns at most this many, with some columns or all.
+SearchRows: TypeAlias = Callable[[Criteria, int, Sequence[str] | None], list[Found]]
+_NO_LIMIT = 2**31
+
+
+def link_tasks(criteria: Criteria, search: SearchRows) -> Links:
+    """Return tasks as links to their messages.
+
+    Args:
+        criteria: Which tasks.
+        search: Searches their rows.
+    """
+    names = ["topic", "partition", "offsets"]
+
+    def find(after: Key | None, limit: int) -> list[Link]:
+        found = search(msgspec.structs.replace(criteria, after=after), limit, names)
+        return [Link(each.key, _list_places(each)) for each in found]
+
+    def find_earlier(places: frozenset[Place], until: Key) -> set[Place]:
+        at = -int(until[0])
+        since = at or None  # tasks without a time come last of all
+        here = msgspec.structs.replace(criteria, places=places, since_us=since)
+        found = search(here, _NO_LIMIT, names)
+        return {place for each in found if each.key <= until for place in _list_places(each)}
+
+    return Links(KEY_KINDS[RowTable.TASKS], find, find_earlier)
+
+
+def link_events(stores: Sequence[SegmentStore], query: EventQuery, problems: list[str]) -> Links:
+    """Return events as links to their messages.
+
+    Args:
+        stores: Where they are.
+        query: Which.
+        problems: What cannot be read is added here.
+    """
+
+    def find(after: Key | None, limit: int) -> list[Link]:
+        return [
+            Link(found.key, [_find_event_place(found)] if found.row.event.offset is not None else [])
+            for found in event_search.search_events(stores, query, after, limit, problems)
+        ]
+
+    def find_earlier(places: frozenset[Place], until: Key) -> set[Place]:
+        return event_search.find_places(stores, query, places, until, problems)
+
+    return Links(event_search.KEY_KINDS, find, find_earlier)
+
+
+def make_first_key(kinds: Kinds) -> Key:
+    """Return a sort key before all others."""
+    return (-(2**63 - 1), *("" if kind is str else 0 for kind in kinds[1:]))
+
+
+def list_cursor_kinds(links: Links) -> Kinds:
+    """Return the types of what a cursor has: the key of the last link that is over, and that of the last row."""
+    return (*links.kinds, *KEY_KINDS[RowTable.MESSAGES])
+
+
+def find_linked(
+    links: Links, find_rows: FindRows, cursor: Key | None, limit: int
+) -> tuple[list[Found], Key | None, list[Key]]:
+    """Return the rows of a page, the cursor of the next one, and those behind each row; None: there is none.
+
+    Args:
+        links: What leads to messages.
+        find_rows: Finds the rows of messages.
+        cursor: Where the page begins.
+        limit: The most rows.
+    """
+    first = make_first_key(links.kinds)
+    first_row = make_first_key(KEY_KINDS[RowTable.MESSAGES])
+    over, last = first, first_row
+    if cursor is not None:
+        over, last = cursor[: len(links.kinds)], cursor[len(links.kinds) :]
+    rows: list[Found] = []
+    keys: list[Key] = []
+    for _ in range(_MAX_BATCHES):
+        batch = links.find(None if over == first else over, limit + 1)
+        groups = _group(links, list(batch[:limit]), None if over == first else over)
+        has_more = len(batch) > limit
+        found = _find_batch(groups, find_rows, last, limit)
+        has_more |= len(found) < len(groups)
+        for (key, _), mine in zip(groups, found, strict=False):
+            room = limit - len(rows)
+            rows += mine[:room]
+            keys += [(*over, *row.key) for row in mine[:room]]
+            if len(mine) > room:
+                return rows, (keys[-1] if room else (*over, *last)), keys
+            over, last = key, first_row
+        if not has_more:
+            return rows, None, keys
+        if len(rows) == limit:  # what follows may match nothing, which is not looked for: the next page may be empty
+            break
+    return rows, (*over, *last), keys
+
+
+def _group(links: Links, batch: Sequence[Link], over: Key | None) -> list[tuple[Key, frozenset[Place]]]:
+    """Return the places of each link that no earlier one leads to."""
+    places = frozenset(place for link in batch for place in link.places)
+    seen = links.find_earlier(places, over) if over is not None and places else set[Place]()
+    groups = []
+    for link in batch:
+        groups.append((link.key, frozenset(link.places) - seen))
+        seen.update(link.places)
+    return groups
+
+
+def _find_batch(
+    groups: Sequence[tuple[Key, frozenset[Place]]], find_rows: FindRows, last: Key, limit: int
+) -> list[list[Found]]:
+    """Return the rows of the first groups, of as many as can be read at once; of the first one those behind a key."""
+    count = len(groups)
+    while count > 1:
+        places = frozenset[Place]().union(*(own for _, own in groups[:count]))
+        most = _ROWS_PER_PLACE * len(places) + 1
+        found = find_rows(places, None, most) if places else []
+        if len(found) < most:
+            break
+        count = (count + 1) // 2  # messages that were reprocessed very often
+    else:
+        return [find_rows(own, last, limit + 1) if own else [] for _, own in groups[:1]]
+    told = [[row for row in found if _find_place(row) in own] for _, own in groups[:count]]
+    return [[row for row in told[0] if row.key > last], *told[1:]]
+
+
+def _find_place(found: Found) -> Place:
+    row = found.row
+    return row["topic"], row["partition"], row["offset"]
+
+
+def _list_places(found: Found) -> list[Place]:
+    row = found.row
+    return [(row["topic"], row["partition"], offset) for offset in row["offsets"] or ()]
+
+
+def _find_event_place(found: event_search.FoundEvent) -> Place:
+    event = found.row.event
+    return event.topic or "", event.partition or 0, event.offset or 0

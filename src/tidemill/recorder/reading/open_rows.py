@@ -1,0 +1,111 @@
+"""The rows of an open segment as a reader keeps them: compressed parts, each with a summary as sealed segments have.
+
+Decoded, they would take ten times as much memory for as long as the segment is open, besides what its writer has. A
+search decodes only the columns that it asks for, of the parts that may match.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tidemill.recorder.format.file_view import ByteView
+from tidemill.recorder.format.frames import MAGIC, DamagedSegmentError, FrameInfo, read_frames
+from tidemill.recorder.format.schema import RowTable, decode_rows
+from tidemill.recorder.format.summary import SegmentSummary
+from tidemill.recorder.writing.sealing import join_batches, summarize_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: A part has about this many rows once it is full.
+PART_ROWS = 20_000
+#: So many parts that are not full are joined into one.
+MAX_SMALL_PARTS = 16
+
+
+class OpenPart:
+    """A part of the rows of an open segment.
+
+    Args:
+        table: What the rows are about.
+        rows: At least one row.
+
+    Attributes:
+        summary: What the rows have.
+    """
+
+    __slots__ = ("_body", "_names", "summary")
+
+    def __init__(self, table: RowTable, rows: pa.Table) -> None:
+        """Compress the rows."""
+        import pyarrow as pa
+
+        self.summary: SegmentSummary = summarize_rows(table, rows)
+        self._names = rows.column_names
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+        with pa.ipc.new_stream(sink, rows.schema, options=options) as stream:
+            stream.write_table(rows)
+        self._body = sink.getvalue().to_pybytes()
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return some columns, in this order; None: all."""
+        import pyarrow as pa
+
+        wanted = None if columns is None else [self._names.index(name) for name in columns]
+        options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=wanted)
+        with pa.ipc.open_stream(pa.py_buffer(self._body), options=options) as stream:
+            rows = stream.read_all().combine_chunks()
+        return rows if columns is None else rows.select(list(columns))
+
+
+class OpenRows:
+    """The rows of an open segment, as far as they were read; any thread may use it."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._position = len(MAGIC)
+        self._parts: list[OpenPart] = []
+        self._lock = threading.Lock()
+
+    def read_on(self, table: RowTable, data: ByteView) -> tuple[list[OpenPart], str]:
+        """Read what was written since the last call; return all parts, and what is wrong with the rest, if anything is.
+
+        Args:
+            table: What the rows are about.
+            data: The file.
+        """
+        problem = ""
+        with self._lock:
+            batches: list[tuple[FrameInfo, pa.RecordBatch]] = []
+            count = 0
+            try:
+                for frame in read_frames(data, self._position):
+                    batch = decode_rows(table, frame.body)
+                    self._position = frame.end
+                    if len(batch):
+                        batches.append((frame.info, batch))
+                        count += len(batch)
+                    if count >= PART_ROWS:
+                        self._add(table, batches)
+                        batches, count = [], 0
+            except (DamagedSegmentError, ValueError) as error:
+                problem = str(error)  # what precedes it counts
+            if batches:
+                self._add(table, batches)
+            return list(self._parts), problem
+
+    def _add(self, table: RowTable, batches: Sequence[tuple[FrameInfo, pa.RecordBatch]]) -> None:
+        self._parts.append(OpenPart(table, join_batches(table, batches)))
+        small = [part for part in self._parts if part.summary.rows < PART_ROWS]
+        if len(small) > MAX_SMALL_PARTS:
+            full = [part for part in self._parts if part.summary.rows >= PART_ROWS]
+            self._parts = [*full, OpenPart(table, _join([part.read() for part in small]))]
+
+
+def _join(parts: Sequence[pa.Table]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.concat_tables(parts).unify_dictionaries().combine_chunks()

@@ -1,0 +1,30 @@
+"""Starts a writer where SQLite can do what it needs, and says what to do where it cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+
+import structlog
+
+from tidemill.recorder.writing.writer import RecordWriter
+
+log = structlog.get_logger(__name__)
+
+
+@contextlib.contextmanager
+def start_writing(writer: RecordWriter) -> Iterator[bool]:
+    """Record while the block runs; yields whether anything is recorded."""
+    with contextlib.ExitStack() as stack:
+        can_write = True
+        try:
+            stack.enter_context(writer)
+        except sqlite3.Error as error:
+            log.warning(
+                "nothing is recorded: SQLite cannot make the database",
+                error=str(error),
+                advice="use a Python whose SQLite is 3.34 or newer and has FTS5, or set debug.enabled to false",
+            )
+            can_write = False
+        yield can_write
