@@ -18,8 +18,17 @@ from pathlib import Path
 from tests.store.dags import Player, dag, encode, task
 from tests.store.server import PostgresServer
 
-from tidemill.store.calls import CountStore, CreateRun, LogPart, Report, SchedulerTurn, StoreFile, Success, WorkerTurn
-from tidemill.store.opening import open_store
+from tidemill.store.calls.all_calls import (
+    CountStore,
+    CreateRun,
+    LogPart,
+    Report,
+    SchedulerTurn,
+    StoreFile,
+    Success,
+    WorkerTurn,
+)
+from tidemill.store.engines.opening import open_store
 
 BATCHES = (1, 8, 32)
 #: Rounds that are not counted: statements are built in them.

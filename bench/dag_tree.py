@@ -35,10 +35,10 @@ from bench.harness import chosen, report, tree, tree_cpu_seconds
 
 from tidemill.runtime.json.codec import decode, encode_sorted
 from tidemill.services.worker.preloads import PRELOADS
-from tidemill.store.calls import CreateRun, GetDag, GetRun, ListFiles, ListXComs, RunRecord
+from tidemill.store.calls.all_calls import CreateRun, GetDag, GetRun, ListFiles, ListXComs, RunRecord
 from tidemill.store.ciphers import build_cipher
 from tidemill.store.database import Caller
-from tidemill.store.opening import open_caller
+from tidemill.store.engines.opening import open_caller
 
 TASKS = 1000
 FILES = 20

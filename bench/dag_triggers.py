@@ -25,10 +25,10 @@ from tests.store.dags import Player, dag, task
 
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.json.codec import decode, encode_sorted
-from tidemill.store.call_server import CallServer
-from tidemill.store.calls import Deferral, ListServices, Report, RunRecord, SetPool, Success, TaskHistory
+from tidemill.store.calls.all_calls import Deferral, ListServices, Report, RunRecord, SetPool, Success, TaskHistory
 from tidemill.store.database import Database
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
+from tidemill.store.wire.call_server import CallServer
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
 

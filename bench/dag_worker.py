@@ -27,7 +27,7 @@ from tidemill.services.worker.task_handle import FindLink, TaskHandle
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.link import ForkLink
 from tidemill.services.zygote.messages import Exited, Setup
-from tidemill.store.worker_calls import ClaimedAttempt
+from tidemill.store.calls.worker_calls import ClaimedAttempt
 
 FILE = """
 import time

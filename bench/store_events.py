@@ -23,10 +23,10 @@ from tests.store.server import PostgresServer
 from tidemill.core.triggers.event_plan import Stored
 from tidemill.core.triggers.group_commit import CommitLimits
 from tidemill.store.database_events import DatabaseEvents
+from tidemill.store.engines.opening import open_store
 from tidemill.store.group_commit import EventStore
-from tidemill.store.opening import open_store
-from tidemill.store.queries.events import list_trigger_events
-from tidemill.store.queries.triggers import claim_triggers, register_triggers
+from tidemill.store.queries.triggers.events import list_trigger_events
+from tidemill.store.queries.triggers.triggers import claim_triggers, register_triggers
 from tidemill.store.records import TriggerSpec
 
 TRIGGERS = 100

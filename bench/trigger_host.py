@@ -34,8 +34,8 @@ from tidemill.services.triggerer.lists.host import ListHost
 from tidemill.services.triggerer.lists.reporting.recording import record_host
 from tidemill.services.triggerer.lists.sessions import Ownership
 from tidemill.store.database import Database
-from tidemill.store.opening import open_store
-from tidemill.store.queries.events import list_events
+from tidemill.store.engines.opening import open_store
+from tidemill.store.queries.triggers.events import list_events
 from tidemill.store.records import TriggerSpec
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer

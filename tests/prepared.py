@@ -31,7 +31,12 @@ from typing import Any, NoReturn
 #: What most commands import, each with all that it imports itself.
 _MODULES = (
     *("tidemill.cli.main", "tidemill.cli.tables", "tidemill.config.loading", "tidemill.runtime.log.setup"),
-    *("tidemill.services.triggerer.process", "tidemill.store.opening", "tidemill.store.migrate", "alembic.command"),
+    *(
+        "tidemill.services.triggerer.process",
+        "tidemill.store.engines.opening",
+        "tidemill.store.migrate",
+        "alembic.command",
+    ),
     *("sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.asyncpg", "asyncpg"),
     *(
         "tidemill.deadletters.redrive.run",

@@ -12,7 +12,7 @@ from tests.servers import shared_postgres
 from tests.store.server import PostgresServer
 
 from tidemill.store.database import Database
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
 
 
 @pytest.fixture(scope="session")

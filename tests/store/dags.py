@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     BeginService,
     ClaimedAttempt,
     CreateRun,
@@ -112,7 +112,7 @@ class Player:
 
 
 def fail_these(names: Iterable[str]) -> Callable[[ClaimedAttempt], Result]:
-    from tidemill.store.calls import Failure
+    from tidemill.store.calls.all_calls import Failure
 
     bad = set(names)
     return lambda attempt: Failure("it failed") if attempt.task_id in bad else Success()

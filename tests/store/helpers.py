@@ -7,9 +7,9 @@ from typing import Any
 
 from tidemill.core.triggers.event_plan import StoreOutcome
 from tidemill.store.database import Database
-from tidemill.store.queries.events import list_events
-from tidemill.store.queries.sessions import begin_session
-from tidemill.store.queries.triggers import claim_triggers, register_triggers
+from tidemill.store.queries.triggers.events import list_events
+from tidemill.store.queries.triggers.sessions import begin_session
+from tidemill.store.queries.triggers.triggers import claim_triggers, register_triggers
 from tidemill.store.records import EventRecord, TriggerSpec
 
 NOW_US = 1_700_000_000_000_000

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from tidemill.store.asked_secrets import find_secrets
-from tidemill.store.calls import ConnectionRecord, GetConnection, GetVariable, SetVariable
+from tidemill.store.calls.all_calls import ConnectionRecord, GetConnection, GetVariable, SetVariable
+from tidemill.store.calls.asked_secrets import find_secrets
 
 
 def test_passwords_of_connections_and_secret_variables_are_found() -> None:

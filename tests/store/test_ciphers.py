@@ -9,7 +9,7 @@ import pytest
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.errors import ConfigError
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     ClaimTriggers,
     Deferral,
     GetConnection,
@@ -20,8 +20,8 @@ from tidemill.store.calls import (
     SetVariable,
 )
 from tidemill.store.ciphers import Cipher, build_cipher, create_key
-from tidemill.store.lock import StoreInUseError
-from tidemill.store.opening import open_store
+from tidemill.store.engines.lock import StoreInUseError
+from tidemill.store.engines.opening import open_store
 
 
 def test_an_older_key_still_decrypts_and_the_first_one_encrypts() -> None:

@@ -6,7 +6,7 @@ import pytest
 from tests.store.dags import Player, dag, encode, task
 
 from tidemill.core.tasks.structure import ScheduleStructure
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     ClaimTriggers,
     Deferral,
     Failure,

@@ -11,7 +11,7 @@ from tests.store.dags import Player, dag, task
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.structure import ScheduleStructure
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     ClaimTriggers,
     Deferral,
     FiredEvent,
@@ -26,8 +26,8 @@ from tidemill.store.calls import (
 )
 from tidemill.store.ciphers import Cipher
 from tidemill.store.database import Database
-from tidemill.store.opening import open_store
-from tidemill.store.sqlite import SqliteDatabase, open_sqlite
+from tidemill.store.engines.opening import open_store
+from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
 
 #: A digest of its own, because plans are kept by it.
 UNREADABLE = "UPDATE dag_version SET structure = '{}', digest = 'unreadable' WHERE structure LIKE '%\"id\":\"bad\"%'"

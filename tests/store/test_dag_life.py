@@ -11,8 +11,7 @@ from tests.store.dags import Player, dag, encode, fail_these, task
 
 from tidemill.core.tasks.inputs import Channel
 from tidemill.core.tasks.structure import DagStructure
-from tidemill.store.call import CallRefusedError, RefusalKind
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     CallbackReport,
     CancelRun,
     ClaimTriggers,
@@ -47,8 +46,9 @@ from tidemill.store.calls import (
     TaskHistory,
     WorkerTurn,
 )
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.worker_calls import PART_BASE
 from tidemill.store.database import Database
-from tidemill.store.worker_calls import PART_BASE
 
 
 @pytest.fixture
@@ -494,7 +494,7 @@ async def test_the_log_of_a_try_is_read_in_order_and_a_part_is_stored_once(playe
     report = Report(attempt.task, attempt.epoch, Success(), log_end=end)
     for _ in range(2):
         await player.turn(report)
-    from tidemill.store.calls import AppendLog
+    from tidemill.store.calls.all_calls import AppendLog
 
     await player.store.call(AppendLog((LogPart(attempt.task, 1, 0, 5, b"first", 3),)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.store.dags import Player, dag, task
 
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     ClaimTriggers,
     Deferral,
     FiredEvent,

@@ -10,7 +10,7 @@ import pytest
 from tests.store.dags import Player, dag, task
 from tests.store.server import PostgresServer
 
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     ClaimTriggers,
     ClearTasks,
     CreateRun,
@@ -24,7 +24,7 @@ from tidemill.store.calls import (
     Success,
     WorkerTurn,
 )
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.dependencies import Outcome, Readiness, Tally, TriggerRule, Upstream, decide
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     CancelRun,
     ClaimedAttempt,
     ClaimTriggers,
@@ -42,7 +42,7 @@ from tidemill.store.calls import (
     Success,
 )
 from tidemill.store.dag_plan import build_plan
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
 
 ACTIVE = "active"
 RULES = [rule.value for rule in TriggerRule]

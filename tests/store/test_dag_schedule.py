@@ -9,8 +9,7 @@ import pytest
 from tests.store.dags import Player, dag, encode, task
 
 from tidemill.core.tasks.structure import ParamStructure, ScheduleStructure
-from tidemill.store.call import CallRefusedError, RefusalKind
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     CreateRun,
     GetDag,
     ListDags,
@@ -22,6 +21,7 @@ from tidemill.store.calls import (
     StoreFile,
     Success,
 )
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.database import Database
 
 HOUR_US = 3_600_000_000

@@ -8,7 +8,7 @@ from tests.store.helpers import NOW_US, all_events, claim, claimed
 from tidemill.core.errors import RemoteError
 from tidemill.core.triggers.event_plan import Counter, Duplicate, NewEvent, Plan, Refusal, Refused, Stored, make_plan
 from tidemill.store.database import Database
-from tidemill.store.queries.events import (
+from tidemill.store.queries.triggers.events import (
     count_events,
     list_events,
     list_latest_events,

@@ -21,10 +21,10 @@ from tidemill.core.triggers.group_commit import CommitLimits, Standing
 from tidemill.store.content import MAX_IDENTITY_BYTES
 from tidemill.store.database import Database
 from tidemill.store.database_events import DatabaseEvents
+from tidemill.store.engines.sqlite import open_sqlite
 from tidemill.store.group_commit import EventStore
-from tidemill.store.queries.triggers import find_triggers, report_triggers
+from tidemill.store.queries.triggers.triggers import find_triggers, report_triggers
 from tidemill.store.records import TriggerReport, TriggerState
-from tidemill.store.sqlite import open_sqlite
 from tidemill.store.tables import trigger_event
 from tidemill.store.write_retry import write_patiently
 

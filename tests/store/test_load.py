@@ -18,12 +18,12 @@ from tidemill.services.triggerer.hosting.state_change import StateChange
 from tidemill.services.triggerer.lists.state_writer import CHUNK_COUNT, StateWriter
 from tidemill.store.database import Database
 from tidemill.store.database_events import DatabaseEvents
+from tidemill.store.engines.opening import open_store
+from tidemill.store.engines.postgres import open_postgres
 from tidemill.store.group_commit import EventStore
-from tidemill.store.opening import open_store
-from tidemill.store.postgres import open_postgres
-from tidemill.store.queries.events import count_events, store_events
-from tidemill.store.queries.sessions import count_held_triggers
-from tidemill.store.queries.triggers import cancel_unlisted, count_triggers, report_triggers, store_serialized
+from tidemill.store.queries.triggers.events import count_events, store_events
+from tidemill.store.queries.triggers.sessions import count_held_triggers
+from tidemill.store.queries.triggers.triggers import cancel_unlisted, count_triggers, report_triggers, store_serialized
 from tidemill.store.records import TriggerReport, TriggerState
 
 T = TypeVar("T")

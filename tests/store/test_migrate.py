@@ -20,19 +20,20 @@ from tests.until import LIMIT_SECONDS
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Stored
-from tidemill.store import migrate, sqlite
+from tidemill.store import migrate
 from tidemill.store.database import Database
+from tidemill.store.engines import sqlite
+from tidemill.store.engines.opening import open_reader, open_store
+from tidemill.store.engines.postgres import open_postgres
 from tidemill.store.migrate import MIGRATIONS, read_revision, upgrade
-from tidemill.store.opening import open_reader, open_store
-from tidemill.store.postgres import open_postgres
-from tidemill.store.queries.events import list_events, store_events
-from tidemill.store.queries.triggers import cancel_unlisted, list_triggers
+from tidemill.store.queries.triggers.events import list_events, store_events
+from tidemill.store.queries.triggers.triggers import cancel_unlisted, list_triggers
 from tidemill.store.records import EventRecord, TriggerRecord, TriggerSpec, TriggerState
 from tidemill.store.tables import HEAD, VERSION_TABLE, metadata
 
 OPENS = """
 import asyncio, sys
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
 
 async def main():
     await (await open_store(sys.argv[1])).close()
@@ -185,7 +186,7 @@ async def test_a_migration_may_take_longer_than_a_transaction(postgres, monkeypa
         connection.exec_driver_sql("SELECT pg_sleep(2.5)")
         upgrade(connection)
 
-    monkeypatch.setattr("tidemill.store.postgres.upgrade", slow)
+    monkeypatch.setattr("tidemill.store.engines.postgres.upgrade", slow)
 
     database = await open_postgres(await postgres.new_database(), attempt_seconds=2.0)
 

@@ -11,11 +11,11 @@ from tests.store.history import Costs, copy_history, watch_costs
 from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.structure import DagStructure, ScheduleStructure
-from tidemill.store import calls
 from tidemill.store.answers import FUNCTIONS
-from tidemill.store.call import Call
+from tidemill.store.calls import all_calls
+from tidemill.store.calls.call import Call
 from tidemill.store.database import Database
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
 
 DAY_US = 86_400_000_000
 #: A statement that goes by an index takes far fewer; one that reads a thousand old rows takes more.
@@ -63,31 +63,33 @@ class Everybody:
             attempts = await player.claim()
             reports = []
             for one in attempts:
-                result: object = calls.Success()
+                result: object = all_calls.Success()
                 if one.task_id == "c" and one.resume is None:
-                    result = calls.Deferral("package.Trigger", "{}", "resume", stream_key="key")
+                    result = all_calls.Deferral("package.Trigger", "{}", "resume", stream_key="key")
                 elif one.task_id == "d" and one.try_number == 1:
-                    result = calls.Failure("it failed")
+                    result = all_calls.Failure("it failed")
                 if one.callback is None:
-                    xcoms = (("return_value", "1"),) if isinstance(result, calls.Success) else ()
-                    reports.append(calls.Report(one.task, one.epoch, result, xcoms=xcoms))  # type: ignore[arg-type]
-            done = tuple(calls.CallbackReport(one.callback.id) for one in attempts if one.callback is not None)
+                    xcoms = (("return_value", "1"),) if isinstance(result, all_calls.Success) else ()
+                    reports.append(all_calls.Report(one.task, one.epoch, result, xcoms=xcoms))  # type: ignore[arg-type]
+            done = tuple(all_calls.CallbackReport(one.callback.id) for one in attempts if one.callback is not None)
             await player.turn(*reports, callbacks=done, held=tuple((one.task, one.epoch) for one in attempts))
-            claimed = await self.call(calls.ClaimTriggers(triggerer, turn, 10))
+            claimed = await self.call(all_calls.ClaimTriggers(triggerer, turn, 10))
             for trigger in claimed:  # type: ignore[attr-defined]
-                held = calls.HeldTriggers(triggerer, ((trigger.id, trigger.token),))
+                held = all_calls.HeldTriggers(triggerer, ((trigger.id, trigger.token),))
                 await self.call(held)
                 await self.call(
-                    calls.StoreEvents(triggerer, turn, (calls.FiredEvent(trigger.id, trigger.token, "1", "i", 0),))
+                    all_calls.StoreEvents(
+                        triggerer, turn, (all_calls.FiredEvent(trigger.id, trigger.token, "1", "i", 0),)
+                    )
                 )
             if (await player.run(run)).state == "success" and not attempts:
                 break
         else:
             raise AssertionError(f"the run does not end: {await player.states(run)}")
         for service in (player.scheduler, player.worker):
-            await self.call(calls.BeatService(service))
-            await self.call(calls.EndService(service))
-        await self.call(calls.LoseService(triggerer))
+            await self.call(all_calls.BeatService(service))
+            await self.call(all_calls.EndService(service))
+        await self.call(all_calls.LoseService(triggerer))
 
     async def do_all(self) -> None:
         """Make every call that there is."""
@@ -102,101 +104,101 @@ class Everybody:
         self.number += 1
         run = await self.player.create(build_dag(), run_id=f"run{self.number}")
         (one,) = await self.player.claim()
-        part = calls.LogPart(one.task, 1, 0, 0, b"", 1)
+        part = all_calls.LogPart(one.task, 1, 0, 0, b"", 1)
         for request in (
-            calls.PushXCom(one.task, one.epoch, "key", "1"),
-            calls.SetTaskState(one.task, one.epoch, "key", "1"),
-            calls.GetTaskState(one.task, one.epoch, "key"),
-            calls.DeleteTaskState(one.task, one.epoch, "key"),
-            calls.ClearTaskState(one.task, one.epoch),
-            calls.SetTaskState(one.task, one.epoch, "other", "1"),
-            calls.AppendLog((part,)),
-            calls.GetEarlierRun(run.id),
-            calls.GetEarlierRun(run.id, "success"),
-            calls.GetXCom(run.id, ("a",)),
-            calls.GetXCom(run.id, ("a",), include_prior=True),
-            calls.GetXCom(run.id, ("a",), dag_id="dag"),
-            calls.GetXCom(run.id, ("a",), dag_id="dag", run_id="run1"),
+            all_calls.PushXCom(one.task, one.epoch, "key", "1"),
+            all_calls.SetTaskState(one.task, one.epoch, "key", "1"),
+            all_calls.GetTaskState(one.task, one.epoch, "key"),
+            all_calls.DeleteTaskState(one.task, one.epoch, "key"),
+            all_calls.ClearTaskState(one.task, one.epoch),
+            all_calls.SetTaskState(one.task, one.epoch, "other", "1"),
+            all_calls.AppendLog((part,)),
+            all_calls.GetEarlierRun(run.id),
+            all_calls.GetEarlierRun(run.id, "success"),
+            all_calls.GetXCom(run.id, ("a",)),
+            all_calls.GetXCom(run.id, ("a",), include_prior=True),
+            all_calls.GetXCom(run.id, ("a",), dag_id="dag"),
+            all_calls.GetXCom(run.id, ("a",), dag_id="dag", run_id="run1"),
         ):
             await self.call(request)
-        await self.player.turn(calls.Report(one.task, one.epoch, calls.Loss()))
+        await self.player.turn(all_calls.Report(one.task, one.epoch, all_calls.Loss()))
         await self.player.claim()
-        await self.call(calls.ClearTasks("dag", run.run_id, ("a",), "tester", downstream=True))
+        await self.call(all_calls.ClearTasks("dag", run.run_id, ("a",), "tester", downstream=True))
         await self.player.turn()
         await self.player.claim()
-        await self.call(calls.MarkTasks("dag", run.run_id, ("a",), "success", "tester"))
+        await self.call(all_calls.MarkTasks("dag", run.run_id, ("a",), "success", "tester"))
         await self.player.turn()
-        await self.call(calls.CancelRun("dag", run.run_id, "tester"))
+        await self.call(all_calls.CancelRun("dag", run.run_id, "tester"))
         await self.player.schedule()
 
     async def _people(self) -> None:
         for request in (
-            calls.ListDags(),
-            calls.GetDag("dag"),
-            calls.GetRun("dag"),
-            calls.GetRun("dag", "run1"),
-            calls.ListRuns(),
-            calls.ListRuns("dag"),
-            calls.ListRuns("dag", ("running",)),
-            calls.WatchRuns(),
-            calls.ListTasks("dag", "run1"),
-            calls.TaskHistory("dag", "run1", "a"),
-            calls.ReadLog("dag", "run1", "a"),
-            calls.ListXComs("dag", "run1"),
-            calls.DescribeTriggers((1, 2)),
-            calls.CountStore(),
-            calls.ListFiles(),
-            calls.ListServices(),
-            calls.ListServices("worker"),
-            calls.PauseDag("dag", True, "tester"),
-            calls.PauseDag("dag", False, "tester"),
-            calls.StoreFile("other.py", "digest", structures=(encode(dag(id="other")),)),
-            calls.RemoveFile("other.py"),
+            all_calls.ListDags(),
+            all_calls.GetDag("dag"),
+            all_calls.GetRun("dag"),
+            all_calls.GetRun("dag", "run1"),
+            all_calls.ListRuns(),
+            all_calls.ListRuns("dag"),
+            all_calls.ListRuns("dag", ("running",)),
+            all_calls.WatchRuns(),
+            all_calls.ListTasks("dag", "run1"),
+            all_calls.TaskHistory("dag", "run1", "a"),
+            all_calls.ReadLog("dag", "run1", "a"),
+            all_calls.ListXComs("dag", "run1"),
+            all_calls.DescribeTriggers((1, 2)),
+            all_calls.CountStore(),
+            all_calls.ListFiles(),
+            all_calls.ListServices(),
+            all_calls.ListServices("worker"),
+            all_calls.PauseDag("dag", True, "tester"),
+            all_calls.PauseDag("dag", False, "tester"),
+            all_calls.StoreFile("other.py", "digest", structures=(encode(dag(id="other")),)),
+            all_calls.RemoveFile("other.py"),
         ):
             await self.call(request)
-        listed = await self.call(calls.ListCallbacks("dag", "run1"))
+        listed = await self.call(all_calls.ListCallbacks("dag", "run1"))
         (own,) = [one.id for one in listed.rows if one.task_id is None]  # type: ignore[attr-defined]
-        await self.call(calls.ReadCallbackLog("dag", "run1", own))
+        await self.call(all_calls.ReadCallbackLog("dag", "run1", own))
 
     async def _settings(self) -> None:
         for request in (
-            calls.SetVariable("key", "1"),
-            calls.GetVariable("key"),
-            calls.ListVariables(),
-            calls.DeleteVariable("key"),
-            calls.SetConnection("key", "http"),
-            calls.GetConnection("key"),
-            calls.ListConnections(),
-            calls.DeleteConnection("key"),
-            calls.SetPool("pool", 3, include_deferred=True),
-            calls.ListPools(),
-            calls.DeletePool("pool"),
+            all_calls.SetVariable("key", "1"),
+            all_calls.GetVariable("key"),
+            all_calls.ListVariables(),
+            all_calls.DeleteVariable("key"),
+            all_calls.SetConnection("key", "http"),
+            all_calls.GetConnection("key"),
+            all_calls.ListConnections(),
+            all_calls.DeleteConnection("key"),
+            all_calls.SetPool("pool", 3, include_deferred=True),
+            all_calls.ListPools(),
+            all_calls.DeletePool("pool"),
         ):
             await self.call(request)
 
     async def _triggers(self) -> None:
-        await self.call(calls.SetPool("wide", 9, include_deferred=True))
+        await self.call(all_calls.SetPool("wide", 9, include_deferred=True))
         run = await self.player.create(dag(task("a", pool="wide"), task("b", pool="wide"), id="deferring"))
-        deferral = calls.Deferral("package.Trigger", "{}", "resume", stream_key="key")
+        deferral = all_calls.Deferral("package.Trigger", "{}", "resume", stream_key="key")
         attempts = await self.player.claim()
-        await self.player.turn(*[calls.Report(one.task, one.epoch, deferral) for one in attempts])
+        await self.player.turn(*[all_calls.Report(one.task, one.epoch, deferral) for one in attempts])
         first, second = [await self.player.begin_service("triggerer") for _ in range(2)]
-        one, other = await self.database.call(calls.ClaimTriggers(first, 1, 2))
-        await self.call(calls.ListOwnedTriggers(first))
-        await self.call(calls.ReserveTriggers(first, second, (one.id,)))
-        (one,) = await self.database.call(calls.ClaimTriggers(second, 1, 2, reserved=True))
-        await self.call(calls.FailTrigger(second, one.id, one.token, "no"))
-        await self.call(calls.ReleaseTriggers(first, ((other.id, other.token),)))
-        await self.call(calls.CancelRun("deferring", run.run_id, "tester"))
+        one, other = await self.database.call(all_calls.ClaimTriggers(first, 1, 2))
+        await self.call(all_calls.ListOwnedTriggers(first))
+        await self.call(all_calls.ReserveTriggers(first, second, (one.id,)))
+        (one,) = await self.database.call(all_calls.ClaimTriggers(second, 1, 2, reserved=True))
+        await self.call(all_calls.FailTrigger(second, one.id, one.token, "no"))
+        await self.call(all_calls.ReleaseTriggers(first, ((other.id, other.token),)))
+        await self.call(all_calls.CancelRun("deferring", run.run_id, "tester"))
         await self._end_all()
 
     async def _end_all(self) -> None:
         """Run what is left of callbacks, and end all services."""
-        await self.call(calls.LoseOthers())
+        await self.call(all_calls.LoseOthers())
         await self.player.begin()
         while attempts := await self.player.claim():
-            await self.player.turn(callbacks=tuple(calls.CallbackReport(one.callback.id) for one in attempts))  # type: ignore[union-attr]
-        await self.call(calls.LoseOthers())
+            await self.player.turn(callbacks=tuple(all_calls.CallbackReport(one.callback.id) for one in attempts))  # type: ignore[union-attr]
+        await self.call(all_calls.LoseOthers())
 
 
 def describe(costs: Costs) -> str:

@@ -25,12 +25,12 @@ from tidemill.core.retry import Backoff
 from tidemill.core.triggers.event_plan import NewEvent, Stored
 from tidemill.core.triggers.group_commit import CommitLimits, Standing
 from tidemill.store.database_events import DatabaseEvents
+from tidemill.store.engines.opening import open_reader, open_store
+from tidemill.store.engines.postgres import PostgresDatabase, open_postgres
 from tidemill.store.group_commit import EventStore
-from tidemill.store.opening import open_reader, open_store
-from tidemill.store.postgres import PostgresDatabase, open_postgres
-from tidemill.store.queries.cursors import lock_cursors
-from tidemill.store.queries.events import count_events, store_events
-from tidemill.store.queries.triggers import (
+from tidemill.store.queries.triggers.cursors import lock_cursors
+from tidemill.store.queries.triggers.events import count_events, store_events
+from tidemill.store.queries.triggers.triggers import (
     cancel_unlisted,
     claim_triggers,
     register_triggers,
@@ -475,8 +475,8 @@ async def test_a_process_that_hangs_in_a_transaction_loses_its_locks(postgres: P
 
 STANDS_STILL = """
 import asyncio, sys
-from tidemill.store.postgres import open_postgres
-from tidemill.store.queries.cursors import lock_cursors
+from tidemill.store.engines.postgres import open_postgres
+from tidemill.store.queries.triggers.cursors import lock_cursors
 
 def work(connection):
     lock_cursors(connection, [1])
@@ -516,6 +516,6 @@ async def test_an_unreachable_server_is_named_without_its_password() -> None:
 
 async def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncpg", None)
-    monkeypatch.delitem(sys.modules, "tidemill.store.postgres", raising=False)
+    monkeypatch.delitem(sys.modules, "tidemill.store.engines.postgres", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'tidemill\[postgres\]'"):
         await open_store("postgresql://localhost/nothing")

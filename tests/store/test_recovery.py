@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.store import recovery
-from tidemill.store.calls import GetVariable, SetVariable
+from tidemill.store.calls.all_calls import GetVariable, SetVariable
 from tidemill.store.ciphers import build_cipher
-from tidemill.store.opening import open_store
-from tidemill.store.recovery import StoreLostError
+from tidemill.store.engines import recovery
+from tidemill.store.engines.opening import open_store
+from tidemill.store.engines.recovery import StoreLostError
 
 
 def remove(store: Path) -> None:

@@ -14,10 +14,7 @@ from tests.store.dags import Player, dag, encode, task
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.tasks.inputs import Channel
-from tidemill.store import frames
-from tidemill.store.call import CallRefusedError
-from tidemill.store.call_server import CallServer
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     CreateRun,
     GetDag,
     GetVariable,
@@ -26,11 +23,14 @@ from tidemill.store.calls import (
     SetVariable,
     StoreFile,
 )
+from tidemill.store.calls.call import CallRefusedError
 from tidemill.store.doorbell import Doorbell
-from tidemill.store.lock import StoreInUseError
-from tidemill.store.opening import open_caller, open_store
-from tidemill.store.remote import RemoteStore, call_patiently
-from tidemill.store.sqlite import SqliteDatabase, open_sqlite
+from tidemill.store.engines.lock import StoreInUseError
+from tidemill.store.engines.opening import open_caller, open_store
+from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
+from tidemill.store.wire import frames
+from tidemill.store.wire.call_server import CallServer
+from tidemill.store.wire.remote import RemoteStore, call_patiently
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ class Silent:
 
 
 async def test_a_server_closes_though_a_call_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.store.call_server.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("tidemill.store.wire.call_server.CLOSE_SECONDS", 0.1)
     silent = Silent()
     server = CallServer(silent, tmp_path / "calls.sock")
     await server.start()
@@ -225,7 +225,7 @@ async def test_bells_ring_between_processes_of_postgresql(postgres) -> None:  # 
 async def test_another_version_is_refused_by_name(
     server: CallServer, remote: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.store.remote.find_protocol", lambda: "other")
+    monkeypatch.setattr("tidemill.store.wire.remote.find_protocol", lambda: "other")
 
     with pytest.raises(ConfigError, match="another version of tidemill; restart it"):
         await remote.call(ListDags())

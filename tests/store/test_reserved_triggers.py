@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.store.dags import Player, dag, task
 
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     ClaimTriggers,
     Deferral,
     EndService,

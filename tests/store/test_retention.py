@@ -12,9 +12,9 @@ from tests.until import until
 from tidemill.config.triggerer_settings import StoreSettings
 from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Plan, Stored
 from tidemill.store.database import Database
-from tidemill.store.postgres import open_postgres
-from tidemill.store.queries.events import store_events
-from tidemill.store.queries.retention import BATCH_COUNT, remove_events, remove_identities
+from tidemill.store.engines.postgres import open_postgres
+from tidemill.store.queries.triggers.events import store_events
+from tidemill.store.queries.triggers.retention import BATCH_COUNT, remove_events, remove_identities
 from tidemill.store.retention import Retention
 
 DAY_US = 24 * 60 * 60 * 1_000_000

@@ -11,7 +11,7 @@ from tests.store.dags import Player, dag, encode, task
 
 from tidemill.config.triggerer_settings import StoreSettings
 from tidemill.store import run_retention
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     AppendLog,
     CallbackReport,
     ClaimTriggers,
@@ -36,7 +36,7 @@ from tidemill.store.dag_tables import (
     xcom,
 )
 from tidemill.store.database import Database
-from tidemill.store.queries.run_retention import Removal, remove_part
+from tidemill.store.queries.dags.run_retention import Removal, remove_part
 from tidemill.store.run_retention import RunRetention
 from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_identity
 

@@ -8,9 +8,9 @@ import pytest
 from tests.store.helpers import NOW_US, claim, new_session, registered
 
 from tidemill.store.database import Database
-from tidemill.store.opening import has_one_writer, open_reader
-from tidemill.store.postgres import open_postgres
-from tidemill.store.queries.sessions import (
+from tidemill.store.engines.opening import has_one_writer, open_reader
+from tidemill.store.engines.postgres import open_postgres
+from tidemill.store.queries.triggers.sessions import (
     beat_session,
     claim_upstreams,
     count_held_triggers,
@@ -22,7 +22,7 @@ from tidemill.store.queries.sessions import (
     release_upstreams,
     take_list,
 )
-from tidemill.store.queries.triggers import find_triggers, release_names
+from tidemill.store.queries.triggers.triggers import find_triggers, release_names
 from tidemill.store.records import SessionRecord
 
 

@@ -19,14 +19,14 @@ from tests.until import until
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.triggers.group_commit import Standing
-from tidemill.store.call_batches import answer_call
-from tidemill.store.calls import GetVariable, SetVariable
+from tidemill.store.calls.all_calls import GetVariable, SetVariable
 from tidemill.store.database_events import DatabaseEvents
+from tidemill.store.engines.call_batches import answer_call
+from tidemill.store.engines.lock import StoreInUseError
+from tidemill.store.engines.opening import choose_store_url, open_reader, open_store
+from tidemill.store.engines.sqlite import open_sqlite
 from tidemill.store.group_commit import EventStore
-from tidemill.store.lock import StoreInUseError
-from tidemill.store.opening import choose_store_url, open_reader, open_store
-from tidemill.store.queries.events import count_events
-from tidemill.store.sqlite import open_sqlite
+from tidemill.store.queries.triggers.events import count_events
 
 #: Adds events endlessly, and writes the number of each one to stdout once it is confirmed.
 WRITER = """
@@ -35,7 +35,7 @@ from tests.store.helpers import claimed
 from tidemill.core.triggers.event_plan import Stored
 from tidemill.store.database_events import DatabaseEvents
 from tidemill.store.group_commit import EventStore
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
 
 async def main():
     database = await open_store(sys.argv[1])
@@ -255,7 +255,7 @@ async def test_a_transaction_that_sqlite_ends_by_itself_confirms_nothing(
             raise sqlite3.OperationalError("database or disk is full")
         return answer_call(connection, request, context)
 
-    monkeypatch.setattr("tidemill.store.call_batches.answer_call", answer_or_fill)
+    monkeypatch.setattr("tidemill.store.engines.call_batches.answer_call", answer_or_fill)
     database = await open_sqlite(tmp_path / "store.db")
     calls = [database.call(SetVariable(key, "v")) for key in ("before", "full", "after")]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)

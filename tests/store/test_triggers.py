@@ -10,10 +10,10 @@ from tests.store.helpers import NOW_US, claim, claimed, new_session, registered
 
 from tidemill.core.triggers.event_plan import NewEvent
 from tidemill.store.database import Database
-from tidemill.store.postgres import open_postgres
-from tidemill.store.queries import triggers
-from tidemill.store.queries.events import count_events, list_trigger_events, store_events
-from tidemill.store.queries.triggers import (
+from tidemill.store.engines.postgres import open_postgres
+from tidemill.store.queries.triggers import triggers
+from tidemill.store.queries.triggers.events import count_events, list_trigger_events, store_events
+from tidemill.store.queries.triggers.triggers import (
     cancel_unlisted,
     count_triggers,
     find_triggers,

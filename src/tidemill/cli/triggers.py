@@ -87,7 +87,7 @@ def list_(specs: Specs, config: Config = None, as_json: AsJson = False) -> None:
     """Show all triggers in the store: their state, how many events they fired, and how they failed."""
     with reporting():
         from tidemill.cli.triggers_view import encode_trigger, format_triggers
-        from tidemill.store.queries.triggers import list_triggers
+        from tidemill.store.queries.triggers.triggers import list_triggers
 
         def page(connection: Connection, after: int | None) -> Page[TriggerRecord]:
             return list_triggers(connection, after=after, limit=_PAGE)
@@ -127,8 +127,8 @@ def events(
     with reporting():
         from tidemill.cli.triggers_view import encode_event, format_events
         from tidemill.core.errors import ConfigError
-        from tidemill.store.queries.events import list_events, list_trigger_events
-        from tidemill.store.queries.triggers import find_triggers
+        from tidemill.store.queries.triggers.events import list_events, list_trigger_events
+        from tidemill.store.queries.triggers.triggers import find_triggers
 
         def page(connection: Connection, behind: int | None) -> Page[EventRecord]:
             behind = after if behind is None else behind
@@ -175,7 +175,7 @@ def _read_pages(
 
     from tidemill.config.loading import load_settings
     from tidemill.services.triggerer.lists.file import require_list
-    from tidemill.store.opening import choose_store_url, open_reader
+    from tidemill.store.engines.opening import choose_store_url, open_reader
 
     settings = load_settings(config)
     require_list(specs)

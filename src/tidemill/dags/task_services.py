@@ -21,7 +21,7 @@ class ResumeClaim(Protocol):
 
 
 class CallbackClaim(Protocol):
-    """Which callback is to be run; `store.calls.ClaimedCallback` says what each field means."""
+    """Which callback is to be run; `store.calls.all_calls.ClaimedCallback` says what each field means."""
 
     @property
     def name(self) -> str: ...
@@ -40,7 +40,7 @@ class CallbackClaim(Protocol):
 
 
 class Claim(Protocol):
-    """An attempt that is to be made now; `store.calls.ClaimedAttempt` says what each field means."""
+    """An attempt that is to be made now; `store.calls.all_calls.ClaimedAttempt` says what each field means."""
 
     @property
     def task(self) -> int: ...
@@ -85,7 +85,7 @@ class Claim(Protocol):
 
 
 class PastRun(Protocol):
-    """A run, of this DAG or another; `store.people_calls.RunRecord` says what each field means."""
+    """A run, of this DAG or another; `store.calls.people_calls.RunRecord` says what each field means."""
 
     @property
     def dag_id(self) -> str: ...

@@ -14,8 +14,8 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.store.ciphers import Cipher, build_cipher
 from tidemill.store.database import Caller
-from tidemill.store.lock import StoreInUseError
-from tidemill.store.opening import find_file, open_caller
+from tidemill.store.engines.lock import StoreInUseError
+from tidemill.store.engines.opening import find_file, open_caller
 
 DEFAULT_NAME = "dags.db"
 #: How long a store is waited for that another command has open.

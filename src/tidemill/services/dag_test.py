@@ -34,14 +34,12 @@ from tidemill.services.parser.program import describe_failure
 from tidemill.services.triggerer.hosting.ending import explain_fault
 from tidemill.services.triggerer.hosting.loading import create_trigger, encode_payload
 from tidemill.services.worker.task_services import StoreServices
-from tidemill.store.call import Call, CallRefusedError
-from tidemill.store.database import Calls
-from tidemill.store.opening import open_store
-from tidemill.store.people_calls import CreateRun, GetRun, ListTasks, RunRecord
-from tidemill.store.service_calls import BeginService, SchedulerAnswer, SchedulerTurn, StoreFile
-from tidemill.store.setting_calls import SetPool
-from tidemill.store.task_calls import GetConnection, GetVariable
-from tidemill.store.trigger_calls import (
+from tidemill.store.calls.call import Call, CallRefusedError
+from tidemill.store.calls.people_calls import CreateRun, GetRun, ListTasks, RunRecord
+from tidemill.store.calls.service_calls import BeginService, SchedulerAnswer, SchedulerTurn, StoreFile
+from tidemill.store.calls.setting_calls import SetPool
+from tidemill.store.calls.task_calls import GetConnection, GetVariable
+from tidemill.store.calls.trigger_calls import (
     ClaimedTrigger,
     ClaimTriggers,
     FailTrigger,
@@ -49,7 +47,7 @@ from tidemill.store.trigger_calls import (
     HeldTriggers,
     StoreEvents,
 )
-from tidemill.store.worker_calls import (
+from tidemill.store.calls.worker_calls import (
     CallbackReport,
     ClaimedAttempt,
     Deferral,
@@ -60,6 +58,8 @@ from tidemill.store.worker_calls import (
     Success,
     WorkerTurn,
 )
+from tidemill.store.database import Calls
+from tidemill.store.engines.opening import open_store
 from tidemill.triggers.streams.routing import find_events
 
 T = TypeVar("T")

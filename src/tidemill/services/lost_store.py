@@ -7,7 +7,7 @@ import asyncio
 import structlog
 
 from tidemill.store.database import Database
-from tidemill.store.recovery import StoreLostError
+from tidemill.store.engines.recovery import StoreLostError
 
 log = structlog.get_logger(__name__)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import RemoteError
-from tidemill.store.call import Call
+from tidemill.store.calls.call import Call
 from tidemill.store.doorbell import Doorbell
 
 # Services that only call a store start faster, and are smaller, without SQLAlchemy.

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from tidemill.core.triggers.event_plan import NewEvent, Plan, StoreOutcome
 from tidemill.store.database import Database
-from tidemill.store.queries.events import store_events
+from tidemill.store.queries.triggers.events import store_events
 
 
 class DatabaseEvents:

@@ -17,7 +17,7 @@ from tidemill.config.triggerer_settings import StoreSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.database import Database
-from tidemill.store.queries.retention import BATCH_COUNT, Removed, remove_events, remove_identities
+from tidemill.store.queries.triggers.retention import BATCH_COUNT, Removed, remove_events, remove_identities
 
 log = structlog.get_logger(__name__)
 

@@ -20,7 +20,7 @@ from tidemill.config.triggerer_settings import StoreSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.database import Database
-from tidemill.store.queries.run_retention import (
+from tidemill.store.queries.dags.run_retention import (
     Page,
     Removal,
     count_runs,

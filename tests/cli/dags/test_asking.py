@@ -10,8 +10,8 @@ import pytest
 
 from tidemill.cli.dags.asking import Asker
 from tidemill.core.errors import RemoteError
-from tidemill.store.calls import GetVariable, SetVariable
-from tidemill.store.remote import ConnectionLostError
+from tidemill.store.calls.all_calls import GetVariable, SetVariable
+from tidemill.store.wire.remote import ConnectionLostError
 
 
 class Dying:

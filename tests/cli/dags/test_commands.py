@@ -19,8 +19,8 @@ from tests.until import wait_until
 from tidemill.cli.dags.dags import parse_conf
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.process.exitcode import ExitCode
-from tidemill.store.calls import EndService, ListServices
-from tidemill.store.sqlite import open_sqlite
+from tidemill.store.calls.all_calls import EndService, ListServices
+from tidemill.store.engines.sqlite import open_sqlite
 
 
 @pytest.fixture(scope="module")

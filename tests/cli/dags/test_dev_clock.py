@@ -14,9 +14,9 @@ import pytest
 from tests.cli.dags.conftest import DevSite
 from tests.until import wait_until
 
-from tidemill.store.calls import CreateRun, ListRuns, RunRecord, TaskHistory
+from tidemill.store.calls.all_calls import CreateRun, ListRuns, RunRecord, TaskHistory
 from tidemill.store.ciphers import build_cipher
-from tidemill.store.opening import open_caller
+from tidemill.store.engines.opening import open_caller
 
 #: What Python imports at its start: `time.time` is ahead of the clock by the seconds that a file says.
 SHIM = """

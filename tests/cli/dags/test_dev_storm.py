@@ -19,10 +19,10 @@ from tests.cli.dags.conftest import DevSite
 from tests.until import wait_until
 
 from tidemill.runtime.process.table import find_descendants, find_marked, read_command
-from tidemill.store.calls import CreateRun, ListRuns, ListTasks, TaskHistory
+from tidemill.store.calls.all_calls import CreateRun, ListRuns, ListTasks, TaskHistory
 from tidemill.store.ciphers import build_cipher
 from tidemill.store.database import Caller
-from tidemill.store.opening import open_caller
+from tidemill.store.engines.opening import open_caller
 
 STORM = """
 import os

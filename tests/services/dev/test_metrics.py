@@ -17,7 +17,7 @@ from tidemill.runtime.metrics.exposition import write_families
 from tidemill.runtime.metrics.families import Family
 from tidemill.services.dev.metrics import DEFINITIONS, CallMeter, DagMetrics, MeasuredStore, find_delay
 from tidemill.services.dev.web_ui import serve_dags_metrics
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     BeatService,
     BeginService,
     ClaimTriggers,
@@ -32,7 +32,7 @@ from tidemill.store.calls import (
     Success,
     WorkerTurn,
 )
-from tidemill.store.sqlite import open_sqlite
+from tidemill.store.engines.sqlite import open_sqlite
 
 
 @pytest.fixture

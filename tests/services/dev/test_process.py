@@ -18,9 +18,9 @@ from tidemill.runtime.process.table import find_descendants, is_running
 from tidemill.services.dev import process, silence
 from tidemill.services.dev.process import Dev, DevFolder
 from tidemill.services.zygote.client import ZygoteClient
-from tidemill.store.call_server import CallServer
-from tidemill.store.calls import CreateRun, GetRun, ListDags, ListServices
-from tidemill.store.sqlite import SqliteDatabase, open_sqlite
+from tidemill.store.calls.all_calls import CreateRun, GetRun, ListDags, ListServices
+from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
+from tidemill.store.wire.call_server import CallServer
 
 
 @pytest.fixture

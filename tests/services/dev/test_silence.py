@@ -6,8 +6,8 @@ import asyncio
 from typing import Any, cast
 
 from tidemill.services.dev.silence import wait_until_silent
-from tidemill.store.calls import BeatService, BeginService
-from tidemill.store.sqlite import open_sqlite
+from tidemill.store.calls.all_calls import BeatService, BeginService
+from tidemill.store.engines.sqlite import open_sqlite
 
 
 async def test_a_service_that_does_not_beat_any_more_is_silent_and_one_that_does_is_not(tmp_path: Any) -> None:

@@ -16,10 +16,10 @@ from tidemill.runtime.process.boot import read_boot_id
 from tidemill.runtime.process.table import is_running
 from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE
 from tidemill.services.dev.takeover import Lease, take_over
-from tidemill.store.calls import BeatService, BeginService, ListServices
+from tidemill.store.calls.all_calls import BeatService, BeginService, ListServices
 from tidemill.store.database import Database
-from tidemill.store.opening import open_store
-from tidemill.store.queries.sessions import begin_session
+from tidemill.store.engines.opening import open_store
+from tidemill.store.queries.triggers.sessions import begin_session
 
 #: No process has this number.
 NOBODY = 2**22 + 1

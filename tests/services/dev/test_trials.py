@@ -19,9 +19,9 @@ from tidemill.core.triggers.suspects import Suspects
 from tidemill.runtime.process.table import find_children, read_arguments
 from tidemill.services.dev.child import Child, Death
 from tidemill.services.dev.trials import Trials
-from tidemill.store.call_server import CallServer
-from tidemill.store.calls import BeginService, Deferral, ListServices, LoseService, Report
-from tidemill.store.sqlite import SqliteDatabase, open_sqlite
+from tidemill.store.calls.all_calls import BeginService, Deferral, ListServices, LoseService, Report
+from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
+from tidemill.store.wire.call_server import CallServer
 
 _CODE = """
 import asyncio, os, pathlib, signal, sys, time

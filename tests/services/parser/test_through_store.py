@@ -16,7 +16,7 @@ from tidemill.dags.loading import load_file
 from tidemill.dags.results import AttemptFailed, AttemptResult, AttemptSkipped, AttemptSucceeded
 from tidemill.dags.running import run_attempt
 from tidemill.services.worker.task_services import StoreServices
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     ClaimedAttempt,
     CreateRun,
     Failure,
@@ -29,7 +29,7 @@ from tidemill.store.calls import (
     Success,
     WorkerTurn,
 )
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
 
 TEXT = """
 from tidemill.dags import DAG, EmptyOperator, Param, TaskGroup, task, setup, teardown

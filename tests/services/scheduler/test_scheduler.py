@@ -11,8 +11,8 @@ from tidemill.core.errors import InvariantError, RemoteError
 from tidemill.core.tasks.inputs import Channel
 from tidemill.services.scheduler import scheduler
 from tidemill.services.scheduler.scheduler import Scheduler
-from tidemill.store.call import CallRefusedError, RefusalKind
-from tidemill.store.service_calls import SchedulerAnswer, SchedulerTurn
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.service_calls import SchedulerAnswer, SchedulerTurn
 
 
 class Store:

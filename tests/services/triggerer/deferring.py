@@ -10,7 +10,7 @@ from typing import Any
 from tests.store.dags import Player, dag, task
 
 from tidemill.runtime.json.codec import encode_sorted
-from tidemill.store.calls import ClaimedAttempt, Deferral, ListTasks, Report, RunRecord, SetPool, TaskRecord
+from tidemill.store.calls.all_calls import ClaimedAttempt, Deferral, ListTasks, Report, RunRecord, SetPool, TaskRecord
 from tidemill.store.database import Caller
 
 TIME_DELTA = "tidemill.triggers.builtin.temporal.TimeDeltaTrigger"

@@ -14,7 +14,7 @@ from tidemill.services.triggerer.hosting.host_book import HostBook
 from tidemill.services.triggerer.lists.host import ListHost
 from tidemill.services.triggerer.lists.sessions import Ownership
 from tidemill.store.database import Database
-from tidemill.store.queries.triggers import find_triggers
+from tidemill.store.queries.triggers.triggers import find_triggers
 from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
 
 

@@ -33,8 +33,8 @@ from tidemill.services.triggerer.lists.host import ListHost
 from tidemill.services.triggerer.lists.sessions import Ownership
 from tidemill.services.triggerer.lists.turns import HostStopsError
 from tidemill.store.database import Database
-from tidemill.store.queries.sessions import begin_session
-from tidemill.store.queries.triggers import claim_triggers, find_triggers
+from tidemill.store.queries.triggers.sessions import begin_session
+from tidemill.store.queries.triggers.triggers import claim_triggers, find_triggers
 from tidemill.store.records import TriggerSpec, TriggerState
 
 T = TypeVar("T")

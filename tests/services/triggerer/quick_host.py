@@ -13,7 +13,7 @@ from tidemill.cli.main import main
 from tidemill.core.retry import Backoff
 from tidemill.services.triggerer import process
 from tidemill.services.triggerer.lists.sessions import Pace
-from tidemill.store.postgres import open_postgres
+from tidemill.store.engines.postgres import open_postgres
 
 if __name__ == "__main__":
     process.ListHost = partial(process.ListHost, backoff=Backoff(0.001, 0.02))  # type: ignore[misc, assignment]

@@ -16,8 +16,8 @@ from tidemill.services.triggerer.lists.lock import ListLock
 from tidemill.services.triggerer.lists.replica import Replica
 from tidemill.services.triggerer.lists.sessions import KIND, Ownership, Pace
 from tidemill.store.database import Database
-from tidemill.store.opening import open_store
-from tidemill.store.queries.sessions import list_live_sessions
+from tidemill.store.engines.opening import open_store
+from tidemill.store.queries.triggers.sessions import list_live_sessions
 from tidemill.store.records import SessionRecord, TriggerSpec
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import Any
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.json.codec import decode
 from tidemill.runtime.log.task_lines import TaskLine, decode_lines
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     AppendLog,
     BeatService,
     BeginService,

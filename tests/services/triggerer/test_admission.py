@@ -15,7 +15,7 @@ from tests.until import until
 
 from tidemill.core.errors import ConfigError
 from tidemill.services.triggerer.lists.admission import digest_list, find_upstream_claims
-from tidemill.store.queries.triggers import find_triggers
+from tidemill.store.queries.triggers.triggers import find_triggers
 from tidemill.store.records import TriggerSpec, TriggerState
 
 pytestmark = pytest.mark.usefixtures("fresh")

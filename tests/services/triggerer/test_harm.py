@@ -15,7 +15,7 @@ from tests.until import until
 
 from tidemill.core.retry import Backoff
 from tidemill.services.triggerer.hosting.trigger_loop import TriggerLoop
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
 from tidemill.store.records import TriggerState
 
 HARMS = [(hosted.LeavingLater, "raised SystemExit: 3"), (hosted.CancellingAll, "cancelled tasks of others")]

@@ -17,7 +17,7 @@ from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.services.triggerer.hosting import host as host_module
 from tidemill.services.triggerer.lists import trigger as trigger_run
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
 from tidemill.store.records import TriggerSpec, TriggerState
 
 

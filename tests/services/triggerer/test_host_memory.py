@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosts import Hosts, spec
 
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
 
 COUNT = 500
 #: Of these, about 900 are the trigger's own: the object, its generator, and what that waits for.

@@ -16,7 +16,7 @@ from tests.until import until
 from tidemill.core.errors import RemoteError
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.services.triggerer.hosting import host as host_module
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
 
 pytestmark = [pytest.mark.usefixtures("fresh"), pytest.mark.timeout(120)]
 

@@ -24,7 +24,7 @@ from sqlalchemy import text
 from tests.services.triggerer.proof_schedule import play, rows_of
 from tests.services.triggerer.virtual_time import run_virtually
 
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
 
 #: Schedules, and in how many tests they are played.
 SHORT, LONG, PARTS = 30, 600, 10

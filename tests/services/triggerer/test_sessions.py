@@ -18,9 +18,9 @@ from tests.until import slack, until
 
 from tidemill.services.triggerer.lists.lock import ListLock
 from tidemill.services.triggerer.lists.sessions import KIND, Ownership, SessionEndedError
-from tidemill.store.opening import open_store
-from tidemill.store.queries.sessions import end_session, list_live_sessions
-from tidemill.store.queries.triggers import find_triggers
+from tidemill.store.engines.opening import open_store
+from tidemill.store.queries.triggers.sessions import end_session, list_live_sessions
+from tidemill.store.queries.triggers.triggers import find_triggers
 from tidemill.store.records import TriggerState
 
 pytestmark = pytest.mark.usefixtures("fresh")

@@ -14,7 +14,7 @@ from tidemill.core.retry import Backoff
 from tidemill.services.triggerer.hosting.state_change import StateChange
 from tidemill.services.triggerer.lists.state_writer import CHUNK_COUNT, StateWriter
 from tidemill.store.database import Database
-from tidemill.store.queries.triggers import find_triggers
+from tidemill.store.queries.triggers.triggers import find_triggers
 from tidemill.store.records import TriggerState
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.services.triggerer.hosting import host as host_module
 from tidemill.services.triggerer.tasks import folder_code, source
 from tidemill.services.triggerer.tasks.host import TaskHost
-from tidemill.store.calls import AppendLog, BeginService, ClaimTriggers, FailTrigger, StoreEvents
+from tidemill.store.calls.all_calls import AppendLog, BeginService, ClaimTriggers, FailTrigger, StoreEvents
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
 

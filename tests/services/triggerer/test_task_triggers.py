@@ -26,8 +26,7 @@ from tidemill.runtime.log.task_lines import decode_lines
 from tidemill.services.dev.child import stop_service
 from tidemill.services.triggerer.tasks.folder_code import FolderCode
 from tidemill.services.triggerer.tasks.host import TaskHost
-from tidemill.store.call_server import CallServer
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     BeginService,
     CancelRun,
     ClearTasks,
@@ -37,7 +36,8 @@ from tidemill.store.calls import (
     ReadLog,
 )
 from tidemill.store.database import Caller, Database
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
+from tidemill.store.wire.call_server import CallServer
 
 __all__ = ["url"]
 

@@ -11,8 +11,8 @@ from typing import Any
 from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log.task_lines import TaskLine, decode_lines
-from tidemill.store import calls
-from tidemill.store.calls import CallRefusedError, ClaimedAttempt, LogPart, RefusalKind, Report, WorkerAnswer
+from tidemill.store.calls import all_calls
+from tidemill.store.calls.all_calls import CallRefusedError, ClaimedAttempt, LogPart, RefusalKind, Report, WorkerAnswer
 
 
 def make_attempt(task: int, task_id: str, **changes: Any) -> ClaimedAttempt:
@@ -45,13 +45,13 @@ class MemoryStore:
         self.waiting: list[ClaimedAttempt] = []
         self.claimed: dict[tuple[int, int], ClaimedAttempt] = {}
         self.reports: dict[int, Report] = {}
-        self.callbacks: dict[int, calls.CallbackReport] = {}
+        self.callbacks: dict[int, all_calls.CallbackReport] = {}
         self.parts: dict[tuple[int, int], dict[int, LogPart]] = {}
         self.appended: list[float] = []
         self.xcoms: dict[str, str] = {}
         self.variables: dict[str, str] = {}
-        self.connections: dict[str, calls.ConnectionRecord] = {}
-        self.turns: list[calls.WorkerTurn] = []
+        self.connections: dict[str, all_calls.ConnectionRecord] = {}
+        self.turns: list[all_calls.WorkerTurn] = []
         self.to_end: set[tuple[int, int]] = set()
         self.away = self.ended = False
         self.refused: Counter[str] = Counter()
@@ -84,29 +84,29 @@ class MemoryStore:
         if self.ended:
             raise CallRefusedError(RefusalKind.FENCED, "the service has ended")
         match request:
-            case calls.WorkerTurn():
+            case all_calls.WorkerTurn():
                 return self._turn(request)
-            case calls.BeatService():
+            case all_calls.BeatService():
                 return True
-            case calls.AppendLog(parts):
+            case all_calls.AppendLog(parts):
                 self.appended.append(time.monotonic())
                 for part in parts:
                     self._keep(part)
-            case calls.GetXCom(task_ids=ids):
+            case all_calls.GetXCom(task_ids=ids):
                 return tuple(self.xcoms.get(each) for each in ids)
-            case calls.PushXCom(task, _, key, value):
+            case all_calls.PushXCom(task, _, key, value):
                 if task < 0:
                     raise CallRefusedError(RefusalKind.FENCED, "the attempt has been replaced")
                 self.xcoms[key] = value
-            case calls.SetVariable(key, value):
+            case all_calls.SetVariable(key, value):
                 self.variables[key] = value
-            case calls.GetVariable(key):
+            case all_calls.GetVariable(key):
                 return self.variables.get(key)
-            case calls.GetConnection(id):
+            case all_calls.GetConnection(id):
                 return self.connections.get(id)
         return None
 
-    def _turn(self, turn: calls.WorkerTurn) -> WorkerAnswer:
+    def _turn(self, turn: all_calls.WorkerTurn) -> WorkerAnswer:
         self.turns.append(turn)
         if turn.request in self._answers:
             return self._answers[turn.request]
@@ -123,7 +123,7 @@ class MemoryStore:
         given, self.waiting = self.waiting[: turn.capacity], self.waiting[turn.capacity :]
         self.claimed |= {(each.task, each.epoch): each for each in given}
         answer = WorkerAnswer(
-            tuple(calls.ReportOutcome(report.task, calls.OutcomeKind.MOVED) for report in turn.reports),
+            tuple(all_calls.ReportOutcome(report.task, all_calls.OutcomeKind.MOVED) for report in turn.reports),
             tuple(given),
             tuple(key for key in turn.held if key in self.to_end),
             time.time_ns() // 1000,

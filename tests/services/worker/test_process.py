@@ -29,10 +29,10 @@ from tidemill.runtime.process.table import (
     read_environment,
 )
 from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE
-from tidemill.store.call_server import CallServer
-from tidemill.store.calls import ListServices, LoseService, ReadLog, RunRecord
+from tidemill.store.calls.all_calls import ListServices, LoseService, ReadLog, RunRecord
 from tidemill.store.database import Database
-from tidemill.store.opening import open_store
+from tidemill.store.engines.opening import open_store
+from tidemill.store.wire.call_server import CallServer
 
 FILE = """
 import os, subprocess, time

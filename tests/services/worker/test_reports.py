@@ -4,7 +4,7 @@ import pytest
 
 from tidemill.core.errors import RemoteError
 from tidemill.services.worker.reports import Reports
-from tidemill.store.calls import CallbackReport, Failure, Report, Success
+from tidemill.store.calls.all_calls import CallbackReport, Failure, Report, Success
 
 REFUSAL = RemoteError("too large", retryable=False)
 

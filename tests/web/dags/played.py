@@ -18,8 +18,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.tasks.structure import ParamStructure, ScheduleStructure
 from tidemill.runtime.log.task_lines import encode_line
 from tidemill.services.dev.web_ui import WatchedDags
-from tidemill.store.call import Call
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     AppendLog,
     CallbackReport,
     ClaimedAttempt,
@@ -30,8 +29,9 @@ from tidemill.store.calls import (
     StoreFile,
     Success,
 )
-from tidemill.store.sqlite import SqliteDatabase, open_sqlite
-from tidemill.store.worker_calls import PART_BASE
+from tidemill.store.calls.call import Call
+from tidemill.store.calls.worker_calls import PART_BASE
+from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
 
 T = TypeVar("T")
 DAG = "orders"

@@ -16,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     import asyncio
 
-    from tidemill.store.call import Call, Listed
+    from tidemill.store.calls.call import Call, Listed
     from tidemill.store.database import Caller
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Asker:
         """
         import time
 
-        from tidemill.store.remote import RemoteStore
+        from tidemill.store.wire.remote import RemoteStore
 
         is_held = self._is_file and not isinstance(self._store, RemoteStore)
         if is_held:
@@ -84,9 +84,9 @@ class Asker:
             RemoteError: The store failed.
         """
         from tidemill.core.errors import ConfigError, RemoteError
-        from tidemill.store.call import CallRefusedError
-        from tidemill.store.reads import READS
-        from tidemill.store.remote import ConnectionLostError
+        from tidemill.store.calls.call import CallRefusedError
+        from tidemill.store.calls.reads import READS
+        from tidemill.store.wire.remote import ConnectionLostError
 
         _check_text(call)
         try:
@@ -152,7 +152,7 @@ def asking(config: Path | None, folder: Path | None, *, create: bool = False) ->
 
     from tidemill.config.loading import load_settings
     from tidemill.services.dag_store import choose_folder, choose_url, open_dag_store
-    from tidemill.store.opening import find_file
+    from tidemill.store.engines.opening import find_file
 
     settings = load_settings(config)
     with asyncio.Runner() as runner:

@@ -18,7 +18,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.runtime.process.exitcode import ExitCode
 
 if TYPE_CHECKING:
-    from tidemill.store.people_calls import RunRecord
+    from tidemill.store.calls.people_calls import RunRecord
 
 app = App(help="Look at DAGs, run them, and pause them.")
 
@@ -49,7 +49,7 @@ def list_(
     """List DAGs by id."""
     with reporting():
         from tidemill.cli.dags.views import DAG_COLUMNS, build_dag_row, encode_dag, show_rows
-        from tidemill.store.people_calls import ListDags
+        from tidemill.store.calls.people_calls import ListDags
 
         with asking(config, folder) as store:
             pages = store.ask_pages(lambda after: ListDags(after=after, inactive=inactive, tag=tag))
@@ -61,13 +61,13 @@ def list_(
 
 def _explain_nothing(store: Asker) -> str:
     """Return what else to say where there is nothing to show: '' if files have been read."""
-    from tidemill.store.service_calls import ListFiles
+    from tidemill.store.calls.service_calls import ListFiles
 
     return "" if store.ask(ListFiles()) else ": no file has been read yet; `tidemill dev` does that"
 
 
 def _tell_errors(store: Asker) -> None:
-    from tidemill.store.service_calls import ListFiles
+    from tidemill.store.calls.service_calls import ListFiles
 
     broken = len(store.ask(ListFiles(broken=True)))
     if broken:
@@ -81,7 +81,7 @@ def show(dag: DagId, config: Config = None, folder: Folder = None, as_json: AsJs
     with reporting():
         from tidemill.cli.dags.structure_view import format_structure
         from tidemill.cli.dags.views import encode_dag
-        from tidemill.store.people_calls import GetDag
+        from tidemill.store.calls.people_calls import GetDag
 
         with asking(config, folder) as store:
             found = store.ask(GetDag(dag))
@@ -107,7 +107,7 @@ def errors(config: Config = None, folder: Folder = None, as_json: AsJson = False
     """Show which files cannot be parsed, and why."""
     with reporting():
         from tidemill.cli.dags.views import format_time
-        from tidemill.store.service_calls import ListFiles
+        from tidemill.store.calls.service_calls import ListFiles
 
         with asking(config, folder) as store:
             files = store.ask(ListFiles(broken=True))
@@ -137,7 +137,7 @@ def trigger(
     with reporting():
         from tidemill.cli.dags.views import encode_run
         from tidemill.cli.dags.waits import find_services
-        from tidemill.store.people_calls import CreateRun
+        from tidemill.store.calls.people_calls import CreateRun
 
         call = CreateRun(
             dag,
@@ -164,7 +164,7 @@ def trigger(
 
 
 def _wait_for_end(store: Asker, run: RunRecord) -> RunRecord:
-    from tidemill.store.people_calls import GetRun
+    from tidemill.store.calls.people_calls import GetRun
 
     while run.ended_us is None:
         store.wait(_WAIT_SECONDS)
@@ -214,7 +214,7 @@ def unpause(dag: DagId, config: Config = None, folder: Folder = None) -> None:
 
 def _set_paused(dag: str, config: Path | None, folder: Path | None, *, paused: bool) -> None:
     with reporting():
-        from tidemill.store.people_calls import PauseDag
+        from tidemill.store.calls.people_calls import PauseDag
 
         with asking(config, folder) as store:
             changed = store.ask(PauseDag(dag, paused, find_user()))

@@ -11,7 +11,7 @@ from tidemill.cli.status_text import count_cells
 from tidemill.cli.tables import Column, format_age, format_table
 from tidemill.core.errors import RemoteError
 from tidemill.core.wording import format_count
-from tidemill.store.people_calls import CountStore, RunProgress, StoreCounts, WatchRuns
+from tidemill.store.calls.people_calls import CountStore, RunProgress, StoreCounts, WatchRuns
 
 if TYPE_CHECKING:
     from tidemill.services.dev.process import Dev

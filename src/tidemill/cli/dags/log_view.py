@@ -12,7 +12,7 @@ from tidemill.runtime.log.task_lines import TaskLine, decode_lines, overwrite_li
 
 if TYPE_CHECKING:
     from tidemill.cli.dags.asking import Asker
-    from tidemill.store.people_calls import RunRecord
+    from tidemill.store.calls.people_calls import RunRecord
 
 _ENDED = ("success", "failed", "skipped", "upstream_failed")
 
@@ -23,7 +23,7 @@ def has_ended(store: Asker, run: RunRecord, task: str) -> bool:
     Raises:
         ConfigError: The run has no such task.
     """
-    from tidemill.store.people_calls import ListTasks
+    from tidemill.store.calls.people_calls import ListTasks
 
     for page in store.ask_pages(lambda after: ListTasks(run.dag_id, run.run_id, after=after)):
         for found in page:
@@ -47,7 +47,7 @@ def read_log(
         try_number: Which try; None: the last one.
         after: The last part that was read before; None: begin.
     """
-    from tidemill.store.people_calls import ReadLog
+    from tidemill.store.calls.people_calls import ReadLog
 
     lines: list[TaskLine] = []
     while True:
@@ -61,7 +61,7 @@ def read_log(
 
 def read_callback_log(store: Asker, run: RunRecord, callback: int) -> list[TaskLine]:
     """Return the lines that a callback of a run as a whole has written."""
-    from tidemill.store.callback_calls import ReadCallbackLog
+    from tidemill.store.calls.callback_calls import ReadCallbackLog
 
     pages = store.ask_pages(lambda after: ReadCallbackLog(run.dag_id, run.run_id, callback, after))
     return [line for page in pages for part in page for line in decode_lines(zlib.decompress(part.data))]

@@ -45,7 +45,7 @@ def list_pools(config: Config = None, folder: Folder = None, as_json: AsJson = F
     """List pools, with what is used and what waits."""
     with reporting():
         from tidemill.cli.dags.views import show_rows
-        from tidemill.store.setting_calls import ListPools, PoolRecord
+        from tidemill.store.calls.setting_calls import ListPools, PoolRecord
 
         def build_row(pool: PoolRecord) -> tuple[str, ...]:
             return pool.name, str(pool.slots), str(pool.used), str(pool.waiting), pool.description
@@ -79,7 +79,7 @@ def set_pool(
 ) -> None:
     """Create a pool, or change it; what is not given stays as it was."""
     with reporting():
-        from tidemill.store.setting_calls import SetPool
+        from tidemill.store.calls.setting_calls import SetPool
 
         with asking(config, folder, create=True) as store:
             store.ask(SetPool(name, slots, description, include_deferred))
@@ -91,7 +91,7 @@ def delete_pool(
 ) -> None:
     """Delete a pool."""
     with reporting():
-        from tidemill.store.setting_calls import DeletePool
+        from tidemill.store.calls.setting_calls import DeletePool
 
         with asking(config, folder) as store:
             if not store.ask(DeletePool(name)):
@@ -108,7 +108,7 @@ def list_variables(
     """List variables by name."""
     with reporting():
         from tidemill.cli.dags.views import show_rows
-        from tidemill.store.setting_calls import ListVariables, VariableRecord
+        from tidemill.store.calls.setting_calls import ListVariables, VariableRecord
 
         def build_row(variable: VariableRecord) -> tuple[str, ...]:
             return variable.key, variable.value or "", variable.description
@@ -132,7 +132,7 @@ def set_variable(
 ) -> None:
     """Create a variable, or change it."""
     with reporting():
-        from tidemill.store.task_calls import SetVariable
+        from tidemill.store.calls.task_calls import SetVariable
 
         with asking(config, folder, create=True) as store:
             store.ask(SetVariable(key, _read_secret(value), description))
@@ -144,7 +144,7 @@ def delete_variable(
 ) -> None:
     """Delete a variable."""
     with reporting():
-        from tidemill.store.task_calls import DeleteVariable
+        from tidemill.store.calls.task_calls import DeleteVariable
 
         with asking(config, folder) as store:
             if not store.ask(DeleteVariable(key)):
@@ -156,7 +156,7 @@ def list_connections(config: Config = None, folder: Folder = None, as_json: AsJs
     """List connections by name, without their secrets."""
     with reporting():
         from tidemill.cli.dags.views import show_rows
-        from tidemill.store.setting_calls import ConnectionRow, ListConnections
+        from tidemill.store.calls.setting_calls import ConnectionRow, ListConnections
 
         def build_row(row: ConnectionRow) -> tuple[str, ...]:
             port = "" if row.port is None else str(row.port)
@@ -196,7 +196,7 @@ def set_connection(
 ) -> None:
     """Create a connection, or replace it; its secrets are stored encrypted."""
     with reporting():
-        from tidemill.store.setting_calls import SetConnection
+        from tidemill.store.calls.setting_calls import SetConnection
 
         _check_extra(extra)
         secret = None if password is None else _read_secret(password)
@@ -220,7 +220,7 @@ def delete_connection(
 ) -> None:
     """Delete a connection."""
     with reporting():
-        from tidemill.store.setting_calls import DeleteConnection
+        from tidemill.store.calls.setting_calls import DeleteConnection
 
         with asking(config, folder) as store:
             if not store.ask(DeleteConnection(name)):
@@ -235,7 +235,7 @@ def _read_secret(text: str) -> str:
 def migrate(config: Config = None, folder: Folder = None) -> None:
     """Create the tables of the database, or bring them up to date; every service does so when it starts."""
     with reporting():
-        from tidemill.store.service_calls import ListServices
+        from tidemill.store.calls.service_calls import ListServices
 
         with asking(config, folder, create=True) as store:
             store.ask(ListServices())

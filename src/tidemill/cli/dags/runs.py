@@ -12,8 +12,8 @@ from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
 
 if TYPE_CHECKING:
-    from tidemill.store.callback_calls import CallbackRecord
-    from tidemill.store.people_calls import RunRecord, TaskRecord
+    from tidemill.store.calls.callback_calls import CallbackRecord
+    from tidemill.store.calls.people_calls import RunRecord, TaskRecord
 
 app = App(help="Look at the runs of DAGs, and cancel them.")
 
@@ -37,7 +37,7 @@ def list_(
     """List runs, newest first."""
     with reporting():
         from tidemill.cli.dags.views import RUN_COLUMNS, build_run_row, encode_run, show_rows
-        from tidemill.store.people_calls import ListRuns
+        from tidemill.store.calls.people_calls import ListRuns
 
         states = check_states(state or [], ("queued", "running", "success", "failed"))
         with asking(config, folder) as store:
@@ -63,7 +63,7 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
         )
         from tidemill.cli.dags.waits import describe_waits, find_services
         from tidemill.cli.tables import Column
-        from tidemill.store.people_calls import ListTasks
+        from tidemill.store.calls.people_calls import ListTasks
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
@@ -125,7 +125,7 @@ def cancel(dag: DagId, run: Run = None, config: Config = None, folder: Folder = 
     """Cancel a run: tasks that have started fail, the others are skipped."""
     with reporting():
         from tidemill.cli.dags.views import encode_run
-        from tidemill.store.people_calls import CancelRun
+        from tidemill.store.calls.people_calls import CancelRun
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
@@ -140,7 +140,7 @@ def cancel(dag: DagId, run: Run = None, config: Config = None, folder: Folder = 
 
 def list_callbacks(store: Asker, run: RunRecord) -> list[CallbackRecord]:
     """Return the callbacks of a run, and those of its tasks that have failed."""
-    from tidemill.store.callback_calls import ListCallbacks
+    from tidemill.store.calls.callback_calls import ListCallbacks
 
     pages = store.ask_pages(lambda after: ListCallbacks(run.dag_id, run.run_id, after))
     return [one for page in pages for one in page]
@@ -153,7 +153,7 @@ def find_run(store: Asker, dag: str, run: str | None) -> RunRecord:
         ConfigError: There is none.
     """
     from tidemill.core.errors import ConfigError
-    from tidemill.store.people_calls import GetDag, GetRun
+    from tidemill.store.calls.people_calls import GetDag, GetRun
 
     found = store.ask(GetRun(dag, run))
     if found is not None:

@@ -39,7 +39,7 @@ def states(
     """Show in which state each task of a run is, and since when."""
     with reporting():
         from tidemill.cli.dags.views import TASK_COLUMNS, build_task_row, encode_task, show_rows
-        from tidemill.store.people_calls import ListTasks
+        from tidemill.store.calls.people_calls import ListTasks
 
         wanted = check_states(state or [], _STATES)
         with asking(config, folder) as store:
@@ -55,7 +55,7 @@ def history(
     """Show what happened to a task: each change of its state, why, and who caused it."""
     with reporting():
         from tidemill.cli.dags.views import HISTORY_COLUMNS, build_change_row, encode_change, show_rows
-        from tidemill.store.people_calls import TaskHistory
+        from tidemill.store.calls.people_calls import TaskHistory
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
@@ -76,7 +76,7 @@ def xcoms(
     """Show what the tasks of a run returned and pushed."""
     with reporting():
         from tidemill.cli.dags.views import XCOM_COLUMNS, build_xcom_row, encode_xcom, show_rows
-        from tidemill.store.people_calls import ListXComs
+        from tidemill.store.calls.people_calls import ListXComs
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
@@ -129,7 +129,7 @@ def clear(
 ) -> None:
     """Let tasks run again, from the beginning; a run that has ended continues."""
     with reporting():
-        from tidemill.store.people_calls import ClearTasks
+        from tidemill.store.calls.people_calls import ClearTasks
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
@@ -160,7 +160,7 @@ def mark(
     """Decide how tasks have ended; one that runs is ended."""
     with reporting():
         from tidemill.core.errors import ConfigError
-        from tidemill.store.people_calls import MarkTasks
+        from tidemill.store.calls.people_calls import MarkTasks
 
         outcomes: dict[str, Literal["success", "failed", "skipped"]] = {
             "success": "success",

@@ -14,8 +14,8 @@ from tidemill.cli.tables import Column, find_width, format_age, format_table
 from tidemill.cli.triggers_view import find_last_words
 
 if TYPE_CHECKING:
-    from tidemill.store.callback_calls import CallbackRecord
-    from tidemill.store.people_calls import DagRecord, HistoryRecord, RunRecord, TaskRecord, XComRecord
+    from tidemill.store.calls.callback_calls import CallbackRecord
+    from tidemill.store.calls.people_calls import DagRecord, HistoryRecord, RunRecord, TaskRecord, XComRecord
 
 T = TypeVar("T")
 

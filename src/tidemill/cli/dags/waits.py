@@ -10,7 +10,7 @@ from tidemill.cli.dags.views import format_clock
 if TYPE_CHECKING:
     from tidemill.cli.dags.asking import Asker
     from tidemill.core.tasks.alive import AliveServices
-    from tidemill.store.people_calls import RunRecord, TaskRecord
+    from tidemill.store.calls.people_calls import RunRecord, TaskRecord
     from tidemill.web.dags.models import Wait
 
 #: So many triggers are described by one call.
@@ -28,8 +28,8 @@ def describe_waits(store: Asker, run: RunRecord, tasks: Sequence[TaskRecord]) ->
     import msgspec
 
     from tidemill.core.tasks.structure import DagStructure
-    from tidemill.store.people_calls import DescribeTriggers, GetDag
-    from tidemill.store.setting_calls import ListPools
+    from tidemill.store.calls.people_calls import DescribeTriggers, GetDag
+    from tidemill.store.calls.setting_calls import ListPools
     from tidemill.web.dags.waiting import ENDED, Around, describe_wait
 
     if all(task.state in ENDED for task in tasks):
@@ -63,7 +63,7 @@ def _format_wait(wait: Wait) -> str:
 
 def find_services(store: Asker) -> AliveServices:
     """Return the services that are alive."""
-    from tidemill.store.service_calls import ListServices
+    from tidemill.store.calls.service_calls import ListServices
     from tidemill.web.dags.waiting import list_alive
 
     return list_alive(store.ask(ListServices()))

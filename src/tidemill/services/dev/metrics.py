@@ -19,14 +19,14 @@ from tidemill.runtime.loop.durations import DURATION_BOUNDS
 from tidemill.runtime.loop.loop_calls import await_on_loop
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, Family
-from tidemill.store.call import Call
+from tidemill.store.calls.call import Call
+from tidemill.store.calls.people_calls import CountStore, DagRecord, ListDags, StoreCounts
+from tidemill.store.calls.service_calls import BeatService, BeginService, EndService
+from tidemill.store.calls.setting_calls import ListPools, PoolRecord
+from tidemill.store.calls.trigger_calls import ClaimTriggers, EventOutcomeKind, StoreEvents
+from tidemill.store.calls.worker_calls import OutcomeKind, WorkerTurn
 from tidemill.store.database import Caller, Calls
 from tidemill.store.doorbell import Doorbell
-from tidemill.store.people_calls import CountStore, DagRecord, ListDags, StoreCounts
-from tidemill.store.service_calls import BeatService, BeginService, EndService
-from tidemill.store.setting_calls import ListPools, PoolRecord
-from tidemill.store.trigger_calls import ClaimTriggers, EventOutcomeKind, StoreEvents
-from tidemill.store.worker_calls import OutcomeKind, WorkerTurn
 
 T = TypeVar("T")
 

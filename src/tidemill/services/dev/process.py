@@ -44,19 +44,19 @@ from tidemill.services.parser.reading import PRELOAD
 from tidemill.services.scheduler.scheduler import Scheduler
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
-from tidemill.store.call_server import CallServer
-from tidemill.store.database import Caller, Database
-from tidemill.store.lock import StoreInUseError
-from tidemill.store.opening import find_file, open_store
-from tidemill.store.recovery import StoreLostError
-from tidemill.store.run_retention import RunRetention
-from tidemill.store.service_calls import (
+from tidemill.store.calls.service_calls import (
     BeatService,
     BeginService,
     EndService,
     ListServices,
     LoseService,
 )
+from tidemill.store.database import Caller, Database
+from tidemill.store.engines.lock import StoreInUseError
+from tidemill.store.engines.opening import find_file, open_store
+from tidemill.store.engines.recovery import StoreLostError
+from tidemill.store.run_retention import RunRetention
+from tidemill.store.wire.call_server import CallServer
 
 log = structlog.get_logger(__name__)
 

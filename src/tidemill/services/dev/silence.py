@@ -6,9 +6,9 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from tidemill.store.calls import ListServices, ServiceRecord
+from tidemill.store.calls.all_calls import ListServices, ServiceRecord
 from tidemill.store.database import Caller
-from tidemill.store.remote import call_patiently
+from tidemill.store.wire.remote import call_patiently
 
 #: As services beat.
 LOOK_SECONDS = 5.0

@@ -20,8 +20,8 @@ import structlog
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.session_watch import Life, SessionWatch
 from tidemill.services.zygote.orphans import end_forked
+from tidemill.store.calls.service_calls import BeatService, ListServices, LoseOthers, ServiceRecord
 from tidemill.store.database import Database
-from tidemill.store.service_calls import BeatService, ListServices, LoseOthers, ServiceRecord
 
 log = structlog.get_logger(__name__)
 

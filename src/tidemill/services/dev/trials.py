@@ -25,7 +25,7 @@ from tidemill.core.triggers.suspects import ProcessEnd, Suspects, Trial, Verdict
 from tidemill.runtime.process.exitcode import BLOCKED
 from tidemill.services.dev.child import Death, describe_exit, start_service, stop_service
 from tidemill.services.dev.silence import wait_until_silent
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     BeginService,
     FailTrigger,
     ListOwnedTriggers,
@@ -35,7 +35,7 @@ from tidemill.store.calls import (
     ReserveTriggers,
 )
 from tidemill.store.database import Caller
-from tidemill.store.remote import call_patiently
+from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 

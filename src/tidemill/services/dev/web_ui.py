@@ -20,7 +20,7 @@ from tidemill.runtime.loop.loop_calls import await_on_loop
 from tidemill.runtime.sockets.port_owners import PortOwners
 from tidemill.runtime.sockets.ports import is_port_chosen, listen
 from tidemill.runtime.sockets.web_thread import WEB, WebThread
-from tidemill.store.call import Call
+from tidemill.store.calls.call import Call
 from tidemill.store.database import Calls
 
 if TYPE_CHECKING:

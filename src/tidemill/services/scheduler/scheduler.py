@@ -20,10 +20,10 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log.setup import throttle
-from tidemill.store.call import CallRefusedError
+from tidemill.store.calls.call import CallRefusedError
+from tidemill.store.calls.service_calls import SchedulerAnswer, SchedulerTurn
 from tidemill.store.database import Calls
 from tidemill.store.doorbell import Bell
-from tidemill.store.service_calls import SchedulerAnswer, SchedulerTurn
 
 log = structlog.get_logger(__name__)
 

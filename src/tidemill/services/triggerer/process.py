@@ -36,9 +36,9 @@ from tidemill.services.triggerer.lists.reporting.recording import record_host
 from tidemill.services.triggerer.lists.reporting.web_ui import serve_host_web
 from tidemill.services.triggerer.lists.sessions import Ownership, Pace
 from tidemill.store.database import Database
-from tidemill.store.opening import choose_store_url, has_one_writer, open_store
+from tidemill.store.engines.opening import choose_store_url, has_one_writer, open_store
+from tidemill.store.engines.recovery import StoreLostError
 from tidemill.store.records import TriggerSpec
-from tidemill.store.recovery import StoreLostError
 from tidemill.store.retention import Retention
 from tidemill.triggers.shared_stream import StreamReport
 

@@ -8,7 +8,7 @@ import structlog
 
 from tidemill.core.tasks.worker_slots import Limits, Why
 from tidemill.services.zygote.messages import Exited
-from tidemill.store.worker_calls import (
+from tidemill.store.calls.worker_calls import (
     CallbackReport,
     ClaimedAttempt,
     ClaimedCallback,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from tidemill.config.known_secrets import KnownSecrets
-from tidemill.store.worker_calls import Failure
+from tidemill.store.calls.worker_calls import Failure
 
 #: A longer error is cut; the log has all of it.
 MAX_ERROR = 8_000

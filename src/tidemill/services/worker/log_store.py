@@ -14,9 +14,9 @@ import structlog
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.log.setup import throttle
 from tidemill.services.worker.logs import AttemptLog
+from tidemill.store.calls.task_calls import AppendLog
+from tidemill.store.calls.worker_calls import LogPart
 from tidemill.store.database import Calls
-from tidemill.store.task_calls import AppendLog
-from tidemill.store.worker_calls import LogPart
 
 log = structlog.get_logger(__name__)
 

@@ -21,7 +21,7 @@ from tidemill.config.redaction import MASK
 from tidemill.core.wording import format_count
 from tidemill.runtime.log.task_lines import STREAM_LEVELS, TaskLine, WrittenLine, encode_line
 from tidemill.services.worker.open_entry import OpenEntry
-from tidemill.store.worker_calls import PART_BASE, LogPart
+from tidemill.store.calls.worker_calls import PART_BASE, LogPart
 
 #: The most bytes of lines in a part.
 PART_BYTES = 64 * 1024

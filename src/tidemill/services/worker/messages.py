@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from tidemill.store.call import Call, find_answer_type
-from tidemill.store.people_calls import GetRun
-from tidemill.store.task_calls import (
+from tidemill.store.calls.call import Call, find_answer_type
+from tidemill.store.calls.people_calls import GetRun
+from tidemill.store.calls.task_calls import (
     ClearTaskState,
     DeleteTaskState,
     DeleteVariable,
@@ -27,7 +27,7 @@ from tidemill.store.task_calls import (
     SetTaskState,
     SetVariable,
 )
-from tidemill.store.worker_calls import ClaimedAttempt, Result
+from tidemill.store.calls.worker_calls import ClaimedAttempt, Result
 
 #: What a task process calls.
 TASK_TARGET = "tidemill.services.worker.task_process:main"

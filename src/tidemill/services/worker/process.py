@@ -38,8 +38,8 @@ from tidemill.services.worker.worker import Worker
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
-from tidemill.store.remote import RemoteStore
-from tidemill.store.service_calls import BeginService, EndService
+from tidemill.store.calls.service_calls import BeginService, EndService
+from tidemill.store.wire.remote import RemoteStore
 
 log = structlog.get_logger("tidemill.services.worker.process")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from tidemill.core.errors import describe_error
-from tidemill.store.worker_calls import CallbackReport, Failure, Report
+from tidemill.store.calls.worker_calls import CallbackReport, Failure, Report
 
 log = structlog.get_logger(__name__)
 

@@ -10,11 +10,11 @@ from typing import TypeVar
 from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
-from tidemill.store.call import Call, CallRefusedError
+from tidemill.store.calls.call import Call, CallRefusedError
+from tidemill.store.calls.service_calls import BeatService
 from tidemill.store.database import Calls
 from tidemill.store.doorbell import Bell
-from tidemill.store.remote import call_patiently
-from tidemill.store.service_calls import BeatService
+from tidemill.store.wire.remote import call_patiently
 
 A = TypeVar("A")
 

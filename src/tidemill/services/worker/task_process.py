@@ -62,9 +62,9 @@ from tidemill.services.worker.signatures import UNCERTAIN
 from tidemill.services.worker.stream_key import write_key
 from tidemill.services.worker.task_output import Lines, TaskOutput
 from tidemill.services.worker.task_services import StoreServices
-from tidemill.store.call import Call
-from tidemill.store.task_calls import MAX_XCOM_BYTES
-from tidemill.store.worker_calls import ClaimedAttempt, Deferral, Failure, Result, Skip, Success
+from tidemill.store.calls.call import Call
+from tidemill.store.calls.task_calls import MAX_XCOM_BYTES
+from tidemill.store.calls.worker_calls import ClaimedAttempt, Deferral, Failure, Result, Skip, Success
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from tidemill.dags.exceptions import TaskError
-from tidemill.store.call import Call
-from tidemill.store.people_calls import GetRun, RunRecord
-from tidemill.store.task_calls import (
+from tidemill.store.calls.call import Call
+from tidemill.store.calls.people_calls import GetRun, RunRecord
+from tidemill.store.calls.task_calls import (
     ClearTaskState,
     DeleteTaskState,
     DeleteVariable,
@@ -22,7 +22,7 @@ from tidemill.store.task_calls import (
     SetTaskState,
     SetVariable,
 )
-from tidemill.store.worker_calls import ClaimedAttempt
+from tidemill.store.calls.worker_calls import ClaimedAttempt
 
 A = TypeVar("A")
 

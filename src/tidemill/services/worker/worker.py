@@ -58,11 +58,8 @@ from tidemill.services.worker.templates import Templates
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Exited
-from tidemill.store.asked_secrets import find_secrets
-from tidemill.store.database import Calls
-from tidemill.store.doorbell import Bell
-from tidemill.store.remote import call_patiently
-from tidemill.store.worker_calls import (
+from tidemill.store.calls.asked_secrets import find_secrets
+from tidemill.store.calls.worker_calls import (
     ClaimedAttempt,
     Failure,
     LogPart,
@@ -71,6 +68,9 @@ from tidemill.store.worker_calls import (
     Result,
     WorkerTurn,
 )
+from tidemill.store.database import Calls
+from tidemill.store.doorbell import Bell
+from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 

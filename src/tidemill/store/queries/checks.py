@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.store.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
 
 #: The most characters of a name.
 MAX_NAME = 250

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tidemill.core.errors import InvariantError, describe_error
 from tidemill.runtime.log.setup import ThrottledLogger, throttle
-from tidemill.store.call import CallRefusedError
+from tidemill.store.calls.call import CallRefusedError
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run
 from tidemill.store.database import build_remote_error

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from tidemill.core.wording import format_count
 from tidemill.runtime.json.codec import EncodingError, encode
-from tidemill.store.people_calls import CancelRun, ClearTasks, CreateRun, MarkTasks, PauseDag
+from tidemill.store.calls.people_calls import CancelRun, ClearTasks, CreateRun, MarkTasks, PauseDag
 from tidemill.web.dags import models
 from tidemill.web.dags.desk import PAGE_ROWS, Desk, describe_run
 from tidemill.web.problems import Problem

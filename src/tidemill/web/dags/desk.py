@@ -13,9 +13,9 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.structure import DagStructure
 from tidemill.runtime.log.task_lines import decode_lines
 from tidemill.services.dev.web_ui import WatchedDags
-from tidemill.store.call import Call, CallRefusedError, Listed, RefusalKind
-from tidemill.store.callback_calls import ListCallbacks, ReadCallbackLog
-from tidemill.store.people_calls import (
+from tidemill.store.calls.call import Call, CallRefusedError, Listed, RefusalKind
+from tidemill.store.calls.callback_calls import ListCallbacks, ReadCallbackLog
+from tidemill.store.calls.people_calls import (
     DagRecord,
     DescribeTriggers,
     GetDag,
@@ -31,8 +31,8 @@ from tidemill.store.people_calls import (
     TaskHistory,
     TaskRecord,
 )
-from tidemill.store.service_calls import ListFiles, ListServices
-from tidemill.store.setting_calls import ListPools
+from tidemill.store.calls.service_calls import ListFiles, ListServices
+from tidemill.store.calls.setting_calls import ListPools
 from tidemill.web.dags import models
 from tidemill.web.dags.waiting import Around, describe_wait, list_alive
 from tidemill.web.problems import Problem

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from tidemill.core.tasks.alive import AliveServices, SeenService, find_alive
 from tidemill.core.tasks.structure import TaskStructure
 from tidemill.core.wording import format_count
-from tidemill.store.people_calls import RunRecord, TaskRecord, TriggerAbout
-from tidemill.store.service_calls import ServiceRecord
-from tidemill.store.setting_calls import PoolRecord
+from tidemill.store.calls.people_calls import RunRecord, TaskRecord, TriggerAbout
+from tidemill.store.calls.service_calls import ServiceRecord
+from tidemill.store.calls.setting_calls import PoolRecord
 from tidemill.web.dags.models import Trigger, Wait
 
 ENDED = frozenset({"success", "failed", "skipped", "upstream_failed"})

@@ -24,7 +24,7 @@ from tidemill.runtime.log.setup import throttle
 from tidemill.services.triggerer.hosting.loading import TriggerError, create_trigger
 from tidemill.services.triggerer.lists.sessions import KIND, Ownership
 from tidemill.store.database import Database
-from tidemill.store.queries.sessions import (
+from tidemill.store.queries.triggers.sessions import (
     claim_upstreams,
     end_session,
     find_foreign_names,
@@ -32,7 +32,7 @@ from tidemill.store.queries.sessions import (
     lock_lists,
     release_upstreams,
 )
-from tidemill.store.queries.triggers import cancel_unlisted, make_storable, register_triggers, release_names
+from tidemill.store.queries.triggers.triggers import cancel_unlisted, make_storable, register_triggers, release_names
 from tidemill.store.records import SessionRecord, TriggerSpec
 from tidemill.store.write_retry import write_patiently
 from tidemill.triggers.base import BaseEventTrigger

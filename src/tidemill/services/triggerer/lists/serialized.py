@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from tidemill.services.triggerer.lists.sessions import Ownership, SessionEndedError
 from tidemill.store.database import Database
-from tidemill.store.queries.triggers import store_serialized
+from tidemill.store.queries.triggers.triggers import store_serialized
 from tidemill.store.write_retry import write_patiently
 
 

@@ -35,7 +35,7 @@ from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.process.boot import read_boot_id
 from tidemill.services.triggerer.lists.lock import ListLock
 from tidemill.store.database import Database
-from tidemill.store.queries.sessions import (
+from tidemill.store.queries.triggers.sessions import (
     beat_session,
     begin_session,
     count_held_triggers,

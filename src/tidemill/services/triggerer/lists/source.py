@@ -20,7 +20,7 @@ from tidemill.services.triggerer.lists.sessions import Ownership
 from tidemill.services.triggerer.lists.state_writer import StateWriter
 from tidemill.store.database import Database
 from tidemill.store.database_events import DatabaseEvents
-from tidemill.store.queries.triggers import claim_triggers, register_triggers
+from tidemill.store.queries.triggers.triggers import claim_triggers, register_triggers
 from tidemill.store.records import TriggerRecord, TriggerSpec
 
 log = structlog.get_logger(__name__)

@@ -19,7 +19,7 @@ from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.runtime.log.setup import throttle
 from tidemill.services.triggerer.hosting.state_change import StateChange
 from tidemill.store.database import Database
-from tidemill.store.queries.triggers import report_triggers
+from tidemill.store.queries.triggers.triggers import report_triggers
 from tidemill.store.records import TriggerReport
 from tidemill.store.write_retry import BACKOFF
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Refusal, Refused, Stored, StoreOutcome
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     CallRefusedError,
     EventOutcome,
     EventOutcomeKind,

@@ -35,10 +35,10 @@ from tidemill.services.triggerer.tasks.source import CLAIM_COUNT, ServiceEndedEr
 from tidemill.services.triggerer.tasks.stuck_watch import StuckWatch
 from tidemill.services.triggerer.tasks.trigger import TaskRun, TaskRunServices
 from tidemill.services.triggerer.tasks.trigger_services import TriggerServices
-from tidemill.store.calls import BeginService, ClaimedTrigger, EndService
+from tidemill.store.calls.all_calls import BeginService, ClaimedTrigger, EndService
 from tidemill.store.database import Caller
 from tidemill.store.doorbell import SCAN_SECONDS, Doorbell
-from tidemill.store.remote import call_patiently
+from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 

@@ -18,9 +18,9 @@ import structlog
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.runtime.log.task_lines import TaskLine, WrittenLine
 from tidemill.services.worker.logs import AttemptLog
-from tidemill.store.calls import AppendLog, ClaimedTrigger, LogPart
+from tidemill.store.calls.all_calls import AppendLog, ClaimedTrigger, LogPart
 from tidemill.store.database import Caller
-from tidemill.store.remote import call_patiently
+from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 

@@ -42,8 +42,8 @@ from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.services.triggerer.tasks.left_processes import end_left_processes
 from tidemill.services.triggerer.tasks.output import route_output
 from tidemill.services.triggerer.tasks.stuck_watch import end_stuck
-from tidemill.store.calls import BeginService, ClaimedTrigger
-from tidemill.store.remote import RemoteStore
+from tidemill.store.calls.all_calls import BeginService, ClaimedTrigger
+from tidemill.store.wire.remote import RemoteStore
 
 log = structlog.get_logger(__name__)
 

@@ -24,7 +24,7 @@ from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, TaskTriggers
 from tidemill.runtime.log.setup import throttle
 from tidemill.services.triggerer.tasks.call_events import CallEvents
 from tidemill.services.triggerer.tasks.logs import TaskLog, TaskLogs
-from tidemill.store.calls import (
+from tidemill.store.calls.all_calls import (
     BeatService,
     Call,
     CallRefusedError,
@@ -36,7 +36,7 @@ from tidemill.store.calls import (
     ReleaseTriggers,
 )
 from tidemill.store.database import Caller
-from tidemill.store.remote import call_patiently
+from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 

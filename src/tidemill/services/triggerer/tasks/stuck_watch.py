@@ -22,8 +22,8 @@ from tidemill.core.errors import describe_error
 from tidemill.runtime.log.writer import tell_repeats
 from tidemill.runtime.loop.blockwatch import describe_stack
 from tidemill.runtime.process.exitcode import BLOCKED
-from tidemill.store.calls import ClaimedTrigger, FailTrigger
-from tidemill.store.remote import RemoteStore
+from tidemill.store.calls.all_calls import ClaimedTrigger, FailTrigger
+from tidemill.store.wire.remote import RemoteStore
 
 log = structlog.get_logger(__name__)
 

@@ -12,8 +12,8 @@ from typing import NoReturn, TypeVar
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import HandlerError, RemoteError
-from tidemill.store.asked_secrets import find_secrets
-from tidemill.store.calls import Call, DeleteVariable, GetConnection, GetVariable, SetVariable
+from tidemill.store.calls.all_calls import Call, DeleteVariable, GetConnection, GetVariable, SetVariable
+from tidemill.store.calls.asked_secrets import find_secrets
 from tidemill.store.database import Caller
 
 A = TypeVar("A")

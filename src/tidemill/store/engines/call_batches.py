@@ -1,0 +1,150 @@
+"""Runs all calls that wait in one transaction, with a savepoint each, and answers them after the commit.
+
+Nobody waits for company: while one transaction is committed, the calls of the next one gather.
+
+Invariants: a call that fails is rolled back alone, and the others do not notice; no call is answered before its
+transaction is committed; bells ring afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import structlog
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from tidemill.core.errors import ConfigError, InvariantError, RemoteError, describe_error
+from tidemill.core.tasks.inputs import Channel
+from tidemill.store.calls.call import Call, CallRefusedError
+from tidemill.store.ciphers import Cipher
+from tidemill.store.context import CallContext, read_now
+from tidemill.store.database import build_remote_error
+from tidemill.store.statements import savepoint
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+#: The most calls of one transaction.
+_MOST = 256
+
+_Waiting = tuple[Call[Any], asyncio.Future[Any]]
+_Write = Callable[[Callable[[Connection], "_Done"]], Awaitable["_Done"]]
+
+
+class _Done:
+    """What a transaction did: the answer, or the failure, of each call; and the bells."""
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+        self.bells: set[Channel] = set()
+
+
+class CallBatches:
+    """Answers calls in batches.
+
+    Args:
+        label: The name of the database, for messages.
+        write: Runs work in a transaction: `Database.write`.
+        cipher: Encrypts what must not lie readable in the database.
+        ring: Called on the loop after a commit with the bells to ring.
+    """
+
+    def __init__(self, label: str, write: _Write, cipher: Cipher, ring: Callable[[set[Channel]], None]) -> None:
+        """Start with no calls."""
+        self._label = label
+        self._write = write
+        self._cipher = cipher
+        self._ring = ring
+        self._waiting: list[_Waiting] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def call(self, request: Call[T]) -> T:
+        """Answer a call; see `Database.call`."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._waiting.append((request, future))
+        if self._task is None:
+            self._task = loop.create_task(self._run(), name="calls to the store")
+        return await future
+
+    async def close(self) -> None:
+        """Wait for the calls that wait."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+                await self._answer(batch)
+        finally:
+            self._task = None
+
+    async def _answer(self, batch: list[_Waiting]) -> None:
+        requests = [request for request, future in batch if not future.cancelled()]
+        futures = [future for _, future in batch if not future.cancelled()]
+        try:
+            done = await self._write(lambda connection: self._work(connection, requests))
+            answers = done.answers
+        except Exception as error:
+            done, answers = _Done(), [error] * len(futures)
+        for future, one in zip(futures, answers, strict=True):
+            if future.cancelled():
+                continue
+            if isinstance(one, Exception):
+                future.set_exception(one)
+            else:
+                future.set_result(one)
+        if done.bells:
+            self._ring(done.bells)
+
+    def _work(self, connection: Connection, requests: list[Call[Any]]) -> _Done:
+        done = _Done()
+        now_us = read_now(connection)
+        for request in requests:
+            context = CallContext(now_us, self._cipher)
+            try:
+                with savepoint(connection):
+                    done.answers.append(answer_call(connection, request, context))
+            except Exception as error:
+                check_transaction(connection)
+                done.answers.append(build_failure(self._label, request, error))
+            else:
+                done.bells |= context.bells
+        return done
+
+
+def check_transaction(connection: Connection) -> None:
+    """Check that SQLite has not ended the transaction by itself, as it may when the disk is full.
+
+    What was done before would be gone, what follows would be committed by itself, and the commit would say nothing.
+
+    Raises:
+        sqlite3.OperationalError: It has.
+    """
+    driver = connection.connection.driver_connection
+    if isinstance(driver, sqlite3.Connection) and not driver.in_transaction:
+        raise sqlite3.OperationalError("SQLite has rolled the transaction back; the disk may be full")
+
+
+def answer_call(connection: Connection, request: Call[T], context: CallContext) -> T:
+    """Answer a call; the functions are imported when the first one comes."""
+    from tidemill.store.answers import answer
+
+    return answer(connection, request, context)
+
+
+def build_failure(label: str, request: Call[Any], error: Exception) -> Exception:
+    """Return the error of the store for what a call raised."""
+    if isinstance(error, (CallRefusedError, RemoteError, ConfigError)):
+        return error
+    if isinstance(error, (SQLAlchemyError, sqlite3.Error, OSError, UnicodeError)):
+        return build_remote_error(label, error)
+    name = type(request).__name__
+    log.error("a call to the store failed; this is a bug in tidemill", call=name, exc_info=error)
+    return InvariantError(f"the call {name} failed: {describe_error(error)}; please report it with the log")

@@ -1,0 +1,156 @@
+"""Opens the store that a URL names.
+
+`sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user:password@host/name`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+from tidemill.config.redaction import redact_text
+from tidemill.core.errors import ConfigError
+from tidemill.store.ciphers import Cipher
+from tidemill.store.database import Caller, Database
+
+_SQLITE = re.compile(r"sqlite(?:\+\w+)?:///(?P<path>[^?#]+)\Z")
+_POSTGRES = re.compile(r"postgres(?:ql)?(?:\+\w+)?(?P<rest>://.*)\Z", re.DOTALL)
+DEFAULT_NAME = "tidemill.db"
+#: How long a socket may take to accept a connection; only one with many that wait does not at once.
+_PROBE_SECONDS = 1.0
+
+
+def choose_store_url(configured: str, folder: Path) -> str:
+    """Return the URL of the store to open.
+
+    Args:
+        configured: `store.url`; empty: a SQLite file in the folder.
+        folder: The folder of the list of triggers.
+
+    Example:
+        >>> choose_store_url("", Path("/srv"))
+        'sqlite:////srv/tidemill.db'
+    """
+    return configured or f"sqlite:///{(folder / DEFAULT_NAME).absolute()}"
+
+
+def has_one_writer(url: str) -> bool:
+    """Return whether only one process at a time can write to a store.
+
+    Raises:
+        ConfigError: The URL is not that of a store.
+    """
+    path, _ = _parse_url(url)
+    return path is not None
+
+
+def find_file(url: str) -> Path | None:
+    """Return the file of a store in SQLite; None: it is in PostgreSQL.
+
+    Raises:
+        ConfigError: The URL is not that of a store.
+    """
+    return _parse_url(url)[0]
+
+
+async def open_store(url: str, cipher: Cipher | None = None) -> Database:
+    """Open a store for writing, with its tables up to date.
+
+    Args:
+        url: Its URL.
+        cipher: Encrypts what must not lie readable in the database; None: nothing does.
+
+    Raises:
+        ConfigError: The URL is not that of a store, or another process writes to the file.
+        RemoteError: The database cannot be reached.
+    """
+    path, address = _parse_url(url)
+    if path is not None:
+        from tidemill.store.engines.sqlite import open_sqlite
+
+        return await open_sqlite(path, cipher)
+    with _explain_missing_driver():
+        from tidemill.store.engines.postgres import open_postgres
+    return await open_postgres(address, cipher=cipher)
+
+
+async def open_reader(url: str, cipher: Cipher | None = None) -> Database:
+    """Open a store for reading, while another process may write to it.
+
+    Raises:
+        ConfigError: The URL is not that of a store, or the store does not exist.
+        RemoteError: The database cannot be reached.
+    """
+    path, address = _parse_url(url)
+    if path is not None:
+        from tidemill.store.engines.sqlite import open_sqlite_reader
+
+        return await open_sqlite_reader(path, cipher)
+    with _explain_missing_driver():
+        from tidemill.store.engines.postgres import open_postgres_reader
+    return await open_postgres_reader(address, cipher)
+
+
+async def open_caller(url: str, cipher: Cipher | None = None) -> Caller:
+    """Open a store for calls: itself, or through the process that has it open.
+
+    Raises:
+        StoreInUseError: A process writes to the file that answers no calls: it is starting, or ending.
+        ConfigError: The URL is not that of a store.
+        RemoteError: The database cannot be reached.
+    """
+    path, _ = _parse_url(url)
+    if path is None:
+        return await open_store(url, cipher)
+    from tidemill.store.engines.lock import StoreInUseError, StoreLock
+
+    try:
+        return await open_store(url, cipher)
+    except StoreInUseError:
+        address = await asyncio.to_thread(StoreLock(path).read_address)
+        if address is None or not await asyncio.to_thread(_is_listening, address):
+            raise
+        from tidemill.store.wire.remote import RemoteStore
+
+        return RemoteStore(Path(address), str(path))
+
+
+def _is_listening(address: str) -> bool:
+    """Return whether a process listens at a Unix socket; what it says, and when, is another question."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_SECONDS)
+        try:
+            probe.connect(address)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # it has too many connections, say: the first call tells
+            return True
+    return True
+
+
+@contextlib.contextmanager
+def _explain_missing_driver() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"a store in PostgreSQL needs the package {error.name}; install it: pip install 'tidemill[postgres]'"
+        ) from error
+
+
+def _parse_url(url: str) -> tuple[Path | None, str]:
+    sqlite = _SQLITE.match(url)
+    if sqlite and unquote(sqlite["path"]) != ":memory:":
+        return Path(unquote(sqlite["path"])), ""
+    postgres = _POSTGRES.match(url)
+    if postgres:
+        return None, f"postgresql{postgres['rest']}"
+    raise ConfigError(
+        f"store.url {redact_text(url)!r} is not a supported store URL; use sqlite:///folder/file.db, "
+        "sqlite:////absolute/file.db or postgresql://user:password@host:5432/name"
+    )

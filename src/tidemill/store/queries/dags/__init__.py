@@ -1,0 +1,1 @@
+"""Queries about DAGs, their runs and their tasks."""

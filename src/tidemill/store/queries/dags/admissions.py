@@ -1,0 +1,287 @@
+"""Gives slots to the tasks that wait for them.
+
+Invariants: what is free is counted from the rows that hold slots, under the lock of the pool's row, then those of the
+DAGs that have limits; tasks that another transaction has locked are passed over, and looked at the next time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    CompoundSelect,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    exists,
+    func,
+    literal_column,
+    select,
+    text,
+    tuple_,
+    union_all,
+)
+
+from tidemill.core.tasks.admission import Active, Candidate, Limits, admit
+from tidemill.core.tasks.inputs import Admit
+from tidemill.core.tasks.task_row import TaskState
+from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import HOLDS_SLOTS, IS_DEFERRED, IS_RESUMED, dag, dag_version, pool, task_instance
+from tidemill.store.queries.dags.task_rows import (
+    COLUMNS,
+    TaskValues,
+    UnreadableStructureError,
+    compute_rank,
+    is_resumed,
+    load_plan,
+)
+from tidemill.store.queries.dags.transition import Board
+from tidemill.store.queries.isolation import work_on_runs
+from tidemill.store.queries.triggers.cursors import IDS, SKIPPED, build_id_rows
+from tidemill.store.statements import Statement
+
+_TASK = task_instance.c
+_SCHEDULED = TaskState.SCHEDULED.value
+#: The states whose tasks count towards limits.
+ACTIVE = (HOLDS_SLOTS, IS_DEFERRED, IS_RESUMED)
+_LIMITED = RowSet("limited", dag=int, task_id=str)
+#: How many pages of candidates a turn looks at per pool, beyond which those that wait for limits hide the others.
+_PAGES = 20
+
+
+class _Pool(NamedTuple):
+    name: str
+    slots: int
+    include_deferred: int
+
+
+class _Waiting(NamedTuple):
+    """A task that waits for slots; `values`: as `Board.take` takes it."""
+
+    id: int
+    run: int
+    dag: int
+    pool_slots: int
+    rank: int
+    since_us: int
+    values: TaskValues
+
+
+@dataclass(slots=True)
+class Admitted:
+    """What a turn did: how many tasks got slots, and whether there are more to look at."""
+
+    count: int = 0
+    more: bool = False
+
+
+def admit_tasks(
+    connection: Connection, context: CallContext, by: str, limit: int, skip: Collection[int] = ()
+) -> Admitted:
+    """Give slots to tasks, in all pools.
+
+    Args:
+        connection: In a transaction that has locked no tasks.
+        context: The time, and what the transaction leaves besides rows.
+        by: Who does it, for the journal.
+        limit: How many tasks get slots at most, in each pool.
+        skip: Runs whose tasks are passed over.
+    """
+    done = Admitted()
+    for one in _waited_pools.fetch(connection):
+        _admit_pool(connection, context, by, limit, _Pool(*one), done, skip)
+    return done
+
+
+def _admit_pool(
+    connection: Connection,
+    context: CallContext,
+    by: str,
+    limit: int,
+    one: _Pool,
+    done: Admitted,
+    skip: Collection[int],
+) -> None:
+    used, before = _count_slots(connection, one), done.count
+
+    def admit_some(rows: list[_Waiting]) -> int:
+        nonlocal used
+        slots, admitted = _admit_page(connection, context, by, one.slots, used, rows)
+        used += slots
+        return admitted
+
+    after: _Waiting | None = None
+    for _ in range(_PAGES):
+        free = one.slots - used
+        if free <= 0:
+            return
+        size = min(max(free, 32), limit)
+        rows = _fetch_candidates(connection, one.name, after, size, skip)
+        done.count += work_on_runs(connection, context, [(row.run, row) for row in rows], admit_some)
+        if len(rows) < size:
+            return
+        after = rows[-1]
+        if done.count >= limit:
+            break
+    # Where nothing fitted, nothing would at once: the end of a task, or a new limit, rings.
+    done.more = done.more or done.count > before
+
+
+def _count_slots(connection: Connection, one: _Pool) -> int:
+    used = _slots.fetch(connection, {"pool": one.name})[0][0]
+    if one.include_deferred:
+        used += _deferred_slots.fetch(connection, {"pool": one.name})[0][0]
+    return int(used)
+
+
+@Statement
+def _waited_pools(dialect: str) -> Select[Any]:
+    waiting = exists().where(and_(_TASK.pool == pool.c.name, _TASK.state == literal_column("'scheduled'")))
+    return (
+        select(pool.c.name, pool.c.slots, pool.c.include_deferred)
+        .where(waiting)
+        .order_by(pool.c.name)
+        .with_for_update()
+    )
+
+
+@Statement
+def _slots(dialect: str) -> Select[Any]:
+    holds = and_(_TASK.pool == bindparam("pool"), text(HOLDS_SLOTS))
+    return select(func.coalesce(func.sum(_TASK.pool_slots), 0)).where(holds)
+
+
+@Statement
+def _deferred_slots(dialect: str) -> Select[Any]:
+    holds = and_(_TASK.pool == bindparam("pool"), text(IS_DEFERRED))
+    return select(func.coalesce(func.sum(_TASK.pool_slots), 0)).where(holds)
+
+
+def _fetch_candidates(
+    connection: Connection, name: str, after: _Waiting | None, size: int, skip: Collection[int]
+) -> list[_Waiting]:
+    key = {"rank": -(1 << 62), "since": 0, "id": 0}
+    if after is not None:
+        key = {"rank": after.rank, "since": after.since_us, "id": after.id}
+    skipped = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
+    rows = _candidates.fetch(connection, {"pool": name, "size": size, **key, **skipped}, bool(skip))
+    return [_Waiting._make((*row[:6], row[6:])) for row in rows]
+
+
+@Statement
+def _candidates(dialect: str, skips: bool) -> Select[Any]:
+    order = (_TASK.rank, _TASK.since_us, _TASK.id)
+    later = tuple_(*order) > tuple_(bindparam("rank"), bindparam("since"), bindparam("id"))
+    passed = [_TASK.run.not_in(select(SKIPPED.build_source(dialect).c.id))] if skips else []
+    return (
+        select(_TASK.id, _TASK.run, _TASK.dag, _TASK.pool_slots, _TASK.rank, _TASK.since_us, *COLUMNS)
+        .where(and_(_TASK.pool == bindparam("pool"), text("state = 'scheduled'"), later, *passed))
+        .order_by(*order)
+        .limit(bindparam("size"))
+        .with_for_update(skip_locked=True)
+    )
+
+
+def _admit_page(
+    connection: Connection, context: CallContext, by: str, slots: int, used: int, rows: list[_Waiting]
+) -> tuple[int, int]:
+    """Admit tasks of one page; return how many slots that took, and how many tasks there were."""
+    limits = _find_limits(connection, rows)
+    active = _count_active(connection, limits)
+    candidates = [
+        Candidate(
+            row.id,
+            row.dag,
+            row.run,
+            row.values[2],
+            row.pool_slots,
+            is_resumed(row.rank),
+            compute_rank(0, is_resumed(row.rank)) - row.rank,
+            row.since_us,
+        )
+        for row in rows
+    ]
+    admission = admit(candidates, slots, used, limits, active)
+    by_number = {row.id: row for row in rows}
+    board = Board(connection, context)
+    for entry in board.take(by_number[number].values for number in admission.admitted):
+        board.give(entry, Admit(entry.row.epoch), by)
+    board.flush()
+    return sum(by_number[number].pool_slots for number in board.tasks), len(board.tasks)
+
+
+def _find_limits(connection: Connection, rows: list[_Waiting]) -> dict[int, Limits]:
+    """Return the limits of the DAGs that have some, as their newest version says, with their rows locked."""
+    numbers = {row.dag for row in rows}
+    if not numbers:
+        return {}
+    found = {}
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(numbers))
+    for number, version_id, digest in _versions.fetch(connection, given):
+        try:
+            limits = load_plan(connection, version_id, digest).limits
+        except UnreadableStructureError:
+            continue  # its runs are left as they are
+        if limits is not None:
+            found[number] = limits
+    if found:
+        connection.execute(select(dag.c.id).where(dag.c.id.in_(sorted(found))).order_by(dag.c.id).with_for_update())
+    return found
+
+
+@Statement
+def _versions(dialect: str) -> Select[Any]:
+    return (
+        select(dag.c.id, dag.c.version_id, dag_version.c.digest)
+        .join(dag_version, dag_version.c.id == dag.c.version_id)
+        .where(dag.c.id.in_(select(IDS.build_source(dialect).c.id)))
+    )
+
+
+def _count_active(connection: Connection, limits: Mapping[int, Limits]) -> Active:
+    """Count what holds slots, is deferred, or waits resumed, as far as limits ask for it."""
+    per_dag, per_task, per_run = Counter[int](), Counter[tuple[int, str]](), Counter[tuple[int, str]]()
+    whole = [number for number, one in limits.items() if one.per_dag is not None]
+    single = [
+        (number, name)
+        for number, one in sorted(limits.items())
+        if one.per_dag is None
+        for name in sorted({*one.per_task, *one.per_task_and_run})
+    ]
+    dialect = find_dialect(connection)
+    found: list[tuple[int, int, str]] = []
+    if whole:
+        found += _active_of_dags.fetch(connection, IDS.build_parameters(dialect, build_id_rows(whole)))
+    if single:
+        found += _active_of_tasks.fetch(connection, _LIMITED.build_parameters(dialect, single))
+    for number, run, task in found:
+        per_dag[number] += 1
+        per_task[number, task] += 1
+        per_run[run, task] += 1
+    return Active(per_dag, per_task, per_run)
+
+
+@Statement
+def _active_of_dags(dialect: str) -> CompoundSelect[Any]:
+    mine = _TASK.dag.in_(select(IDS.build_source(dialect).c.id))
+    return union_all(*[select(_TASK.dag, _TASK.run, _TASK.task_id).where(and_(mine, text(one))) for one in ACTIVE])
+
+
+@Statement
+def _active_of_tasks(dialect: str) -> CompoundSelect[Any]:
+    given = _LIMITED.build_source(dialect)
+    same = and_(_TASK.dag == given.c.dag, _TASK.task_id == given.c.task_id)
+    names = (_TASK.dag, _TASK.run, _TASK.task_id)
+    return union_all(*[select(*names).join(given, same).where(text(one)) for one in ACTIVE])
+
+
+def find_unknown_pools(connection: Connection) -> list[str]:
+    """Return the pools that tasks wait for, and that do not exist."""
+    waiting = select(_TASK.pool).where(_TASK.state == _SCHEDULED).distinct().subquery()
+    known = exists().where(pool.c.name == waiting.c.pool)
+    return list(connection.execute(select(waiting.c.pool).where(~known).order_by(waiting.c.pool)).scalars())

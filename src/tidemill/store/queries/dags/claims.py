@@ -1,0 +1,306 @@
+"""What workers claim: queued tasks and callbacks that are due, with everything that an attempt needs to know.
+
+Invariants: a task or callback is claimed by one service; those that another transaction has locked are passed over. A
+claim carries the number of its request, so that who did not get the answer gets the same attempts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    Row,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    false,
+    literal_column,
+    or_,
+    select,
+    text,
+    union_all,
+    update,
+)
+
+from tidemill.core.errors import ConfigError
+from tidemill.core.tasks.attempt import Moved
+from tidemill.core.tasks.inputs import Claim, Ended
+from tidemill.core.tasks.task_row import TaskState
+from tidemill.runtime.log.setup import throttle
+from tidemill.store.batches import find_dialect
+from tidemill.store.calls.all_calls import ClaimedAttempt, ClaimedCallback, ResumeWith, WorkerTurn
+from tidemill.store.context import CallContext
+from tidemill.store.dag_plan import DagPlan, TaskPlan
+from tidemill.store.dag_tables import dag, dag_file, dag_run, dag_version, task_callback, task_instance
+from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, load_plan
+from tidemill.store.queries.dags.tasks import move_held
+from tidemill.store.queries.dags.transition import Board
+from tidemill.store.queries.triggers.cursors import IDS, SKIPPED, build_id_rows
+from tidemill.store.statements import Statement
+
+log = structlog.get_logger(__name__)
+
+_TASK, _CALLBACK = task_instance.c, task_callback.c
+#: What a run has become when its callback is due.
+_RUN_STATES = {"on_success": "success", "on_failure": "failed"}
+#: How often a claim looks for other tasks in place of those that cannot be run.
+_LOOKS = 20
+
+
+def claim_work(connection: Connection, turn: WorkerTurn, context: CallContext) -> tuple[ClaimedAttempt, ...]:
+    """Claim attempts and callbacks for a worker; a repeated request gets what it got before, and nothing else."""
+    tasks, callbacks, ending = _find_claimed(connection, turn)
+    _note_ended(connection, turn, ending, context)
+    board = Board(connection, context)
+    if tasks or callbacks:
+        board.read(tasks)
+        entries = [board.tasks[task] for task in tasks if task in board.tasks]
+    else:
+        callbacks = _claim_callbacks(connection, turn)
+        entries = _claim_tasks(board, turn, turn.capacity - len(callbacks))
+    return _build_attempts(board, entries, callbacks)
+
+
+def _find_claimed(connection: Connection, turn: WorkerTurn) -> tuple[list[int], list[int], list[int]]:
+    """Return the tasks and callbacks that this request has claimed before, and the worker's tasks that are ending."""
+    found = _claimed.fetch(connection, {"service": turn.service, "request": turn.request})
+    tasks, callbacks, ending = ([number for kind, number in found if kind == wanted] for wanted in (0, 1, 2))
+    return tasks, callbacks, ending
+
+
+def _note_ended(connection: Connection, turn: WorkerTurn, ending: Sequence[int], context: CallContext) -> None:
+    """Let tasks go on whose old attempts the worker does not have any more, or whose claim it never heard of."""
+    gone = set(ending) - {task for task, _ in turn.held}
+    move_held(connection, gone, turn.service, Ended, context, f"worker {turn.service}")
+
+
+@Statement
+def _claimed(dialect: str) -> CompoundSelect[Any]:
+    service: BindParameter[int] = bindparam("service")
+    request: BindParameter[int] = bindparam("request")
+    mine = and_(_TASK.session_id == service, _TASK.claim_request == request, _TASK.state == literal_column("'running'"))
+    ending = and_(_TASK.session_id == service, _TASK.state == literal_column("'ending'"))
+    held = and_(_CALLBACK.session_id == service, _CALLBACK.claim_request == request)
+    tasks = select(literal_column("0").label("kind"), _TASK.id.label("number")).where(mine)
+    callbacks = select(literal_column("1"), _CALLBACK.id).where(held)
+    ended = select(literal_column("2"), _TASK.id).where(ending)
+    return union_all(tasks, callbacks, ended).order_by("kind", "number")
+
+
+def _claim_callbacks(connection: Connection, turn: WorkerTurn) -> list[int]:
+    if turn.capacity <= 0:
+        return []
+    given = _name_queues(turn.queues) | {"most": turn.capacity}
+    found = [number for (number,) in _due_callbacks.fetch(connection, given, len(turn.queues))]
+    if found:
+        new = {"state": "running", "session_id": turn.service, "claim_request": turn.request}
+        connection.execute(update(task_callback).where(_CALLBACK.id.in_(found)).values(new))
+    return found
+
+
+@Statement
+def _due_callbacks(dialect: str, queues: int) -> Select[Any]:
+    due = and_(text("state = 'due'"), _is_of_queues(_CALLBACK.queue, queues))
+    statement = select(_CALLBACK.id).where(due).order_by(_CALLBACK.id).limit(bindparam("most"))
+    return statement.with_for_update(skip_locked=True)
+
+
+def _claim_tasks(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntry]:
+    if capacity <= 0:
+        return []
+    claimed = []
+    for entry in _take_queued(board, turn, capacity):
+        claim = Claim(entry.row.epoch, turn.service, f"s{turn.service}-{turn.request}")
+        if isinstance(board.give(entry, claim, f"worker {turn.service}"), Moved):
+            entry.claim_request = turn.request
+            claimed.append(entry)
+    board.flush()
+    return claimed
+
+
+def _take_queued(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntry]:
+    """Take tasks that are queued, and pass over those that cannot be run now."""
+    skip: list[int] = []
+    for _ in range(_LOOKS):
+        given = _name_queues(turn.queues) | {"most": capacity}
+        if skip:
+            given |= SKIPPED.build_parameters(find_dialect(board.connection), build_id_rows(skip))
+        rows = _queued.fetch(board.connection, given, len(turn.queues), bool(skip))
+        board.take(rows)
+        found = [row[0] for row in rows]
+        unfit = [task for task in found if task not in board.tasks or not _is_readable(board, board.tasks[task])]
+        if not unfit:
+            break
+        skip += unfit
+    return [board.tasks[task] for task in found if task not in skip]
+
+
+def _is_readable(board: Board, entry: TaskEntry) -> bool:
+    """Return whether the arguments with which a task resumes can be decrypted; otherwise it waits for their key."""
+    try:
+        if entry.row.resume is not None:
+            board.context.cipher.decrypt(entry.row.resume.kwargs)
+    except ConfigError as error:
+        about = {"dag": entry.plan.structure.id, "task": entry.task_id, "run": entry.run.id}
+        throttle(log, 60.0, about=entry.id).error("a task waits: it cannot be resumed", error=str(error), **about)
+        return False
+    return True
+
+
+def _name_queues(queues: Sequence[str]) -> dict[str, Any]:
+    return {f"queue_{number}": queue for number, queue in enumerate(queues)}
+
+
+def _is_of_queues(queue: ColumnElement[str], count: int) -> ColumnElement[bool]:
+    # One queue is compared and not looked for in a set, so that the index gives the order too.
+    return or_(false(), *[queue == bindparam(f"queue_{number}", type_=Text()) for number in range(count)])
+
+
+@Statement
+def _queued(dialect: str, queues: int, skips: bool) -> Select[Any]:
+    queued = and_(text("state = 'queued'"), _is_of_queues(_TASK.queue, queues))
+    if skips:
+        queued = and_(queued, _TASK.id.not_in(select(SKIPPED.build_source(dialect).c.id)))
+    order = (_TASK.rank, _TASK.since_us, _TASK.id)
+    statement = select(*COLUMNS).where(queued).order_by(*order).limit(bindparam("most"))
+    return statement.with_for_update(skip_locked=True)
+
+
+def find_ended(connection: Connection, service: int, held: Collection[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return which attempts, given as task and epoch, a service no longer runs by right."""
+    if not held:
+        return ()
+    numbers = sorted({task for task, _ in held})
+    mine = and_(_TASK.id.in_(numbers), _TASK.session_id == service, _TASK.state == TaskState.RUNNING.value)
+    live = set(connection.execute(select(_TASK.id, _TASK.epoch).where(mine)))
+    return tuple(one for one in held if one not in live)
+
+
+def _build_attempts(board: Board, entries: Sequence[TaskEntry], callbacks: Sequence[int]) -> tuple[ClaimedAttempt, ...]:
+    """Return what is to be run, in the order of the claims: tasks, then callbacks."""
+    found = _fetch_callbacks(board.connection, callbacks)
+    board.read({row.task for row in found if row.task is not None} - board.tasks.keys())
+    runs = _fetch_runs(board.connection, {*(row.run for row in found), *(entry.run.id for entry in entries)})
+    attempts = [_build_attempt(entry, runs[entry.run.id], board.context) for entry in entries]
+    for row in found:
+        entry = None if row.task is None else board.tasks[row.task]
+        attempts.append(_build_callback(row, entry, runs[row.run]))
+    return tuple(attempts)
+
+
+def _fetch_callbacks(connection: Connection, callbacks: Sequence[int]) -> Sequence[Row[Any]]:
+    if not callbacks:
+        return []
+    return connection.execute(select(task_callback).where(_CALLBACK.id.in_(callbacks)).order_by(_CALLBACK.id)).all()
+
+
+class _RunValues(NamedTuple):
+    dag_id: str
+    path: str
+    id: int
+    run_id: str
+    kind: str
+    conf: str
+    logical_us: int | None
+    interval_start_us: int | None
+    interval_end_us: int | None
+    created_us: int
+    started_us: int | None
+    state: str
+    ended_us: int | None
+
+
+class _Run(NamedTuple):
+    row: _RunValues
+    params: str
+
+
+def _fetch_runs(connection: Connection, numbers: Collection[int]) -> dict[int, _Run]:
+    if not numbers:
+        return {}
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(numbers))
+    rows = [(version, digest, _RunValues(*row)) for version, digest, *row in _run_rows.fetch(connection, given)]
+    return {
+        row.id: _Run(row, build_params(load_plan(connection, version, digest), row.conf))
+        for version, digest, row in rows
+    }
+
+
+@Statement
+def _run_rows(dialect: str) -> Select[Any]:
+    names = [name for name in _RunValues._fields if name not in ("dag_id", "path")]
+    return (
+        select(
+            dag_version.c.id, dag_version.c.digest, dag.c.dag_id, dag_file.c.path, *[dag_run.c[one] for one in names]
+        )
+        .join(dag, dag.c.id == dag_run.c.dag)
+        .join(dag_file, dag_file.c.id == dag.c.file_id)
+        .join(dag_version, dag_version.c.id == dag_run.c.version_id)
+        .where(dag_run.c.id.in_(select(IDS.build_source(dialect).c.id)))
+    )
+
+
+def build_params(plan: DagPlan, conf: str) -> str:
+    """Return the parameters of a run, encoded: the DAG's defaults, and what the run gives instead."""
+    params = {one.name: msgspec.Raw(one.default.encode()) for one in plan.structure.params if one.default is not None}
+    params |= msgspec.json.decode(conf, type=dict[str, msgspec.Raw])
+    return msgspec.json.encode(params).decode()
+
+
+def _build_attempt(entry: TaskEntry, run: _Run, context: CallContext) -> ClaimedAttempt:
+    resume, resumed = entry.row.resume, None
+    if resume is not None:
+        resumed = ResumeWith(resume.method, context.cipher.decrypt(resume.kwargs), resume.payload or "null")
+    return _build(entry, run, entry.row.deadline_us, resumed, None)
+
+
+def _build_callback(row: Row[Any], entry: TaskEntry | None, run: _Run) -> ClaimedAttempt:
+    state, ended_us = run.row.state, run.row.ended_us
+    if row.task is None:  # it may go on by now
+        state, ended_us = _RUN_STATES.get(row.name, state), row.created_us
+    callback = ClaimedCallback(row.id, row.name, row.cause, row.created_us, state, ended_us, row.started_us, row.origin)
+    return _build(entry, run, None, None, callback, row)
+
+
+def _build(
+    entry: TaskEntry | None,
+    run: _Run,
+    deadline_us: int | None,
+    resume: ResumeWith | None,
+    callback: ClaimedCallback | None,
+    row: Row[Any] | None = None,
+) -> ClaimedAttempt:
+    plan: TaskPlan | None = None if entry is None else entry.plan
+    found = run.row
+    return ClaimedAttempt(
+        task=0 if entry is None else entry.id,
+        epoch=row.epoch if row is not None else entry.row.epoch if entry is not None else 0,
+        run=found.id,
+        dag_id=found.dag_id,
+        run_id=found.run_id,
+        task_id="" if entry is None else entry.task_id,
+        map_index=-1,
+        try_number=0 if entry is None else entry.row.tries,
+        max_tries=0 if entry is None else entry.row.max_tries,
+        file=found.path,
+        queue=row.queue if row is not None else "" if plan is None else plan.structure.queue,
+        operator="" if plan is None else plan.structure.operator,
+        run_kind=found.kind,
+        run_started_us=found.started_us if found.started_us is not None else found.created_us,
+        logical_us=found.logical_us,
+        interval_start_us=found.interval_start_us,
+        interval_end_us=found.interval_end_us,
+        conf=found.conf,
+        params=run.params,
+        deadline_us=deadline_us,
+        resume=resume,
+        callback=callback,
+    )

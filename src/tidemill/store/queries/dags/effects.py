@@ -1,0 +1,296 @@
+"""Writes what changes of tasks entail: journal, XComs, triggers, callbacks.
+
+Invariants: cursors of triggers are locked after the tasks, by ascending id; a trigger that was stopped has a new token,
+so that what it fires afterwards is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    Connection,
+    Delete,
+    Executable,
+    Insert,
+    Select,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    insert,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tidemill.core.tasks.inputs import Stop
+from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import task_callback, task_journal, xcom
+from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
+from tidemill.store.queries.triggers.triggers import make_storable
+from tidemill.store.records import TriggerState
+from tidemill.store.statements import Statement
+from tidemill.store.tables import trigger, trigger_cursor
+
+#: The journal keeps this many characters of an error; the log has all of it.
+_DETAIL_CHARACTERS = 20_000
+
+_JOURNAL_COLUMNS = ("task", "epoch", "before", "after", "given", "said_by")
+_JOURNAL = RowSet("journal", task=int, epoch=int, before=str, after=str, given=str, said_by=str)
+_DETAILED_JOURNAL = RowSet("details", task=int, epoch=int, before=str, after=str, given=str, said_by=str, detail=str)
+_XCOMS = RowSet("xcoms", task=int, key=str, value=str, created_us=int)
+_MADE = RowSet(
+    "made", classpath=str, kwargs=str, created_us=int, task_id=int, epoch=int, queue=str, priority=int, stream_key=str
+)
+_OF_TASKS = RowSet("of_tasks", task_id=int, epoch=int)
+_STOPPED = RowSet("stopped", id=int, state=str, reason=str, changed_us=int)
+_CALLBACKS = RowSet(
+    "callbacks",
+    run=int,
+    task=int,
+    epoch=int,
+    name=str,
+    cause=str,
+    queue=str,
+    started_us=int,
+    origin=str,
+    created_us=int,
+)
+_STOP_STATES = {
+    Stop.DONE: TriggerState.FINISHED,
+    Stop.FAILED: TriggerState.FAILED,
+    Stop.TIMEOUT: TriggerState.CANCELLED,
+    Stop.USER: TriggerState.CANCELLED,
+}
+
+
+class JournalRow(NamedTuple):
+    """A change of a task's state; `epoch` is the one that it led to."""
+
+    task: int
+    epoch: int
+    before: str
+    after: str
+    given: str
+    by: str
+    detail: str | None
+
+
+class MadeTrigger(NamedTuple):
+    """A trigger that a task hands itself to; `trigger` is what `pack_trigger` made."""
+
+    task: int
+    epoch: int
+    trigger: str
+    priority: int
+
+
+class Callback(NamedTuple):
+    """A callback of the user that is due; `task`: None, that of the run."""
+
+    run: int
+    task: int | None
+    epoch: int
+    name: str
+    cause: str | None
+    queue: str
+    started_us: int | None = None
+    origin: str | None = None
+
+
+class PackedTrigger(msgspec.Struct, frozen=True, array_like=True):
+    """What a deferral says about its trigger, in one text for the machine."""
+
+    classpath: str
+    kwargs: str
+    queue: str
+    stream_key: str | None
+
+
+@dataclass(slots=True)
+class Effects:
+    """What is to be written besides the rows of tasks and runs."""
+
+    journal: list[JournalRow] = field(default_factory=list)
+    xcoms: list[tuple[int, str, str]] = field(default_factory=list)
+    cleared: set[int] = field(default_factory=set)
+    made: list[MadeTrigger] = field(default_factory=list)
+    stopped: list[tuple[int, int, Stop]] = field(default_factory=list)
+    callbacks: list[Callback] = field(default_factory=list)
+
+    def find_left(self, task: int, epoch: int) -> str | None:
+        """Return by which input a task left an epoch, if that was in this transaction."""
+        return next((row.given for row in self.journal if (row.task, row.epoch) == (task, epoch + 1)), None)
+
+
+def pack_trigger(packed: PackedTrigger) -> str:
+    """Return a trigger as the machine takes it."""
+    return msgspec.json.encode(packed).decode()
+
+
+def write_effects(connection: Connection, effects: Effects, context: CallContext) -> None:
+    """Write everything."""
+    if effects.journal:
+        _write_journal(connection, effects.journal, context.now_us)
+    if effects.cleared:
+        remove_xcoms(connection, effects.cleared)
+    if effects.xcoms:
+        write_xcoms(connection, [row for row in effects.xcoms if row[0] not in effects.cleared], context.now_us)
+    if effects.stopped:
+        _stop_triggers(connection, effects.stopped, context.now_us)
+    if effects.made:
+        _make_triggers(connection, effects.made, context)
+    if effects.callbacks:
+        write_callbacks(connection, effects.callbacks, context.now_us)
+
+
+def _write_journal(connection: Connection, journal: Sequence[JournalRow], now_us: int) -> None:
+    detailed = any(row.detail is not None for row in journal)
+    rows: list[tuple[int | str | None, ...]] = [row[:6] for row in journal]
+    if detailed:
+        rows = [(*row[:6], None if row.detail is None else _shorten(row.detail)) for row in journal]
+    given = _DETAILED_JOURNAL if detailed else _JOURNAL
+    values = given.build_parameters(find_dialect(connection), rows)
+    _journal_insert.fetch(connection, values | {"now_us": now_us}, detailed)
+
+
+def _shorten(detail: str) -> str | None:
+    return make_storable(detail[-_DETAIL_CHARACTERS:])
+
+
+@Statement
+def _journal_insert(dialect: str, detailed: bool) -> Insert:
+    given = (_DETAILED_JOURNAL if detailed else _JOURNAL).build_source(dialect)
+    names = [*_JOURNAL_COLUMNS, *(["detail"] if detailed else [])]
+    at_us: BindParameter[int] = bindparam("now_us", type_=BigInteger())
+    return insert(task_journal).from_select([*names, "at_us"], select(*[given.c[name] for name in names], at_us))
+
+
+def remove_xcoms(connection: Connection, tasks: set[int]) -> None:
+    """Remove all XComs of tasks."""
+    dialect = find_dialect(connection)
+    _xcom_delete.fetch(connection, IDS.build_parameters(dialect, build_id_rows(tasks)))
+
+
+@Statement
+def _xcom_delete(dialect: str) -> Delete:
+    return delete(xcom).where(xcom.c.task.in_(select(IDS.build_source(dialect).c.id)))
+
+
+def write_xcoms(connection: Connection, values: Sequence[tuple[int, str, str]], now_us: int) -> None:
+    """Store XComs as task, key and value; of several with one key the last one counts."""
+    last = {(task, key): value for task, key, value in values}
+    if not last:
+        return
+    dialect = find_dialect(connection)
+    rows = [(task, key, value, now_us) for (task, key), value in sorted(last.items())]
+    _xcom_insert.fetch(connection, _XCOMS.build_parameters(dialect, rows))
+
+
+@Statement
+def _xcom_insert(dialect: str) -> Executable:
+    given = _XCOMS.build_source(dialect)
+    names = ["task", "key", "value", "created_us"]
+    # The condition is for SQLite, which would parse ON CONFLICT as the condition of a join.
+    rows = select(*[given.c[name] for name in names]).where(literal(1) == 1)
+    statement = _insert(dialect)(xcom).from_select(names, rows)
+    new = {name: statement.excluded[name] for name in ("value", "created_us")}
+    return statement.on_conflict_do_update(index_elements=["task", "key"], set_=new)  # type: ignore[no-any-return]
+
+
+def _make_triggers(connection: Connection, made: Sequence[MadeTrigger], context: CallContext) -> None:
+    rows = []
+    for one in made:
+        packed = msgspec.json.decode(one.trigger, type=PackedTrigger)
+        kwargs = context.cipher.encrypt(packed.kwargs)
+        what = (packed.classpath, kwargs, context.now_us, one.task, one.epoch, packed.queue, one.priority)
+        rows.append((*what, packed.stream_key))
+    dialect = find_dialect(connection)
+    _trigger_insert.fetch(connection, _MADE.build_parameters(dialect, rows))
+    keys = _OF_TASKS.build_parameters(dialect, [(one.task, one.epoch) for one in made])
+    _cursor_insert.fetch(connection, keys)
+
+
+@Statement
+def _trigger_insert(dialect: str) -> Insert:
+    given = _MADE.build_source(dialect)
+    copied = ["classpath", "kwargs", "created_us", "task_id", "epoch", "queue", "priority", "stream_key"]
+    values = select(
+        *[given.c[name] for name in copied],
+        literal("never").label("restart"),
+        literal(TriggerState.REGISTERED.value).label("state"),
+        given.c.created_us.label("changed_us"),
+    ).order_by(given.c.position)
+    return insert(trigger).from_select([*copied, "restart", "state", "changed_us"], values)
+
+
+@Statement
+def _of_tasks(dialect: str) -> Select[Any]:
+    return _build_of_tasks(dialect)
+
+
+def _build_of_tasks(dialect: str) -> Select[Any]:
+    given = _OF_TASKS.build_source(dialect)
+    same = and_(trigger.c.task_id == given.c.task_id, trigger.c.epoch == given.c.epoch)
+    return select(trigger.c.id, trigger.c.task_id).join(given, same)
+
+
+@Statement
+def _cursor_insert(dialect: str) -> Insert:
+    found = _build_of_tasks(dialect).subquery()
+    values = select(found.c.id, literal(0).label("token"), literal(0).label("next_index")).order_by(found.c.id)
+    return insert(trigger_cursor).from_select(["trigger_id", "token", "next_index"], values)
+
+
+def _stop_triggers(connection: Connection, stopped: Sequence[tuple[int, int, Stop]], now_us: int) -> None:
+    dialect = find_dialect(connection)
+    reasons = {task: reason for task, _, reason in stopped}
+    keys = _OF_TASKS.build_parameters(dialect, [(task, epoch) for task, epoch, _ in stopped])
+    found: dict[int, int] = dict(_of_tasks.fetch(connection, keys))
+    lock_cursors(connection, found)
+    _token_update.fetch(connection, IDS.build_parameters(dialect, build_id_rows(found)))
+    rows = []
+    for number, task in sorted(found.items()):
+        rows.append((number, _STOP_STATES[reasons[task]].value, reasons[task].value, now_us))
+    _stop_update.fetch(connection, _STOPPED.build_parameters(dialect, rows))
+
+
+@Statement
+def _token_update(dialect: str) -> Update:
+    wanted = select(IDS.build_source(dialect).c.id)
+    new = {"token": trigger_cursor.c.token + 1, "session_id": None, "claim_request": None}
+    return update(trigger_cursor).where(trigger_cursor.c.trigger_id.in_(wanted)).values(new)
+
+
+@Statement
+def _stop_update(dialect: str) -> Update:
+    given = _STOPPED.build_source(dialect)
+    names = ("state", "reason", "changed_us")
+    return update(trigger).where(trigger.c.id == given.c.id).values({name: given.c[name] for name in names})
+
+
+def write_callbacks(connection: Connection, callbacks: Sequence[Callback], now_us: int) -> None:
+    """Store callbacks that are due."""
+    rows = [(*one._replace(cause=make_storable(one.cause)), now_us) for one in callbacks]
+    dialect = find_dialect(connection)
+    _callback_insert.fetch(connection, _CALLBACKS.build_parameters(dialect, rows))
+
+
+@Statement
+def _callback_insert(dialect: str) -> Insert:
+    given = _CALLBACKS.build_source(dialect)
+    copied = [*Callback._fields, "created_us"]
+    values = select(*[given.c[name] for name in copied], literal("due").label("state"), literal(0).label("lost"))
+    return insert(task_callback).from_select([*copied, "state", "lost"], values.order_by(given.c.position))
+
+
+def _insert(dialect: str) -> Any:
+    return postgresql.insert if dialect == "postgresql" else sqlite.insert

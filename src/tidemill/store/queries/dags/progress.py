@@ -1,0 +1,48 @@
+"""How far runs are, for people who watch: those that have not ended first, then the last ones that have.
+
+Invariants: runs that have not ended are found by their indexes, and tasks are counted only of the runs that are shown,
+so that a long history costs nothing.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, func, select, union_all
+
+from tidemill.core.tasks.task_row import TaskState
+from tidemill.store.calls.all_calls import RunProgress, RunRecord, WatchRuns
+from tidemill.store.dag_tables import dag_run, task_instance
+from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, RUNS, read_run
+
+_RUN, _TASK = dag_run.c, task_instance.c
+_ENDED = frozenset(
+    state.value for state in (TaskState.SUCCESS, TaskState.FAILED, TaskState.SKIPPED, TaskState.UPSTREAM_FAILED)
+)
+#: The runs that have not ended, with their states; two selects, because each has an index.
+ACTIVE = union_all(
+    select(_RUN.id, _RUN.state).where(IS_QUEUED), select(_RUN.id, _RUN.state).where(IS_RUNNING)
+).subquery("active")
+
+
+def watch_runs(connection: Connection, request: WatchRuns) -> tuple[RunProgress, ...]:
+    """Return how far runs are; see `WatchRuns`."""
+    active = select(ACTIVE.c.id).order_by(ACTIVE.c.state.desc(), ACTIVE.c.id.desc()).limit(request.limit)
+    shown = list(connection.execute(active).scalars())
+    latest = connection.execute(select(_RUN.id).order_by(_RUN.id.desc()).limit(request.limit)).scalars()
+    shown = list(dict.fromkeys([*shown, *latest]))[: request.limit]
+    if not shown:
+        return ()
+    runs = {row.id: read_run(row) for row in connection.execute(RUNS.where(_RUN.id.in_(shown)))}
+    counts: dict[int, dict[str, int]] = {number: {} for number in shown}
+    statement = (
+        select(_TASK.run, _TASK.state, func.count()).where(_TASK.run.in_(shown)).group_by(_TASK.run, _TASK.state)
+    )
+    for number, state, count in connection.execute(statement):
+        counts[number][state] = count
+    return tuple(_build(runs[number], counts[number]) for number in shown if number in runs)
+
+
+def _build(run: RunRecord, counts: dict[str, int]) -> RunProgress:
+    total = sum(counts.values())
+    done = sum(count for state, count in counts.items() if state in _ENDED)
+    running = sum(counts.get(state.value, 0) for state in (TaskState.RUNNING, TaskState.ENDING))
+    return RunProgress(run, total, done, running, total - done - running)

@@ -1,0 +1,87 @@
+"""What a run is given, checked against the params of its DAG before the run is created."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from tidemill.runtime.json.codec import decode
+from tidemill.runtime.json.schema import find_mismatch
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.dag_plan import DagPlan
+
+#: A run's tasks get it with every attempt.
+MAX_CONF_BYTES: Final = 1024 * 1024
+#: A name at least this similar to that of a param (0 to 1) is taken for a misspelling of it.
+_NEAR: Final = 0.75
+#: More names are not looked at, nor are longer ones: comparing takes time, and the store has one writer.
+_MAX_NAMES: Final = 20
+_MAX_NAME: Final = 100
+
+
+def read_conf(conf: str) -> dict[str, msgspec.Raw]:
+    """Return the values that a run is given, each as JSON.
+
+    Raises:
+        CallRefusedError: It is not a JSON object, or too large or nested too deeply.
+    """
+    if len(conf.encode("utf-8", "replace")) > MAX_CONF_BYTES:
+        raise CallRefusedError(
+            RefusalKind.INVALID,
+            f"the configuration of a run may have up to {MAX_CONF_BYTES:,} bytes; pass a reference to larger data",
+        )
+    try:
+        return msgspec.json.decode(conf, type=dict[str, msgspec.Raw])
+    except RecursionError:
+        raise CallRefusedError(RefusalKind.INVALID, "the configuration of a run is nested too deeply") from None
+    except msgspec.DecodeError:
+        raise CallRefusedError(
+            RefusalKind.INVALID, "the configuration of a run has to be a JSON object, such as '{\"size\": 3}'"
+        ) from None
+
+
+def check_params(plan: DagPlan, conf: dict[str, msgspec.Raw]) -> None:
+    """Check what a run is given against the params of the DAG; other names are for the tasks to read.
+
+    Raises:
+        CallRefusedError: A value does not match the schema of its param, or is missing.
+    """
+    for param in plan.structure.params:
+        given = conf.get(param.name)
+        if given is None:
+            if param.default is None:
+                raise CallRefusedError(
+                    RefusalKind.INVALID,
+                    f"param {param.name!r} of DAG {plan.structure.id!r} has no default; give it a value in the "
+                    "configuration of the run",
+                )
+        elif param.schema != "{}":
+            try:
+                mismatch = find_mismatch(param.schema, decode(bytes(given)), f"param {param.name!r}")
+            except (ValueError, RecursionError) as error:
+                mismatch = f"param {param.name!r}: its schema cannot be used: {error}"
+            if mismatch:
+                raise CallRefusedError(RefusalKind.INVALID, f"{mismatch}; DAG {plan.structure.id!r} is not run")
+
+
+def find_misspelt(plan: DagPlan, names: Collection[str]) -> tuple[str, ...]:
+    """Return a warning for each name that a run is given which is probably that of a param, misspelt.
+
+    No warning for a name that is unlike all params, which tasks may read from `dag_run.conf`, or like one that is given
+    as well.
+    """
+    params = [param.name for param in plan.structure.params if param.name not in names][:_MAX_NAMES]
+    if not params:
+        return ()
+    known = {param.name for param in plan.structure.params}
+    strays = [name for name in names if name not in known and len(name) <= _MAX_NAME][:_MAX_NAMES]
+    folded = {param.lower(): param for param in params if len(param) <= _MAX_NAME}
+    found = []
+    for name in strays:
+        near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=_NEAR)
+        if near:
+            found.append(f"DAG {plan.structure.id!r} has no param {name!r}; did you mean {folded[near[0]]!r}?")
+    return tuple(found)

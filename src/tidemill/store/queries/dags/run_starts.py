@@ -1,0 +1,105 @@
+"""Lets the runs begin that wait for `max_active_runs`.
+
+Invariants: how many runs of a DAG are active is counted under the lock of the DAG's row; older runs begin first; a run
+that can do nothing until an earlier one has gives its place to that one (`core.tasks.run_starts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, literal_column, or_, select
+
+from tidemill.core.tasks.run_starts import RunPlace, find_yielding, plan_starts
+from tidemill.core.tasks.task_row import STATES, TaskState
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import dag, dag_run, task_instance
+from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, queue_run, start_runs
+from tidemill.store.queries.dags.transition import Board
+from tidemill.store.queries.isolation import work_on_runs
+
+_RUN, _DAG, _TASK = dag_run.c, dag.c, task_instance.c
+#: The states of tasks with which nothing happens by itself, as far as they are not to be decided.
+_RESTING = (TaskState.NONE.value, *(state.value for state in STATES.values()))
+
+
+def start_waiting_runs(connection: Connection, context: CallContext, limit: int, skip: Collection[int] = ()) -> int:
+    """Start the oldest runs that wait, of each DAG as many as may be active; return how many.
+
+    Args:
+        connection: In a transaction.
+        context: The time, and what the transaction leaves besides rows.
+        limit: How many DAGs it looks at, and how many runs of each it starts.
+        skip: Runs that are passed over.
+    """
+    passed = [_RUN.id.not_in(skip)] if skip else []
+    runs: list[int] = []
+    for number in _find_dags(connection, limit):
+        found = connection.execute(select(dag).where(_DAG.id == number).with_for_update()).one()
+        runs += _choose_runs(connection, context, found, limit, passed)
+    given = [(number, number) for number in runs]
+    return work_on_runs(connection, context, given, lambda numbers: len(start_runs(connection, numbers, context).runs))
+
+
+def _find_dags(connection: Connection, limit: int) -> list[int]:
+    """Return the DAGs that have room for one of their runs that wait, or may have to make it."""
+    waiting = select(_RUN.dag).where(IS_QUEUED).distinct().subquery()
+    running = select(func.count()).where(and_(_RUN.dag == _DAG.id, IS_RUNNING)).scalar_subquery()
+    room = or_(running < _DAG.max_active_runs, and_(_DAG.by_past == 1, _has_earlier_run()))
+    statement = select(_DAG.id).join(waiting, waiting.c.dag == _DAG.id).where(and_(_DAG.paused == 0, room))
+    return list(connection.execute(statement.order_by(_DAG.id).limit(limit)).scalars())
+
+
+def _has_earlier_run() -> ColumnElement[bool]:
+    """Return whether a run of a DAG waits that goes before one that is active."""
+    waits, runs = dag_run.alias("waits"), dag_run.alias("runs")
+    # An expression, so that SQLite does not look for dates among all runs, most of which have ended.
+    logical_us = waits.c.logical_us + 0
+    first = or_(logical_us.is_(None), logical_us < runs.c.logical_us)
+    states = and_(waits.c.state == literal_column("'queued'"), runs.c.state == literal_column("'running'"))
+    same = and_(waits.c.dag == _DAG.id, runs.c.dag == _DAG.id, runs.c.logical_us.is_not(None))
+    return exists(select(waits.c.id).where(and_(same, states, first)))
+
+
+def _choose_runs(
+    connection: Connection, context: CallContext, found: Row[Any], limit: int, passed: Sequence[ColumnElement[bool]]
+) -> Sequence[int]:
+    """Return which runs of a DAG begin, once others have given their places back."""
+    active = _fetch_places(connection, and_(_RUN.dag == found.id, IS_RUNNING), limit=None)
+    room = max(0, found.max_active_runs - len(active))
+    waits = and_(_RUN.dag == found.id, IS_QUEUED, *passed)
+    latest_us = max((one.logical_us for one in active if one.logical_us is not None), default=None)
+    if room:
+        waiting = _fetch_places(connection, waits, min(room, limit))
+    elif found.by_past and latest_us is not None:
+        waiting = _fetch_places(connection, and_(waits, _goes_before(latest_us)), limit)
+    else:
+        return ()
+    yielding = [] if room else find_yielding(waiting, active)
+    board = Board(connection, context)
+    board.lock((), [one.number for one in yielding])
+    # One may have ended before it was locked.
+    running = [run.id for run in board.runs.values() if run.state == "running"]
+    plan = plan_starts(waiting, active, _find_idle(connection, running), found.max_active_runs)
+    for number in plan.wait:
+        queue_run(board.runs[number], context)
+    board.flush()
+    return plan.begin
+
+
+def _goes_before(logical_us: int) -> ColumnElement[bool]:
+    return or_(_RUN.logical_us.is_(None), _RUN.logical_us < logical_us)
+
+
+def _fetch_places(connection: Connection, wanted: ColumnElement[bool], limit: int | None) -> list[RunPlace]:
+    statement = select(_RUN.id, _RUN.logical_us).where(wanted).order_by(_RUN.id).limit(limit)
+    return [RunPlace(*row) for row in connection.execute(statement)]
+
+
+def _find_idle(connection: Connection, runs: Collection[int]) -> set[int]:
+    """Return which of these runs, which are locked, have nothing to do, and nothing to decide."""
+    if not runs:
+        return set()
+    busy = and_(_TASK.run.in_(sorted(runs)), or_(_TASK.state.not_in(_RESTING), _TASK.pending == 1))
+    return set(runs) - set(connection.execute(select(_TASK.run).where(busy).distinct()).scalars())

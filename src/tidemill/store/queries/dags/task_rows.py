@@ -1,0 +1,374 @@
+"""Reads, locks and writes the rows of tasks and runs, in batches.
+
+Invariants: rows of runs are locked before those of their tasks, both by ascending id. Only `queries.board` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Select, SelectBase, Update, and_, bindparam, literal_column, select, union, update
+
+from tidemill.core.errors import InvariantError, describe_error
+from tidemill.core.tasks.dependencies import Outcome
+from tidemill.core.tasks.task_row import Ending, Resume, TaskRow, TaskState
+from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.dag_plan import Counts, DagPlan, PlanCache, TaskPlan, read_counts, write_counts
+from tidemill.store.dag_tables import dag_run, dag_version, task_instance
+from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
+from tidemill.store.statements import Statement
+
+#: Structures do not change: one cache for all databases of the process.
+_PLANS = PlanCache()
+#: A task that resumes comes before all others of its pool and queue.
+_FIRST = 1 << 40
+_STATES = {state.value: state for state in TaskState}
+_ENDING = TaskState.ENDING.value
+
+_OF_TASKS = RowSet("of_tasks", id=int)
+_NAMED = RowSet("named", run=int, task_id=str)
+#: What nearly every step changes of a task, and what few do.
+_MOVING = (
+    "state", "epoch", "tries", "session_id", "deadline_us", "next_due_us", "pending", "since_us", "started_us",
+    "ended_us", "claim_request",
+)  # fmt: skip
+_REST = (
+    "tries_before", "max_tries", "lost", "due_us", "resume_method", "resume_kwargs", "resume_payload", "tallies",
+    "skip_votes", "skips", "rank", "error", "ending_outcome",
+)  # fmt: skip
+_FIELDS = (*_MOVING, *_REST)
+_TEXTS = {"state", "resume_method", "resume_kwargs", "resume_payload", "tallies", "skips", "error", "ending_outcome"}
+_MOVED = RowSet("moved", id=int, **{name: str if name in _TEXTS else int for name in _MOVING})
+_CHANGED = RowSet("changed", id=int, **{name: str if name in _TEXTS else int for name in _FIELDS})
+_TALLIED = RowSet("tallied", id=int, tallies=str, pending=int, skip_votes=int)
+_RUNS = RowSet(
+    "runs", id=int, state=str, reason=str, stop=str, unfinished=int, started_us=int, ended_us=int, deadline_us=int
+)
+_TASK = task_instance.c
+#: What is read of a task, in the order that `TaskEntry` takes it.
+COLUMNS = [_TASK[name] for name in ("id", "run", "task_id", *_FIELDS)]
+_RUN_FIELDS = (
+    "id", "dag", "state", "reason", "stop", "unfinished", "logical_us", "started_us", "ended_us", "deadline_us"
+)  # fmt: skip
+
+#: A row of `COLUMNS`.
+TaskValues = Sequence[Any]
+
+
+class UnreadableStructureError(InvariantError):
+    """The structure of a DAG in the store cannot be read: its runs are left as they are, and keep nothing up."""
+
+
+class RunEntry:
+    """A run whose row is locked."""
+
+    __slots__ = (
+        "changed",
+        "dag",
+        "deadline_us",
+        "ended_us",
+        "id",
+        "logical_us",
+        "plan",
+        "reason",
+        "started_us",
+        "state",
+        "stop",
+        "unfinished",
+    )
+
+    def __init__(self, row: Sequence[Any], plan: DagPlan) -> None:
+        """Keep what may change."""
+        self.plan = plan
+        self.changed = False
+        self.id: int
+        self.dag: int
+        self.state: str
+        self.reason: str | None
+        self.stop: str | None
+        self.unfinished: int
+        self.logical_us: int | None
+        self.started_us: int | None
+        self.ended_us: int | None
+        self.deadline_us: int | None
+        (
+            self.id, self.dag, self.state, self.reason, self.stop, self.unfinished, self.logical_us, self.started_us,
+            self.ended_us, self.deadline_us,
+        ) = row  # fmt: skip
+
+
+class TaskEntry:
+    """A task whose row is locked.
+
+    `changed`: its state has changed; `tallied`: only what it knows of others.
+    """
+
+    __slots__ = (
+        "changed",
+        "claim_request",
+        "counts",
+        "ended_us",
+        "error",
+        "id",
+        "pending",
+        "plan",
+        "rest",
+        "row",
+        "run",
+        "since_us",
+        "skip_votes",
+        "skips",
+        "started_us",
+        "tallied",
+        "task_id",
+    )
+
+    def __init__(self, row: TaskValues, run: RunEntry) -> None:
+        """Build what the machine takes; the arguments with which the task resumes stay encrypted."""
+        (
+            self.id, _, self.task_id,
+            state, epoch, tries, session, deadline_us, _, pending, since_us, started_us, ended_us, claim_request,
+            tries_before, max_tries, lost, due_us, method, kwargs, payload, tallies, skip_votes, skips, _, error,
+            ending_outcome,
+        ) = row  # fmt: skip
+        self.run = run
+        self.plan: TaskPlan = run.plan.tasks[self.task_id]
+        resume = None if method is None else Resume(method, kwargs, payload)
+        ending = Ending(ending_outcome and Outcome(ending_outcome), error) if state == _ENDING else None
+        self.row = TaskRow(
+            self.plan.policy, _STATES[state], epoch, tries, tries_before, max_tries, session, lost, deadline_us, due_us,
+            resume, ending,
+        )  # fmt: skip
+        self.counts: Counts = read_counts(tallies)
+        self.pending: int = pending
+        self.skip_votes: int = skip_votes
+        self.skips: str | None = skips
+        self.since_us: int = since_us
+        self.started_us: int | None = started_us
+        self.ended_us: int | None = ended_us
+        self.claim_request: int | None = claim_request
+        self.error: str | None = error
+        self.changed = self.tallied = False
+        #: As it is stored.
+        self.rest: tuple[int | str | None, ...] = tuple(row[14:])
+
+    def build_moved(self) -> tuple[int | str | None, ...]:
+        """Return its id and what nearly every step changes."""
+        row = self.row
+        return (
+            self.id, row.state.value, row.epoch, row.tries, row.session, row.deadline_us, row.next_due_us, self.pending,
+            self.since_us, self.started_us, self.ended_us, self.claim_request,
+        )  # fmt: skip
+
+    def build_rest(self) -> tuple[int | str | None, ...]:
+        """Return what few steps change."""
+        row, resume = self.row, self.row.resume
+        method, kwargs, payload = (None,) * 3 if resume is None else (resume.method, resume.kwargs, resume.payload)
+        rank = compute_rank(self.plan.structure.priority, resume is not None)
+        outcome = None if row.ending is None or row.ending.outcome is None else row.ending.outcome.value
+        return (
+            row.tries_before, row.max_tries, row.lost, row.due_us, method, kwargs, payload, write_counts(self.counts),
+            self.skip_votes, self.skips, rank, self.error, outcome,
+        )  # fmt: skip
+
+
+def compute_rank(priority: int, resumed: bool) -> int:
+    """Return the number by which tasks that wait are sorted, lowest first."""
+    return -priority - (_FIRST if resumed else 0)
+
+
+def is_resumed(rank: int) -> bool:
+    """Return whether a rank is that of a task that resumes."""
+    return rank < -(_FIRST >> 1)
+
+
+Found = tuple[dict[int, RunEntry], dict[int, UnreadableStructureError]]
+
+
+def lock_runs(connection: Connection, ids: Collection[int], tasks: Collection[int] = ()) -> Found:
+    """Lock runs, and those of tasks, by ascending id until the transaction ends.
+
+    Returns:
+        The runs by id, and what is wrong with those that cannot be read.
+    """
+    if not tasks:
+        return _read_runs(connection, ids, _run_lock)
+    given = _OF_TASKS.build_parameters(find_dialect(connection), build_id_rows(tasks))
+    return _read_runs(connection, ids, _runs_lock, given)
+
+
+def read_runs(connection: Connection, ids: Collection[int]) -> Found:
+    """Return what `lock_runs` does without locking anything: the runs may not be written."""
+    return _read_runs(connection, ids, _run_select)
+
+
+def _read_runs(
+    connection: Connection, ids: Collection[int], statement: Statement, given: Mapping[str, Any] = MappingProxyType({})
+) -> Found:
+    parameters = {**IDS.build_parameters(find_dialect(connection), build_id_rows(ids)), **given}
+    found, unreadable = {}, {}
+    for version_id, digest, *row in statement.fetch(connection, parameters):
+        try:
+            found[row[0]] = RunEntry(row, load_plan(connection, version_id, digest))
+        except UnreadableStructureError as error:
+            unreadable[row[0]] = error
+    return found, unreadable
+
+
+def load_plan(connection: Connection, version_id: int, digest: str) -> DagPlan:
+    """Return the plan of a version, which is read only if it is not kept.
+
+    Raises:
+        UnreadableStructureError: The structure is not one that this version of tidemill knows.
+    """
+
+    def load() -> str:
+        statement = select(dag_version.c.structure).where(dag_version.c.id == version_id)
+        return str(connection.execute(statement).scalar_one())
+
+    try:
+        return _PLANS.find(digest, load)
+    except (msgspec.DecodeError, KeyError, ValueError) as error:
+        raise UnreadableStructureError(
+            f"the structure of a DAG cannot be read (version {version_id} in the store); use the version of tidemill "
+            f"that stored it: {describe_error(error)}"
+        ) from error
+
+
+@Statement
+def _run_lock(dialect: str) -> Select[Any]:
+    return _build_run_select(select(IDS.build_source(dialect).c.id)).with_for_update(of=dag_run)
+
+
+@Statement
+def _runs_lock(dialect: str) -> Select[Any]:
+    of_tasks = select(_TASK.run).where(_TASK.id.in_(select(_OF_TASKS.build_source(dialect).c.id)))
+    wanted = union(select(IDS.build_source(dialect).c.id), of_tasks)
+    return _build_run_select(wanted).with_for_update(of=dag_run)
+
+
+@Statement
+def _run_select(dialect: str) -> Select[Any]:
+    return _build_run_select(select(IDS.build_source(dialect).c.id))
+
+
+def _build_run_select(wanted: SelectBase) -> Select[Any]:
+    return (
+        select(dag_version.c.id, dag_version.c.digest, *[dag_run.c[name] for name in _RUN_FIELDS])
+        .join(dag_version, dag_version.c.id == dag_run.c.version_id)
+        .where(dag_run.c.id.in_(wanted))
+        .order_by(dag_run.c.id)
+    )
+
+
+def lock_tasks(connection: Connection, ids: Collection[int]) -> list[TaskValues]:
+    """Lock tasks by id until the transaction ends."""
+    return _task_lock.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(ids)))
+
+
+def read_tasks(connection: Connection, ids: Collection[int]) -> list[TaskValues]:
+    """Return tasks without locking them: they may not be written."""
+    return _task_select.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(ids)))
+
+
+@Statement
+def _task_lock(dialect: str) -> Select[Any]:
+    return _build_task_select(dialect).with_for_update()
+
+
+@Statement
+def _task_select(dialect: str) -> Select[Any]:
+    return _build_task_select(dialect)
+
+
+def _build_task_select(dialect: str) -> Select[Any]:
+    wanted = select(IDS.build_source(dialect).c.id)
+    return select(*COLUMNS).where(_TASK.id.in_(wanted)).order_by(_TASK.id)
+
+
+def lock_named(connection: Connection, names: Iterable[tuple[int, str]]) -> list[TaskValues]:
+    """Lock tasks by run and name, in the order of their ids."""
+    return _named_lock.fetch(connection, _NAMED.build_parameters(find_dialect(connection), names))
+
+
+@Statement
+def _named_lock(dialect: str) -> Select[Any]:
+    given = _NAMED.build_source(dialect)
+    same = and_(_TASK.run == given.c.run, _TASK.task_id == given.c.task_id)
+    return select(*COLUMNS).join(given, same).order_by(_TASK.id).with_for_update(of=task_instance)
+
+
+def lock_pending(connection: Connection, runs: Collection[int], limit: int) -> list[TaskValues]:
+    """Lock tasks of these runs that are still to be decided."""
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(runs))
+    return _pending_lock.fetch(connection, {**given, "most": limit})
+
+
+@Statement
+def _pending_lock(dialect: str) -> Select[Any]:
+    wanted = and_(_TASK.run.in_(select(IDS.build_source(dialect).c.id)), _TASK.pending == literal_column("1"))
+    return select(*COLUMNS).where(wanted).order_by(_TASK.run, _TASK.id).limit(bindparam("most")).with_for_update()
+
+
+def write_tasks(connection: Connection, entries: Iterable[TaskEntry]) -> None:
+    """Write the tasks that have changed: of most of them only what every step changes."""
+    moved, full, tallied = [], [], []
+    for entry in entries:
+        if entry.changed:
+            rest, values = entry.build_rest(), entry.build_moved()
+            if rest == entry.rest:
+                moved.append(values)
+            else:
+                full.append(values + rest)
+                entry.rest = rest
+        elif entry.tallied:
+            tallied.append((entry.id, write_counts(entry.counts), entry.pending, entry.skip_votes))
+        entry.changed = entry.tallied = False
+    dialect = find_dialect(connection)
+    if moved:
+        _moved_update.fetch(connection, _MOVED.build_parameters(dialect, moved))
+    if full:
+        _update.fetch(connection, _CHANGED.build_parameters(dialect, full))
+    if tallied:
+        _tally_update.fetch(connection, _TALLIED.build_parameters(dialect, tallied))
+
+
+@Statement
+def _moved_update(dialect: str) -> Update:
+    given = _MOVED.build_source(dialect)
+    return update(task_instance).where(_TASK.id == given.c.id).values({name: given.c[name] for name in _MOVING})
+
+
+@Statement
+def _update(dialect: str) -> Update:
+    given = _CHANGED.build_source(dialect)
+    return update(task_instance).where(_TASK.id == given.c.id).values({name: given.c[name] for name in _FIELDS})
+
+
+@Statement
+def _tally_update(dialect: str) -> Update:
+    given = _TALLIED.build_source(dialect)
+    names = ("tallies", "pending", "skip_votes")
+    return update(task_instance).where(_TASK.id == given.c.id).values({name: given.c[name] for name in names})
+
+
+def write_runs(connection: Connection, entries: Iterable[RunEntry]) -> None:
+    """Write the runs that have changed."""
+    rows = []
+    for run in entries:
+        if run.changed:
+            times = (run.started_us, run.ended_us, run.deadline_us)
+            rows.append((run.id, run.state, run.reason, run.stop, run.unfinished, *times))
+        run.changed = False
+    if rows:
+        _run_update.fetch(connection, _RUNS.build_parameters(find_dialect(connection), rows))
+
+
+@Statement
+def _run_update(dialect: str) -> Update:
+    given = _RUNS.build_source(dialect)
+    names = ("state", "reason", "stop", "unfinished", "started_us", "ended_us", "deadline_us")
+    return update(dag_run).where(dag_run.c.id == given.c.id).values({name: given.c[name] for name in names})

@@ -1,0 +1,171 @@
+"""What attempts read and write besides their result: XComs, what they keep over tries, variables, connections.
+
+Invariants: who writes for a task gives the epoch of its attempt, and is refused once the task has moved on; values of
+variables and connections are encrypted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, and_, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tidemill.core.tasks.task_row import TaskState
+from tidemill.store.batches import find_dialect
+from tidemill.store.calls.all_calls import (
+    MAX_XCOM_BYTES,
+    ConnectionRecord,
+    ConnectionRow,
+    ListConnections,
+    ListVariables,
+    PushXCom,
+    SetConnection,
+    SetTaskState,
+    SetVariable,
+    VariableRecord,
+)
+from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import connection as connections
+from tidemill.store.dag_tables import task_instance, task_state, variable
+from tidemill.store.queries.checks import check_name, check_text
+from tidemill.store.queries.dags.effects import write_xcoms
+from tidemill.store.queries.dags.xcoms import check_xcom
+
+_TASK, _STATE = task_instance.c, task_state.c
+
+
+def check_attempt(connection: Connection, task: int, epoch: int) -> None:
+    """Make sure that an attempt runs, and that its task does not move on before the transaction ends.
+
+    Raises:
+        CallRefusedError: It does not run any more.
+    """
+    statement = select(_TASK.state, _TASK.epoch).where(_TASK.id == task).with_for_update(key_share=True)
+    row = connection.execute(statement).first()
+    if row is None or row.epoch != epoch or row.state != TaskState.RUNNING.value:
+        raise CallRefusedError(RefusalKind.FENCED, "this attempt does not count any more: its task has moved on")
+
+
+def push_xcom(connection: Connection, request: PushXCom, context: CallContext) -> None:
+    """Store an XCom; see `PushXCom`."""
+    check_xcom(request.key, request.value)
+    check_attempt(connection, request.task, request.epoch)
+    write_xcoms(connection, [(request.task, request.key, request.value)], context.now_us)
+
+
+def get_task_state(connection: Connection, task: int, epoch: int, key: str) -> str | None:
+    """Return a value that a task has kept; see `GetTaskState`."""
+    check_attempt(connection, task, epoch)
+    return connection.execute(select(_STATE.value).where(and_(_STATE.task == task, _STATE.key == key))).scalar()
+
+
+def set_task_state(connection: Connection, request: SetTaskState, context: CallContext) -> None:
+    """Keep a value over tries; see `SetTaskState`."""
+    check_text("key", request.key)
+    if len(request.value) > MAX_XCOM_BYTES:
+        raise CallRefusedError(RefusalKind.INVALID, f"a value of the task state has more than {MAX_XCOM_BYTES} bytes")
+    check_attempt(connection, request.task, request.epoch)
+    values = {"task": request.task, "key": request.key, "value": request.value, "changed_us": context.now_us}
+    _upsert(connection, task_state, ["task", "key"], values)
+
+
+def delete_task_state(connection: Connection, task: int, epoch: int, key: str | None) -> int:
+    """Delete a value that a task has kept, or all of them; return how many there were."""
+    check_attempt(connection, task, epoch)
+    statement = delete(task_state).where(_STATE.task == task)
+    if key is not None:
+        statement = statement.where(_STATE.key == key)
+    return connection.execute(statement).rowcount
+
+
+def get_variable(connection: Connection, key: str, context: CallContext) -> str | None:
+    """Return the value of a variable; None: there is none."""
+    found = connection.execute(select(variable.c.value).where(variable.c.key == key)).scalar()
+    return None if found is None else context.cipher.decrypt(found)
+
+
+def set_variable(connection: Connection, request: SetVariable, context: CallContext) -> None:
+    """Store a variable; see `SetVariable`."""
+    check_name("variable", request.key)
+    check_text("value", request.value)
+    check_text("description", request.description or "")
+    values: dict[str, Any] = {
+        "key": request.key,
+        "value": context.cipher.encrypt(request.value),
+        "description": request.description or "",
+        "changed_us": context.now_us,
+    }
+    _upsert(connection, variable, ["key"], values, () if request.description is not None else ("description",))
+
+
+def delete_variable(connection: Connection, key: str) -> bool:
+    """Delete a variable; False: there was none."""
+    return bool(connection.execute(delete(variable).where(variable.c.key == key)).rowcount)
+
+
+def list_variables(connection: Connection, request: ListVariables, context: CallContext) -> Listed[VariableRecord]:
+    """Return a page of variables; see `ListVariables`."""
+    statement = select(variable).order_by(variable.c.key).limit(request.limit + 1)
+    if request.after is not None:
+        statement = statement.where(variable.c.key > request.after)
+    rows = connection.execute(statement).all()
+    records = tuple(
+        VariableRecord(
+            row.key,
+            context.cipher.decrypt(row.value) if request.values else None,
+            row.description,
+            row.changed_us,
+        )
+        for row in rows[: request.limit]
+    )
+    return Listed(records, records[-1].key if len(rows) > request.limit else None)
+
+
+def get_connection(connection: Connection, number: str, context: CallContext) -> ConnectionRecord | None:
+    """Return a connection with its secrets; None: there is none."""
+    found = connection.execute(select(connections.c.value).where(connections.c.id == number)).scalar()
+    return None if found is None else msgspec.json.decode(context.cipher.decrypt(found), type=ConnectionRecord)
+
+
+def set_connection(connection: Connection, request: SetConnection, context: CallContext) -> None:
+    """Store a connection; see `SetConnection`."""
+    check_name("connection", request.id)
+    fields = msgspec.structs.asdict(request)
+    for name, value in fields.items():
+        if isinstance(value, str):
+            check_text(name, value)
+    record = ConnectionRecord(**fields)
+    shown = ("id", "kind", "host", "port", "schema", "login", "description")
+    values = {name: fields[name] for name in shown}
+    values |= {"value": context.cipher.encrypt(msgspec.json.encode(record).decode()), "changed_us": context.now_us}
+    _upsert(connection, connections, ["id"], values)
+
+
+def delete_connection(connection: Connection, number: str) -> bool:
+    """Delete a connection; False: there was none."""
+    return bool(connection.execute(delete(connections).where(connections.c.id == number)).rowcount)
+
+
+def list_connections(connection: Connection, request: ListConnections) -> Listed[ConnectionRow]:
+    """Return a page of connections; see `ListConnections`."""
+    columns = connections.c
+    statement = select(connections).order_by(columns.id).limit(request.limit + 1)
+    if request.after is not None:
+        statement = statement.where(columns.id > request.after)
+    rows = connection.execute(statement).all()
+    records = tuple(
+        ConnectionRow(row.id, row.kind, row.host, row.port, row.schema, row.login, row.description)
+        for row in rows[: request.limit]
+    )
+    return Listed(records, records[-1].id if len(rows) > request.limit else None)
+
+
+def _upsert(
+    connection: Connection, table: Any, keys: list[str], values: dict[str, Any], kept: tuple[str, ...] = ()
+) -> None:
+    make: Any = postgresql.insert if find_dialect(connection) == "postgresql" else sqlite.insert
+    new = {name: value for name, value in values.items() if name not in keys and name not in kept}
+    connection.execute(make(table).values(values).on_conflict_do_update(index_elements=keys, set_=new))

@@ -1,0 +1,145 @@
+"""Moves tasks: the one function through which everything that happens to a task is stored, and what follows from it.
+
+Invariants: state, journal, XComs, triggers, the successors' tallies and what these decide are one transaction; a run
+ends in the transaction in which its last task ends.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from sqlalchemy import Connection, and_, select
+
+from tidemill.core.retry import JITTER_BITS
+from tidemill.core.tasks.attempt import Answer
+from tidemill.core.tasks.dependencies import Outcome
+from tidemill.core.tasks.inputs import Cancel, Channel, Input
+from tidemill.core.tasks.task_row import TaskState
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import task_instance
+from tidemill.store.queries.dags.effects import Callback
+from tidemill.store.queries.dags.task_rows import RunEntry
+from tidemill.store.queries.dags.transition import Board
+
+_TASK = task_instance.c
+_ENDED = tuple(outcome.value for outcome in Outcome)
+
+
+def move_tasks(
+    connection: Connection, given: Iterable[tuple[int, Input]], context: CallContext, by: str
+) -> list[Answer | None]:
+    """Feed inputs to tasks, and store what follows.
+
+    Args:
+        connection: In a transaction that has locked nothing behind runs.
+        given: Tasks, and what happened to them, in order.
+        context: The time, and what the transaction leaves besides rows.
+        by: Who says so, for the journal.
+
+    Returns:
+        The answer of the machine to each; None: there is no such task.
+    """
+    pairs = list(given)
+    if not pairs:
+        return []
+    board = Board(connection, context)
+    board.lock({task for task, _ in pairs})
+    answers = board.give_all(pairs, by)
+    close_board(board)
+    return answers
+
+
+def move_held(
+    connection: Connection,
+    tasks: Collection[int],
+    session: int,
+    build: Callable[[int], Input],
+    context: CallContext,
+    by: str,
+) -> int:
+    """Feed inputs to those tasks that a session still holds once they are locked; return how many changed.
+
+    A user may have cleared or marked one since it was looked for: then it is ending, and has another epoch.
+
+    Args:
+        connection: In a transaction that has locked nothing behind runs.
+        tasks: Those that the session may hold.
+        session: The session.
+        build: Returns the input, given the epoch of a task.
+        context: The time, and what the transaction leaves besides rows.
+        by: Who says so, for the journal.
+    """
+    if not tasks:
+        return 0
+    board = Board(connection, context)
+    board.lock(tasks)
+    held = [entry for entry in board.tasks.values() if entry.row.session == session]
+    board.give_all([(entry.id, build(entry.row.epoch)) for entry in held], by)
+    close_board(board)
+    return len(held)
+
+
+def close_board(board: Board) -> None:
+    """Follow what has happened to the end, or to the board's limit, and write everything."""
+    board.settle()
+    for run in list(board.runs.values()):
+        if run.stop is not None:
+            _stop_some(board, run)
+    for run in board.runs.values():
+        if not run.unfinished and (run.state == "running" or (run.state == "queued" and run.reason)):
+            end_run(board, run)
+    if board.left:
+        board.context.left = True
+        board.context.bells.add(Channel.SCHEDULER)
+    board.flush()
+
+
+def _stop_some(board: Board, run: RunEntry) -> None:
+    """End the tasks of a run that is being stopped, as many as the board's limit allows."""
+    board.flush()
+    # How a task ends that a user marked is decided already.
+    wanted = and_(_TASK.run == run.id, _TASK.state.not_in(_ENDED), _TASK.ending_outcome.is_(None))
+    if run.stop == "fail_fast":
+        # What has started may end; teardowns clean up after it.
+        wanted = and_(wanted, _TASK.tries == _TASK.tries_before, _TASK.task_id.not_in(run.plan.teardowns))
+    statement = select(_TASK.id).where(wanted).order_by(_TASK.id).limit(board.limit + 1)
+    found = board.connection.execute(statement).scalars().all()
+    tasks = found[: board.limit]
+    board.add(tasks)
+    triggerers = board.find_triggerers(board.tasks[task] for task in tasks)
+    for task in tasks:
+        cancel = Cancel(request=run.stop or "", triggerer=triggerers.get(task))
+        board.give(board.tasks[task], cancel, f"run {run.reason or run.stop}")
+    board.settle()
+    if len(found) > board.limit:
+        board.left = True
+    else:
+        run.stop, run.changed = None, True
+
+
+def end_run(board: Board, run: RunEntry) -> None:
+    """End a run whose tasks have all ended, as those tasks ended that nothing follows."""
+    board.load((run.id, name) for name in run.plan.leaves)
+    bad = (TaskState.FAILED, TaskState.UPSTREAM_FAILED)
+    leaves = [board.find(run.id, name) for name in sorted(run.plan.leaves)]
+    failed = [leaf.task_id for leaf in leaves if leaf is not None and leaf.row.state in bad]
+    state = "failed" if failed or run.reason else "success"
+    if run.state != state:
+        name = "on_failure" if state == "failed" else "on_success"
+        if name in run.plan.structure.callbacks:
+            cause = run.reason or (f"tasks failed: {', '.join(failed[:20])}" if failed else None)
+            board.add_callback(Callback(run.id, None, 0, name, cause, "default"))
+            board.context.bells.add(Channel.WORKER)
+        board.context.bells.add(Channel.SCHEDULER)
+    run.state, run.ended_us, run.changed = state, board.context.now_us, True
+
+
+def draw_bits() -> int:
+    """Return the random bits that the machine takes for the delay of a retry."""
+    return random.getrandbits(JITTER_BITS)
+
+
+def name_outcomes(answers: Sequence[Answer | None]) -> list[str]:
+    """Return what became of inputs, in words: moved, already, fenced, refused or unknown."""
+    return ["unknown" if answer is None else type(answer).__name__.lower() for answer in answers]

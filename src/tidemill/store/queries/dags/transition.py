@@ -1,0 +1,372 @@
+"""The locked rows of tasks and runs while a transaction changes them: feeds the machine, and follows what it decides.
+
+Theory of operation. `lock` takes the rows of runs and of the tasks that something happened to. `give` feeds the machine
+and keeps its effects. `settle` tells the outcomes to the direct successors, whose rows it locks under the lock of their
+run, and decides those that wait; what is skipped or fails with its upstream is told on, wave after wave. `flush`
+writes everything. Nothing is read anew that was told.
+
+Invariants: a row changes only by what the machine answers; a transaction decides at most `limit` tasks: those that are
+left are marked (`pending`), and the scheduler goes on with them; what was told is always counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from tidemill.core.tasks.attempt import Answer, Moved, feed
+from tidemill.core.tasks.dependencies import Outcome, Readiness, decide
+from tidemill.core.tasks.inputs import (
+    Channel,
+    ClearXComs,
+    Effect,
+    Failed,
+    Input,
+    MakeTrigger,
+    Ready,
+    Ring,
+    RunCallback,
+    StopTrigger,
+    StoreXComs,
+    TellSuccessors,
+    TriggerFailed,
+    identify,
+)
+from tidemill.core.tasks.task_row import TaskState
+from tidemill.store.context import CallContext
+from tidemill.store.dag_plan import move_counts
+from tidemill.store.queries.dags.depends_on_past import find_next_tasks, is_past_done, mark_pending
+from tidemill.store.queries.dags.effects import Callback, Effects, JournalRow, MadeTrigger, write_effects
+from tidemill.store.queries.dags.journal import find_left
+from tidemill.store.queries.dags.task_rows import (
+    Found,
+    RunEntry,
+    TaskEntry,
+    TaskValues,
+    lock_named,
+    lock_pending,
+    lock_runs,
+    lock_tasks,
+    read_runs,
+    read_tasks,
+    write_runs,
+    write_tasks,
+)
+from tidemill.store.queries.isolation import note_broken_run
+from tidemill.store.queries.triggers.cursors import find_triggerers
+
+#: What `skips` says if everything downstream is skipped.
+ALL_DOWNSTREAM = "*"
+#: How many tasks one transaction decides.
+LIMIT = 500
+
+
+@dataclass(slots=True)
+class _Told:
+    task: TaskEntry
+    before: Outcome | None
+    after: Outcome | None
+
+
+@dataclass(slots=True)
+class Board:
+    """The rows that a transaction has locked.
+
+    Attributes:
+        connection: In a transaction.
+        context: The time, and what the transaction leaves besides rows.
+        limit: How many tasks it may decide.
+        moved: How many changes there were.
+        left: Whether tasks were left to be decided.
+    """
+
+    connection: Connection
+    context: CallContext
+    limit: int = LIMIT
+    moved: int = 0
+    left: bool = False
+    runs: dict[int, RunEntry] = field(default_factory=dict)
+    tasks: dict[int, TaskEntry] = field(default_factory=dict)
+    _named: dict[tuple[int, str], TaskEntry] = field(default_factory=dict)
+    _told: list[_Told] = field(default_factory=list)
+    _doubtful: dict[int, TaskEntry] = field(default_factory=dict)
+    _effects: Effects = field(default_factory=Effects)
+
+    # -- locking ---------------------------------------------------------------------------------------------------
+
+    def lock(self, tasks: Collection[int], runs: Collection[int] = ()) -> None:
+        """Lock runs, those of the tasks included, and then the tasks. It is called first, and once."""
+        if tasks or runs:
+            self._keep_runs(lock_runs(self.connection, runs, tasks))
+        self.add(tasks)
+
+    def take(self, rows: Iterable[TaskValues]) -> list[TaskEntry]:
+        """Add rows that this transaction has locked, without locking their runs: for inputs that end no task."""
+        found = list(rows)
+        self._read_runs({row[1] for row in found})
+        self._add(found)
+        return [self.tasks[row[0]] for row in found if row[0] in self.tasks]
+
+    def read(self, tasks: Collection[int]) -> None:
+        """Add tasks without locking anything: nothing may be fed to them."""
+        rows = read_tasks(self.connection, tasks) if tasks else []
+        self._read_runs({row[1] for row in rows})
+        self._add(rows)
+
+    def _read_runs(self, numbers: set[int]) -> None:
+        missing = numbers - self.runs.keys()
+        if missing:
+            self._keep_runs(read_runs(self.connection, missing))
+
+    def _keep_runs(self, found: Found) -> None:
+        runs, unreadable = found
+        self.runs |= runs
+        for number, error in unreadable.items():
+            note_broken_run(self.connection, self.context, number, error)
+
+    def add(self, tasks: Collection[int]) -> None:
+        """Lock more tasks of runs that are locked."""
+        if tasks:
+            self._add(lock_tasks(self.connection, tasks))
+
+    def add_pending(self) -> None:
+        """Lock tasks that are still to be decided, of runs that are locked, as many as the limit allows."""
+        rows = lock_pending(self.connection, self.runs, self.limit)
+        self._add(rows)
+        self.left = self.left or len(rows) >= self.limit
+        self.doubt(self.tasks[row[0]] for row in rows if row[0] in self.tasks)
+
+    def load(self, names: Iterable[tuple[int, str]]) -> None:
+        """Lock tasks by run and name, of runs that are locked."""
+        missing = sorted({key for key in names if key not in self._named})
+        if missing:
+            self._add(lock_named(self.connection, missing))
+
+    def _add(self, rows: Iterable[TaskValues]) -> None:
+        for row in rows:
+            run = self.runs.get(row[1])
+            # A run whose structure cannot be read is not there.
+            if run is None or row[0] in self.tasks:
+                continue
+            try:
+                entry = TaskEntry(row, run)
+            except Exception as error:
+                note_broken_run(self.connection, self.context, run.id, error)
+            else:
+                self.tasks[entry.id] = self._named[run.id, entry.task_id] = entry
+
+    def find(self, run: int, task_id: str) -> TaskEntry | None:
+        """Return a task that is locked; None: the run has no such task."""
+        return self._named.get((run, task_id))
+
+    # -- feeding ---------------------------------------------------------------------------------------------------
+
+    def give_all(self, given: Iterable[tuple[int, Input]], by: str) -> list[Answer | None]:
+        """Feed inputs to tasks that are locked, in order; None: there is no such task."""
+        pairs = list(given)
+        stale = [
+            (task, one.epoch)
+            for task, one in pairs
+            if one.epoch is not None and task in self.tasks and one.epoch != self.tasks[task].row.epoch
+        ]
+        left = find_left(self.connection, stale) if stale else {}
+        answers: list[Answer | None] = []
+        for task, one in pairs:
+            entry = self.tasks.get(task)
+            known = None if one.epoch is None else left.get((task, one.epoch))
+            answers.append(None if entry is None else self.give(entry, one, by, known))
+        return answers
+
+    def give(self, entry: TaskEntry, given: Input, by: str, left: str | None = None) -> Answer:
+        """Feed an input to a task, and keep the effects."""
+        before = entry.row
+        if left is None and given.epoch is not None and given.epoch < before.epoch:
+            left = self._effects.find_left(entry.id, given.epoch)
+        answer = feed(before, given, self.context.now_us, left)
+        if not isinstance(answer, Moved):
+            return answer
+        self.moved += 1
+        after = entry.row = answer.task
+        now_us = entry.since_us = self.context.now_us
+        entry.changed = True
+        entry.pending = 0
+        if after.tries > before.tries:
+            entry.started_us = now_us
+        entry.ended_us = None if after.outcome is None else now_us
+        error = given.error if isinstance(given, (Failed, TriggerFailed)) else None
+        for effect in answer.effects:
+            if isinstance(effect, RunCallback) and effect.error is not None:
+                error = effect.error
+            self._keep(entry, effect, before.epoch, given.origin if isinstance(given, Failed) else None)
+        if after.state is TaskState.NONE or after.state is TaskState.RUNNING or after.outcome is Outcome.SUCCESS:
+            entry.error = None
+        elif after.ending is not None:
+            entry.error = after.ending.error
+        elif error is not None:
+            entry.error = error
+        journal = JournalRow(entry.id, after.epoch, before.state.value, after.state.value, identify(given), by, error)
+        self._effects.journal.append(journal)
+        if after.state is TaskState.NONE:
+            self._doubtful[entry.id] = entry
+        return answer
+
+    def find_triggerers(self, entries: Iterable[TaskEntry]) -> dict[int, int]:
+        """Return, by task, which services run the triggers of those tasks that are deferred."""
+        deferred = [(entry.id, entry.row.epoch) for entry in entries if entry.row.state is TaskState.DEFERRED]
+        return find_triggerers(self.connection, deferred)
+
+    def _keep(self, entry: TaskEntry, effect: Effect, epoch: int, origin: str | None) -> None:
+        effects = self._effects
+        match effect:
+            case Ring(channel=channel):
+                self.context.bells.add(channel)
+            case TellSuccessors(before=before, after=after):
+                self._tell(entry, before, after)
+            case StoreXComs(values=values):
+                effects.xcoms += [(entry.id, key, value) for key, value in values]
+            case ClearXComs():
+                effects.cleared.add(entry.id)
+            case MakeTrigger(epoch=number, trigger=trigger):
+                priority = entry.plan.structure.priority
+                effects.made.append(MadeTrigger(entry.id, number, trigger, priority))
+            case StopTrigger(reason=reason):
+                effects.stopped.append((entry.id, epoch, reason))
+            case RunCallback(callback=callback, error=error):
+                structure = entry.plan.structure
+                if callback.value in structure.callbacks:
+                    name, queue = callback.value, structure.queue
+                    effects.callbacks.append(
+                        Callback(entry.run.id, entry.id, entry.row.epoch, name, error, queue, entry.started_us, origin)
+                    )
+            case _:
+                pass  # a worker learns which attempts to end from what it holds
+
+    def _tell(self, entry: TaskEntry, before: Outcome | None, after: Outcome | None) -> None:
+        run = entry.run
+        self._told.append(_Told(entry, before, after))
+        if (before is None) != (after is None):
+            run.unfinished += 1 if after is None else -1
+            run.changed = True
+        structure = entry.plan.structure
+        if after is Outcome.FAILED and run.plan.structure.fail_fast and not structure.is_teardown and run.stop is None:
+            run.stop, run.changed = "fail_fast", True
+
+    def note_skips(self, entry: TaskEntry, names: Iterable[str], everything: bool) -> None:
+        """Keep which tasks an attempt skips, before its report is fed; names of tasks that do not exist are ignored."""
+        known = [] if everything else sorted(name for name in names if name in entry.run.plan.tasks)
+        if everything or known:
+            entry.skips = ALL_DOWNSTREAM if everything else json.dumps(known)
+            entry.tallied = True
+            self._vote(entry, 1)
+
+    def _vote(self, entry: TaskEntry, votes: int) -> None:
+        names = self._list_skips(entry)
+        self.load((entry.run.id, name) for name in names)
+        for name in names:
+            other = self._named[entry.run.id, name]
+            other.skip_votes += votes
+            other.tallied = True
+            self._doubtful[other.id] = other
+
+    def _list_skips(self, entry: TaskEntry) -> list[str]:
+        if entry.skips == ALL_DOWNSTREAM:
+            return entry.run.plan.list_skipped(entry.task_id)
+        return list(json.loads(entry.skips or "[]"))
+
+    def add_callback(self, callback: Callback) -> None:
+        """Keep a callback of a run."""
+        self._effects.callbacks.append(callback)
+
+    # -- following -------------------------------------------------------------------------------------------------
+
+    def doubt(self, entries: Iterable[TaskEntry]) -> None:
+        """Decide these tasks, if they wait, when `settle` is called."""
+        self._doubtful.update((entry.id, entry) for entry in entries)
+
+    def settle(self) -> None:
+        """Tell successors what has happened, and decide them, wave after wave."""
+        decided = 0
+        while self._told or self._doubtful:
+            self._tell_successors()
+            doubtful, self._doubtful = self._doubtful, {}
+            for entry in doubtful.values():
+                if entry.row.state is not TaskState.NONE:
+                    continue
+                if decided >= self.limit:
+                    entry.pending, entry.tallied, self.left = 1, True, True
+                    continue
+                decided += self._decide(entry)
+
+    def _tell_successors(self) -> None:
+        told, self._told = self._told, []
+        if not told:
+            return
+        self._lock_successors(told)
+        for one in told:
+            if one.after is None and one.task.skips is not None:
+                self._vote(one.task, -1)
+                one.task.skips = None
+            for name, kinds in one.task.plan.successors:
+                other = self._named[one.task.run.id, name]
+                other.counts = move_counts(other.counts, kinds, one.before, one.after)
+                other.tallied = True
+                self._doubtful[other.id] = other
+            if one.task.run.plan.by_past:
+                self._wake_next(one.task)
+
+    def _lock_successors(self, told: list[_Told]) -> None:
+        wanted: dict[tuple[int, str], None] = {}
+        for one in told:
+            run = one.task.run
+            names = {(run.id, name): None for name, _ in one.task.plan.successors}
+            wanted |= names
+            if one.after in (Outcome.SKIPPED, Outcome.UPSTREAM_FAILED) and not names.keys() <= self._named.keys():
+                # A long chain that ends with this task is locked in one go, and not task by task.
+                after = run.plan.list_downstream([one.task.task_id], self.limit)
+                wanted |= {(run.id, name): None for name in after}
+        self.load(wanted)
+
+    def _wake_next(self, entry: TaskEntry) -> None:
+        """Let the scheduler decide again what waited in the next run for this task."""
+        others = []
+        for key in find_next_tasks(self.connection, entry):
+            other = self._named.get(key)
+            if other is None:
+                others.append(key)
+            elif other.row.state is TaskState.NONE:
+                other.pending, other.tallied = 1, True
+        mark_pending(self.connection, others)
+        self.context.left = True
+        self.context.bells.add(Channel.SCHEDULER)
+
+    def _decide(self, entry: TaskEntry) -> int:
+        run = entry.run
+        if run.state != "running":
+            # Whoever starts the run, or lets it go on, looks for what is pending.
+            entry.pending, entry.tallied = 1, True
+            return 0
+        if entry.pending:
+            entry.pending, entry.tallied = 0, True
+        if run.stop is not None and not (run.stop == "fail_fast" and entry.plan.structure.is_teardown):
+            return 0
+        readiness = (
+            Readiness.SKIP if entry.skip_votes else decide(entry.plan.rule, entry.plan.build_upstream(entry.counts))
+        )
+        if readiness is Readiness.WAIT:
+            return 0
+        if readiness is Readiness.RUN and run.plan.by_past and not is_past_done(self.connection, entry):
+            return 0
+        self.give(entry, Ready(entry.row.epoch, readiness), "scheduler")
+        return 1
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what has changed."""
+        write_tasks(self.connection, self.tasks.values())
+        effects, self._effects = self._effects, Effects()
+        write_effects(self.connection, effects, self.context)
+        write_runs(self.connection, self.runs.values())

@@ -1,0 +1,125 @@
+"""XComs: what tasks leave for those after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, or_, select
+
+from tidemill.store.calls.all_calls import MAX_XCOM_BYTES, GetXCom, XComRecord
+from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
+from tidemill.store.dag_tables import dag_run, task_instance, xcom
+from tidemill.store.queries.dags.runs import select_dag
+
+_RUN, _TASK, _XCOM = dag_run.c, task_instance.c, xcom.c
+
+
+def find_fault(values: Sequence[tuple[str, str]]) -> str | None:
+    """Return why XComs cannot be stored; None: they can."""
+    for key, value in values:
+        size_bytes = len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
+        if size_bytes > MAX_XCOM_BYTES:
+            return (
+                f"the XCom {key!r} has {size_bytes} bytes, but at most {MAX_XCOM_BYTES} are allowed; "
+                "write the value to a file or a bucket, and return its path"
+            )
+        if "\0" in key + value or not _is_text(key + value):
+            return f"the XCom {key!r} has characters that databases refuse: a NUL character or a lone surrogate"
+    return None
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_xcom(key: str, value: str) -> None:
+    """Make sure that an XCom can be stored.
+
+    Raises:
+        CallRefusedError: It cannot.
+    """
+    fault = find_fault([(key, value)])
+    if fault is not None:
+        raise CallRefusedError(RefusalKind.INVALID, fault)
+
+
+def get_xcoms(connection: Connection, request: GetXCom) -> tuple[str | None, ...]:
+    """Return XComs in the order of the tasks; see `GetXCom`."""
+    run = _find_run(connection, request)
+    if run is None:
+        return (None,) * len(request.task_ids)
+    found = _fetch(connection, [run.id], request, request.task_ids)
+    missing = [name for name in request.task_ids if name not in found]
+    if request.include_prior and missing:
+        for name in missing:
+            value = _find_prior(connection, run, request, name)
+            if value is not None:
+                found[name] = value
+    return tuple(found.get(name) for name in request.task_ids)
+
+
+def _find_run(connection: Connection, request: GetXCom) -> Any:
+    own = connection.execute(select(_RUN.id, _RUN.dag, _RUN.logical_us).where(_RUN.id == request.run)).first()
+    if own is None or (request.dag_id is None and request.run_id is None):
+        return own
+    statement: Select[Any] = select(_RUN.id, _RUN.dag, _RUN.logical_us)
+    if request.dag_id is None:
+        statement = statement.where(_RUN.dag == own.dag)
+    else:
+        statement = statement.where(_RUN.dag == select_dag(request.dag_id))
+    if request.run_id is not None:
+        return connection.execute(statement.where(_RUN.run_id == request.run_id)).first()
+    if own.logical_us is not None:
+        statement = statement.where(or_(_RUN.logical_us <= own.logical_us, _RUN.logical_us.is_(None)))
+    return connection.execute(statement.order_by(_RUN.id.desc()).limit(1)).first()
+
+
+def _fetch(connection: Connection, runs: Sequence[int], request: GetXCom, names: Sequence[str]) -> dict[str, str]:
+    statement = (
+        select(_TASK.task_id, _XCOM.value)
+        .join(xcom, and_(_XCOM.task == _TASK.id, _XCOM.key == request.key))
+        .where(and_(_TASK.run.in_(runs), _TASK.task_id.in_(names), _TASK.map_index == request.map_index))
+    )
+    return dict(connection.execute(statement).all())
+
+
+def _find_prior(connection: Connection, run: Any, request: GetXCom, name: str) -> str | None:
+    earlier = [_RUN.dag == run.dag, _RUN.id != run.id]
+    earlier.append(_RUN.logical_us < run.logical_us if run.logical_us is not None else _RUN.id < run.id)
+    statement = (
+        select(_XCOM.value)
+        .join(task_instance, _TASK.id == _XCOM.task)
+        .join(dag_run, _RUN.id == _TASK.run)
+        .where(and_(*earlier, _TASK.task_id == name, _TASK.map_index == request.map_index, _XCOM.key == request.key))
+        .order_by(_RUN.logical_us.desc(), _RUN.id.desc())
+        .limit(1)
+    )
+    found = connection.execute(statement).scalar()
+    return None if found is None else str(found)
+
+
+def list_xcoms(
+    connection: Connection, run: int, task_id: str | None, after: str | None, limit: int
+) -> Listed[XComRecord]:
+    """Return a page of the XComs of a run, by task and key."""
+    statement = (
+        select(_TASK.id, _TASK.task_id, _TASK.map_index, _XCOM.key, _XCOM.value, _XCOM.created_us)
+        .join(xcom, _XCOM.task == _TASK.id)
+        .where(_TASK.run == run)
+        .order_by(_TASK.id, _XCOM.key)
+        .limit(limit + 1)
+    )
+    if task_id is not None:
+        statement = statement.where(_TASK.task_id == task_id)
+    if after is not None:
+        number, _, key = after.partition(":")
+        statement = statement.where(or_(_TASK.id > int(number), and_(_TASK.id == int(number), _XCOM.key > key)))
+    rows = connection.execute(statement).all()
+    records = tuple(XComRecord(row.task_id, row.map_index, row.key, row.value, row.created_us) for row in rows[:limit])
+    last = rows[limit - 1] if len(rows) > limit else None
+    return Listed(records, None if last is None else f"{last.id}:{last.key}")

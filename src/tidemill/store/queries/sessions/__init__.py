@@ -1,0 +1,1 @@
+"""Queries about the sessions of services: how they begin, beat and end, and their turns."""

@@ -1,0 +1,57 @@
+"""Triggers of tasks that only one service may claim: they are tried apart from all others.
+
+Invariants: a trigger that is reserved counts as running, so that no service claims another one of its stream; its
+cursor names the service, and no claim of it. It is free when the service ends.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, and_, select, update
+
+from tidemill.store.batches import find_dialect
+from tidemill.store.calls.all_calls import ClaimTriggers, ListOwnedTriggers, OwnedTrigger, ReserveTriggers
+from tidemill.store.context import CallContext
+from tidemill.store.queries.sessions.services import check_service
+from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
+from tidemill.store.tables import trigger, trigger_cursor
+
+_CURSOR = trigger_cursor.c
+
+
+def list_owned(connection: Connection, request: ListOwnedTriggers) -> tuple[OwnedTrigger, ...]:
+    """Return which triggers of tasks a service has; see `ListOwnedTriggers`."""
+    statement = (
+        select(_CURSOR.trigger_id, _CURSOR.token, _CURSOR.claim_request, trigger.c.stream_key)
+        .join(trigger, trigger.c.id == _CURSOR.trigger_id)
+        .where(and_(_CURSOR.session_id == request.service, trigger.c.task_id.is_not(None)))
+        .order_by(_CURSOR.trigger_id)
+    )
+    return tuple(
+        OwnedTrigger(number, token, claim is not None, stream)
+        for number, token, claim, stream in connection.execute(statement)
+    )
+
+
+def reserve_triggers(connection: Connection, request: ReserveTriggers, context: CallContext) -> int:
+    """Reserve triggers of a service for another one; see `ReserveTriggers`."""
+    check_service(connection, request.service)
+    if not request.triggers:
+        return 0
+    lock_cursors(connection, request.triggers)
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(request.triggers))
+    wanted = select(IDS.build_source(find_dialect(connection)).c.id)
+    owned = and_(_CURSOR.trigger_id.in_(wanted), _CURSOR.session_id == request.owner)
+    new = {"session_id": request.service, "claim_request": None, "token": _CURSOR.token + 1}
+    return connection.execute(update(trigger_cursor).where(owned).values(new), given).rowcount
+
+
+def take_reserved(connection: Connection, request: ClaimTriggers, context: CallContext) -> list[int]:
+    """Claim what is reserved for a service, up to its capacity, and return the ids."""
+    reserved = and_(_CURSOR.session_id == request.service, _CURSOR.claim_request.is_(None))
+    statement = select(_CURSOR.trigger_id).where(reserved).order_by(_CURSOR.trigger_id).limit(max(request.capacity, 0))
+    found = list(connection.execute(statement.with_for_update()).scalars())
+    if found:
+        given = IDS.build_parameters(find_dialect(connection), build_id_rows(found))
+        wanted = _CURSOR.trigger_id.in_(select(IDS.build_source(find_dialect(connection)).c.id))
+        connection.execute(update(trigger_cursor).where(wanted).values(claim_request=request.request), given)
+    return found

@@ -1,0 +1,195 @@
+"""A turn of the scheduler: everything that is to be done now, each step over a bounded number of rows.
+
+Invariants: one statement finds out which steps have something to do, from indexes that have nothing else in them; what
+is left over makes the turn say `more`; a run or DAG in which a step raises is left as it is, and named, and the others
+go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    exists,
+    func,
+    literal_column,
+    select,
+)
+
+from tidemill.core.tasks.inputs import Due
+from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.calls.all_calls import SchedulerAnswer, SchedulerTurn
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import dag_run, task_instance
+from tidemill.store.queries.dags.admissions import Admitted, admit_tasks
+from tidemill.store.queries.dags.run_starts import start_waiting_runs
+from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, stop_runs
+from tidemill.store.queries.dags.schedule import create_due_runs, select_next_due
+from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_tasks
+from tidemill.store.queries.dags.transition import Board
+from tidemill.store.queries.isolation import work_on_runs
+from tidemill.store.queries.sessions.services import check_service
+from tidemill.store.queries.triggers.cursors import SKIPPED, build_id_rows
+from tidemill.store.statements import Statement
+
+_RUN, _TASK = dag_run.c, task_instance.c
+#: Runs that one turn creates, starts or stops.
+_RUNS = 50
+_SKIPPED_DAGS = RowSet("skipped_dags", id=int)
+_PENDING = and_(_TASK.pending == literal_column("1"), IS_RUNNING)
+_OPEN = and_(_RUN.deadline_us.is_not(None), IS_RUNNING)
+
+
+def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: CallContext) -> SchedulerAnswer:
+    """Do what is to be done now; see `SchedulerTurn`."""
+    check_service(connection, turn.service)
+    by = f"scheduler {turn.service}"
+    work = _find_work(connection, turn, context)
+    now_us = context.now_us
+    skip = turn.skip_runs
+    created = create_due_runs(connection, context, _RUNS, turn.skip_dags) if _is_due(work.dags_us, now_us) else 0
+    # First, so that a run that can do nothing is known.
+    decided = _decide_pending(connection, context, turn.limit, skip) if work.pending else 0
+    started = start_waiting_runs(connection, context, _RUNS, skip) if work.queued or created else 0
+    overdue = _stop_overdue_runs(connection, context, skip) if _is_due(work.runs_us, now_us) else 0
+    stopped = _stop_runs(connection, context, skip) if work.stops else 0
+    due = _feed_due(connection, context, turn.limit, by, skip) if _is_due(work.tasks_us, now_us) else 0
+    changed = created + started + overdue + stopped + decided + due
+    admitted = admit_tasks(connection, context, by, turn.limit, skip) if work.scheduled or changed else Admitted()
+    full = max(created, started, overdue, stopped) >= _RUNS or max(decided, due) >= turn.limit
+    moved = bool(changed or admitted.count)
+    if moved or context.broken_runs or context.broken_dags:
+        work = _find_work(connection, turn, context)
+    times = [time for time in (work.dags_us, work.runs_us, work.tasks_us) if time is not None]
+    return SchedulerAnswer(
+        min(times, default=None),
+        now_us,
+        # What is due, but could not be done, is tried again with the next turn, and not at once.
+        full or admitted.more or context.left or (moved and any(time <= now_us for time in times)),
+        admitted.count,
+        decided + due + admitted.count,
+        created,
+        overdue,
+        tuple(sorted(context.broken_runs)),
+        tuple(sorted(context.broken_dags)),
+    )
+
+
+def _is_due(time_us: int | None, now_us: int) -> bool:
+    return time_us is not None and time_us <= now_us
+
+
+class _Work(NamedTuple):
+    """When what is due is due, and whether there is something to do of each kind."""
+
+    dags_us: int | None
+    runs_us: int | None
+    tasks_us: int | None
+    queued: bool
+    stops: bool
+    pending: bool
+    scheduled: bool
+
+
+def _find_work(connection: Connection, turn: SchedulerTurn, context: CallContext) -> _Work:
+    """Return what there is to do, but for what cannot be worked on."""
+    runs, dags = {*turn.skip_runs, *context.broken_runs}, {*turn.skip_dags, *context.broken_dags}
+    given: dict[str, Any] = {}
+    if runs or dags:
+        dialect = find_dialect(connection)
+        given = SKIPPED.build_parameters(dialect, build_id_rows(runs))
+        given |= _SKIPPED_DAGS.build_parameters(dialect, build_id_rows(dags))
+    return _Work(*_work.fetch(connection, given, bool(given))[0])
+
+
+@Statement
+def _work(dialect: str, skips: bool) -> Select[Any]:
+    """Return the statement that says which steps have something to do now, or when they will."""
+    skipped_runs = select(SKIPPED.build_source(dialect).c.id)
+    skipped_dags = select(_SKIPPED_DAGS.build_source(dialect).c.id)
+    of_runs = [_RUN.id.not_in(skipped_runs)] if skips else []
+    of_tasks = [_TASK.run.not_in(skipped_runs)] if skips else []
+    runs = select(func.min(_RUN.deadline_us)).where(and_(_OPEN, *of_runs)).scalar_subquery()
+    tasks = select(func.min(_TASK.next_due_us)).where(and_(_TASK.next_due_us.is_not(None), *of_tasks))
+    pending = exists(select(_TASK.id).join(dag_run, _RUN.id == _TASK.run).where(and_(_PENDING, *of_tasks)))
+    return select(
+        select_next_due(skipped_dags if skips else None).label("dags_us"),
+        runs.label("runs_us"),
+        tasks.scalar_subquery().label("tasks_us"),
+        exists().where(and_(IS_QUEUED, *of_runs)).label("queued"),
+        exists().where(and_(_RUN.stop.is_not(None), *of_runs)).label("stops"),
+        pending.label("pending"),
+        exists().where(and_(_TASK.state == literal_column("'scheduled'"), *of_tasks)).label("scheduled"),
+    )
+
+
+def _stop_overdue_runs(connection: Connection, context: CallContext, skip: Collection[int]) -> int:
+    found = _find(connection, and_(_OPEN, _RUN.deadline_us <= context.now_us), _RUNS, skip)
+    reason = "it took longer than its dagrun_timeout"
+    return work_on_runs(
+        connection, context, found, lambda runs: len(stop_runs(connection, runs, reason, "timeout", context).runs)
+    )
+
+
+def _stop_runs(connection: Connection, context: CallContext, skip: Collection[int]) -> int:
+    """Go on with a run whose tasks are too many to be ended in one transaction."""
+
+    def stop(runs: list[int]) -> int:
+        board = Board(connection, context)
+        board.lock((), runs)
+        close_board(board)
+        return _RUNS if board.runs else 0
+
+    return work_on_runs(connection, context, _find(connection, _RUN.stop.is_not(None), 1, skip), stop)
+
+
+def _find(
+    connection: Connection, wanted: ColumnElement[bool], limit: int, skip: Collection[int]
+) -> Sequence[tuple[int, int]]:
+    """Return runs, twice each: as what they are called, and as what is worked on."""
+    passed = and_(wanted, *([_RUN.id.not_in(skip)] if skip else ()))
+    found = connection.execute(select(_RUN.id).where(passed).order_by(_RUN.id).limit(limit)).scalars()
+    return [(number, number) for number in found]
+
+
+def _decide_pending(connection: Connection, context: CallContext, limit: int, skip: Collection[int]) -> int:
+    wanted = and_(_PENDING, *([_TASK.run.not_in(skip)] if skip else ()))
+    statement = select(_TASK.run, _TASK.id).join(dag_run, _RUN.id == _TASK.run).where(wanted)
+    found = connection.execute(statement.order_by(_TASK.run, _TASK.id).limit(limit)).all()
+
+    def decide(tasks: list[int]) -> int:
+        board = Board(connection, context, limit=limit)
+        board.lock(tasks)
+        board.doubt(board.tasks.values())
+        close_board(board)
+        return len(board.tasks)
+
+    return work_on_runs(connection, context, [(row.run, row.id) for row in found], decide)
+
+
+def _feed_due(connection: Connection, context: CallContext, limit: int, by: str, skip: Collection[int]) -> int:
+    given: dict[str, Any] = {"now": context.now_us, "most": limit}
+    if skip:
+        given |= SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip))
+    found = _due.fetch(connection, given, bool(skip))
+
+    def feed(tasks: list[tuple[int, Due]]) -> int:
+        return sum(answer is not None for answer in move_tasks(connection, tasks, context, by))
+
+    tasks = [(run, (task, Due(epoch, draw_bits()))) for run, task, epoch in found]
+    return work_on_runs(connection, context, tasks, feed)
+
+
+@Statement
+def _due(dialect: str, skips: bool) -> Select[Any]:
+    due = and_(_TASK.next_due_us.is_not(None), _TASK.next_due_us <= bindparam("now"))
+    if skips:
+        due = and_(due, _TASK.run.not_in(select(SKIPPED.build_source(dialect).c.id)))
+    statement = select(_TASK.run, _TASK.id, _TASK.epoch).where(due).order_by(_TASK.next_due_us)
+    return statement.limit(bindparam("most"))

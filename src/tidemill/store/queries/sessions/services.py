@@ -1,0 +1,210 @@
+"""Services: begin, beat, end. What one that has ended held is free again in the same transaction.
+
+Invariants: a service that has ended is never live again; an attempt whose worker has ended is lost, and a trigger whose
+triggerer has ended is claimed by another one.
+"""
+
+from __future__ import annotations
+
+import json
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, case, func, insert, select, update
+
+from tidemill.core.tasks.attempt import MAX_LOST
+from tidemill.core.tasks.inputs import Channel, Lost
+from tidemill.core.tasks.task_row import TaskState
+from tidemill.store.batches import find_dialect
+from tidemill.store.calls.all_calls import BeginService, ListServices, LoseOthers, ServiceRecord
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import task_callback, task_instance
+from tidemill.store.queries.dags.tasks import draw_bits, move_held
+from tidemill.store.queries.isolation import work_on_runs
+from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
+from tidemill.store.queries.triggers.sessions import beat_session, end_session, is_session_live
+from tidemill.store.records import TriggerState
+from tidemill.store.statements import Statement
+from tidemill.store.tables import service, trigger, trigger_cursor
+
+_SERVICE, _TASK = service.c, task_instance.c
+
+#: The advisory lock for the beginning of a `dev`, "tidemdev" in ASCII.
+_DEV_KEY = int.from_bytes(b"tidemdev", "big")
+
+
+@Statement
+def _lock_service(dialect: str) -> Select[int]:
+    live = and_(_SERVICE.id == bindparam("number"), _SERVICE.ended_us.is_(None))
+    return select(_SERVICE.id).where(live).with_for_update(key_share=True)
+
+
+def begin_service(connection: Connection, request: BeginService, context: CallContext) -> int:
+    """Begin a service; see `BeginService`.
+
+    Those of the kind `dev` begin one after another: who has the higher number sees the one with the lower number.
+    """
+    if request.kind == "dev" and find_dialect(connection) == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_DEV_KEY)))
+    values = {
+        "kind": request.kind,
+        "name": request.name,
+        "host": request.host,
+        "boot_id": request.boot_id,
+        "pid": request.pid,
+        "queues": json.dumps(request.queues),
+        "capacity": request.capacity,
+        "list": "",
+        "lock": "",
+        "digest": "",
+        "started_us": context.now_us,
+        "beat_us": context.now_us,
+    }
+    return int(connection.execute(insert(service).values(values).returning(_SERVICE.id)).scalar_one())
+
+
+def beat_service(connection: Connection, number: int, context: CallContext) -> bool:
+    """Beat; see `BeatService`."""
+    return beat_session(connection, number, context.now_us)
+
+
+def check_service(connection: Connection, number: int) -> None:
+    """Make sure that a service is not ended before the transaction ends.
+
+    Raises:
+        CallRefusedError: It has ended.
+    """
+    if not is_session_live(connection, number):
+        raise CallRefusedError(
+            RefusalKind.FENCED, f"service {number} has been ended; it begins anew under another number"
+        )
+
+
+def take_service(connection: Connection, number: int) -> None:
+    """Make sure that a service is not ended, and says nothing else, before the transaction ends.
+
+    A request that is repeated while the first one is still being answered waits for that, and gets the same answer.
+
+    Raises:
+        CallRefusedError: It has ended.
+    """
+    if not _lock_service.fetch(connection, {"number": number}):
+        raise CallRefusedError(RefusalKind.FENCED, f"service {number} has been ended; begin another one")
+
+
+def end_service(connection: Connection, number: int, by: int | None, context: CallContext) -> bool:
+    """End a service, and free what it holds; see `EndService` and `LoseService`."""
+    if not end_session(connection, number, context.now_us, by):
+        return False
+    _free_all(connection, number, context)
+    return True
+
+
+def _free_all(connection: Connection, number: int, context: CallContext) -> None:
+    _lose_tasks(connection, number, context)
+    _free_callbacks(connection, number, context)
+    _free_triggers(connection, number, context)
+
+
+def lose_others(connection: Connection, request: LoseOthers, context: CallContext) -> tuple[int, ...]:
+    """End every live service but some; see `LoseOthers`."""
+    # Hosts of lists of triggers may share a server with DAGs; who is alive among them, they find out themselves.
+    wanted: list[ColumnElement[bool]] = [
+        _SERVICE.ended_us.is_(None),
+        _SERVICE.id.not_in(request.keep),
+        _SERVICE.list == "",
+    ]
+    if request.host is not None:
+        wanted.append(_SERVICE.host == request.host)
+    if request.boot_id is not None:
+        wanted.append(_SERVICE.boot_id == request.boot_id)
+    found = connection.execute(select(_SERVICE.id).where(and_(*wanted)).order_by(_SERVICE.id)).scalars().all()
+    # First the rows of services, then those of tasks, as everywhere.
+    ended = tuple(number for number in found if end_session(connection, number, context.now_us, None))
+    for number in ended:
+        _free_all(connection, number, context)
+    return ended
+
+
+def list_services(connection: Connection, request: ListServices, context: CallContext) -> tuple[ServiceRecord, ...]:
+    """Return the services that have not ended; see `ListServices`."""
+    statement = select(service).where(_SERVICE.ended_us.is_(None)).order_by(_SERVICE.id)
+    if request.kind:
+        statement = statement.where(_SERVICE.kind == request.kind)
+    return tuple(
+        ServiceRecord(
+            row.id,
+            row.kind,
+            row.name,
+            row.host,
+            row.boot_id,
+            row.pid,
+            tuple(json.loads(row.queues)),
+            row.capacity,
+            row.beat,
+            row.started_us,
+            row.beat_us,
+            context.now_us - row.beat_us,
+        )
+        for row in connection.execute(statement)
+    )
+
+
+def _lose_tasks(connection: Connection, number: int, context: CallContext) -> None:
+    held = and_(_TASK.session_id == number, _TASK.state.in_((TaskState.RUNNING.value, TaskState.ENDING.value)))
+    given = [(row.run, row.id) for row in connection.execute(select(_TASK.run, _TASK.id).where(held))]
+
+    def build(epoch: int) -> Lost:
+        return Lost(epoch, draw_bits(), f"s{number}")
+
+    work_on_runs(
+        connection,
+        context,
+        given,
+        lambda tasks: move_held(connection, tasks, number, build, context, f"service {number}"),
+    )
+
+
+def _free_callbacks(connection: Connection, number: int, context: CallContext) -> None:
+    held = and_(task_callback.c.session_id == number, task_callback.c.state == "running")
+    connection.execute(update(task_callback).where(held).values(build_lost_callback(context.now_us)))
+    context.bells.add(Channel.WORKER)
+
+
+def build_lost_callback(now_us: int) -> dict[str, object]:
+    """Return what a callback becomes whose worker was lost: it is run again, but not for ever."""
+    lost = task_callback.c.lost
+    hopeless = lost >= MAX_LOST
+    return {
+        "state": case((hopeless, "failed"), else_="due"),
+        "error": case((hopeless, f"it was lost with its worker {MAX_LOST + 1} times"), else_=None),
+        "ended_us": case((hopeless, now_us), else_=None),
+        "lost": lost + 1,
+        "session_id": None,
+        "claim_request": None,
+    }
+
+
+def _free_triggers(connection: Connection, number: int, context: CallContext) -> None:
+    """Free the triggers of tasks; those of lists are claimed anew by whoever runs the list."""
+    held = (
+        select(trigger.c.id)
+        .join(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
+        .where(and_(trigger_cursor.c.session_id == number, trigger.c.task_id.is_not(None)))
+    )
+    free_triggers(connection, list(connection.execute(held).scalars()), context)
+
+
+def free_triggers(connection: Connection, ids: list[int], context: CallContext) -> None:
+    """Let other triggerers claim triggers of tasks; what their last owner still says about them is refused."""
+    if not ids:
+        return
+    lock_cursors(connection, ids)
+    dialect = find_dialect(connection)
+    given = IDS.build_parameters(dialect, build_id_rows(ids))
+    wanted = select(IDS.build_source(dialect).c.id)
+    new = {"session_id": None, "claim_request": None, "token": trigger_cursor.c.token + 1}
+    connection.execute(update(trigger_cursor).where(trigger_cursor.c.trigger_id.in_(wanted)).values(new), given)
+    running = and_(trigger.c.id.in_(wanted), trigger.c.state == TriggerState.RUNNING.value)
+    state = {"state": TriggerState.REGISTERED.value, "changed_us": context.now_us}
+    connection.execute(update(trigger).where(running).values(state), given)
+    context.bells.add(Channel.TRIGGERER)

@@ -1,0 +1,341 @@
+"""The triggers of deferred tasks: who runs them, and what their events do.
+
+Invariants: the first event of a task's trigger resumes the task in the transaction that stores it; triggers of one
+stream are claimed by one service; who has an old token is refused. Tasks are locked before the cursors of triggers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    exists,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    update,
+)
+
+from tidemill.core.errors import ConfigError
+from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved
+from tidemill.core.tasks.inputs import Ended, Input, TriggerFailed, TriggerFired
+from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Refusal, Stored, StoreOutcome
+from tidemill.runtime.log.setup import throttle
+from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.calls.all_calls import (
+    ClaimedTrigger,
+    ClaimTriggers,
+    EventOutcome,
+    EventOutcomeKind,
+    FailTrigger,
+    HeldTriggers,
+    OutcomeKind,
+    ReleaseTriggers,
+    StoppedTrigger,
+    StoreEvents,
+)
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import dag, dag_run, task_instance
+from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_held
+from tidemill.store.queries.dags.transition import Board
+from tidemill.store.queries.sessions.reserved_triggers import take_reserved
+from tidemill.store.queries.sessions.services import check_service, free_triggers, take_service
+from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
+from tidemill.store.queries.triggers.events import store_events
+from tidemill.store.queries.triggers.triggers import make_storable
+from tidemill.store.records import TriggerState
+from tidemill.store.tables import service, trigger, trigger_cursor
+
+log = structlog.get_logger(__name__)
+
+_TRIGGER, _CURSOR, _TASK = trigger.c, trigger_cursor.c, task_instance.c
+_RUNNING = TriggerState.RUNNING.value
+#: How often a claim looks for other triggers in place of those that cannot be run.
+_LOOKS = 20
+_STREAMS = RowSet("streams", key=str)
+#: What the hashes of streams begin with, so that they are not those of other advisory locks: "tidestre" in ASCII.
+_STREAMS_SEED = int.from_bytes(b"tidestre", "big")
+_KINDS = {Refusal.UNKNOWN_TRIGGER: EventOutcomeKind.UNKNOWN, Refusal.FENCED: EventOutcomeKind.FENCED}
+_answers = msgspec.json.Encoder().encode
+_read_answers = msgspec.json.Decoder(tuple[EventOutcome, ...]).decode
+
+
+def claim_task_triggers(
+    connection: Connection, request: ClaimTriggers, context: CallContext
+) -> tuple[ClaimedTrigger, ...]:
+    """Claim triggers that nobody runs; see `ClaimTriggers`."""
+    take_service(connection, request.service)
+    mine = and_(_CURSOR.session_id == request.service, _CURSOR.claim_request == request.request)
+    again = list(connection.execute(select(_CURSOR.trigger_id).where(mine)).scalars())
+    found = again or (take_reserved if request.reserved else _take_free)(connection, request, context)
+    return _describe_claimed(connection, found, context)
+
+
+def _find_unreadable(rows: Iterable[Row[Any, Any, Any]], context: CallContext) -> list[int]:
+    """Return the triggers whose arguments cannot be decrypted: they wait for their key."""
+    found = []
+    for row in rows:
+        try:
+            context.cipher.decrypt(row.kwargs)
+        except ConfigError as error:
+            found.append(row.id)
+            waits = throttle(log, 60.0, about=row.id)
+            waits.error("a trigger waits: it cannot be run", trigger=row.id, error=str(error))
+    return found
+
+
+def _take_free(connection: Connection, request: ClaimTriggers, context: CallContext) -> list[int]:
+    other, holder = trigger.alias("other"), trigger_cursor.alias("holder")
+    elsewhere = exists(
+        select(other.c.id)
+        .join(holder, holder.c.trigger_id == other.c.id)
+        .where(
+            and_(
+                other.c.stream_key == _TRIGGER.stream_key,
+                other.c.state == _RUNNING,
+                holder.c.session_id != request.service,
+            )
+        )
+    )
+    free: list[ColumnElement[bool]] = [
+        _TRIGGER.task_id.is_not(None),
+        _TRIGGER.state == literal_column("'registered'"),
+        # An expression, so that SQLite does not begin with all triggers that nobody runs, most of which have ended.
+        (_CURSOR.session_id + 0).is_(None),
+    ]
+    free.append(or_(_TRIGGER.stream_key.is_(None), ~elsewhere))
+    if request.queues:
+        free.append(_TRIGGER.queue.in_(request.queues))
+    skip: list[int] = []
+    for _ in range(_LOOKS):
+        statement = (
+            select(_TRIGGER.id, _TRIGGER.kwargs, _TRIGGER.stream_key)
+            .join(trigger_cursor, _CURSOR.trigger_id == _TRIGGER.id)
+            .where(and_(*free, *([_TRIGGER.id.not_in(skip)] if skip else ())))
+            .order_by(_TRIGGER.priority.desc(), _TRIGGER.id)
+            .limit(max(request.capacity, 0))
+            .with_for_update(of=trigger_cursor, skip_locked=True)
+        )
+        rows = connection.execute(statement).all()
+        unreadable = _find_unreadable(rows, context)
+        if not unreadable:
+            break
+        skip += unreadable
+    streams = _lock_streams(connection, {row.stream_key for row in rows if row.stream_key is not None})
+    found = [row.id for row in rows if row.id not in skip and (row.stream_key is None or row.stream_key in streams)]
+    if found:
+        dialect = find_dialect(connection)
+        wanted, given = select(IDS.build_source(dialect).c.id), IDS.build_parameters(dialect, build_id_rows(found))
+        # Read anew now that cursors and streams are locked: triggers may have changed, and streams may have been taken,
+        # while they were not.
+        still = select(_TRIGGER.id).where(and_(_TRIGGER.id.in_(wanted), free[1], free[3])).order_by(_TRIGGER.id)
+        found = list(connection.execute(still, given).scalars())
+        given = IDS.build_parameters(dialect, build_id_rows(found))
+        new = {"token": _CURSOR.token + 1, "session_id": request.service, "claim_request": request.request}
+        connection.execute(update(trigger_cursor).where(_CURSOR.trigger_id.in_(wanted)).values(new), given)
+        state = {"state": _RUNNING, "reason": None, "changed_us": context.now_us}
+        connection.execute(update(trigger).where(_TRIGGER.id.in_(wanted)).values(state), given)
+    return found
+
+
+def _lock_streams(connection: Connection, keys: Collection[str]) -> Collection[str]:
+    """Return those streams of which no other transaction claims triggers now; none may before this one has ended.
+
+    Two services that claim at the same time would not see each other's claims, and would share out a stream. The other
+    ones need not be waited for: their triggers belong to who claims them.
+    """
+    if not keys or find_dialect(connection) != "postgresql":
+        return keys  # a SQLite file has one writer
+    source = _STREAMS.build_source("postgresql")
+    lock = func.pg_try_advisory_xact_lock(func.hashtextextended(source.c.key, literal(_STREAMS_SEED, BigInteger())))
+    rows = connection.execute(
+        select(source.c.key, lock), _STREAMS.build_parameters("postgresql", [(key,) for key in sorted(keys)])
+    )
+    return {key for key, locked in rows if locked}
+
+
+def _describe_claimed(connection: Connection, ids: Collection[int], context: CallContext) -> tuple[ClaimedTrigger, ...]:
+    if not ids:
+        return ()
+    dialect = find_dialect(connection)
+    statement = (
+        select(
+            trigger,
+            _CURSOR.token,
+            _TASK.task_id.label("task_name"),
+            _TASK.map_index,
+            _TASK.tries,
+            _TASK.next_due_us,
+            dag_run.c.run_id,
+            dag.c.dag_id,
+        )
+        .join(trigger_cursor, _CURSOR.trigger_id == _TRIGGER.id)
+        .join(task_instance, _TASK.id == _TRIGGER.task_id)
+        .join(dag_run, dag_run.c.id == _TASK.run)
+        .join(dag, dag.c.id == dag_run.c.dag)
+        .where(_TRIGGER.id.in_(select(IDS.build_source(dialect).c.id)))
+        .order_by(_TRIGGER.id)
+    )
+    rows = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(ids)))
+    return tuple(_build_claimed(row, context) for row in rows)
+
+
+def _build_claimed(row: Row[Any], context: CallContext) -> ClaimedTrigger:
+    return ClaimedTrigger(
+        row.id,
+        row.token,
+        row.task_id,
+        row.epoch,
+        row.dag_id,
+        row.run_id,
+        row.task_name,
+        row.map_index,
+        row.tries,
+        row.classpath,
+        context.cipher.decrypt(row.kwargs),
+        row.stream_key,
+        row.next_due_us,
+    )
+
+
+def store_task_events(connection: Connection, request: StoreEvents, context: CallContext) -> tuple[EventOutcome, ...]:
+    """Store events, and resume the tasks that waited for them; see `StoreEvents`."""
+    take_service(connection, request.service)
+    last = select(service.c.events_request, service.c.events_answer).where(service.c.id == request.service)
+    number, answer = connection.execute(last).one()
+    if number == request.request:
+        return _read_answers(answer)
+    events = [NewEvent(*msgspec.structs.astuple(event)) for event in request.events]
+    outcomes = tuple(_build_outcome(outcome) for outcome in store_and_resume(connection, events, context))
+    said = {"events_request": request.request, "events_answer": _answers(outcomes).decode()}
+    connection.execute(update(service).where(service.c.id == request.service).values(said))
+    return outcomes
+
+
+def store_and_resume(connection: Connection, events: Sequence[NewEvent], context: CallContext) -> list[StoreOutcome]:
+    """Store events, and resume the tasks whose triggers fired for the first time."""
+    tasks = _find_tasks(connection, {event.trigger_id for event in events})
+    board = Board(connection, context)
+    board.lock({row.task_id for row in tasks.values()})
+    outcomes = store_events(connection, events).outcomes
+    given: list[tuple[int, Input]] = []
+    for event, outcome in zip(events, outcomes, strict=True):
+        row = tasks.get(event.trigger_id)
+        if row is not None and isinstance(outcome, Stored) and outcome.sequence_index == 0:
+            request = f"trigger-{event.trigger_id}"
+            given.append((row.task_id, TriggerFired(row.epoch, event.payload, request)))
+    board.give_all(given, "trigger")
+    close_board(board)
+    return outcomes
+
+
+def _find_tasks(connection: Connection, ids: Collection[int]) -> dict[int, Row[Any]]:
+    dialect = find_dialect(connection)
+    wanted = and_(_TRIGGER.id.in_(select(IDS.build_source(dialect).c.id)), _TRIGGER.task_id.is_not(None))
+    statement: Select[Any] = select(_TRIGGER.id, _TRIGGER.task_id, _TRIGGER.epoch).where(wanted)
+    rows: Sequence[Row[Any]] = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(ids))).all()
+    return {row.id: row for row in rows}
+
+
+def _build_outcome(outcome: StoreOutcome) -> EventOutcome:
+    match outcome:
+        case Stored(index):
+            return EventOutcome(EventOutcomeKind.STORED, index)
+        case Duplicate(index):
+            return EventOutcome(EventOutcomeKind.DUPLICATE, index)
+        case _:
+            return EventOutcome(_KINDS[outcome.reason])
+
+
+def fail_trigger(connection: Connection, request: FailTrigger, context: CallContext) -> OutcomeKind:
+    """Fail the task of a trigger that raised, or ended without an event; see `FailTrigger`."""
+    check_service(connection, request.service)
+    rows = _find_tasks(connection, [request.trigger])
+    if not rows:
+        return OutcomeKind.REFUSED
+    row = rows[request.trigger]
+    board = Board(connection, context)
+    board.lock([row.task_id])
+    token = connection.execute(select(_CURSOR.token).where(_CURSOR.trigger_id == request.trigger)).scalar_one()
+    if token != request.token:
+        note_cleaned_up(connection, request.service, [request.trigger], context)
+        return _recognise(connection, request, row)
+    error = make_storable(request.error) or ""
+    given = TriggerFailed(row.epoch, error, draw_bits(), f"trigger-{request.trigger}-{request.token}")
+    answers = board.give_all([(row.task_id, given)], "trigger")
+    close_board(board)
+    connection.execute(update(trigger).where(_TRIGGER.id == request.trigger).values(error=error))
+    return _name(answers[0])
+
+
+def _recognise(connection: Connection, request: FailTrigger, row: Row[Any]) -> OutcomeKind:
+    """Tell a report that was repeated from one that is too late: a stop has raised the token once."""
+    from tidemill.store.queries.dags.journal import find_left
+
+    left = find_left(connection, [(row.task_id, row.epoch)]).get((row.task_id, row.epoch))
+    said = f"triggerfailed trigger-{request.trigger}-{request.token}"
+    return OutcomeKind.ALREADY if left == said else OutcomeKind.FENCED
+
+
+def _name(answer: Answer | None) -> OutcomeKind:
+    if isinstance(answer, Moved):
+        return OutcomeKind.MOVED
+    if isinstance(answer, Already):
+        return OutcomeKind.ALREADY
+    return OutcomeKind.FENCED if isinstance(answer, Fenced) else OutcomeKind.REFUSED
+
+
+def release_triggers(connection: Connection, request: ReleaseTriggers, context: CallContext) -> int:
+    """Give triggers back; see `ReleaseTriggers`."""
+    held = dict(request.triggers)
+    note_cleaned_up(connection, request.service, held, context)
+    rows = _fetch_held(connection, held)
+    mine = [row.trigger_id for row in rows if row.session_id == request.service and row.token == held[row.trigger_id]]
+    free_triggers(connection, mine, context)
+    return len(mine)
+
+
+def note_cleaned_up(connection: Connection, number: int, triggers: Collection[int], context: CallContext) -> None:
+    """Let tasks go on that wait until a service has ended these triggers, because a user cleared or marked them."""
+    newer = trigger.alias("newer")
+    last = ~exists(select(newer.c.id).where(and_(newer.c.task_id == _TRIGGER.task_id, newer.c.epoch > _TRIGGER.epoch)))
+    dialect = find_dialect(connection)
+    wanted = and_(_TRIGGER.id.in_(select(IDS.build_source(dialect).c.id)), last)
+    waiting = and_(_TASK.session_id == number, _TASK.state == literal_column("'ending'"))
+    statement = select(_TASK.id).join(trigger, _TRIGGER.task_id == _TASK.id).where(and_(wanted, waiting))
+    found = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(triggers))).scalars().all()
+    move_held(connection, found, number, Ended, context, f"triggerer {number}")
+
+
+def find_stopped(connection: Connection, request: HeldTriggers) -> tuple[StoppedTrigger, ...]:
+    """Return which triggers a service is to stop, and why; see `HeldTriggers`."""
+    rows = {row.trigger_id: row for row in _fetch_held(connection, dict(request.held))}
+    stopped = []
+    for number, token in request.held:
+        row = rows.get(number)
+        if row is not None and row.session_id == request.service and row.token == token:
+            continue
+        reason = None if row is None or row.state in (_RUNNING, TriggerState.REGISTERED.value) else row.reason
+        stopped.append(StoppedTrigger(number, token, reason or "hand-over"))
+    return tuple(stopped)
+
+
+def _fetch_held(connection: Connection, held: Collection[int]) -> Sequence[Row[Any]]:
+    dialect = find_dialect(connection)
+    statement: Select[Any] = (
+        select(_CURSOR.trigger_id, _CURSOR.session_id, _CURSOR.token, _TRIGGER.state, _TRIGGER.reason)
+        .join(trigger, _TRIGGER.id == _CURSOR.trigger_id)
+        .where(_CURSOR.trigger_id.in_(select(IDS.build_source(dialect).c.id)))
+    )
+    return connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(held))).all()

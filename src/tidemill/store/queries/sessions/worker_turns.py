@@ -1,0 +1,164 @@
+"""A worker's turn: what ended is stored, and what is next is claimed, in one transaction.
+
+Invariants: a report that is repeated changes nothing; one that the database would refuse because of its content fails
+its own task, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+from sqlalchemy import Connection, Update, and_, update
+
+from tidemill.core.errors import describe_error
+from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved, Refused
+from tidemill.core.tasks.inputs import Deferred, Failed, Input, Lost, Skipped, Succeeded
+from tidemill.core.tasks.task_row import TaskState
+from tidemill.store.calls.all_calls import (
+    CallbackReport,
+    Deferral,
+    Failure,
+    OutcomeKind,
+    Report,
+    ReportOutcome,
+    Skip,
+    Success,
+    WorkerAnswer,
+    WorkerTurn,
+)
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import task_callback
+from tidemill.store.queries.dags.claims import claim_work, find_ended
+from tidemill.store.queries.dags.effects import PackedTrigger, pack_trigger
+from tidemill.store.queries.dags.task_logs import append_logs
+from tidemill.store.queries.dags.tasks import close_board, draw_bits
+from tidemill.store.queries.dags.transition import Board
+from tidemill.store.queries.dags.xcoms import find_fault
+from tidemill.store.queries.isolation import is_fault_of_content
+from tidemill.store.queries.sessions.services import build_lost_callback, take_service
+from tidemill.store.queries.triggers.triggers import make_storable
+from tidemill.store.statements import savepoint
+
+log = structlog.get_logger(__name__)
+
+_KINDS = {
+    Moved: OutcomeKind.MOVED,
+    Already: OutcomeKind.ALREADY,
+    Fenced: OutcomeKind.FENCED,
+    Refused: OutcomeKind.REFUSED,
+}
+
+
+def take_worker_turn(connection: Connection, turn: WorkerTurn, context: CallContext) -> WorkerAnswer:
+    """Store what ended, and claim what is next; see `WorkerTurn`."""
+    take_service(connection, turn.service)
+    outcomes = _store_reports(connection, turn, context)
+    _store_callbacks(connection, turn, context)
+    ends = [one.log_end for one in turn.reports] + [one.log_end for one in turn.callbacks]
+    append_logs(connection, [part for part in ends if part is not None])
+    claimed = claim_work(connection, turn, context)
+    return WorkerAnswer(outcomes, claimed, find_ended(connection, turn.service, turn.held), context.now_us)
+
+
+def _store_reports(connection: Connection, turn: WorkerTurn, context: CallContext) -> tuple[ReportOutcome, ...]:
+    """Store reports at once; if that fails, one after the other, without those that fail."""
+    if not turn.reports:
+        return ()
+    try:
+        with savepoint(connection):
+            return _store_some(connection, turn, turn.reports, context)
+    except Exception as error:
+        if not is_fault_of_content(error):
+            raise
+    return tuple(_store_one(connection, turn, report, context) for report in turn.reports)
+
+
+def _store_one(connection: Connection, turn: WorkerTurn, report: Report, context: CallContext) -> ReportOutcome:
+    try:
+        with savepoint(connection):
+            return _store_some(connection, turn, (report,), context)[0]
+    except Exception as error:
+        if not is_fault_of_content(error):
+            raise
+        reason = f"it cannot be stored: {describe_error(error)}"
+        log.exception("the end of an attempt cannot be stored; its task is left as it is", task=report.task)
+        return ReportOutcome(report.task, OutcomeKind.REFUSED, reason)
+
+
+def _store_some(
+    connection: Connection, turn: WorkerTurn, reports: Sequence[Report], context: CallContext
+) -> tuple[ReportOutcome, ...]:
+    board = Board(connection, context)
+    board.lock({report.task for report in reports})
+    for report in reports:
+        entry = board.tasks.get(report.task)
+        current = entry is not None and entry.row.state is TaskState.RUNNING and entry.row.epoch == report.epoch
+        if entry is not None and current and isinstance(report.result, Success):
+            board.note_skips(entry, report.skip, report.skip_all_downstream)
+    given = [(report.task, _build_input(report, context)) for report in reports]
+    answers = board.give_all(given, f"worker {turn.service}")
+    close_board(board)
+    return tuple(_build_outcome(report, answer) for report, answer in zip(reports, answers, strict=True))
+
+
+def _build_input(report: Report, context: CallContext) -> Input:
+    epoch, request = report.epoch, report.request
+    match report.result:
+        case Success():
+            fault = find_fault(report.xcoms)
+            if fault is not None:
+                return Failed(epoch, fault, may_retry=False, bits=draw_bits(), request=request)
+            return Succeeded(epoch, report.xcoms, request)
+        case Failure(error=error, may_retry=may_retry, origin=origin):
+            return Failed(epoch, make_storable(error) or "", may_retry, draw_bits(), request, make_storable(origin))
+        case Skip():
+            return Skipped(epoch, request)
+        case Deferral() as deferral:
+            fault = _find_fault(deferral)
+            if fault is not None:
+                return Failed(epoch, fault, may_retry=False, bits=draw_bits(), request=request)
+            return _build_deferred(epoch, deferral, request, context)
+        case _:
+            return Lost(epoch, draw_bits(), request)
+
+
+def _find_fault(deferral: Deferral) -> str | None:
+    """Return why a deferral cannot be stored; None: it can."""
+    fields = ("classpath", "kwargs", "method", "method_kwargs", "queue", "stream_key")
+    for name in fields:
+        text = getattr(deferral, name)
+        if text is not None and make_storable(text) != text:
+            return (
+                f"TaskDeferralError: the {name} of the deferral has characters that databases refuse: a NUL character "
+                "or a lone surrogate"
+            )
+    return None
+
+
+def _build_deferred(epoch: int, deferral: Deferral, request: str, context: CallContext) -> Deferred:
+    packed = pack_trigger(PackedTrigger(deferral.classpath, deferral.kwargs, deferral.queue, deferral.stream_key))
+    kwargs = context.cipher.encrypt(deferral.method_kwargs)
+    return Deferred(epoch, packed, deferral.method, kwargs, deferral.timeout_us, request)
+
+
+def _build_outcome(report: Report, answer: Answer | None) -> ReportOutcome:
+    if answer is None:
+        return ReportOutcome(report.task, OutcomeKind.REFUSED, "there is no such task")
+    reason = answer.reason if isinstance(answer, Refused) else ""
+    return ReportOutcome(report.task, _KINDS[type(answer)], reason)
+
+
+def _store_callbacks(connection: Connection, turn: WorkerTurn, context: CallContext) -> None:
+    for one in turn.callbacks:
+        connection.execute(_build_callback_update(turn.service, one, context.now_us))
+
+
+def _build_callback_update(service: int, one: CallbackReport, now_us: int) -> Update:
+    columns = task_callback.c
+    mine = and_(columns.id == one.id, columns.session_id == service, columns.state == "running")
+    if one.lost:
+        return update(task_callback).where(mine).values(build_lost_callback(now_us))
+    state = "done" if one.error is None else "failed"
+    new = {"state": state, "error": make_storable(one.error), "ended_us": now_us, "session_id": None}
+    return update(task_callback).where(mine).values(new)

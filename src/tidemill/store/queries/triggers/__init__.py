@@ -1,0 +1,1 @@
+"""Queries about the triggers of lists, their events and the sessions that run them."""

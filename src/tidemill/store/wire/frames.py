@@ -1,0 +1,169 @@
+"""The frames between a process that has a store open and those that call it, over a Unix socket.
+
+A frame is its length in four bytes, and MessagePack. The server begins with a `Hello`; then the client sends calls,
+numbered, and the server answers in any order, and rings bells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import operator
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from tidemill.core.errors import ConfigError, InvariantError, RemoteError
+from tidemill.core.tasks.inputs import Channel
+from tidemill.store.calls import all_calls
+from tidemill.store.calls.call import Call, CallRefusedError, RefusalKind, find_answer_type
+
+#: The largest frame: a turn of a worker with some XComs and logs is far below it.
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+_LENGTH_BYTES = 4
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """Says which calls the server knows: `find_protocol` of the client has to be the same."""
+
+    protocol: str
+
+
+class Answered(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a call, encoded."""
+
+    id: int
+    answer: msgspec.Raw
+
+
+class RefusedCall(msgspec.Struct, frozen=True, tag=True):
+    """A call was refused, or failed: see `CallRefusedError`, `RemoteError`, `ConfigError` and `InvariantError`."""
+
+    id: int
+    error: str
+    text: str
+    kind: str = ""
+
+
+class Rung(msgspec.Struct, frozen=True, tag=True):
+    """Bells have rung."""
+
+    channels: tuple[Channel, ...]
+
+
+ServerFrame = Hello | Answered | RefusedCall | Rung
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A call, with its number."""
+
+    id: int
+    call: Any
+
+
+@cache
+def list_kinds() -> tuple[type[Call[Any]], ...]:
+    """Return all kinds of calls."""
+    found = [getattr(all_calls, name) for name in all_calls.__all__]
+    kinds = [one for one in found if isinstance(one, type) and issubclass(one, Call) and one is not Call]
+    return tuple(sorted(kinds, key=lambda kind: kind.__name__))
+
+
+@cache
+def find_protocol() -> str:
+    """Return a text that is the same in all processes that know the same calls."""
+    import hashlib
+
+    shapes = [f"{kind.__name__}({', '.join(kind.__struct_fields__)})" for kind in list_kinds()]
+    return hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:16]
+
+
+@cache
+def _build_asked_decoder() -> msgspec.msgpack.Decoder[Any]:
+    union = functools.reduce(operator.or_, list_kinds())
+    frame = msgspec.defstruct("AskedCall", [("id", int), ("call", union)], frozen=True)
+    return msgspec.msgpack.Decoder(frame)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_server: msgspec.msgpack.Decoder[ServerFrame] = msgspec.msgpack.Decoder(ServerFrame)
+
+
+def encode_call(number: int, call: Call[Any]) -> bytes:
+    """Return the frame of a call."""
+    return _frame(_encode(Asked(number, call)))
+
+
+def decode_call(body: bytes) -> tuple[int, Call[Any]]:
+    """Read the frame of a call."""
+    asked = _build_asked_decoder().decode(body)
+    return asked.id, asked.call
+
+
+def encode_server_frame(frame: ServerFrame) -> bytes:
+    """Return a frame of the server."""
+    return _frame(_encode(frame))
+
+
+def decode_server_frame(body: bytes) -> ServerFrame:
+    """Read a frame of the server."""
+    return _decode_server.decode(body)
+
+
+def encode_answer(number: int, answer: Any) -> bytes:
+    """Return the frame of an answer."""
+    return encode_server_frame(Answered(number, msgspec.Raw(_encode(answer))))
+
+
+@cache
+def _build_answer_decoder(kind: type[Call[Any]]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(find_answer_type(kind))
+
+
+def decode_answer(kind: type[Call[Any]], answer: msgspec.Raw) -> Any:
+    """Read the answer to a kind of call."""
+    return _build_answer_decoder(kind).decode(answer)
+
+
+def build_refused(number: int, error: Exception) -> RefusedCall:
+    """Return what is sent of an error."""
+    match error:
+        case CallRefusedError():
+            return RefusedCall(number, "refused", str(error), error.kind.value)
+        case RemoteError():
+            return RefusedCall(number, "remote" if error.retryable else "content", str(error))
+        case ConfigError():
+            return RefusedCall(number, "config", str(error))
+    return RefusedCall(number, "bug", str(error))
+
+
+def build_error(frame: RefusedCall) -> Exception:
+    """Return the error that was sent."""
+    match frame.error:
+        case "refused":
+            return CallRefusedError(RefusalKind(frame.kind), frame.text)
+        case "remote" | "content":
+            return RemoteError(frame.text, retryable=frame.error == "remote")
+        case "config":
+            return ConfigError(frame.text)
+    return InvariantError(frame.text)
+
+
+def _frame(body: bytes) -> bytes:
+    if len(body) > MAX_FRAME_BYTES:
+        raise RemoteError(f"a call of {len(body)} bytes is too large for the store's socket", retryable=False)
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """Read the next frame.
+
+    Raises:
+        asyncio.IncompleteReadError: The other side has closed the connection.
+        ConnectionError: The connection is lost, or not one of these.
+    """
+    length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
+    if length > MAX_FRAME_BYTES:
+        raise ConnectionError(f"a frame of {length} bytes is not one of the store")
+    return await reader.readexactly(length)

@@ -1,0 +1,245 @@
+"""A store that another process has open: calls over its Unix socket.
+
+Invariants: any number of calls may be under way; when the connection is lost, all of them fail with a retryable error,
+and the next call connects again; after each new connection all bells ring once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.core.tasks.inputs import Channel
+from tidemill.runtime.log.setup import throttle
+from tidemill.store.calls.call import Call
+from tidemill.store.database import Calls
+from tidemill.store.doorbell import Doorbell
+from tidemill.store.wire.frames import (
+    Answered,
+    Hello,
+    RefusedCall,
+    Rung,
+    build_error,
+    decode_answer,
+    decode_server_frame,
+    encode_call,
+    find_protocol,
+    read_frame,
+)
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+#: How long a call tries to connect.
+CONNECT_SECONDS = 5.0
+_AGAIN_SECONDS = 0.05
+#: The longest time between two attempts of a call that is repeated.
+MAX_PAUSE_SECONDS = 2.0
+
+
+class ConnectionLostError(RemoteError):
+    """The connection was lost before a call was answered: it may have been carried out, or not."""
+
+
+class RemoteStore:
+    """Calls to a store over a socket; it connects with the first call.
+
+    Args:
+        path: The socket's address.
+        label: The name of the store in messages.
+        connect_seconds: How long a call tries to connect.
+
+    Example:
+        >>> async def list_services(path):
+        ...     store = RemoteStore(path)
+        ...     return await store.call(ListServices())
+    """
+
+    def __init__(self, path: Path, label: str = "", connect_seconds: float = CONNECT_SECONDS) -> None:
+        """Start without a connection."""
+        self._path = path
+        self._label = label or str(path)
+        self._connect_seconds = connect_seconds
+        self._doorbell = Doorbell()
+        self._waiting: dict[int, tuple[type[Call[Any]], asyncio.Future[Any]]] = {}
+        self._number = 0
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Lock = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return self._label
+
+    @property
+    def doorbell(self) -> Doorbell:
+        """The bells that the other process rings."""
+        return self._doorbell
+
+    async def call(self, request: Call[T]) -> T:
+        """Answer a named call; see `Database.call`."""
+        writer = await self._connect()
+        self._number += 1
+        number = self._number
+        frame = encode_call(number, request)
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = (type(request), future)
+        try:
+            writer.write(frame)
+            await writer.drain()
+        except OSError as error:
+            if not future.done():
+                future.set_exception(self._build_lost(error))
+        try:
+            return await future
+        finally:
+            self._waiting.pop(number, None)
+
+    async def connect(self) -> None:
+        """Connect now, so that bells ring, and a wrong address is noticed.
+
+        Raises:
+            RemoteError: Nobody answers there.
+            ConfigError: Another version of tidemill answers.
+        """
+        await self._connect()
+
+    async def close(self) -> None:
+        """Close the connection; calls that are under way fail."""
+        self._closed = True
+        reading, self._reading = self._reading, None
+        if self._writer is not None:
+            self._writer.close()
+        if reading is not None:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+    async def _connect(self) -> asyncio.StreamWriter:
+        if self._writer is not None and not self._writer.is_closing():
+            return self._writer
+        async with self._connecting:
+            if self._closed:
+                raise RemoteError(f"the connection to the store {self._label} has been closed", retryable=False)
+            if self._writer is None or self._writer.is_closing():
+                await self._open()
+            assert self._writer is not None
+            return self._writer
+
+    async def _open(self) -> None:
+        deadline = asyncio.get_running_loop().time() + self._connect_seconds
+        while True:
+            try:
+                reader, writer, hello = await _greet(self._path, deadline)
+                break
+            except (OSError, asyncio.IncompleteReadError) as error:
+                if asyncio.get_running_loop().time() >= deadline:
+                    why = str(error) or "it accepts connections, but says nothing; it may have been stopped"
+                    raise RemoteError(
+                        f"the process that has the store {self._label} open does not answer at {self._path}: {why}"
+                    ) from error
+            await asyncio.sleep(_AGAIN_SECONDS)
+        if not isinstance(hello, Hello) or hello.protocol != find_protocol():
+            writer.close()
+            raise ConfigError(
+                f"the process that has the store {self._label} open runs another version of tidemill; restart it"
+            )
+        self._writer = writer
+        self._reading = asyncio.get_running_loop().create_task(self._read(reader, writer), name="answers of the store")
+        self._doorbell.ring(Channel)
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lost: Exception = ConnectionError("it was closed")
+        try:
+            while True:
+                self._take(await read_frame(reader))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            lost = error
+        finally:
+            writer.close()
+            if self._writer is writer:
+                self._writer = None
+            failure = self._build_lost(lost)
+            for _, future in list(self._waiting.values()):
+                if not future.done():
+                    future.set_exception(failure)
+            # Services that wait for a bell look for work, and connect again with that.
+            self._doorbell.ring(Channel)
+
+    def _take(self, body: bytes) -> None:
+        frame = decode_server_frame(body)
+        match frame:
+            case Rung(channels=channels):
+                self._doorbell.ring(channels)
+            case Answered(id=number, answer=answer):
+                kind, future = self._waiting.get(number, (None, None))
+                if kind is not None and future is not None and not future.done():
+                    self._settle(kind, future, answer)
+            case RefusedCall(id=number):
+                _, future = self._waiting.get(number, (None, None))
+                if future is not None and not future.done():
+                    future.set_exception(build_error(frame))
+            case Hello():
+                pass
+
+    def _settle(self, kind: type[Call[Any]], future: asyncio.Future[Any], answer: msgspec.Raw) -> None:
+        try:
+            found = decode_answer(kind, answer)
+        except msgspec.MsgspecError as error:
+            # The other calls of this connection have nothing to do with it.
+            text = f"the answer to {kind.__name__} of the process that has the store {self._label} open cannot be read"
+            future.set_exception(RemoteError(f"{text}: {error}", retryable=False))
+        else:
+            future.set_result(found)
+
+    def _build_lost(self, error: BaseException) -> ConnectionLostError:
+        return ConnectionLostError(f"the connection to the store {self._label} was lost: {error}")
+
+
+async def _greet(path: Path, deadline: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, object]:
+    """Connect, and read what the server says first.
+
+    Raises:
+        OSError: It cannot be reached, or (TimeoutError) says nothing in time.
+    """
+    # At least long enough for a server that is there.
+    async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + _AGAIN_SECONDS)):
+        reader, writer = await asyncio.open_unix_connection(path)
+        try:
+            return reader, writer, decode_server_frame(await read_frame(reader))
+        except BaseException:
+            writer.close()
+            raise
+
+
+async def call_patiently(store: Calls, request: Call[T], pause_seconds: float = 0.1) -> T:
+    """Answer a call that may be repeated; wait for as long as an outage takes.
+
+    Args:
+        store: Answers it.
+        request: A call that has a request number, or changes nothing by being repeated.
+        pause_seconds: The time between the first two attempts, at most; it grows up to MAX_PAUSE_SECONDS.
+
+    Raises:
+        CallRefusedError: The call is refused.
+        RemoteError: The database refuses the content.
+    """
+    backoff, attempt = Backoff(pause_seconds, MAX_PAUSE_SECONDS), 0
+    while True:
+        attempt += 1
+        try:
+            return await store.call(request)
+        except RemoteError as error:
+            if not error.retryable:
+                raise
+            throttle(log, 10.0).warning("the store cannot be reached; retrying", error=str(error))
+        await asyncio.sleep(backoff.compute_delay(attempt, random.getrandbits(JITTER_BITS)))
