@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from bench.harness import report
 
-from tidemill.cli.status_text import format_status
+from tidemill.cli.terminal.status_text import format_status
 from tidemill.config.settings import Settings
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine

@@ -26,7 +26,7 @@ import structlog
 from bench.harness import report
 from bench.scale_engines import Farm, Plan
 
-from tidemill.cli.status_text import format_status
+from tidemill.cli.terminal.status_text import format_status
 from tidemill.config.settings import Settings
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.core.supervision.slot_limits import SlotLimits

@@ -31,7 +31,7 @@ from xml.sax.saxutils import escape
 import pyte
 from confluent_kafka import KafkaException
 
-from tidemill.cli.demo import find_example
+from tidemill.cli.demo.demo import find_example
 from tidemill.config.loading import load_settings
 from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.runtime.kafka.topic_reader import TopicReader

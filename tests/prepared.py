@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 #: What most commands import, each with all that it imports itself.
 _MODULES = (
-    *("tidemill.cli.main", "tidemill.cli.tables", "tidemill.config.loading", "tidemill.runtime.log.setup"),
+    *("tidemill.cli.main", "tidemill.cli.terminal.tables", "tidemill.config.loading", "tidemill.runtime.log.setup"),
     *(
         "tidemill.services.triggerer.process",
         "tidemill.store.engines.opening",
@@ -44,7 +44,12 @@ _MODULES = (
         "tidemill.runtime.kafka.topic_reader",
         "confluent_kafka.admin",
     ),
-    *("tidemill.cli.checks", "tidemill.cli.dlq_redrive", "tidemill.cli.triggers_view", "tidemill.spark.preflight"),
+    *(
+        "tidemill.cli.doctor.checks",
+        "tidemill.cli.dlq.redrive",
+        "tidemill.cli.triggers_view",
+        "tidemill.spark.preflight",
+    ),
     *("pydantic.type_adapter", "pyspark.sql", "rich.console", "rich.table", "rich.live"),
 )
 #: Code, arguments, folder, environment, and the process whose network it is to have.

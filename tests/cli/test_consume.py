@@ -22,7 +22,7 @@ from tests.cli.notices import drop_notices
 from tests.foreign_client import send_with_headers
 from tests.until import wait_until
 
-from tidemill.cli.consume import TopicViewer, format_for_terminal, format_raw, format_timestamp, parse_start
+from tidemill.cli.topics.consume import TopicViewer, format_for_terminal, format_raw, format_timestamp, parse_start
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.process.exitcode import ExitCode
@@ -290,7 +290,7 @@ def test_errors_of_a_partition_and_of_the_whole_client_end_it(client: type[Scrip
 def test_a_partition_of_which_nothing_comes_ends_it(
     client: type[ScriptedConsumer], monkeypatch: pytest.MonkeyPatch, group_error: bool
 ) -> None:
-    monkeypatch.setattr("tidemill.cli.consume._SILENT_SECONDS", 10.0)
+    monkeypatch.setattr("tidemill.cli.topics.consume._SILENT_SECONDS", 10.0)
     refused = make_record(-1, partition=None, error=ck.KafkaError(ck.KafkaError.GROUP_AUTHORIZATION_FAILED))
     client.batches = [[], [make_record(0)], *([refused] if group_error else [] for _ in range(60))]
 
@@ -305,7 +305,7 @@ def test_a_partition_of_which_nothing_comes_ends_it(
 def test_following_waits_for_a_partition_of_which_nothing_comes(
     client: type[ScriptedConsumer], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    monkeypatch.setattr("tidemill.cli.consume._SILENT_SECONDS", 10.0)
+    monkeypatch.setattr("tidemill.cli.topics.consume._SILENT_SECONDS", 10.0)
     client.batches = [*([] for _ in range(60)), [make_record(0)]]
 
     TopicViewer(KafkaSettings(), "t", format_raw, limit=1).show(-2, follow=True)
@@ -316,7 +316,7 @@ def test_following_waits_for_a_partition_of_which_nothing_comes(
 def test_following_reads_partitions_that_are_added_from_their_beginning(
     client: type[ScriptedConsumer], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    monkeypatch.setattr("tidemill.cli.consume._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("tidemill.cli.topics.consume._LOOK_SECONDS", 0.0)
     away = ck.KafkaException(ck.KafkaError(ck.KafkaError._TRANSPORT))
     client.topics = [{0}, {0}, away, {0, 2, 1}]
     client.batches = [[], [make_record(0)], [], [], [make_record(0, partition=2)]]
@@ -330,7 +330,7 @@ def test_following_reads_partitions_that_are_added_from_their_beginning(
 def test_following_ends_when_the_topic_is_deleted(
     client: type[ScriptedConsumer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.cli.consume._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("tidemill.cli.topics.consume._LOOK_SECONDS", 0.0)
     client.topics = [{0}, ck.KafkaError(ck.KafkaError.UNKNOWN_TOPIC_OR_PART, "Unknown topic")]
     client.batches = [[]]
 

@@ -20,10 +20,10 @@ import pytest
 from rich.console import Console
 from tests.until import wait_until
 
-from tidemill.cli import demo as demo_module
-from tidemill.cli import demo_check, demo_view
-from tidemill.cli.demo import PARTITIONS, fill_topic, open_folder
-from tidemill.cli.demo_phases import Phases
+from tidemill.cli.demo import check, view
+from tidemill.cli.demo import demo as demo_module
+from tidemill.cli.demo.demo import PARTITIONS, fill_topic, open_folder
+from tidemill.cli.demo.phases import Phases
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.runtime.log.setup import tell_failure
@@ -242,10 +242,10 @@ def test_ctrl_c_in_between_ends_everything_and_shows_no_half_result(tmp_path: Pa
 @pytest.mark.parametrize("width", [40, 80])
 def test_no_number_of_the_summary_is_cut_on_a_narrow_terminal(width: int) -> None:
     task_id = "status-304-329da67173f0d8641904"
-    report = demo_check.Report(task_id, 304, 0, [0], 9_125, 2_735_455_610, 0.2779)
-    outputs = demo_check.Outputs([report], [], [], [], {0: 1})
+    report = check.Report(task_id, 304, 0, [0], 9_125, 2_735_455_610, 0.2779)
+    outputs = check.Outputs([report], [], [], [], {0: 1})
     console = Console(file=io.StringIO(), width=width)
-    demo_view.show_summary(console, {(0, 0): demo_check.Line(304, 2_735_455_610)}, outputs)
+    view.show_summary(console, {(0, 0): check.Line(304, 2_735_455_610)}, outputs)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in shown
     assert "2,735,455,610" in shown

@@ -20,8 +20,8 @@ import pytest
 from tests.until import slack
 from typer.testing import CliRunner
 
-from tidemill.cli.dlq_options import parse_target, parse_time
-from tidemill.cli.dlq_view import plain
+from tidemill.cli.dlq.options import parse_target, parse_time
+from tidemill.cli.dlq.view import plain
 from tidemill.cli.main import app
 from tidemill.core.deadletters.redrive import Target
 from tidemill.core.errors import ConfigError

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 from rich.status import Status
 
-from tidemill.cli.dlq import _print_table
-from tidemill.cli.dlq_redrive import ShownProgress
-from tidemill.cli.dlq_view import build_table, describe_letter
+from tidemill.cli.dlq.dlq import _print_table
+from tidemill.cli.dlq.redrive import ShownProgress
+from tidemill.cli.dlq.view import build_table, describe_letter
 from tidemill.deadletters.letter import Letter, LetterKind, describe_sources
 from tidemill.deadletters.reader import Found
 from tidemill.deadletters.redrive.history import Redriven

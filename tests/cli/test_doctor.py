@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.until import slack
 
-from tidemill.cli.checks import Cluster, check_group, check_program, run_check
-from tidemill.cli.folder_checks import Folder, check_folder, list_folders
+from tidemill.cli.doctor.checks import Cluster, check_group, check_program, run_check
+from tidemill.cli.doctor.folder_checks import Folder, check_folder, list_folders
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
@@ -78,7 +78,7 @@ def test_a_session_timeout_that_the_brokers_do_not_allow_is_found(embedded_kafka
 
 @pytest.mark.timeout(60)
 def test_brokers_that_refuse_connections_are_reported_with_the_reason_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.cli.checks._ASK_SECONDS", 600.0)
+    monkeypatch.setattr("tidemill.cli.doctor.checks._ASK_SECONDS", 600.0)
     reason = r"no answer from 127.0.0.1:1: 127.0.0.1:1: Connect to 127.0.0.1:1 failed: Connection refused; start Kafka"
     with pytest.raises(RemoteError, match=reason):
         Cluster(KafkaSettings(brokers="127.0.0.1:1"), "", {}, "kafka.brokers").check()

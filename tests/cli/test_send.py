@@ -19,8 +19,8 @@ from tests import prepared
 from tests.cli.notices import drop_notices
 from tests.until import wait_until
 
-from tidemill.cli.send import LineSender, read_key, send
-from tidemill.cli.send_progress import Sent
+from tidemill.cli.topics.send import LineSender, read_key, send
+from tidemill.cli.topics.send_progress import Sent
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.kafka.topic_reader import TopicReader
@@ -140,7 +140,7 @@ class ScriptedProducer:
 def client(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedProducer]:
     made = type("Client", (ScriptedProducer,), {"on_flush": [], "gives_back": []})
     monkeypatch.setattr(ck, "Producer", made)
-    monkeypatch.setattr("tidemill.cli.send._LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr("tidemill.cli.topics.send._LEAVE_SECONDS", 0.1)
     return made
 
 
@@ -240,7 +240,7 @@ def test_the_command_says_what_was_sent_before_the_client_failed(
     client.on_poll, client.confirms = FATAL, True
     (tmp_path / "lines").write_bytes(b"a\nb\n")
     for name in ("require_topic", "stop_on_signals"):
-        monkeypatch.setattr(f"tidemill.cli.send.{name}", lambda *arguments: None)
+        monkeypatch.setattr(f"tidemill.cli.topics.send.{name}", lambda *arguments: None)
 
     with pytest.raises(typer.Exit) as caught:
         send("t", str(tmp_path / "lines"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.cli.send_progress import SendProgress, Sent
+from tidemill.cli.topics.send_progress import SendProgress, Sent
 
 
 @pytest.fixture

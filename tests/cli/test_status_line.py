@@ -15,11 +15,11 @@ import pytest
 from tests.spark.terminal import Command
 from tests.until import wait_until
 
-from tidemill.cli.watching import watch
+from tidemill.cli.terminal.watching import watch
 
 CHILD = """
 import os, sys, time
-from tidemill.cli.status_line import StatusLine
+from tidemill.cli.terminal.status_line import StatusLine
 from tidemill.config.settings import LoggingSettings
 from tidemill.runtime.log.setup import configure
 import structlog

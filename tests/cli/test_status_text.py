@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.cli.status_text import (
+from tidemill.cli.terminal.status_text import (
     LEAST_WIDTH,
     Part,
     count_cells,

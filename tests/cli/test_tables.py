@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.cli.status_text import count_cells
-from tidemill.cli.tables import Column, find_width, format_age, format_table, wrap
+from tidemill.cli.terminal.status_text import count_cells
+from tidemill.cli.terminal.tables import Column, find_width, format_age, format_table, wrap
 
 COLUMNS = (
     Column("NAME", cut=True),

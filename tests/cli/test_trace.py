@@ -13,8 +13,8 @@ from tests.recorder.rows import START, TOPIC, message, messages, task, tasks
 from tests.until import wait_until
 from typer.testing import CliRunner, Result
 
-from tidemill.cli import trace_view
 from tidemill.cli.main import app
+from tidemill.cli.recordings import trace_view
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.loading import load_settings
 from tidemill.core.errors import RemoteError

@@ -11,8 +11,8 @@ import pytest
 import structlog
 from tests.until import wait_until
 
-from tidemill.cli import watching
-from tidemill.cli.watching import describe_change, list_fields, show_summary, watch
+from tidemill.cli.terminal import watching
+from tidemill.cli.terminal.watching import describe_change, list_fields, show_summary, watch
 from tidemill.config.settings import LoggingSettings
 from tidemill.runtime.link.progress import EngineProgress
 from tidemill.runtime.log.setup import configure

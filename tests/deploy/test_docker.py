@@ -170,7 +170,7 @@ def test_the_steps_that_install_the_image_s_packages_work_in_a_clean_environment
     shutil.rmtree(context)
     python = installed / "bin" / "python"
     clean.run(python, "-m", "pip", "check")
-    clean.run(python, "-c", "import aiobotocore, asyncpg, httpx, pymongo, redis, watchfiles, tidemill.cli.demo")
+    clean.run(python, "-c", "import aiobotocore, asyncpg, httpx, pymongo, redis, watchfiles, tidemill.cli.demo.demo")
     assert "tidemill" in clean.run(installed / "bin" / "tidemill", "--version")
     assert not list(installed.glob("lib/*/site-packages/pytest"))
     assert list(installed.glob("lib/*/site-packages/tidemill/examples/access_log/access.log.gz"))

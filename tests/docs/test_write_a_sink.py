@@ -13,7 +13,7 @@ import pytest
 from tests.docs.snippets import ROOT, blocks
 
 from tidemill import CustomPayload
-from tidemill.cli.checks import check_sink
+from tidemill.cli.doctor.checks import check_sink
 from tidemill.config.loading import load_settings
 from tidemill.sinks.build import build_sink
 from tidemill.testing import deliver

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 import yaml
 
-from tidemill.cli import demo_check
-from tidemill.cli.demo import find_example
+from tidemill.cli.demo import check as demo_check
+from tidemill.cli.demo.demo import find_example
 from tidemill.config.settings import Settings
 from tidemill.deadletters.letter import Letter, LetterKind, LetterSource
 from tidemill.pipeline.handler.models import ExecutorResult, ExecutorTask, MessageGroup, PendingContext

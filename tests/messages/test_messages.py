@@ -21,11 +21,11 @@ from tests.messages.configurations import ARGUMENTS, FILES, HANDLERS, LISTS, SPE
 from tests.messages.payloads import ACTIONS, PAYLOADS, RESULTS, SINKS, TASKS
 from typer.testing import CliRunner
 
-from tidemill.cli.checks import Cluster, check_program, check_sink
-from tidemill.cli.folder_checks import Folder, check_folder
+from tidemill.cli.doctor.checks import Cluster, check_program, check_sink
+from tidemill.cli.doctor.folder_checks import Folder, check_folder
 from tidemill.cli.handlers import load_handler
 from tidemill.cli.main import app
-from tidemill.cli.send import read_key
+from tidemill.cli.topics.send import read_key
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.loading import load_settings
@@ -160,7 +160,7 @@ def test_wrong_payloads(collector: Collector) -> None:
 
 
 def test_what_is_not_there(folder: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.cli.checks._ASK_SECONDS", 1.0)
+    monkeypatch.setattr("tidemill.cli.doctor.checks._ASK_SECONDS", 1.0)
     settings = Settings.model_validate({"sinks": {**SINKS, "filesystem": {"files": {"base_path": "mine.py"}}}})
     cluster = Cluster(KafkaSettings(brokers="127.0.0.1:1"), "", {}, "kafka.brokers")
     collector.provoke([("no broker", cluster.check), ("no broker: its topic", lambda: cluster.check_topic("t", "x"))])

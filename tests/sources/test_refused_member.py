@@ -15,7 +15,7 @@ from confluent_kafka.admin import ResourceType as AclResource
 from tests.sources.test_kafka import Events, scripted
 from tests.until import until
 
-from tidemill.cli.checks import check_group
+from tidemill.cli.doctor.checks import check_group
 from tidemill.config.settings import Settings
 from tidemill.core.pipeline.group_refusal import GroupTerms, find_refusal
 from tidemill.sources.group_facts import find_group_facts
@@ -156,5 +156,5 @@ def test_a_group_that_is_still_being_loaded_refuses_nobody(
 ) -> None:
     settings = make_settings(embedded_kafka)
     answer_loading(monkeypatch, times=float("inf"))
-    monkeypatch.setattr("tidemill.cli.checks._ASK_SECONDS", 2.0)
+    monkeypatch.setattr("tidemill.cli.doctor.checks._ASK_SECONDS", 2.0)
     assert "still loading" in check_group(settings)

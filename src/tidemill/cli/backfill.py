@@ -53,8 +53,8 @@ def backfill(
         from tidemill.cli.handlers import load_handler
 
         instance = load_handler(handler)
-        from tidemill.cli.status_text import format_backfill
-        from tidemill.cli.watching import show_summary, watch
+        from tidemill.cli.terminal.status_text import format_backfill
+        from tidemill.cli.terminal.watching import show_summary, watch
         from tidemill.spark.bounded.backfill import Backfill
 
         run = Backfill(

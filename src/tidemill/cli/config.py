@@ -57,8 +57,8 @@ def check(
 
 def _examine(settings: Settings) -> tuple[list[str], list[str]]:
     """Return the problems of valid settings, and warnings."""
-    from tidemill.cli.checks import find_refusals
-    from tidemill.cli.folder_checks import find_recording_problem
+    from tidemill.cli.doctor.checks import find_refusals
+    from tidemill.cli.doctor.folder_checks import find_recording_problem
     from tidemill.config.loading import NO_TOPIC
 
     warnings = []

@@ -13,27 +13,14 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import (
-    backfill,
-    broker,
-    config,
-    consume,
-    dlq,
-    doctor,
-    init,
-    pause,
-    record,
-    release,
-    run,
-    send,
-    status,
-    trace,
-    triggers,
-    web,
-)
+from tidemill.cli import backfill, broker, config, init, pause, release, run, status, triggers, web
 from tidemill.cli.dags import dags, dev, objects, runs, tasks
+from tidemill.cli.dlq import dlq
+from tidemill.cli.doctor import doctor
 from tidemill.cli.help import App
+from tidemill.cli.recordings import record, trace
 from tidemill.cli.reporting import find_system_cause, print_error, reporting
+from tidemill.cli.topics import consume, send
 from tidemill.runtime.log.startup import log_to_stderr
 from tidemill.runtime.process.exitcode import find_exit_code
 
@@ -88,7 +75,7 @@ def demo(
 ) -> None:
     """Process a real access log with a real Kafka and Spark on this machine, and check the result."""
     with reporting():
-        from tidemill.cli.demo import run_demo
+        from tidemill.cli.demo.demo import run_demo
 
         raise typer.Exit(run_demo(keep=keep, directory=directory))
 

@@ -9,7 +9,7 @@ import typer
 
 from tidemill.cli.options import ConfigPath
 from tidemill.cli.reporting import reporting
-from tidemill.cli.status_text import format_seconds
+from tidemill.cli.terminal.status_text import format_seconds
 from tidemill.core.errors import ConfigError
 from tidemill.core.wording import format_count
 from tidemill.runtime.process.exitcode import ExitCode

@@ -49,8 +49,8 @@ def run(
         from tidemill.cli.handlers import load_handler
 
         instance = load_handler(handler)
-        from tidemill.cli.status_text import format_status
-        from tidemill.cli.watching import list_fields, show_summary, watch
+        from tidemill.cli.terminal.status_text import format_status
+        from tidemill.cli.terminal.watching import list_fields, show_summary, watch
         from tidemill.spark.pipeline import Pipeline
 
         files = None

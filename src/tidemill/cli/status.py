@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidemill.cli.reporting import reporting
-from tidemill.cli.status_text import format_seconds
+from tidemill.cli.terminal.status_text import format_seconds
 from tidemill.core.wording import format_count
 from tidemill.runtime.log.console import escape
 from tidemill.runtime.process.exitcode import ExitCode

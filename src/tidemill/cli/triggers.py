@@ -152,7 +152,7 @@ def streams(specs: Specs, as_json: AsJson = False) -> None:
     A host that waits for another host names it.
     """
     with reporting():
-        from tidemill.cli.tables import find_width
+        from tidemill.cli.terminal.tables import find_width
         from tidemill.cli.triggers_view import format_host
         from tidemill.services.triggerer.lists.control import ask, build_silence_error
         from tidemill.services.triggerer.lists.file import require_list
@@ -215,7 +215,7 @@ def _show(
     nothing: str,
 ) -> None:
     """Print rows as they are read: as JSON with `encode`, else as a table for each page."""
-    from tidemill.cli.tables import find_width
+    from tidemill.cli.terminal.tables import find_width
 
     shown = False
     for rows in pages:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from tidemill.cli.tables import Column, format_age, format_table, wrap
+from tidemill.cli.terminal.tables import Column, format_age, format_table, wrap
 from tidemill.core.wording import format_count
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidemill.cli.options import ConfigPath
-from tidemill.cli.recordings import expand_folder, load_quietly
+from tidemill.cli.recordings.location import expand_folder, load_quietly
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.process.stop_signals import find_stop_signals

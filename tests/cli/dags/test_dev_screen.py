@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tidemill.cli.dags.dev_screen import DevScreen, format_runs, list_parts
-from tidemill.cli.status_text import count_cells
+from tidemill.cli.terminal.status_text import count_cells
 from tidemill.core.errors import RemoteError
 from tidemill.store.calls.people_calls import CountStore, RunProgress, RunRecord, StoreCounts
 

@@ -12,7 +12,7 @@ import pytest
 
 import tidemill
 from tidemill import CollectResult, ConfigError, ExecutorTask, Handler, LinesPayload, PrecomputedResult
-from tidemill.cli.checks import check_sink
+from tidemill.cli.doctor.checks import check_sink
 from tidemill.config.loading import load_settings
 from tidemill.config.schema import build_schema
 from tidemill.deadletters.payloads import encode_payload

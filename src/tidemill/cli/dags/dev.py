@@ -43,7 +43,7 @@ def dev(folder: FolderArgument = None, config: Config = None, plain: Plain = Fal
         if plain or not sys.stderr.isatty():
             raise typer.Exit(run_dev(about))
         from tidemill.cli.dags.dev_screen import DevScreen
-        from tidemill.cli.status_line import StatusLine
+        from tidemill.cli.terminal.status_line import StatusLine
 
         screen = DevScreen()
         with StatusLine(screen.format):

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tidemill.cli.status_text import count_cells
-from tidemill.cli.tables import Column, format_age, format_table
+from tidemill.cli.terminal.status_text import count_cells
+from tidemill.cli.terminal.tables import Column, format_age, format_table
 from tidemill.core.errors import RemoteError
 from tidemill.core.wording import format_count
 from tidemill.store.calls.people_calls import CountStore, RunProgress, StoreCounts, WatchRuns

@@ -11,7 +11,7 @@ import typer
 from tidemill.cli.dags.asking import AsJson, Config, Folder, asking
 from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
-from tidemill.cli.tables import Column
+from tidemill.cli.terminal.tables import Column
 from tidemill.core.errors import ConfigError
 
 pools = App(help="Pools: how many tasks of a kind run at once.")

@@ -62,7 +62,7 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
             show_rows,
         )
         from tidemill.cli.dags.waits import describe_waits, find_services
-        from tidemill.cli.tables import Column
+        from tidemill.cli.terminal.tables import Column
         from tidemill.store.calls.people_calls import ListTasks
 
         with asking(config, folder) as store:

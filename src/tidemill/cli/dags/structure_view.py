@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.cli.dags.views import build_dag_row
-from tidemill.cli.tables import Column, find_width, format_table
+from tidemill.cli.terminal.tables import Column, find_width, format_table
 from tidemill.core.tasks.structure import DagStructure, ParamStructure, TaskStructure
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from tidemill.cli.tables import Column, find_width, format_age, format_table
+from tidemill.cli.terminal.tables import Column, find_width, format_age, format_table
 from tidemill.cli.triggers_view import find_last_words
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from tidemill.cli.status_text import Part, fit, format_seconds
+from tidemill.cli.terminal.status_text import Part, fit, format_seconds
 
 #: What is faster, or less, needs no line.
 _SHOW_SECONDS = 1.0
@@ -60,7 +60,7 @@ class SendProgress:
         if not sys.stderr.isatty():
             yield
             return
-        from tidemill.cli.status_line import StatusLine
+        from tidemill.cli.terminal.status_line import StatusLine
 
         with StatusLine(self.draw):
             yield

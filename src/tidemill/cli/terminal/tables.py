@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tidemill.cli.status_text import count_cells
+from tidemill.cli.terminal.status_text import count_cells
 
 #: Between two columns.
 _GAP = "  "

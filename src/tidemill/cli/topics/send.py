@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from tidemill.cli.reporting import reporting
-from tidemill.cli.send_progress import SendProgress, Sent
 from tidemill.cli.topic_access import (
     ConfigOption,
     Topic,
@@ -25,6 +24,7 @@ from tidemill.cli.topic_access import (
     open_client,
     require_topic,
 )
+from tidemill.cli.topics.send_progress import SendProgress, Sent
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import format_count
 from tidemill.runtime.process.exitcode import ExitCode

@@ -85,7 +85,7 @@ def parse_start(text: str) -> int:
     """
     if text in ("beginning", "end"):
         return -2 if text == "beginning" else -1
-    from tidemill.cli.dlq_options import parse_time
+    from tidemill.cli.dlq.options import parse_time
 
     at = parse_time("--from", text)
     assert at is not None

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemill.cli.dlq_options import parse_time
+from tidemill.cli.dlq.options import parse_time
 from tidemill.cli.help import App
 from tidemill.cli.options import ConfigPath
-from tidemill.cli.recordings import find_folder
+from tidemill.cli.recordings.location import find_folder
 from tidemill.cli.reporting import reporting
-from tidemill.cli.tables import Column, find_width, format_table
+from tidemill.cli.terminal.tables import Column, find_width, format_table
 from tidemill.core.errors import ConfigError
 from tidemill.core.wording import format_count, to_one_line
 
@@ -61,7 +61,7 @@ def _columns() -> list[Column]:
 
 
 def _row(info: RecordingInfo) -> list[str]:
-    from tidemill.cli.trace_view import format_time
+    from tidemill.cli.recordings.trace_view import format_time
 
     first, last = (format_time(at)[:19] if at is not None else "" for at in (info.first_us, info.last_us))
     return [

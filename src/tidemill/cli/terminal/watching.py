@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tidemill.cli.status_text import format_summary
+from tidemill.cli.terminal.status_text import format_summary
 
 if TYPE_CHECKING:
     from tidemill.spark.progress import PipelineProgress
@@ -46,7 +46,7 @@ def watch(
     from tidemill.spark.rate import Rate
 
     if not plain and sys.stderr.isatty():
-        from tidemill.cli.status_line import StatusLine
+        from tidemill.cli.terminal.status_line import StatusLine
 
         rate = Rate(rate_seconds)
 

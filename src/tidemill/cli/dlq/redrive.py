@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tidemill.cli.dlq_view import as_json as json_text
-from tidemill.cli.dlq_view import plain
+from tidemill.cli.dlq.view import as_json as json_text
+from tidemill.cli.dlq.view import plain
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Target, Why

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from tidemill.cli import demo_check
+from tidemill.cli.demo import check
 from tidemill.deadletters.letter import Letter
 from tidemill.spark.progress import PipelineProgress
 
@@ -72,13 +72,13 @@ def format_progress(progress: PipelineProgress) -> str:
 
 def show_summary(
     console: Console,
-    expected: Mapping[demo_check.Position, demo_check.Line | None],
-    outputs: demo_check.Outputs,
+    expected: Mapping[check.Position, check.Line | None],
+    outputs: check.Outputs,
 ) -> None:
     """Show the counts next to those of the input, the slowest tasks, and the dead letters."""
     wide = console.width >= _WIDE
     console.print(_build_status_table(expected, outputs, wide=wide))
-    console.print(_build_slowest_table(demo_check.find_slowest(outputs.reports), wide=wide))
+    console.print(_build_slowest_table(check.find_slowest(outputs.reports), wide=wide))
     for letter in outputs.letters:
         _show_letter(console, letter)
     by_partition = ", ".join(f"{number}: {offset:,}" for number, offset in sorted(outputs.committed.items()))
@@ -86,10 +86,10 @@ def show_summary(
 
 
 def _build_status_table(
-    expected: Mapping[demo_check.Position, demo_check.Line | None], outputs: demo_check.Outputs, *, wide: bool
+    expected: Mapping[check.Position, check.Line | None], outputs: check.Outputs, *, wide: bool
 ) -> Table:
-    want = demo_check.add_up_input(expected)
-    found = demo_check.add_up_reports(outputs.reports, outputs.outcomes)
+    want = check.add_up_input(expected)
+    found = check.add_up_reports(outputs.reports, outputs.outcomes)
     table = Table("status", title="Counted by awk, per status code", title_justify="left")
     names = ("lines", "bytes", "lines in the input", "bytes in the input") if wide else ("lines", "bytes")
     for name in names:
@@ -103,7 +103,7 @@ def _build_status_table(
     return table
 
 
-def _build_slowest_table(reports: Sequence[demo_check.Report], *, wide: bool) -> Table:
+def _build_slowest_table(reports: Sequence[check.Report], *, wide: bool) -> Table:
     table = Table(title="Slowest tasks", title_justify="left")
     table.add_column("task", overflow="fold")
     for name in ("status", "partition", "lines", "ms") if wide else ("status", "ms"):

@@ -289,7 +289,7 @@ def check_sink(settings: Settings, kind: str, name: str) -> str:
 
 def find_refusals(settings: Settings) -> list[str]:
     """Return what `tidemill run` would refuse about settings that are valid; nothing is started or connected."""
-    from tidemill.cli.folder_checks import check_folder, list_folders
+    from tidemill.cli.doctor.folder_checks import check_folder, list_folders
     from tidemill.runtime.identity import find_worker_name
     from tidemill.sinks.build import build_sinks
     from tidemill.spark.preflight import check_client_config, refuse_missing_program

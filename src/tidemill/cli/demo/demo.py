@@ -25,9 +25,9 @@ import yaml
 from rich.console import Console
 
 import tidemill
-from tidemill.cli import demo_check
-from tidemill.cli.demo_phases import Phases
-from tidemill.cli.demo_view import format_progress, show_live, show_summary
+from tidemill.cli.demo import check as demo_check
+from tidemill.cli.demo.phases import Phases
+from tidemill.cli.demo.view import format_progress, show_live, show_summary
 from tidemill.cli.handlers import load_handler
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings

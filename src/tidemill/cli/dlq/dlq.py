@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidemill.cli.completion import complete_targets
-from tidemill.cli.dlq_options import (
+from tidemill.cli.dlq.options import (
     AsJson,
     Ids,
     Keys,
@@ -63,7 +63,7 @@ def list_letters(
 ) -> None:
     """List letters, newest first; times may be relative here (--from 2h)."""
     with reporting():
-        from tidemill.cli.dlq_view import build_table, encode_letter_line
+        from tidemill.cli.dlq.view import build_table, encode_letter_line
 
         criteria = make_criteria(ids, kinds, sinks, since, until, keys, text)
         settings = _load_settings(config)
@@ -118,7 +118,7 @@ def show(
 ) -> None:
     """Show one letter with everything in it: messages and payloads as they are, secrets included."""
     with reporting():
-        from tidemill.cli.dlq_view import describe_letter, encode_letter_line
+        from tidemill.cli.dlq.view import describe_letter, encode_letter_line
         from tidemill.core.deadletters.redrive import Criteria
 
         if not letter_id:
@@ -157,7 +157,7 @@ def stats(
 ) -> None:
     """Count letters by kind, sink, error and day; times may be relative here (--from 7d)."""
     with reporting():
-        from tidemill.cli.dlq_view import describe_stats, encode_stats
+        from tidemill.cli.dlq.view import describe_stats, encode_stats
         from tidemill.core.deadletters.letter_stats import LetterStats
         from tidemill.deadletters.reader import extract_facts
 
@@ -224,7 +224,7 @@ def redrive(
     once.
     """
     with reporting():
-        from tidemill.cli.dlq_redrive import run_redrive
+        from tidemill.cli.dlq.redrive import run_redrive
         from tidemill.deadletters.redrive.run import RedriveOrder
 
         target, topic = parse_target(to)

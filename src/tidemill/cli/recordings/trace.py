@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemill.cli.recordings import expand_folder, load_quietly
+from tidemill.cli.recordings.location import expand_folder, load_quietly
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError, escape_surrogates
 from tidemill.core.wording import format_count, to_one_line
@@ -53,7 +53,7 @@ def trace(
     place now. Exit code 6: nothing is recorded about it, and no pipeline on this machine has it.
     """
     with reporting():
-        from tidemill.cli.trace_view import describe_nothing, describe_open, describe_trace, encode_traces
+        from tidemill.cli.recordings.trace_view import describe_nothing, describe_open, describe_trace, encode_traces
 
         query, config = _read_arguments(place, config, key, task, label)
         traces, where, opened = _find(query, config)

@@ -17,7 +17,7 @@ from tidemill.core.wording import format_count
 from tidemill.runtime.process.exitcode import ExitCode
 
 if TYPE_CHECKING:
-    from tidemill.cli.checks import Cluster, Finding
+    from tidemill.cli.doctor.checks import Cluster, Finding
     from tidemill.config.settings import Settings
 
 
@@ -68,7 +68,14 @@ def _describe(finding: Finding) -> str:
 
 def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
     """Yield the finding of each check as soon as it is known."""
-    from tidemill.cli.checks import Finding, check_cache_folder, check_handler, check_java, check_spark, run_check
+    from tidemill.cli.doctor.checks import (
+        Finding,
+        check_cache_folder,
+        check_handler,
+        check_java,
+        check_spark,
+        run_check,
+    )
     from tidemill.config.loading import describe_source, load_settings
     from tidemill.core.errors import ConfigError
 
@@ -89,8 +96,15 @@ def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
 
 
 def _examine_remote(settings: Settings) -> Iterator[Finding]:
-    from tidemill.cli.checks import Cluster, check_group, check_program, check_worker, load_kafka_client, run_check
-    from tidemill.cli.folder_checks import check_folder, list_folders
+    from tidemill.cli.doctor.checks import (
+        Cluster,
+        check_group,
+        check_program,
+        check_worker,
+        load_kafka_client,
+        run_check,
+    )
+    from tidemill.cli.doctor.folder_checks import check_folder, list_folders
     from tidemill.spark.session.conf import is_local
 
     kafka = settings.kafka
@@ -114,7 +128,7 @@ def _examine_remote(settings: Settings) -> Iterator[Finding]:
 
 
 def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
-    from tidemill.cli.checks import Cluster, Finding, check_sink, run_check
+    from tidemill.cli.doctor.checks import Cluster, Finding, check_sink, run_check
     from tidemill.config.sink_types import name_sink_section
     from tidemill.core.errors import SinkNotConfiguredError
     from tidemill.sinks.build import build_sink

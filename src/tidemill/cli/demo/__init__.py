@@ -1,0 +1,1 @@
+"""`tidemill demo`: a pipeline from nothing to a checked result."""

@@ -1,0 +1,1 @@
+"""`tidemill dlq`: dead letters on the command line."""

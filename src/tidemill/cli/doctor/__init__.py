@@ -1,0 +1,1 @@
+"""`tidemill doctor`: checks what a pipeline needs."""

@@ -1,0 +1,1 @@
+"""`tidemill record` and `tidemill trace`: the recordings on this machine."""

@@ -1,0 +1,1 @@
+"""Output for terminals: status lines, tables and progress."""

@@ -1,0 +1,1 @@
+"""`tidemill send` and `tidemill consume`: the messages of a topic."""
