@@ -32,8 +32,7 @@ _SHOWN = "shown"
 #: Marks bytes inside a pydantic model, which writes them as text.
 _UTF8 = "utf8"
 #: Floats without a JSON form, as Python names them. JSON sinks get them as floats, too: their configuration decides
-#: about
-#: them, and null would be another value.
+#: about them, and null would be another value.
 _NUMBERS = frozenset({"nan", "inf", "-inf"})
 #: The prefix for such a number in a pydantic model, where the JSON has the model's own form of it.
 _IN_MODEL = "model "
@@ -157,8 +156,7 @@ def restore_fields(payload: str, *, typed: bool) -> dict[str, Any]:
     Args:
         payload: From `encode_payload`.
         typed: Restore times, decimals and similar values in `data` to their types (for SQL and MongoDB) instead of
-            their
-            JSON form. In other fields, such as headers, they are always restored, as are NaN and infinities.
+            their JSON form. In other fields, such as headers, they are always restored, as are NaN and infinities.
 
     Raises:
         PayloadLostError: The payload was too large for its letter, or has no JSON form.

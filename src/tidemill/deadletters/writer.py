@@ -2,8 +2,7 @@
 
 Invariants: `done` is called once the broker confirmed a letter. Until then the letter is retried indefinitely, unless
 `dlq.on_send_failure` is `drop`; then a letter that the topic refuses is counted as dropped, and logged. A letter that
-is
-larger than the topic accepts is shrunk until it fits.
+is larger than the topic accepts is shrunk until it fits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sinks: everything that a sink of your own imports.
+"""The public interface of sinks: the names that a sink of your own imports.
 
 A name is loaded from its module when it is first used.
 """

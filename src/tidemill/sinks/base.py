@@ -45,8 +45,7 @@ class Refusal(msgspec.Struct, frozen=True):
         retryable: Whether the target may accept the same payload later.
         oversize: Whether the payload is larger than the target ever accepts.
         waits: Whether the payload was held back because an earlier payload of the batch was refused; such a payload
-            does
-            not count as refused (`WAITS`).
+            does not count as refused (`WAITS`).
     """
 
     error: str
@@ -79,8 +78,7 @@ class Sink(ABC):
     send_timeout_seconds: float | None = None
 
     #: Whether payloads have an `idempotency_key`. A payload without one gets one before it is encoded; it is the same
-    #: key
-    #: when the messages are reprocessed.
+    #: key when the messages are reprocessed.
     takes_idempotency_key: ClassVar[bool] = False
     #: How JSON represents NaN and infinities: `delivery.non_finite`.
     non_finite: NonFinite = "refuse"
@@ -116,8 +114,7 @@ class Sink(ABC):
 
         Raises:
             RemoteError: The sink failed, and no payload of the batch is known to be delivered; `retryable` says whether
-                to
-                send the batch again.
+                to send the batch again.
             Exception: One of the payloads may be at fault; the caller sends smaller batches to find it.
         """
 
@@ -127,15 +124,15 @@ class Sink(ABC):
 
 
 class SinksByName(dict[str, Sink]):
-    """The sinks of an engine by type and name, as they are configured: `postgres.main` for `sinks.postgres.main`.
+    """The sinks of an engine by type and name, as in the configuration: `postgres.main` for `sinks.postgres.main`.
 
     Raises:
-        SinkNotConfiguredError: By `sinks[name]`, if there is no such sink; `sinks.get(name)` returns None instead.
+        SinkNotConfiguredError: `sinks[name]` names a sink that is not configured; `sinks.get(name)` returns None.
     """
 
     def __missing__(self, name: str) -> Sink:
         known = ", ".join(sorted(self)) or "none"
-        raise SinkNotConfiguredError(f"sinks.{name} is not configured; add it, or use one of those that are: {known}")
+        raise SinkNotConfiguredError(f"sinks.{name} is not configured; add it, or use one of: {known}")
 
 
 def encode_checked(sink: Sink, payload: Any) -> Encoded:

@@ -1,7 +1,7 @@
 """Opens files below one folder so that no link leads out of it, not even one that is created at the last moment.
 
-Each part of a path is opened relative to its parent folder, and never through a link. A link is read, and followed
-only if its target is below the base folder at that moment; the target's path is then walked in the same way.
+Each part of a path is opened relative to its parent folder, and never through a link. A link is read, and followed only
+if its target is below the base folder at that moment; the target's path is then walked in the same way.
 Invariant: every file or folder is opened or created in a folder that was reached from the base folder without a link.
 """
 

@@ -1,8 +1,8 @@
 """MongoDB as a sink: ordered bulk writes, one write per payload.
 
-Invariants: writes are executed in order. A refused document is named, and only the writes after it are sent again.
-No filter matches every document. Inserts get their `_id` before they are sent, so that an insert that is repeated
-after a broken connection is recognised.
+Invariants: writes are executed in order. A refused document is named, and only the writes after it are sent again. No
+filter matches every document. Inserts get their `_id` before they are sent, so that an insert that is repeated after a
+broken connection is recognised.
 """
 
 from __future__ import annotations

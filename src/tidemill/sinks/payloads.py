@@ -79,8 +79,7 @@ class MongoPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         sink: The instance.
         collection: The collection's name.
-        data: The document; for upsert, update and update_many the fields to set, or update operators
-            (`{"$inc": ...}`).
+        data: The document; for upsert, update and update_many the fields to set, or update operators (`{"$inc": ...}`).
         op: insert; upsert (update one, or insert it if none matches); update, delete (one); update_many, delete_many
             (all that match); replace (the whole document, inserted if none matches).
         filter: Which documents to change; it must not match every document. An insert has no filter.
@@ -125,11 +124,9 @@ class RedisPayload(msgspec.Struct, frozen=True, omit_defaults=True):
         sink: The instance.
         key: The key without the sink's prefix.
         data: Depends on `op`: any data for set; a whole number for incrby; a number for incrbyfloat; a model or a dict
-            for
-            hset and stream; one element or a list of them for push, sadd and srem; one name or a list of them for hdel
-            and
-            zrem; a dict of members and scores for zadd; the first and the last index to keep for ltrim; a list of
-            arguments for script; None for delete and expire.
+            for hset and stream; one element or a list of them for push, sadd and srem; one name or a list of them for
+            hdel and zrem; a dict of members and scores for zadd; the first and the last index to keep for ltrim; a list
+            of arguments for script; None for delete and expire.
         ttl: The key expires after this many seconds; None leaves its expiry unchanged.
         op: The command.
         script: For `script`, its name in the sink's `scripts`.

@@ -41,13 +41,11 @@ _OPERATIONS = tuple(operation for operation in Operation if operation is not Ope
 #: How long the pool's connections may take to close; a handler may still hold some.
 CLOSE_SECONDS = 5.0
 #: SQLSTATEs that concern all rows of a statement alike. Exceptions are row level security (42501), and a type without
-#: an
-#: order (42883), which only updates of several rows need.
+#: an order (42883), which only updates of several rows need.
 _STATEMENT_CLASSES = frozenset({"42", "3F"})
 _ROW_STATES = frozenset({"42501", "42883"})
 #: The detail of these errors contains every value of the row, in the server's language: not null, check, and the
-#: options
-#: of views.
+#: options of views.
 _ROW_IN_DETAIL = frozenset({"23502", "23514", "44000"})
 
 
@@ -143,8 +141,7 @@ class PostgresSink(Sink):
             detail = error.detail if error.detail and error.sqlstate not in _ROW_IN_DETAIL else ""
             text = f"{type(error).__name__}: {error.args[0]}{f' ({detail})' if detail else ''}"
         # The server may repeat a whole value. The text is cut before and after masking: the first limit bounds the
-        # work, the
-        # second is far below it, so a secret that the first one cuts is never shown.
+        # work, the second is far below it, so a secret that the first one cuts is never shown.
         return shorten(mask_secrets(text[:10_000], self._secrets), 2_000)
 
     # -- payloads -----------------------------------------------------------------------------------------------
@@ -225,8 +222,7 @@ class PostgresSink(Sink):
 
         Raises:
             RemoteError: The database is unavailable; nothing was written, unless the connection broke while the
-                transaction
-                was ending.
+                transaction was ending.
         """
         answers = Answers(batch)
         try:
@@ -258,8 +254,7 @@ class PostgresSink(Sink):
             yield connection
         except BaseException:
             # Terminate in any state, because a server that hangs might never end the call. A broken connection is no
-            # longer
-            # ours; the error about that must not hide the original one.
+            # longer ours; the error about that must not hide the original one.
             with contextlib.suppress(asyncpg.InterfaceError):
                 connection.terminate()
             raise

@@ -84,8 +84,8 @@ def _convert_value(place: str, name: str, value: Any) -> tuple[Any, int, bool]:
     if type(value).__module__.startswith("asyncpg."):
         return value, 8, True
     if isinstance(value, (Mapping, list, tuple, set, frozenset)):
-        # A json column gets the value as JSON, so a value without a JSON form must be found now.
-        # "null", because an array of floats may have NaN, which JSON does not allow.
+        # A json column gets the value as JSON, so a value without a JSON form must be found now. "null", because an
+        # array of floats may have NaN, which JSON does not allow.
         size = len(to_json(list(value) if isinstance(value, (set, frozenset)) else value, "null"))
         return _copy(value), size, True
     raise TypeError(f"{name!r} of {place} is of type {type(value).__name__}, which PostgreSQL cannot represent")

@@ -69,9 +69,7 @@ class EmbeddedBroker:
         start_timeout_seconds: How long the first metadata answer may take after the process's start.
 
     Example:
-        with EmbeddedBroker() as broker:
-            broker.create_topic("orders", partitions=4)
-            print(broker.bootstrap)
+        with EmbeddedBroker() as broker: broker.create_topic("orders", partitions=4) print(broker.bootstrap)
     """
 
     def __init__(

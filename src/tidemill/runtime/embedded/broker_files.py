@@ -23,16 +23,14 @@ _PROPERTIES: Mapping[str, str] = {
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "4",
     # Without a delay, the first of two members that join together gets all partitions and must hand over half of them
-    # in
-    # two rebalances, which members learn of with their heartbeats.
+    # in two rebalances, which members learn of with their heartbeats.
     "group.initial.rebalance.delay.ms": "100",
     "auto.create.topics.enable": "false",
     # A killed broker may return only after the controller has expired its earlier session (9 s by default).
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
     # Empty records by which a cluster sees that its metadata advances. At the default of half a second, they took a
-    # third of
-    # an idle broker's processor time.
+    # third of an idle broker's processor time.
     "metadata.max.idle.interval.ms": "10000",
     "log.cleaner.dedupe.buffer.size": "4194304",
     # Retention uses the records' timestamps: records of last year would be deleted five minutes after they arrived.

@@ -42,8 +42,7 @@ def kafka_classpath(progress: Progress | None = None, environ: Mapping[str, str]
     """
     folder = fetch_jars(kafka_lock(), progress=progress, environ=environ)
     # Spark's resolver leaves out scala-library because Spark itself contains it. The logging binding is Spark's as
-    # well;
-    # without one the broker would fail silently.
+    # well; without one the broker would fail silently.
     names = ("slf4j-api-2*.jar", "log4j-slf4j2-impl-*.jar", "scala-library-2.13*.jar")
     return os.pathsep.join([*(_spark_jar(name) for name in names), f"{folder}/*"])
 

@@ -31,8 +31,7 @@ def find_code_folders(root: Path) -> set[Path]:
     """Return the folders of a project that contain Python files, including its own.
 
     Virtual environments, hidden folders and those that `init` makes Git ignore are skipped. If there are very many
-    folders,
-    the deepest are not searched.
+    folders, the deepest are not searched.
     """
     found = {root}
     waiting = collections.deque([root])
@@ -171,8 +170,7 @@ class SavedFiles:
             force_polling=poll or None,
         )
         # The system watches these folders only once the first changes are waited for, so files saved before are found
-        # by their
-        # content.
+        # by their content.
         on_saved()
         first = True
         for changed in changes:

@@ -120,7 +120,7 @@ def _check_length(schema: str) -> None:
 
 
 def _find_patterns(schema: Any) -> Iterator[str]:
-    """Find the regular expressions of a schema, without texts that only look like one, such as a part of a default."""
+    """Find the regular expressions of a schema; a text in a default or an example is not one."""
     if isinstance(schema, list):
         for part in schema:
             yield from _find_patterns(part)

@@ -107,8 +107,7 @@ class _Round:
     """Records that were handed over together.
 
     The poll thread writes `outcomes` and `reported` for accepted records, the loop writes `outcomes` for the others.
-    The
-    loop sets `accepted` once all were handed over. The side that sees the counts meet ends the round.
+    The loop sets `accepted` once all were handed over. The side that sees the counts meet ends the round.
     """
 
     __slots__ = ("accepted", "future", "outcomes", "reported")

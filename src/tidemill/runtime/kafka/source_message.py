@@ -47,8 +47,7 @@ class SourceMessage(msgspec.Struct, dict=False):
 
         Raises:
             AttributeError: The attribute is not the payload. The others are read-only, because the pipeline commits,
-                orders
-                and records the message by them.
+                orders and records the message by them.
         """
         if name != "payload":
             raise AttributeError(f"{name} of a message cannot be changed, only its payload")

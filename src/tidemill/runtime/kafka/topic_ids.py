@@ -20,8 +20,7 @@ from tidemill.runtime.kafka.client import LibraryLog, scrub
 log = structlog.get_logger(__name__)
 
 #: How often the id is requested, and how much longer to wait per partition: an answer lists all partitions, at about 12
-#: us
-#: each.
+#: us each.
 LOOK_SECONDS = 1.0
 LOOK_SECONDS_PER_PARTITION = 0.01
 #: The answer of brokers without topic ids.

@@ -61,7 +61,7 @@ class PartitionHead(msgspec.Struct, frozen=True, array_like=True):
     """The message that holds a partition: the oldest one whose commit is not confirmed.
 
     Attributes:
-        offset: The message's offset; if no message is open, that of the first one that waits to be fetched.
+        offset: The message's offset; without an open message, the offset of the first one that waits to be fetched.
         since: Since when it holds the partition, in seconds since the epoch, to about a second.
         written_at: When it was written to its topic, to the precision of its batch; None if unknown.
         stage: What it waits for, in the terms of `core.pipeline.message_stage.Stage`; '' if the partition moves.

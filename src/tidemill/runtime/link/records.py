@@ -24,8 +24,7 @@ class RecordSink(Protocol):
     """Stores the records of engines; called on the link's loop.
 
     Each call returns at once and never raises. `LinkServer.confirm` is called for each frame once it is processed. A
-    frame
-    that arrives twice has the same engine and number.
+    frame that arrives twice has the same engine and number.
     """
 
     def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes, count: int) -> None:

@@ -215,8 +215,7 @@ class LinkServer:
         """Collect all frames sent in the block and write them together at its end. Only on the link's loop.
 
         An engine on this machine starts to work once it has its command, on the cores that the driver needs for the
-        other
-        engines' frames. All work that is possible before the first write is therefore done before it.
+        other engines' frames. All work that is possible before the first write is therefore done before it.
         """
         if self._together is not None:
             yield

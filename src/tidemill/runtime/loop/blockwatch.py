@@ -56,8 +56,7 @@ class BlockWatch:
     Args:
         threshold_seconds: How long one call may block the loop.
         on_block: Called when the loop is detected to be late: on the watching thread, or on the loop if that thread
-            could
-            not run.
+            could not run.
         on_over: Called on the loop when it continues, with the same block and its whole length.
         lags: Counts how late the loop was; None creates a new object.
     """

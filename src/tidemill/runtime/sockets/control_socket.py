@@ -62,8 +62,7 @@ class ControlSocket:
     Args:
         prefix: See `prefix_of`.
         answer: Called on the loop with the client's document ({} if it sent none); returns the answer or an awaitable
-            of
-            it, and must not block.
+            of it, and must not block.
     """
 
     def __init__(self, prefix: str, answer: Answer) -> None:

@@ -2,8 +2,8 @@
 
 A delivery batch does the work of one submission per message at a lower cost: as long as nothing happens to one of its
 messages, one call releases all of them. The batch as a whole counts nothing; a message that is refused, retried or
-dead-lettered is released by itself. A message for which several hooks returned payloads has one part, and one hold,
-per hook.
+dead-lettered is released by itself. A message for which several hooks returned payloads has one part, and one hold, per
+hook.
 
 Invariant: a part is released once, when the last of its payloads is settled, and never waits for another part.
 """
