@@ -237,7 +237,7 @@ def summarize_stderr(stderr: str) -> str:
     r"""Return the masked end of a program's stderr, for one line of a log.
 
     Example:
-        >>> summarize_stderr("login with password=hunter2 failed\\n")
+        >>> summarize_stderr("login with password=hunter2 failed\n")
         'login with password=*** failed'
     """
     return redact_text(stderr[-_MASKED_CHARS:].strip())[-_SUMMARY_CHARS:]

@@ -67,7 +67,7 @@ def _escape(value: str) -> str:
 
     Example:
         >>> print(_escape("C:" + chr(92) + "höme"))
-        C:\\\\h\\u00f6me
+        C:\\h\u00f6me
     """
     units = memoryview(value.encode("utf-16-le", "surrogatepass")).cast("H")
     return "".join("\\\\" if unit == 92 else chr(unit) if unit < 128 else f"\\u{unit:04x}" for unit in units)

@@ -107,7 +107,7 @@ def parse_jar_lock(text: str) -> JarLock:
     r"""Parse a lock file; blank lines and lines that begin with `#` are skipped.
 
     Example:
-        >>> parse_jar_lock("# made by hand\\norg.example:thing:1.0 3 00ff").jars[0].file_name
+        >>> parse_jar_lock("# made by hand\norg.example:thing:1.0 3 00ff").jars[0].file_name
         'org.example_thing-1.0.jar'
     """
     jars = []
