@@ -1,8 +1,8 @@
-"""An access log, counted by awk: one process counts the lines of one status code of a window.
+"""Counts a web server's access log with awk: one awk process per status code in each window of lines.
 
-Each line is validated; one that is not in Apache's combined format goes to the dead-letter topic. Every awk
-result goes to a Kafka topic, every line's outcome and every window's summary to JSONL files. A result names
-the offsets it was made of, and its task id is made from them, so work that was done twice can be recognised.
+Each line is validated; a line that is not in Apache's combined format goes to the dead-letter topic. Every awk result
+goes to a Kafka topic; the outcome of every line and a summary of every window go to JSONL files. A result lists its
+source offsets, and its task id is derived from them, so results of reprocessed lines can be recognised as duplicates.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ COMBINED = re.compile(
     r'(?P<status>\d{3}) (?P<size>\d+|-) "(?P<referrer>(?:[^"\\]|\\.)*)" "(?P<agent>(?:[^"\\]|\\.)*)"'
 )
 
-# The first '" 200 1234 "' of a line is its status and bytes; '-' counts as 0. %.0f: some awks end %d at 2^31.
+# The first '" 200 1234 "' of a line is its status and bytes; '-' counts as 0. %.0f, because %d ends at 2^31 in some
+# awks.
 COUNT = """
     match($0, /" [0-9][0-9][0-9] ([0-9]+|-) "/) {
         split(substr($0, RSTART + 2), field, " ")
@@ -59,14 +60,14 @@ class AccessLine(BaseModel):
 
 
 class Count(BaseModel):
-    """What awk prints."""
+    """The output of awk."""
 
     lines: int
     bytes: int
 
 
 class StatusReport(Count):
-    """What goes to the result topic: one window's lines of one status code."""
+    """A record for the result topic: the lines of one status code in one window."""
 
     task_id: str
     status: int
@@ -76,10 +77,10 @@ class StatusReport(Count):
 
 
 class AccessLog(Handler[AccessLine, StatusReport]):
-    """Count lines and bytes per status code."""
+    """Counts lines and bytes per status code."""
 
     def deserialize_message(self, message: SourceMessage) -> AccessLine:
-        """Parse one line; raising sends it to the dead-letter topic."""
+        """Parse one line; an exception sends the message to the dead-letter topic."""
         text = (message.value or b"").decode()
         match = COMBINED.fullmatch(text)
         if match is None:
@@ -90,7 +91,7 @@ class AccessLog(Handler[AccessLine, StatusReport]):
         return AccessLine.model_validate(fields)
 
     async def arrange(self, messages: Sequence[SourceMessage], pending: PendingContext) -> list[ExecutorTask]:
-        """Make one task per status code of the window (fan-in)."""
+        """Create one task per status code in the window (fan-in)."""
         by_status: dict[int, list[SourceMessage]] = defaultdict(list)
         for message in messages:
             by_status[message.payload.status].append(message)
@@ -108,7 +109,7 @@ class AccessLog(Handler[AccessLine, StatusReport]):
         )
 
     async def on_task_complete(self, result: ExecutorResult) -> CollectResult:
-        """Publish what awk counted."""
+        """Publish the counts of one awk process."""
         task, count = result.task, Count.model_validate_json(result.stdout_bytes)
         report = StatusReport(
             **count.model_dump(),
@@ -120,7 +121,7 @@ class AccessLog(Handler[AccessLine, StatusReport]):
         return CollectResult(kafka=[KafkaPayload(key=str(report.status), data=report)])
 
     async def on_message_complete(self, group: MessageGroup) -> CollectResult:
-        """Note what became of a line."""
+        """Write the outcome of one line."""
         message: SourceMessage = group.source_message
         outcome = {
             "partition": message.partition,
@@ -135,7 +136,7 @@ class AccessLog(Handler[AccessLine, StatusReport]):
     async def on_window_complete(
         self, results: Sequence[ExecutorResult | ExecutorError], messages: Sequence[SourceMessage]
     ) -> CollectResult:
-        """Sum up a window."""
+        """Write a summary of the window."""
         summary = {
             "partition": messages[0].partition,
             "first_offset": messages[0].offset,

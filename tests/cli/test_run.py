@@ -177,7 +177,7 @@ def test_a_broker_that_is_not_there_is_named_after_a_second_and_its_error_is_tol
     assert "Traceback" not in log
     entries = [json.loads(line) for line in log.splitlines()]
     waiting = [(entry["event"], entry["brokers"]) for entry in entries if entry["level"] == "warning"]
-    assert waiting == [("no answer from the brokers yet; still trying", "127.0.0.1:1")]
+    assert waiting == [("no response from the brokers yet; retrying", "127.0.0.1:1")]
     assert any(entry.get("waits_for", "").startswith("no broker at 127.0.0.1:1 yet (") for entry in entries)
     failed = [entry for entry in entries if "no answer from Kafka at 127.0.0.1:1" in json.dumps(entry)]
     assert [(entry["event"], entry["kind"]) for entry in failed] == [("the pipeline failed", "RemoteError")]

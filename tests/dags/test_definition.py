@@ -183,7 +183,7 @@ def empty(**arguments: Any) -> Any:
         (lambda: Plain(task_id="t", value=LOOP), "task 't': argument 'value' contains itself, or is nested too deeply"),
         (lambda: empty(params={"n": LOOP}), "task 't': the default of param 'n' is too large, or contains itself"),
         (lambda: empty(params={"n": Param("x", type="integer")}), "task 't': the default of param 'n': 'x' is not of"),
-        (lambda: empty(params={"n": Param(1, type="number!")}), "task 't': the schema of param 'n' cannot be used"),
+        (lambda: empty(params={"n": Param(1, type="number!")}), "task 't': the schema of param 'n' is invalid"),
         (lambda: Wrong(task_id="t"), "task 't': 'missing' is in template_fields, but Wrong does not set it"),
         (lambda: Plain(task_id="t", value=empty(task_id="u").output), "task 't': argument 'value' is the output of a"),
         (lambda: Plain(task_id="t", value=empty(task_id="u")), "task 'u' is passed as an argument; pass its output"),
@@ -194,12 +194,12 @@ def empty(**arguments: Any) -> Any:
             r"task 't': <lambda>\(a\) cannot be called with these arguments: missing a required argument: 'a'",
         ),
         (lambda: BashOperator(task_id="t"), "missing 1 required keyword-only argument: 'bash_command'"),
-        (lambda: [empty(), empty()], "DAG 'd': there is a task 't' already; give this one another id"),
+        (lambda: [empty(), empty()], "DAG 'd' already has a task 't'"),
         (lambda: [TaskGroup("t"), empty()], "DAG 'd': there is a group 't' already"),
         (lambda: [empty(), TaskGroup("t")], "DAG 'd': there is a task 't' already"),
         (lambda: TaskGroup("a b"), "group_id 'a b' may have letters"),
         (lambda: empty() >> 7, "7 of type int cannot come before or after a task"),
-        (lambda: [one := empty(), one >> one], "task 't': it cannot come after itself"),
+        (lambda: [one := empty(), one >> one], "task 't' cannot depend on itself"),
         (lambda: empty() >> EmptyOperator(task_id="u", dag=DAG("other")), "task 'u' of DAG 'other' cannot come after"),
         (lambda: Plain(task_id="t", value=Forgetful(3)), None),
         (lambda: Plain(task_id="t", value=Renamed()), "task 't': argument 'value': Renamed cannot be imported as"),
@@ -230,7 +230,7 @@ def test_a_wrong_task_is_refused_with_its_id_and_the_argument(create: Any, messa
     [
         ({"dag_id": "a/b"}, "dag_id 'a/b' may have"),
         ({"schedule": "@dayly"}, "DAG 'd': schedule is '@dayly'; did you mean '@daily'"),
-        ({"schedule": "0 25 * * *"}, "DAG 'd': schedule '0 25 \\* \\* \\*' is not a cron expression: bad hour"),
+        ({"schedule": "0 25 * * *"}, "DAG 'd': schedule '0 25 \\* \\* \\*' is not a valid cron expression: bad hour"),
         ({"schedule": 5}, "DAG 'd': schedule must be a cron expression, a preset like '@daily', a timedelta or None"),
         ({"schedule": timedelta()}, "DAG 'd': schedule must be positive"),
         ({"start_date": "2026-01-01"}, "DAG 'd': start_date must be a datetime, got '2026-01-01'"),
@@ -244,7 +244,7 @@ def test_a_wrong_task_is_refused_with_its_id_and_the_argument(create: Any, messa
         ),
         (
             {"schedule": "@daily", "start_date": datetime(2026, 1, 1, tzinfo=NOWHERE)},
-            "DAG 'd': the time zone of start_date, 'Nowhere/Near', is not known on this machine",
+            "DAG 'd': this machine does not know 'Nowhere/Near', the time zone of start_date",
         ),
         ({"start_date": datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=2)))}, "is outside the years 1 to 9999"),
         ({"catchup": 1}, "DAG 'd': catchup must be True or False, got 1"),
@@ -259,20 +259,20 @@ def test_a_wrong_task_is_refused_with_its_id_and_the_argument(create: Any, messa
             {"params": {"n": Param(type="integer")}, "schedule": "@daily"},
             "DAG 'd': param 'n' has no default, so no run",
         ),
-        ({"params": {"n": Param(1, **{"$ref": "#/none"})}}, "DAG 'd': the schema of param 'n' cannot be used: "),
+        ({"params": {"n": Param(1, **{"$ref": "#/none"})}}, "DAG 'd': the schema of param 'n' is invalid: "),
         (
             {"params": {"n": Param("a", pattern="(")}},
-            r"DAG 'd': the schema of param 'n' cannot be used: pattern '\(': unclosed group",
+            r"DAG 'd': the schema of param 'n' is invalid: pattern '\(': unclosed group",
         ),
         (
             {"params": {"n": Param("a", items={"pattern": "^(?!b)"})}},
-            "DAG 'd': the schema of param 'n' cannot be used: pattern .* look-around, .* use `not` and `allOf`",
+            "DAG 'd': the schema of param 'n' is invalid: pattern .* look-around, .* use `not` and `allOf`",
         ),
         ({"params": {"n": float("nan")}}, "DAG 'd': the default of param 'n' is nan"),
         ({"on_success_callback": 1}, "DAG 'd': on_success_callback must be a function"),
         (
             {"default_args": {"retires": 1}},
-            "DAG 'd': default_args has 'retires', which no task has; did you mean 'retries'",
+            "DAG 'd': no task accepts 'retires' of default_args; did you mean 'retries'",
         ),
     ],
 )
@@ -289,14 +289,14 @@ def test_a_circle_is_shown() -> None:
         tasks = [EmptyOperator(task_id=name) for name in "abcd"]
         tasks[0] >> tasks[1] >> tasks[2] >> tasks[3]
         tasks[2] >> tasks[1]
-    with pytest.raises(DagError, match="DAG 'd': tasks wait for each other in a circle: b >> c >> b; remove one"):
+    with pytest.raises(DagError, match="DAG 'd': the dependencies form a cycle: b >> c >> b; remove one"):
         found.validate()
 
 
 def test_what_follows_a_setup_directly_has_to_wait_for_its_success() -> None:
     with DAG("d") as found:
         EmptyOperator(task_id="s").as_setup() >> EmptyOperator(task_id="w", trigger_rule="all_done")
-    with pytest.raises(DagError, match="task 'w': directly after the setup 's' its trigger_rule must be 'all_success'"):
+    with pytest.raises(DagError, match="task 'w' directly follows the setup 's'; its trigger_rule must be 'all_success'"):
         found.validate()
 
 
@@ -366,7 +366,7 @@ def test_a_default_built_of_shared_parts_is_refused_before_it_is_written(schema:
     for _ in range(60):
         default = [default, default]
     with pytest.raises(
-        DagError, match="the default of param 'tree' is too large, or contains itself; use a path or a key"
+        DagError, match="the default of param 'tree' is too large, or contains itself; pass a path or a key"
     ):
         DAG("large", params={"tree": Param(default, **schema)})
 

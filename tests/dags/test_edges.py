@@ -62,7 +62,7 @@ def test_edges_are_drawn(draw: Any, expected: str) -> None:
 def test_lists_of_different_lengths_are_not_chained() -> None:
     with DAG("d"):
         a, b, c, _ = empties("abcd")
-        with pytest.raises(DagError, match="chain: lists of 1 and 2 tasks are beside each other"):
+        with pytest.raises(DagError, match="chain: adjacent lists have 1 and 2 tasks"):
             chain([a], [b, c])
 
 
@@ -179,8 +179,8 @@ def test_nothing_waits_for_the_teardowns_of_a_group() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda a: a.as_setup().as_teardown(), "task 'a' is a setup; it cannot be a teardown as well"),
-        (lambda a: a.as_teardown().as_setup(), "task 'a' is a teardown; it cannot be a setup as well"),
+        (lambda a: a.as_setup().as_teardown(), "task 'a' is a setup and cannot also be a teardown"),
+        (lambda a: a.as_teardown().as_setup(), "task 'a' is a teardown and cannot also be a setup"),
         (lambda a: a.__enter__(), "task 'a' is not a teardown"),
         (lambda a: a.as_teardown(on_failure_fail_dagrun=1), "on_failure_fail_dagrun must be True or False"),
         (lambda a: a.as_teardown(setups="s"), "'s' is not a task"),

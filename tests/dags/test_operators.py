@@ -132,7 +132,7 @@ def test_an_interruption_while_the_thread_that_starts_a_command_starts_ends_it(
         ("exit 99", {"skip_on_exit_code": None}, AttemptFailed("TaskError: the command ended with exit code 99")),
         ("exit 4", {"skip_on_exit_code": [4, 5]}, AttemptSkipped("the command ended with exit code 4")),
         ("kill -9 $$", {}, AttemptFailed("TaskError: the command was killed by SIGKILL")),
-        (" ", {}, AttemptFailed("TaskFailed: the command must be a string that is not empty, got ' '", False)),
+        (" ", {}, AttemptFailed("TaskFailed: the command must be a non-empty string, got ' '", False)),
     ],
 )
 def test_how_a_command_ends_is_how_the_task_ends(command: str, arguments: Any, expected: Any) -> None:
@@ -343,5 +343,5 @@ def test_a_request_that_fails_names_the_address_without_its_secrets(url: str) ->
         assert isinstance(ending, AttemptFailed)
         assert "http://127.0.0.1" in ending.error
         assert "hunter2" not in ending.error.replace("/503?token=hunter2", "")
-    with DAG("d"), pytest.raises(DagError, match="task 't': json and data cannot both be given"):
+    with DAG("d"), pytest.raises(DagError, match="task 't': json and data are both set"):
         HttpOperator(task_id="t", url=url, json=1, data="x")

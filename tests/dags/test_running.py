@@ -246,10 +246,10 @@ class Local(BaseTrigger):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"method_name": "missing"}, "task 't': Call has no method 'missing' to continue with"),
-        ({"method_name": None}, "task 't': Call has no method None to continue with"),
+        ({"method_name": "missing"}, "task 't': Call has no method 'missing' to resume with"),
+        ({"method_name": None}, "task 't': Call has no method None to resume with"),
         ({"kwargs": {"more": object()}}, "kwargs of the deferral['more'] is of type builtins.object"),
-        ({"kwargs": {1: 2}}, "task 't': the kwargs of the deferral have the key 1; names of arguments are strings"),
+        ({"kwargs": {1: 2}}, "task 't': the kwargs of the deferral have the key 1; argument names must be strings"),
         (
             {"kwargs": {"context": 1}},
             "task 't': the kwargs of the deferral have 'context', which resumed is given anyway",
@@ -261,7 +261,7 @@ class Local(BaseTrigger):
         ),
         (
             {"kwargs": {"unknown": 1}, "method_name": "strict"},
-            "Call.strict cannot continue with the arguments of the deferral (context, unknown, event): got an "
+            "Call.strict does not accept the arguments of the deferral (context, unknown, event): got an "
             "unexpected keyword argument 'unknown'",
         ),
         ({"kwargs": {"self": 1}, "method_name": "strict"}, "got an unexpected keyword argument 'self'"),
@@ -281,7 +281,7 @@ def test_a_wrong_deferral_fails_the_attempt_at_once(arguments: dict[str, Any], m
 
 def test_a_method_that_is_gone_fails_the_attempt() -> None:
     ending = run(claim={"resume": Resume("gone", "{}", "null")}).ending
-    assert ending == AttemptFailed("DagError: task 't': Call has no method 'gone' to continue with")
+    assert ending == AttemptFailed("DagError: task 't': Call has no method 'gone' to resume with")
 
 
 @pytest.mark.parametrize(
@@ -622,7 +622,7 @@ def test_a_file_is_a_template(tmp_path: Any) -> None:
         BashOperator(task_id="u", bash_command="missing.sh")
     assert value_of(attempt(dag, "t")) == "2026-01-01 2"
     assert attempt(dag, "u").ending == AttemptFailed(
-        "ValueError: the file 'missing.sh' of the template field 'bash_command' was not found"
+        "ValueError: template field 'bash_command': the file 'missing.sh' does not exist"
     )
 
 

@@ -122,7 +122,7 @@ def test_a_sensor_that_may_not_fail_is_skipped_after_its_timeout(argument: str) 
         ({"mode": "poll"}, "task 't': mode is 'poll'; use one of poke, reschedule|did you mean"),
         ({"poke_interval": 0}, "task 't': poke_interval must be positive"),
         ({"timeout": -1}, "task 't': timeout must not be negative"),
-        ({"soft_fail": True, "never_fail": True}, "task 't': soft_fail and never_fail cannot both be True"),
+        ({"soft_fail": True, "never_fail": True}, "task 't': soft_fail and never_fail are both True"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: Any, message: str) -> None:

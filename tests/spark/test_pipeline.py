@@ -291,7 +291,7 @@ class Demanding(Nothing):
         (Holding, r"attribute 'connection' of Holding \(a lock\) cannot be pickled.*on_ready"),
         (Raising, "Raising.on_startup raised LookupError: no such thing"),
         (Spoiling, "Spoiling.on_startup returned a dict"),
-        (Demanding, "Demanding cannot be created without arguments"),
+        (Demanding, "cannot create Demanding without arguments"),
         (object(), "object is not a handler"),
     ],
 )

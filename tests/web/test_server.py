@@ -101,7 +101,7 @@ def test_an_end_during_the_import_waits_for_nothing(monkeypatch: pytest.MonkeyPa
     socket.create_server(place).close()
     go_on.set()
     web._thread.join(60)
-    assert [line["event"] for line in logs] == ["the web UI is served"]
+    assert [line["event"] for line in logs] == ["serving the web UI"]
 
 
 def test_a_stream_has_the_state_at_once_and_ends_with_the_server(caplog: pytest.LogCaptureFixture) -> None:

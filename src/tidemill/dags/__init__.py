@@ -1,7 +1,7 @@
-"""Write DAGs: tasks in Python that wait for each other, for a schedule, and for what happens elsewhere.
+"""Authoring of DAGs: tasks in Python with dependencies, schedules, and waits for external events.
 
-Everything a DAG file imports is here, and importing it is cheap: a name is loaded from its module when it is first
-used. The names are those of `airflow.sdk`.
+This module exports everything that a DAG file imports, under the names of `airflow.sdk`. Importing it is cheap: each
+name is loaded from its module on first use.
 """
 
 from __future__ import annotations

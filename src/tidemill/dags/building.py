@@ -1,7 +1,6 @@
-"""Turns a DAG into its structure: the plain values that the store keeps, and that everything but its tasks reads.
+"""Builds the structure of a DAG: the plain values that the store keeps and that all code outside tasks reads.
 
-Invariant: the same file gives the same structure in every process; nothing of it depends on the order of sets, or on
-the addresses of objects.
+Invariant: a file yields the same structure in every process; nothing in it depends on set order or object addresses.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tidemill.dags.params import Param
 from tidemill.dags.structures import read_structure, write_structure
 from tidemill.runtime.json.codec import encode_sorted
 
-#: A larger structure is refused: it is read whenever something is decided about the DAG.
+#: Larger structures are refused, because every decision about a DAG reads its structure.
 MAX_BYTES: Final = 4 << 20
 _MICROSECOND: Final = timedelta(microseconds=1)
 _TASK_CALLBACKS: Final = ("on_success", "on_failure", "on_retry", "on_skipped")
@@ -33,7 +32,7 @@ def serialize_dag(dag: Any) -> bytes:
     """Return the structure of a DAG as JSON.
 
     Raises:
-        DagError: It is larger than 4 MiB, or a param, or an attribute that was changed, cannot be written down.
+        DagError: The structure is larger than 4 MiB, or a param or a later changed attribute cannot be serialized.
     """
     try:
         text = write_structure(build_structure(dag))
@@ -42,7 +41,7 @@ def serialize_dag(dag: Any) -> bytes:
         raise
     except (AttributeError, TypeError, ValueError) as error:
         raise DagError(
-            f"DAG {dag.dag_id!r}: an attribute of it, or of a task, that was changed after it was created has a wrong "
+            f"DAG {dag.dag_id!r}: an attribute of the DAG or of a task was changed after creation and has an invalid "
             f"value: {describe_error(error)}"
         ) from error
     if len(text) > MAX_BYTES:
@@ -54,7 +53,7 @@ def serialize_dag(dag: Any) -> bytes:
 
 
 def build_structure(dag: Any) -> DagStructure:
-    """Return the structure of a DAG that has been validated."""
+    """Return the structure of a validated DAG."""
     name = f"DAG {dag.dag_id!r}"
     priorities = _Priorities(dag.task_dict)
     scopes = _find_scopes(dag.task_dict)
@@ -134,7 +133,7 @@ def _build_param(owner: str, name: str, param: Param) -> ParamStructure:
         default = encode_sorted(param.default, f"the default of param {name!r}") if param.has_default else None
     except ValueError as error:
         raise DagError(f"{owner}: {error}") from error
-    # Numbers and the like become names, as in all JSON: `values_display={1: "one"}`.
+    # JSON object keys are strings, so the numbers in `values_display={1: "one"}` become strings.
     schema = msgspec.json.encode(json.loads(json.dumps(param.schema)), order="sorted").decode()
     return ParamStructure(name, default, schema, param.description or "")
 
@@ -144,7 +143,7 @@ def _list_callbacks(owner: Any, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _read_us(owner: Any, name: str) -> int | None:
-    """Return a duration, which the file may have changed since it was checked, in microseconds."""
+    """Return a duration in microseconds. The file may have changed it since it was first checked, so check it again."""
     value = getattr(owner, name)
     label = f"task {owner.task_id!r}" if hasattr(owner, "task_id") else f"DAG {owner.dag_id!r}"
     return None if value is None else check_duration(label, name, value, zero=True) // _MICROSECOND
@@ -155,9 +154,9 @@ def _moment(moment: datetime | None) -> int | None:
 
 
 class _Priorities:
-    """The effective priorities of tasks, by their weight rules.
+    """Computes the effective priorities of tasks by their weight rules.
 
-    A set of tasks is a number with a bit for each: in a chain of thousands all tasks after each one are added up.
+    A set of tasks is an int with one bit for each task, which keeps the sums fast in chains of thousands of tasks.
     """
 
     def __init__(self, tasks: Mapping[str, Any]) -> None:
@@ -175,11 +174,11 @@ class _Priorities:
             return int(task.priority_weight)
         reached = self._find_reach(task.weight_rule)[task_id]
         total = sum(weight * (reached & mask).bit_count() for weight, mask in self._masks.items())
-        # The store has numbers of 32 bits here.
+        # The store's column has 32 bits.
         return max(min(total, (1 << 31) - 1), -(1 << 31))
 
     def _find_reach(self, rule: str) -> dict[str, int]:
-        """Return, for each task, itself and all tasks downstream, or upstream."""
+        """Return, for each task, the bits of itself and of all tasks downstream or upstream of it."""
         if rule not in self._reach:
             downstream = rule == "downstream"
             found: dict[str, int] = {}
@@ -193,9 +192,10 @@ class _Priorities:
 
 
 def _find_scopes(tasks: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Return, for each task, the setups in whose scope it is.
+    """Return, for each task, the setups whose scope contains it.
 
-    The scope of a setup are the tasks after it, if it has a teardown directly after it only those before that one.
+    A setup's scope is all tasks downstream of it; if teardowns directly follow the setup, only those upstream of a
+    teardown.
     """
     scopes: dict[str, set[str]] = {}
     for name, setup in tasks.items():

@@ -1,4 +1,4 @@
-"""Connections: where a service is, and how to log in there."""
+"""Connections: the address of a service and the credentials for it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tidemill.dags.exceptions import NotFoundError
 
 @dataclass
 class Connection:
-    """A connection.
+    """The address of a service and the credentials for it.
 
     Attributes:
-        conn_id: Its id.
-        conn_type: What kind of service it is for.
-        description: What it is, for people.
-        host: The host.
-        login: The user.
+        conn_id: The id of the connection.
+        conn_type: The type of the service, such as `postgres`.
+        description: A description for people.
+        host: The host name or IP address.
+        login: The user name.
         password: The password.
-        schema: The database, or whatever the service has instead.
+        schema: The database, or the service's equivalent of one.
         port: The port.
-        extra: More, as JSON text.
+        extra: More settings, as the text of a JSON object.
     """
 
     conn_id: str
@@ -39,10 +39,10 @@ class Connection:
 
     @classmethod
     def get(cls, conn_id: str) -> Connection:
-        """Return a connection.
+        """Return the connection with this id from the store.
 
         Raises:
-            NotFoundError: It does not exist.
+            NotFoundError: The connection does not exist.
         """
         text = find_services(f"connection {conn_id!r}").get_connection(conn_id)
         if text is None:
@@ -53,7 +53,7 @@ class Connection:
 
     @classmethod
     def from_json(cls, conn_id: str, text: str) -> Connection:
-        """Return a connection from JSON of its fields; others are ignored."""
+        """Return a connection from a JSON object of its fields; unknown fields are ignored."""
         known = {field.name for field in fields(cls)}
         found = {name: value for name, value in json.loads(text).items() if name in known and value is not None}
         if isinstance(found.get("extra"), dict):
@@ -62,7 +62,7 @@ class Connection:
 
     @classmethod
     def from_uri(cls, conn_id: str, uri: str) -> Connection:
-        """Return a connection from `type://login:password@host:port/schema?extra=value`."""
+        """Return a connection from a URI: `type://login:password@host:port/schema?extra=value`."""
         parts = urlsplit(uri)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         return cls(
@@ -78,7 +78,7 @@ class Connection:
 
     @property
     def extra_dejson(self) -> dict[str, Any]:
-        """The fields of `extra`; empty if it is not a JSON object."""
+        """The fields of `extra`; empty if `extra` is not a JSON object."""
         try:
             found = json.loads(self.extra or "{}")
         except ValueError:
@@ -86,39 +86,37 @@ class Connection:
         return found if isinstance(found, dict) else {}
 
     def get_uri(self) -> str:
-        """Return it as `type://login:password@host:port/schema?extra=value`."""
+        """Return the connection as a URI: `type://login:password@host:port/schema?extra=value`."""
         user = quote(self.login, safe="") if self.login else ""
         if self.password:
             user += f":{quote(self.password, safe='')}"
         host = quote(self.host, safe="") if self.host else ""
-        place = f"{user}@{host}" if user else host
+        netloc = f"{user}@{host}" if user else host
         if self.port:
-            place += f":{self.port}"
+            netloc += f":{self.port}"
         extra = self.extra_dejson
         query = f"?{urlencode(extra)}" if extra else ""
         schema = f"/{quote(self.schema, safe='')}" if self.schema else ""
-        return f"{self.conn_type.replace('_', '-')}://{place}{schema}{query}"
+        return f"{self.conn_type.replace('_', '-')}://{netloc}{schema}{query}"
 
     def to_json(self) -> str:
-        """Return the fields as JSON."""
+        """Return all fields as JSON, including the password."""
         return json.dumps(asdict(self))
 
     def __repr__(self) -> str:
-        """Show the id and the type; never the password."""
         return f"<Connection {self.conn_id!r} {self.conn_type}>"
 
 
 class ConnectionAccessor:
-    """Connections in templates: `conn.name.host`, `conn.get('name')`."""
+    """Access to connections in templates: `conn.name.host`, `conn.get('name')`."""
 
     def __getattr__(self, conn_id: str) -> Connection:
-        """Return a connection."""
         if conn_id.startswith("__"):
             raise AttributeError(conn_id)
         return Connection.get(conn_id)
 
     def get(self, conn_id: str, default: Any = None) -> Any:
-        """Return a connection, or a default."""
+        """Return a connection, or `default` if it does not exist."""
         try:
             return Connection.get(conn_id)
         except NotFoundError:
@@ -126,9 +124,9 @@ class ConnectionAccessor:
 
 
 class BaseHook:
-    """Base of what talks to a service over a connection."""
+    """Base of hooks: classes that talk to a service over a connection."""
 
     @classmethod
     def get_connection(cls, conn_id: str) -> Connection:
-        """Return a connection."""
+        """Return the connection with this id; see `Connection.get`."""
         return Connection.get(conn_id)

@@ -1,6 +1,7 @@
-"""What a task knows while it runs: the context, with Airflow's keys, and the task instance.
+"""The context of a running task, with Airflow's keys, and the task instance in it.
 
-`fencing_token` is new: it rises with each attempt of the task, so that a system outside can refuse one that is late.
+`fencing_token` has no counterpart in Airflow: it rises with each attempt of the task, so that an external system can
+refuse late writes of an earlier attempt.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tidemill.dags.variable import VariableAccessor
 from tidemill.dags.xcom_arg import RETURN_VALUE
 from tidemill.runtime.json.codec import decode, encode
 
-#: What a task has become when its callback runs.
+#: The state of the task while each of its callbacks runs.
 _STATES: Final = {
     "on_success": "success",
     "on_failure": "failed",
@@ -36,19 +37,19 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class DagRun:
-    """The run that the task is in.
+    """The DAG run that a task belongs to.
 
     Attributes:
         dag_id: The DAG.
-        run_id: Its id.
+        run_id: The id of the run.
         run_type: `manual`, `scheduled` or `dev`.
-        logical_date: The time that it is for; None: it has none.
-        data_interval_start: The begin of the data that it is for.
-        data_interval_end: The end.
-        start_date: When it began.
-        run_after: From when on it could begin.
-        conf: What it was triggered with.
-        end_date: When it ended; None: it has not.
+        logical_date: The date that the run processes; None for a run without one.
+        data_interval_start: The start of the interval of data that the run processes.
+        data_interval_end: The end of that interval.
+        start_date: When the run started.
+        run_after: The earliest time at which the run could start.
+        conf: The configuration that the run was triggered with.
+        end_date: When the run ended; None if it has not.
         state: `queued`, `running`, `success` or `failed`.
     """
 
@@ -66,30 +67,29 @@ class DagRun:
 
 
 class TaskInstance:
-    """The task that runs, as `context["ti"]`.
+    """The running task, as `context["ti"]`.
 
     Attributes:
-        task: Its operator.
-        task_id: Its id.
+        task: The operator.
+        task_id: The id of the task.
         dag_id: The DAG.
         run_id: The run.
-        map_index: -1: it is not mapped.
-        try_number: Which try it is, from 1.
-        max_tries: How many retries follow the first try.
-        state: `running`; in a callback what the task has become.
-        start_date: When this attempt began; in a callback, when the try did.
-        end_date: None: it has not ended.
-        hostname: The machine that it runs on.
+        map_index: The index of a mapped instance; -1 if the task is not mapped.
+        try_number: The number of this try, from 1.
+        max_tries: The number of retries that may follow the first try.
+        state: `running`; in a callback, the state that the task has reached.
+        start_date: When this attempt started; in a callback, when the try started.
+        end_date: When the try ended; None if it has not.
+        hostname: The machine that the task runs on.
         dag_run: The run.
-        fencing_token: Rises with each attempt of this task.
-        skipped: The tasks directly downstream that it skips.
-        skips_all: Whether it skips all tasks downstream.
+        fencing_token: A number that rises with each attempt of this task.
+        skipped: The ids of the direct downstream tasks that this task skips.
+        skips_all: Whether this task skips all tasks downstream of it.
     """
 
     def __init__(
         self, task: Any, claim: Claim, services: TaskServices, dag_run: DagRun, params: Mapping[str, Any]
     ) -> None:
-        """Keep what is known."""
         self.task = task
         self.task_id, self.dag_id, self.run_id = claim.task_id, claim.dag_id, claim.run_id
         self.map_index, self.try_number, self.max_tries = claim.map_index, claim.try_number, claim.max_tries - 1
@@ -113,15 +113,15 @@ class TaskInstance:
 
     @property
     def duration(self) -> float | None:
-        """How many seconds it took; None: it has not ended."""
+        """The seconds that the try took; None if it has not ended."""
         return None if self.end_date is None else (self.end_date - self.start_date).total_seconds()
 
     def xcom_push(self, key: str, value: Any) -> None:
-        """Keep a value for other tasks, at once.
+        """Store a value for other tasks at once.
 
         Raises:
-            DagError: The key is not a text that a store accepts.
-            EncodingError: The value cannot be written down.
+            DagError: The key is not a string that a store accepts.
+            EncodingError: The value cannot be serialized.
         """
         check_text("xcom_push", "key", key)
         self._services.push_xcom(key, encode(value, f"XCom {key!r}"))
@@ -137,16 +137,17 @@ class TaskInstance:
         default: Any = None,
         run_id: str | None = None,
     ) -> Any:
-        """Return what a task kept under a key; for a list of tasks a list.
+        """Return the value that a task stored under a key; for a list of tasks, a list of values.
 
         Args:
-            task_ids: The tasks; None: this one.
-            dag_id: The DAG; by default this one. Of another one it is the latest run that is not later than this one,
-                unless `run_id` says which.
-            key: The key; by default what the task returned.
-            include_prior_dates: Whether earlier runs count where this one has none.
-            map_indexes: Which element of a mapped task.
-            default: What to return for nothing.
+            task_ids: The id of a task, or several; None: this task.
+            dag_id: The DAG; by default this one. For another DAG, the run is the latest one that is not later than this
+                run,
+                unless `run_id` names it.
+            key: The key; by default the one of the task's return value.
+            include_prior_dates: Whether to look in earlier runs for a value that this run does not have.
+            map_indexes: The index of the instance of a mapped task.
+            default: The value to return where nothing is stored.
             run_id: The run; by default this one.
         """
         other_dag = None if dag_id == self.dag_id else dag_id
@@ -158,10 +159,10 @@ class TaskInstance:
         return values[0] if task_ids is None or isinstance(task_ids, str) else values
 
     def get_previous_dagrun(self, state: str | None = None) -> DagRun | None:
-        """Return the run of this DAG with the logical date before that of this run, if it has one.
+        """Return the run of this DAG with the closest earlier logical date; None if there is none.
 
         Args:
-            state: Only runs in this state, such as `success`.
+            state: Consider only runs in this state, such as `success`.
         """
         if self.dag_run.logical_date is None:
             return None
@@ -172,7 +173,7 @@ class TaskInstance:
         """Return the state of a run.
 
         Raises:
-            NotFoundError: There is no such run.
+            NotFoundError: The run does not exist.
         """
         found = self._services.get_run(dag_id, run_id)
         if found is None:
@@ -180,54 +181,52 @@ class TaskInstance:
         return found.state
 
     def get_first_reschedule_date(self, context: Any = None) -> None:
-        """Return None: a sensor that looks again later defers, and is not rescheduled."""
+        """Return None: a sensor defers between its checks and is never rescheduled."""
 
     def get_template_context(self) -> Context:
         """Return the context of this attempt."""
         return cast("Context", get_current_context())
 
     def __getattr__(self, name: str) -> Any:
-        """Say of what Airflow has, and this has not, why, and what to use instead."""
+        """Explain what to use instead of an attribute of Airflow that is missing here."""
         if name in _LEFT_OUT:
             raise LeftOutError(f"a task instance has no {name!r}: {_LEFT_OUT[name]}")
         raise AttributeError(f"a task instance has no {name!r}")
 
     def read_xcom(self, task_id: str, key: str) -> Any:
-        """Return the value of an output that was passed as an argument."""
+        """Return the value of a task output that was passed as an argument."""
         return self.xcom_pull(task_id, key=key)
 
     @property
     def key(self) -> str:
-        """What people call it."""
+        """The task instance's key, for display: DAG, task and run."""
         return f"{self.dag_id}__{self.task_id}__{self.run_id}"
 
     def __repr__(self) -> str:
-        """Show the ids."""
         return f"<TaskInstance {self.dag_id}.{self.task_id} {self.run_id} try {self.try_number}>"
 
 
 class TaskStateStore:
-    """Values of a task that outlive its retries, as `context["task_state_store"]`; XComs do not."""
+    """Values of a task that survive its retries, unlike XComs; `context["task_state_store"]`."""
 
     def __init__(self, services: TaskServices) -> None:
-        """Ask these services."""
         self._services = services
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, or a default."""
+        """Return the value under `key`, or `default` if there is none."""
         text = self._services.get_task_state(key)
         return default if text is None else decode(text)
 
     def set(self, key: str, value: Any) -> None:
-        """Keep a value.
+        """Store a value under `key`.
 
         Raises:
-            EncodingError: The value cannot be written down.
+            EncodingError: The value cannot be serialized.
         """
         self._services.set_task_state(key, encode(value, f"state {key!r}"))
 
     def delete(self, key: str) -> None:
-        """Delete a value, if there is one."""
+        """Delete the value under `key`, if there is one."""
         self._services.delete_task_state(key)
 
     def clear(self) -> None:
@@ -239,11 +238,11 @@ def build_context(task: Any, dag: Any, claim: Claim, services: TaskServices, par
     """Return the context of an attempt.
 
     Args:
-        task: The operator, the copy of this attempt.
-        dag: Its DAG.
-        claim: What is known of the attempt.
-        services: Whom to ask for the rest.
-        params: The parameters of the run.
+        task: The operator, as copied for this attempt.
+        dag: The DAG of the task.
+        claim: The attempt, as the worker claimed it.
+        services: Access to XComs, variables, connections and other runs.
+        params: The params of the run.
     """
     logical = _moment(claim.logical_us)
     start, end = _moment(claim.interval_start_us), _moment(claim.interval_end_us)
@@ -286,7 +285,7 @@ def build_context(task: Any, dag: Any, claim: Claim, services: TaskServices, par
 
 
 def _ask_later(instance: TaskInstance) -> dict[str, Callable[[], Any]]:
-    """Return what has to be asked for: when the last run before this one that succeeded was."""
+    """Return the keys whose values need a request to the store: the dates of the last successful run before."""
 
     @cache
     def find() -> DagRun | None:
@@ -324,7 +323,7 @@ def _moment(time_us: int | None) -> datetime | None:
 
 
 def _format_dates(logical: datetime | None) -> dict[str, str]:
-    """Return the logical date as texts; a run without one has none of them."""
+    """Return the keys that format the logical date; none for a run without one."""
     if logical is None:
         return {}
     ts = logical.isoformat()
@@ -337,26 +336,26 @@ def _format_dates(logical: datetime | None) -> dict[str, str]:
     }
 
 
-#: The keys about the last run before this one that succeeded, with what they are of that run.
+#: Keys of the last successful run before this one, each with the field of that run.
 _OF_EARLIER: Final = {
     "prev_data_interval_start_success": "data_interval_start",
     "prev_data_interval_end_success": "data_interval_end",
     "prev_start_date_success": "start_date",
     "prev_end_date_success": "end_date",
 }
-_COUNTS = "a task does not look at other tasks and runs; use xcom_pull, get_previous_dagrun or get_dagrun_state"
-#: What a task instance has in Airflow, and not here.
+_COUNTS = "a task cannot query other tasks and runs; use xcom_pull, get_previous_dagrun or get_dagrun_state"
+#: Attributes of Airflow's task instance that are missing here, each with the reason or a replacement.
 _LEFT_OUT: Final = {
     **dict.fromkeys(("get_ti_count", "get_dr_count", "get_task_states", "get_task_breadcrumbs"), _COUNTS),
     **dict.fromkeys(("get_previous_ti", "get_previous_start_date", "previous_ti"), _COUNTS),
     "get_relevant_upstream_map_indexes": "tasks are not mapped",
     "rendered_map_index": "tasks are not mapped",
-    **dict.fromkeys(("log_url", "mark_success_url"), "it does not know the address of the web UI; use ti.key"),
+    **dict.fromkeys(("log_url", "mark_success_url"), "a task does not know the address of the web UI; use ti.key"),
     **dict.fromkeys(("id", "dag_version_id"), "use ti.key to name it, and ti.fencing_token to tell its attempts apart"),
     "execution_date": "Airflow 3 no longer has it; use logical_date",
 }
 
-#: The names of the keys; parameters of `@task` functions with these names get their values.
+#: All keys of the context; a parameter of a `@task` function with one of these names receives its value.
 CONTEXT_KEYS: Final = frozenset(
     {
         *("conn", "dag", "dag_run", "data_interval_end", "data_interval_start", "ds", "ds_nodash", "exception"),

@@ -1,7 +1,7 @@
-"""What runs in this process now: the attempt, its context, and whom it asks for variables and connections.
+"""The attempt that this process runs: its context, and its access to variables and connections.
 
-A process makes one attempt at a time, so threads that the task starts see the same; triggers that run beside each other
-in one event loop have services of their own.
+A process runs one attempt at a time, so threads that the task starts share its state. Triggers run concurrently in one
+event loop, so each has its services in a context variable.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tidemill.dags.task_services import TaskServices
 
 
 class NotRunningError(TidemillError, RuntimeError):
-    """Something is asked for that exists only while a task runs."""
+    """A function that needs a running task was called outside of one."""
 
 
 class _Attempt:
-    """The attempt that this process makes."""
+    """The state of the attempt that this process runs."""
 
     def __init__(self) -> None:
         self.context: dict[str, Any] | None = None
         self.operator: Any = None
         self.services: TaskServices | None = None
-        #: It was told to end, whether or not its code let it.
+        #: The attempt was asked to stop, whether or not its code has obeyed.
         self.interrupted = False
-        #: The operator whose `on_kill` was called, or is being called.
+        #: The operator whose `on_kill` has been called or is being called.
         self.killed: Any = None
         self.kill_lock = threading.Lock()
 
@@ -40,7 +40,7 @@ _services: ContextVar[TaskServices | None] = ContextVar("services", default=None
 
 @contextmanager
 def running(operator: Any, context: dict[str, Any], services: TaskServices) -> Iterator[None]:
-    """Let a context be the current one."""
+    """Make `context` the current one inside the block."""
     before = _attempt.context, _attempt.operator, _attempt.services
     _attempt.interrupted = False
     _attempt.context, _attempt.operator, _attempt.services = context, operator, services
@@ -52,7 +52,7 @@ def running(operator: Any, context: dict[str, Any], services: TaskServices) -> I
 
 @contextmanager
 def serving(services: TaskServices) -> Iterator[None]:
-    """Let variables and connections come from these services in this asyncio task, for triggers."""
+    """Serve variables and connections from `services` in this asyncio task; used for triggers."""
     token = _services.set(services)
     try:
         yield
@@ -61,10 +61,10 @@ def serving(services: TaskServices) -> Iterator[None]:
 
 
 def get_current_context() -> dict[str, Any]:
-    """Return the context of the task that runs.
+    """Return the context of the running task.
 
     Raises:
-        NotRunningError: No task runs.
+        NotRunningError: No task is running.
     """
     if _attempt.context is None:
         raise NotRunningError("get_current_context() was called while no task runs; call it inside a task")
@@ -72,36 +72,36 @@ def get_current_context() -> dict[str, Any]:
 
 
 def get_current_operator() -> Any:
-    """Return the operator that is being executed, for `on_kill`; None: there is none."""
+    """Return the operator that is being executed, for `on_kill`; None if there is none."""
     return _attempt.operator
 
 
 def note_interrupted() -> None:
-    """Note that the attempt is to end: `on_kill` is called at the latest when it does."""
+    """Record that the attempt was asked to stop; `on_kill` is called when the attempt ends, if not before."""
     _attempt.interrupted = True
 
 
 def is_interrupted() -> bool:
-    """Return whether the attempt was told to end."""
+    """Return whether the attempt was asked to stop."""
     return _attempt.interrupted
 
 
 @contextmanager
 def killing(operator: Any) -> Iterator[bool]:
-    """Yield whether `on_kill` of an operator is to be called: once, and another thread waits until that is over."""
+    """Yield whether to call `on_kill` of an operator: True once. Other threads wait until that call has returned."""
     with _attempt.kill_lock:
         first, _attempt.killed = _attempt.killed is not operator, operator
         yield first
 
 
 def find_services(what: str) -> TaskServices:
-    """Return whom to ask.
+    """Return the services of the running task or trigger.
 
     Args:
-        what: What is asked for, for the message.
+        what: The value that is requested, for the message.
 
     Raises:
-        NotRunningError: No task runs: DAG files are read where there is no store.
+        NotRunningError: No task is running; DAG files are parsed without access to the store.
     """
     services = _services.get() or _attempt.services
     if services is None:

@@ -1,6 +1,7 @@
-"""Turns functions into tasks: `@task`, `@task.branch`, `@task.short_circuit`, `@task.sensor`, `@task.bash`.
+"""Decorators that turn functions into tasks: `@task`, `@task.branch`, `@task.short_circuit`, `@task.sensor`,
+`@task.bash`.
 
-Calling such a function inside a DAG creates a task and returns its output.
+Calling a decorated function inside a DAG creates a task and returns its output.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tidemill.dags.group import GroupOutput, find_open_group
 from tidemill.dags.scope import open_dags
 from tidemill.dags.xcom_arg import PlainXComArg
 
-#: By the name of the decorator: the class of the tasks. They are imported when they are used.
+#: The operator class for each decorator, imported on first use.
 _CLASSES: Final = {
     "python": "tidemill.dags.operators.python:PythonOperator",
     "branch": "tidemill.dags.operators.python:BranchPythonOperator",
@@ -32,14 +33,13 @@ class TaskFunction:
 
     Args:
         function: The function that the task calls when it runs.
-        kind: Which decorator.
+        kind: The name of the decorator, a key of `_CLASSES`.
         options: Arguments of the operator.
     """
 
     def __init__(self, function: Callable[..., Any], kind: str, options: Mapping[str, Any]) -> None:
-        """Keep them."""
         if isinstance(function, TaskFunction):
-            raise DagError(f"{function!r} is a @task function already")
+            raise DagError(f"{function!r} is already a @task function; remove the second decorator")
         self.function: Callable[..., Any] = function
         self.kind = kind
         self.options = dict(options)
@@ -47,7 +47,7 @@ class TaskFunction:
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> PlainXComArg:
-        """Create a task.
+        """Create a task and return its output.
 
         Raises:
             DagError: No DAG is open, or the function does not accept the arguments.
@@ -69,7 +69,7 @@ class TaskFunction:
 
     @functools.cached_property
     def _defaults(self) -> Mapping[str, Any]:
-        """The arguments of the operator that follow from the function."""
+        """The operator arguments that are derived from the function."""
         found = {"task_id": self.function.__name__, "doc_md": inspect.getdoc(self.function)}
         return found | {"multiple_outputs": _returns_dict(self.function)} if self.kind == "python" else found
 
@@ -79,37 +79,36 @@ class TaskFunction:
         return getattr(importlib.import_module(module), name)
 
     def override(self, **options: Any) -> TaskFunction:
-        """Return the same with other arguments of the operator."""
+        """Return a copy of this task function with some arguments of the operator replaced."""
         changed = TaskFunction(self.function, self.kind, {**self.options, **options})
         changed.is_setup, changed.is_teardown = self.is_setup, self.is_teardown
         changed.on_failure_fail_dagrun = self.on_failure_fail_dagrun
         return changed
 
     def expand(self, **_: Any) -> Any:
-        """Refuse: tasks are not mapped yet."""
+        """Raise an error: mapped tasks are not supported yet."""
         raise DagError(f"task {self.function.__name__!r}: expand() is not available; create the tasks in a loop")
 
     partial = expand_kwargs = expand
 
 
 class TaskDecorator:
-    """`@task`, and the decorators below it."""
+    """`@task` and its variants, such as `@task.branch`."""
 
     def __init__(self, kind: str) -> None:
-        """Create tasks of this kind."""
         self._kind = kind
 
     def __call__(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Turn a function into one that creates tasks.
 
         Args:
-            function: The function; None for `@task(retries=2)`.
+            function: The function; None when the decorator is called with options, as in `@task(retries=2)`.
             options: Arguments of the operator.
         """
         if function is None:
             return functools.partial(TaskFunction, kind=self._kind, options=options)
         if not callable(function):
-            raise DagError(f"@task needs a function, got {function!r}; give arguments by name")
+            raise DagError(f"@task needs a function, got {function!r}; pass options by name")
         return TaskFunction(function, self._kind, options)
 
 
@@ -125,18 +124,18 @@ task = _Task("python")
 
 
 def setup(function: Any) -> TaskFunction:
-    """Turn a function, or a `@task` function, into one that creates setups."""
+    """Turn a function, or a `@task` function, into one that creates setup tasks."""
     found: TaskFunction = function if isinstance(function, TaskFunction) else task(function)
     found.is_setup = True
     return found
 
 
 def teardown(function: Any = None, *, on_failure_fail_dagrun: bool = False) -> Any:
-    """Turn a function, or a `@task` function, into one that creates teardowns.
+    """Turn a function, or a `@task` function, into one that creates teardown tasks.
 
     Args:
-        function: The function.
-        on_failure_fail_dagrun: Whether its failure makes the run fail.
+        function: The function; None when the decorator is called with options.
+        on_failure_fail_dagrun: Whether a failure of the teardown fails the run.
     """
     if function is None:
         return functools.partial(teardown, on_failure_fail_dagrun=on_failure_fail_dagrun)
@@ -151,12 +150,14 @@ def _unwrap(value: Any) -> Any:
 
 
 def _number_id(options: Mapping[str, Any]) -> str:
-    """Return the id for a task, with a number if there is one of that id: a function may be called several times."""
+    """Return an unused id for a task, with a number appended if the function has been called before."""
     wanted: str = options["task_id"]
     group = options.get("task_group")
     dag = options.get("dag") or (group.dag if group is not None else None) or open_dags.current
     if dag is None:
-        raise DagError(f"task {wanted!r} is in no DAG; call the function inside `with DAG(...)` or a @dag function")
+        raise DagError(
+            f"task {wanted!r} does not belong to a DAG; call the function inside `with DAG(...)` or a @dag function"
+        )
     group = group or find_open_group(dag)
     full: str = group.prefix_id(wanted)
     found: str = dag.reserve_id(full, suffix=True)
@@ -164,13 +165,13 @@ def _number_id(options: Mapping[str, Any]) -> str:
 
 
 def _returns_dict(function: Callable[..., Any]) -> bool:
-    """Return whether a function says that it returns a dict: each of its values is kept by itself then."""
-    # Most say nothing, and looking at the others takes a fifth of the time in which a task is created.
+    """Return whether a function is annotated as returning a dict; each value of it then becomes an XCom of its own."""
+    # Most functions have no return annotation, and resolving type hints takes a fifth of a task's creation time.
     if "return" not in getattr(function, "__annotations__", {}):
         return False
     try:
         returned = typing.get_type_hints(function).get("return")
     except Exception:
-        return False  # a name that exists for the type checker only
+        return False  # a name that is imported for type checkers only
     kind = typing.get_origin(returned) or returned
     return isinstance(kind, type) and issubclass(kind, Mapping)

@@ -1,6 +1,7 @@
-"""A DAG: tasks that wait for each other, and when they run.
+"""A DAG: tasks with dependencies, and a schedule for them.
 
-Invariants: the ids of tasks and groups are different; `validate` has been called before anything but the file itself
+Invariants: ids are unique across the tasks and groups of a DAG; `validate` is called before anything outside of its
+file
 reads a DAG.
 """
 
@@ -25,34 +26,36 @@ from tidemill.dags.xcom_arg import DagParam
 
 
 class DAG:
-    """Tasks that wait for each other; those created inside `with DAG(...)` are in it.
+    """A DAG; tasks created inside `with DAG(...)` belong to it.
 
     Args:
-        dag_id: Its id.
-        description: What it does, in a line, for people.
-        schedule: When it runs by itself: a cron expression, `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`,
-            `@once`, a timedelta; None: never.
-        start_date: The first time that may be due; a cron expression is read in its time zone, by default UTC.
-        end_date: The last time that may be due.
-        catchup: Whether times that passed before the DAG was known, or while it was paused, are made up for.
-        max_active_runs: How many of its runs may be active.
-        max_active_tasks: How many of its tasks may be active, in all runs; None: any number.
-        dagrun_timeout: How long a run may take; None: any time.
-        default_args: Arguments of its tasks that do not have them.
-        params: Parameters of its runs: defaults, or `Param`s.
-        tags: For people who look for it.
-        doc_md: Its documentation, in Markdown.
-        dag_display_name: What people see instead of its id.
-        fail_fast: Whether the first failure skips what has not started.
-        on_success_callback: Called with the context after a run succeeded.
-        on_failure_callback: Called with the context after a run failed.
+        dag_id: The id of the DAG: at most 250 letters, digits, `-`, `_` and `.`.
+        description: One line about what the DAG does, for people.
+        schedule: When runs start: a cron expression, `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`, `@once` or
+            a
+            timedelta. None: only when triggered.
+        start_date: The earliest time that can be due. A cron expression is evaluated in the time zone of this date; the
+            default is UTC.
+        end_date: The latest time that can be due.
+        catchup: Whether to create runs for the times that passed before the DAG was added or while it was paused.
+        max_active_runs: How many runs of the DAG may be active at once.
+        max_active_tasks: How many tasks may be active at once across all runs; None: no limit.
+        dagrun_timeout: How long a run may take; None: no limit.
+        default_args: Default arguments for the tasks of the DAG.
+        params: Params of the runs: default values, or `Param`s.
+        tags: Labels for finding the DAG.
+        doc_md: The documentation of the DAG, in Markdown.
+        dag_display_name: The name to show instead of the id.
+        fail_fast: Whether the first failure skips all tasks that have not started.
+        on_success_callback: Called with the context after a run has succeeded.
+        on_failure_callback: Called with the context after a run has failed.
         user_defined_macros: More names for templates.
         user_defined_filters: More filters for templates.
-        template_searchpath: Folders of files with templates, beside the folder of the DAG file.
-        render_template_as_native_obj: Whether templates become Python values instead of texts.
+        template_searchpath: Folders of template files, besides the folder of the DAG file.
+        render_template_as_native_obj: Whether templates render to Python values instead of strings.
 
     Raises:
-        DagError: An argument is wrong.
+        DagError: An argument is invalid.
     """
 
     def __init__(
@@ -80,7 +83,6 @@ class DAG:
         template_searchpath: str | Sequence[str] | None = None,
         render_template_as_native_obj: bool = False,
     ) -> None:
-        """Check the arguments."""
         self.dag_id = arguments.check_id("dag_id", dag_id)
         name = f"DAG {dag_id!r}"
         if default_args is not None and not isinstance(default_args, Mapping):
@@ -92,7 +94,7 @@ class DAG:
             "" if dag_display_name is None else check_text(name, "dag_display_name", dag_display_name)
         )
         self.schedule = schedule
-        # Many DAGs of Airflow have it among the arguments of their tasks.
+        # Many Airflow DAGs set `start_date` in `default_args`.
         self.start_date = start_date if start_date is not None else self.default_args.get("start_date")
         self.end_date = end_date
         self.catchup = check_bool(name, "catchup", catchup)
@@ -124,37 +126,37 @@ class DAG:
 
     @property
     def tasks(self) -> list[BaseOperator]:
-        """The tasks, in the order in which they were created."""
+        """The tasks, in the order of their creation."""
         return list(self.task_dict.values())
 
     @property
     def task_ids(self) -> list[str]:
-        """Their ids."""
+        """The ids of the tasks, in the order of their creation."""
         return list(self.task_dict)
 
     @property
     def roots(self) -> list[BaseOperator]:
-        """The tasks that come after no other."""
+        """The tasks without upstream tasks."""
         return [task for task in self.tasks if not task.upstream_task_ids]
 
     @property
     def leaves(self) -> list[BaseOperator]:
-        """The tasks that no other comes after."""
+        """The tasks without downstream tasks."""
         return [task for task in self.tasks if not task.downstream_task_ids]
 
     def add_task(self, task: BaseOperator) -> None:
-        """Add a task that is in no DAG yet."""
+        """Add a task that does not belong to a DAG yet."""
         task.dag = self
 
     def has_task(self, task_id: str) -> bool:
-        """Return whether there is a task with this id."""
+        """Return whether the DAG has a task with this id."""
         return task_id in self.task_dict
 
     def get_task(self, task_id: str) -> BaseOperator:
-        """Return a task.
+        """Return the task with this id.
 
         Raises:
-            DagError: There is none.
+            DagError: The DAG has no such task.
         """
         try:
             return self.task_dict[task_id]
@@ -163,27 +165,25 @@ class DAG:
             raise DagError(f"DAG {self.dag_id!r} has no task {task_id!r}; {known}") from None
 
     def reserve_id(self, wanted: str, *, suffix: bool = False) -> str:
-        """Return the id for a new task or group.
+        """Return an unused id for a new task or group.
 
         Args:
-            wanted: The id.
-            suffix: Whether a number is added if it exists.
+            wanted: The preferred id.
+            suffix: Whether to append a number if the id is in use.
 
         Raises:
-            DuplicateTaskIdError: It exists.
+            DuplicateTaskIdError: The id is in use, and `suffix` is False.
         """
         if len(wanted) > arguments.MAX_ID_LENGTH:
             raise DagError(
-                f"DAG {self.dag_id!r}: the id {wanted[:40]!r}... has {len(wanted)} characters with its groups; "
+                f"DAG {self.dag_id!r}: the id {wanted[:40]!r}... has {len(wanted)} characters, including its groups; "
                 f"at most {arguments.MAX_ID_LENGTH} are allowed"
             )
         if not self._has_id(wanted):
             return wanted
         if not suffix:
             what = "task" if wanted in self.task_dict else "group"
-            raise DuplicateTaskIdError(
-                f"DAG {self.dag_id!r}: there is a {what} {wanted!r} already; give this one another id"
-            )
+            raise DuplicateTaskIdError(f"DAG {self.dag_id!r} already has a {what} {wanted!r}; choose another id")
         number = 1
         while self._has_id(f"{wanted}__{number}"):
             number += 1
@@ -193,68 +193,67 @@ class DAG:
         return name in self.task_dict or name in self.groups
 
     def find_relatives(self, task_id: str, *, upstream: bool = False) -> set[str]:
-        """Return the ids of all tasks after one; `upstream`: before it."""
+        """Return the ids of all tasks downstream of a task, or upstream of it if `upstream` is True."""
         return find_relatives(self.task_dict, task_id, upstream=upstream)
 
     def validate(self) -> None:
-        """Check what can only be seen once all tasks are there.
+        """Check everything that can only be checked once all tasks exist.
 
         Raises:
-            DagError: Tasks wait for each other in a circle, a setup is used wrongly, a run by schedule would lack a
-                param, or a task is to start from a trigger.
+            DagError: The dependencies form a cycle, a setup is used incorrectly, a scheduled run would lack a param, or
+                a task
+                uses `start_from_trigger`.
         """
         if self.timetable.kind != "none":
             for name, param in self.params.items():
                 if not param.has_default:
                     raise DagError(
-                        f"DAG {self.dag_id!r}: param {name!r} has no default, so no run by schedule can have it; "
-                        "give it a default, or the DAG no schedule"
+                        f"DAG {self.dag_id!r}: param {name!r} has no default, which scheduled runs need; give it a "
+                        "default, or set schedule=None"
                     )
         check_cycles(self.dag_id, self.task_dict)
         for task in self.tasks:
             if getattr(task, "start_from_trigger", False):
                 raise DagError(
-                    f"task {task.task_id!r}: start_from_trigger is not supported; set it to False, and let execute "
-                    "defer to the trigger"
+                    f"task {task.task_id!r}: start_from_trigger is not supported; set it to False, and defer to the "
+                    "trigger in execute"
                 )
             if not task.is_setup:
                 continue
             for after in task.downstream_list:
                 if not after.is_teardown and after.trigger_rule != "all_success":
                     raise DagError(
-                        f"task {after.task_id!r}: directly after the setup {task.task_id!r} its trigger_rule must be "
+                        f"task {after.task_id!r} directly follows the setup {task.task_id!r}; its trigger_rule must be "
                         f"'all_success', not {after.trigger_rule!r}"
                     )
         _check_default_args(self)
 
     def param(self, name: str, default: Any = None) -> DagParam:
-        """Return a parameter of the run, to be passed to tasks; it is added if there is none of that name."""
+        """Return a param of the run, to pass to tasks; a param that does not exist is added with the default."""
         self.params.setdefault(name, Param(default))
         return DagParam(name)
 
     def __enter__(self) -> DAG:
-        """Open it: tasks created from now on are in it."""
+        """Open the DAG: tasks created inside the block belong to it."""
         open_dags.push(self)
         open_groups.push(self.task_group)
         note_dag(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         open_groups.pop()
         open_dags.pop()
 
     def __repr__(self) -> str:
-        """Show its id."""
         return f"<DAG {self.dag_id!r}>"
 
 
-#: What tasks have in Airflow, and is of no use here; the files of users have them among `default_args`.
+#: Arguments of Airflow's tasks that have no use here but that existing files set in `default_args`.
 _IGNORED = frozenset({"owner", "email", "email_on_failure", "email_on_retry", "start_date", "end_date"})
 
 
 def _check_default_args(dag: DAG) -> None:
-    """Refuse what is probably a misspelt argument: no task has it, but all have one that is similar."""
+    """Reject an argument that no task has but that resembles one of a task: it is probably misspelt."""
     from tidemill.dags.operator_arguments import list_names
 
     known = set(list_names(BaseOperator, BaseOperator)[0])
@@ -264,7 +263,7 @@ def _check_default_args(dag: DAG) -> None:
         if name not in known and name not in _IGNORED:
             advice = arguments.suggest(name, sorted(known))
             if advice.startswith("did you mean"):
-                raise DagError(f"DAG {dag.dag_id!r}: default_args has {name!r}, which no task has; {advice}")
+                raise DagError(f"DAG {dag.dag_id!r}: no task accepts {name!r} of default_args; {advice}")
 
 
 @overload
@@ -272,9 +271,9 @@ def dag(function: Callable[..., Any], /) -> Callable[..., DAG]: ...
 @overload
 def dag(dag_id: str | None = None, /, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., DAG]]: ...
 def dag(dag_id: Any = None, /, **options: Any) -> Any:
-    """Turn a function that creates tasks into one that creates a DAG with them when it is called.
+    """Turn a function that creates tasks into one that creates a DAG with those tasks when it is called.
 
-    The arguments of the function are parameters of the runs.
+    The arguments of the function become params of the runs.
 
     Args:
         dag_id: The id of the DAG; by default the name of the function.

@@ -1,9 +1,9 @@
-"""What stands before what: `a >> b`, `[a, b] >> c`, `chain`, `cross_downstream`, and labels on edges.
+"""Dependencies between tasks: `a >> b`, `[a, b] >> c`, `chain`, `cross_downstream`, and labels on edges.
 
-Tasks, groups and outputs of tasks are nodes. An edge between nodes becomes edges between tasks at once: from the leaves
-of the one to the roots of the other.
+Tasks, groups and task outputs are nodes. An edge between two nodes is expanded at once to edges between tasks: from
+each leaf of the first node to each root of the second.
 
-Invariant: an edge is kept by both of its tasks, and they are of the same DAG.
+Invariant: both tasks of an edge store it, and both belong to the same DAG.
 """
 
 from __future__ import annotations
@@ -17,52 +17,52 @@ from tidemill.dags.exceptions import DagError
 
 
 class Node(abc.ABC):
-    """Something that can stand before and after others in a DAG."""
+    """A node of the graph: a task, a group, a task output or a label."""
 
     @abc.abstractmethod
     def find_roots(self) -> Sequence[TaskNode]:
-        """Return the tasks of it that come first."""
+        """Return the first tasks of the node."""
 
     @abc.abstractmethod
     def find_leaves(self) -> Sequence[TaskNode]:
-        """Return the tasks of it that come last."""
+        """Return the last tasks of the node."""
 
     def set_downstream(self, other: Nodes, edge_modifier: EdgeModifier | None = None) -> None:
-        """Let other nodes come after this one, like `self >> other`."""
+        """Make `other` depend on this node; the same as `self >> other`."""
         _join([self], other, edge_modifier)
 
     def set_upstream(self, other: Nodes, edge_modifier: EdgeModifier | None = None) -> None:
-        """Let other nodes come before this one, like `self << other`."""
+        """Make this node depend on `other`; the same as `self << other`."""
         _join(other, [self], edge_modifier)
 
     def __rshift__(self, other: NodesT) -> NodesT:
-        """Let others come after this one: `a >> b`, `a >> [b, c]`."""
+        """Make others depend on this node: `a >> b`, `a >> [b, c]`."""
         self.set_downstream(other)
         return other
 
     def __lshift__(self, other: NodesT) -> NodesT:
-        """Let others come before this one: `a << b`."""
+        """Make this node depend on others: `a << b`."""
         self.set_upstream(other)
         return other
 
     def __rrshift__(self, other: Nodes) -> Self:
-        """Let this one come after those of a list: `[a, b] >> c`."""
+        """Make this node depend on each node of a list: `[a, b] >> c`."""
         self.set_upstream(other)
         return self
 
     def __rlshift__(self, other: Nodes) -> Self:
-        """Let this one come before those of a list: `[a, b] << c`."""
+        """Make each node of a list depend on this node: `[a, b] << c`."""
         self.set_downstream(other)
         return self
 
 
 class TaskNode(Node):
-    """A task, as far as its edges are concerned.
+    """The edges of a task.
 
     Attributes:
-        task_id: Its id, with those of its groups in front.
-        upstream_task_ids: The tasks directly before it.
-        downstream_task_ids: The tasks directly after it.
+        task_id: The id of the task, prefixed with the ids of its groups.
+        upstream_task_ids: The ids of the direct upstream tasks.
+        downstream_task_ids: The ids of the direct downstream tasks.
     """
 
     task_id: str
@@ -72,51 +72,48 @@ class TaskNode(Node):
     @property
     @abc.abstractmethod
     def dag(self) -> Any:
-        """Its DAG; None: it has none yet."""
+        """The DAG of the task; None if it has none yet."""
 
     @dag.setter
     def dag(self, dag: Any) -> None: ...
 
     def find_roots(self) -> Sequence[TaskNode]:
-        """Return itself."""
         return (self,)
 
     def find_leaves(self) -> Sequence[TaskNode]:
-        """Return itself."""
         return (self,)
 
 
 class EdgeModifier(Node):
-    """A label on the edges that it stands on: `a >> Label("when it rains") >> b`."""
+    """A label for the edges between its two sides: `a >> Label("when it rains") >> b`."""
 
     def __init__(self, label: str) -> None:
-        """Wait for both sides."""
         self.label = label
         self._upstream: list[Any] = []
         self._downstream: list[Any] = []
 
     def find_roots(self) -> Sequence[TaskNode]:
-        """Return the tasks after it."""
+        """Return the first tasks downstream of the label."""
         return _flatten(self._downstream, leaves=False)
 
     def find_leaves(self) -> Sequence[TaskNode]:
-        """Return the tasks before it."""
+        """Return the last tasks upstream of the label."""
         return _flatten(self._upstream, leaves=True)
 
     def set_upstream(self, other: Nodes, edge_modifier: EdgeModifier | None = None) -> None:
-        """Let it come after others."""
+        """Connect the nodes on the upstream side with those on the downstream side."""
         added = _listed(other)
         self._upstream += added
         _join(added, self._downstream, self)
 
     def set_downstream(self, other: Nodes, edge_modifier: EdgeModifier | None = None) -> None:
-        """Let it come before others."""
+        """Connect the nodes on the downstream side with those on the upstream side."""
         added = _listed(other)
         self._downstream += added
         _join(self._upstream, added, self)
 
 
-# Written so for the checker: `|` of names in quotes does not exist before Python 3.14.
+# `|` with quoted names is an error at run time before Python 3.14.
 Nodes = Union[Node, Sequence[Any]]  # noqa: UP007
 NodesT = TypeVar("NodesT", bound=Nodes)
 
@@ -125,16 +122,16 @@ def Label(label: str) -> EdgeModifier:
     """Return a label for edges.
 
     Args:
-        label: What people see on the edges.
+        label: The text to show on the edges.
     """
     return EdgeModifier(label)
 
 
 def chain(*nodes: Nodes) -> None:
-    """Let each node come after the one before: `chain(a, [b, c], [d, e], f)`; lists beside each other go in pairs.
+    """Make each node depend on the one before: `chain(a, [b, c], [d, e], f)`. Adjacent lists are joined pairwise.
 
     Raises:
-        DagError: Two lists beside each other differ in length.
+        DagError: Two adjacent lists differ in length.
     """
     for before, after in pairwise(nodes):
         if isinstance(before, Node) or isinstance(after, Node):
@@ -142,40 +139,40 @@ def chain(*nodes: Nodes) -> None:
             continue
         if len(before) != len(after):
             raise DagError(
-                f"chain: lists of {len(before)} and {len(after)} tasks are beside each other; they must be of the same "
-                "length; for an edge from each to each use cross_downstream"
+                f"chain: adjacent lists have {len(before)} and {len(after)} tasks; give both the same length, or use "
+                "cross_downstream for edges from each task to each"
             )
         for one, other in zip(before, after, strict=True):
             _join(one, other, None)
 
 
 def chain_linear(*nodes: Nodes) -> None:
-    """Let each node, or all of a list, come after all of the one before."""
+    """Make each node, or each node of a list, depend on all nodes of the argument before it."""
     for before, after in pairwise(nodes):
         _join(before, after, None)
 
 
 def cross_downstream(from_tasks: Sequence[Any], to_tasks: Nodes) -> None:
-    """Let each of some nodes come after each of others."""
+    """Make each of `to_tasks` depend on each of `from_tasks`."""
     _join(from_tasks, to_tasks, None)
 
 
 def connect(before: TaskNode, after: TaskNode, label: str = "") -> None:
-    """Let a task come after another one.
+    """Make `after` depend on `before`.
 
     Raises:
-        DagError: They are of different DAGs, or the same task.
+        DagError: The tasks belong to different DAGs, or are the same task.
     """
     if before is after:
-        raise DagError(f"task {before.task_id!r}: it cannot come after itself")
+        raise DagError(f"task {before.task_id!r} cannot depend on itself; remove the edge")
     if before.dag is None and after.dag is not None:
         before.dag = after.dag
     elif after.dag is None and before.dag is not None:
         after.dag = before.dag
     if before.dag is not after.dag:
         raise DagError(
-            f"task {after.task_id!r} of DAG {after.dag.dag_id!r} cannot come after task {before.task_id!r} of DAG "
-            f"{before.dag.dag_id!r}: tasks of different DAGs have no edges"
+            f"task {after.task_id!r} of DAG {after.dag.dag_id!r} cannot depend on task {before.task_id!r} of DAG "
+            f"{before.dag.dag_id!r}; connect tasks of the same DAG only"
         )
     before.downstream_task_ids.add(after.task_id)
     after.upstream_task_ids.add(before.task_id)
@@ -215,8 +212,8 @@ def _flatten(nodes: Iterable[Any], *, leaves: bool) -> list[TaskNode]:
             tasks = node.find_leaves() if leaves else node.find_roots()
         else:
             raise DagError(
-                f"{node!r} of type {type(node).__name__} cannot come before or after a task; only tasks, groups and "
-                "what @task functions return can"
+                f"{node!r} of type {type(node).__name__} cannot have edges; use a task, a group, or the output of a "
+                "@task function"
             )
         found.update((id(task), task) for task in tasks)
     return list(found.values())

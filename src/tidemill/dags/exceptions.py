@@ -1,6 +1,6 @@
-"""What ends the attempt of a task otherwise than by returning, and what is wrong with a DAG.
+"""Exceptions that end an attempt of a task, and errors in DAG files.
 
-The names of Airflow are accepted for those that users raise or catch.
+Exceptions that users raise or catch are also available under Airflow's names.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tidemill.core.errors import TidemillError
 
 
 class DagError(TidemillError, ValueError):
-    """A DAG file is wrong; the message names the DAG or the task, and the argument."""
+    """A DAG file is invalid; the message names the DAG or task, and the argument."""
 
 
 class DagCycleError(DagError):
-    """Tasks wait for each other in a circle."""
+    """The dependencies between tasks form a cycle."""
 
 
 class DuplicateTaskIdError(DagError):
@@ -25,61 +25,61 @@ class DuplicateTaskIdError(DagError):
 
 
 class TaskError(TidemillError):
-    """Base of what a task may raise to say how its attempt ends."""
+    """Base of the exceptions with which a task ends its attempt."""
 
 
 class TaskSkipped(TaskError):
-    """Raise it in a task to have it skipped."""
+    """Raise this in a task to skip it."""
 
 
 class TaskFailed(TaskError):
-    """Raise it in a task to have it fail without retries."""
+    """Raise this in a task to fail it without retries."""
 
 
 class TaskTimeout(BaseException):
-    """Raised in a task that takes longer than its `execution_timeout`; not caught by `except Exception`."""
+    """Raised in a task that exceeds its `execution_timeout`; `except Exception` does not catch it."""
 
 
 class SensorTimeout(TaskFailed):
-    """A sensor waited for longer than its `timeout`: it fails without retries."""
+    """A sensor exceeded its `timeout`; it fails without retries."""
 
 
 class TaskDeferralError(TaskError):
-    """The trigger of a deferred task raised, or ended without an event."""
+    """The trigger of a deferred task raised an exception, or ended without an event."""
 
 
 class TaskDeferralTimeout(TaskDeferralError):
-    """The trigger of a deferred task did not fire before the timeout of the deferral."""
+    """The trigger of a deferred task did not fire before the deferral timed out."""
 
 
 class ParamValidationError(DagError):
-    """A param has a value that its schema does not allow."""
+    """The value of a param violates its schema."""
 
 
 class NotFoundError(TidemillError, KeyError):
-    """A variable or connection does not exist."""
+    """A variable, a connection or another requested value does not exist."""
 
     def __str__(self) -> str:
-        """Return the message; a `KeyError` would show it in quotes."""
+        """Return the message without the quotes that `KeyError` adds."""
         return str(self.args[0])
 
 
 class LeftOutError(TidemillError, KeyError):
-    """Something that Airflow has, and tidemill has not; the message says why, and what to use instead."""
+    """A feature of Airflow that tidemill does not have; the message says why and what to use instead."""
 
     def __str__(self) -> str:
-        """Return the message; a `KeyError` would show it in quotes."""
+        """Return the message without the quotes that `KeyError` adds."""
         return str(self.args[0])
 
 
 class TaskDeferred(BaseException):
-    """Ends an attempt that hands its task to a trigger; `except Exception` does not catch it.
+    """Ends an attempt and hands its task to a trigger; `except Exception` does not catch it.
 
     Args:
         trigger: A `tidemill.triggers.base.BaseTrigger`.
-        method_name: The method of the operator that continues with the event.
-        kwargs: More arguments of that method.
-        timeout: How long the trigger may take, as a timedelta or in seconds; None: any time.
+        method_name: The operator's method that resumes the task with the trigger's event.
+        kwargs: More arguments for that method.
+        timeout: How long to wait for the trigger, as a timedelta or in seconds; None: no limit.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class TaskDeferred(BaseException):
         kwargs: Mapping[str, Any] | None = None,
         timeout: timedelta | float | None = None,
     ) -> None:
-        """Check nothing: what is wrong fails the attempt, with its own message."""
+        """Store the arguments unchecked: invalid ones fail the attempt later, with a message of their own."""
         super().__init__()
         self.trigger = trigger
         self.method_name = method_name
@@ -98,7 +98,6 @@ class TaskDeferred(BaseException):
         self.timeout = timeout
 
     def __repr__(self) -> str:
-        """Show the trigger and the method."""
         return f"<TaskDeferred trigger={self.trigger!r} method={self.method_name}>"
 
 

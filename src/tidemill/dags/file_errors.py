@@ -1,4 +1,4 @@
-"""What is said of an error that a DAG file raises: where it is, and what to write where Airflow has another name."""
+"""Describes errors raised by DAG files, with hints where Airflow uses another name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tidemill.core.errors import describe_error
 
-#: Arguments of Airflow that tidemill does not have, and what to do with them.
+#: Arguments of Airflow that tidemill does not have, and what to do instead.
 OLD_ARGUMENTS = {
     "access_control": "remove it",
     "concurrency": "use max_active_tasks",
@@ -16,9 +16,9 @@ OLD_ARGUMENTS = {
     "email_on_failure": "use on_failure_callback",
     "email_on_retry": "use on_retry_callback",
     "fail_stop": "use fail_fast",
-    "is_paused_upon_creation": "remove it, and use `tidemill dags pause`",
+    "is_paused_upon_creation": "remove it; pause the DAG with `tidemill dags pause`",
     "orientation": "remove it",
-    "provide_context": "remove it: a function gets what its arguments name",
+    "provide_context": "remove it: a function receives the context values that its parameters name",
     "schedule_interval": "use schedule",
     "sla": "use execution_timeout",
     "sla_miss_callback": "use dagrun_timeout and on_failure_callback",
@@ -30,7 +30,7 @@ _NAMES = "tidemill does not need Airflow; use its own names: from tidemill.dags 
 
 
 def explain_file_error(error: BaseException) -> str:
-    """Return the type and text of what a DAG file raised, with what to do where that is known.
+    """Return the type and message of a DAG file's error, with a hint if one is known.
 
     Example:
         >>> explain_file_error(ModuleNotFoundError("No module named 'airflow'", name="airflow"))[:62]
@@ -40,7 +40,7 @@ def explain_file_error(error: BaseException) -> str:
 
 
 def find_hint(error: BaseException) -> str:
-    """Return what to do, as the end of a sentence; empty if that is not known."""
+    """Return a hint to append to the error message; empty if none is known."""
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "airflow":
         return f"; {_NAMES}"
     if isinstance(error, TypeError) and (found := _UNEXPECTED.search(str(error))) is not None:
@@ -50,7 +50,7 @@ def find_hint(error: BaseException) -> str:
 
 
 def find_place(error: BaseException) -> str:
-    """Return where the syntax of a file is wrong, which the last line of a traceback lacks; else empty."""
+    """Return the file and line of a syntax error, which the last line of a traceback lacks; empty for other errors."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno is not None:
         return f" ({Path(error.filename).name}, line {error.lineno})"
     return ""

@@ -1,8 +1,8 @@
-"""Groups of tasks: what people see folded together, and what edges can be drawn to and from as a whole.
+"""Groups of tasks: folded together in the UI, and connected as a whole by edges.
 
-Groups exist for people and for edges alone: when a DAG runs there are only tasks.
+Groups exist only while a DAG is built and displayed; at run time there are only tasks.
 
-Invariant: the ids of tasks and groups of a DAG are different.
+Invariant: ids are unique across the tasks and groups of a DAG.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tidemill.dags.scope import open_dags, open_groups
 
 
 class TaskGroup(Node):
-    """A group of tasks; tasks created inside `with TaskGroup(...)` are in it.
+    """A group of tasks; tasks created inside `with TaskGroup(...)` belong to it.
 
     Args:
-        group_id: Its id; None: that of the DAG itself, which has no id.
-        prefix_group_id: Whether the ids of its tasks and groups begin with its own.
-        parent_group: The group that it is in; by default the one that is open.
+        group_id: The id of the group; None for the root group of a DAG.
+        prefix_group_id: Whether the ids of the group's tasks and groups start with the id of the group.
+        parent_group: The enclosing group; by default the one that is open.
         dag: The DAG; by default the one that is open.
-        default_args: Arguments of its tasks that do not have them, over those of the DAG.
-        tooltip: What it is, for people.
-        group_display_name: What people see instead of its id.
-        add_suffix_on_collision: Whether a number is added to an id that exists; otherwise that is an error.
+        default_args: Default arguments for the group's tasks; they override those of the DAG.
+        tooltip: A short description for people.
+        group_display_name: The name to show instead of the id.
+        add_suffix_on_collision: Whether to append a number to an id that is in use, instead of raising an error.
     """
 
     def __init__(
@@ -43,7 +43,6 @@ class TaskGroup(Node):
         group_display_name: str = "",
         add_suffix_on_collision: bool = False,
     ) -> None:
-        """Join its DAG, and the group that it is in."""
         self.children: dict[str, Any] = {}
         self.prefix_group_id = prefix_group_id
         self.default_args = dict(default_args or {})
@@ -54,7 +53,9 @@ class TaskGroup(Node):
             return
         self.dag = dag or (parent_group.dag if parent_group else open_dags.current)
         if self.dag is None:
-            raise DagError(f"group {group_id!r} is in no DAG; create it inside `with DAG(...)`, or give dag=")
+            raise DagError(
+                f"group {group_id!r} does not belong to a DAG; create it inside `with DAG(...)`, or pass dag="
+            )
         if self.parent_group is None:
             self.parent_group = find_open_group(self.dag)
         check_id("group_id", group_id)
@@ -69,21 +70,21 @@ class TaskGroup(Node):
 
     @property
     def label(self) -> str:
-        """What people see: its display name, or its id without those of the groups around it."""
+        """The name to show: the display name, or the id without the prefixes of enclosing groups."""
         return self.group_display_name or self._label
 
     @property
     def all_default_args(self) -> dict[str, Any]:
-        """The arguments of the groups around it, and its own over them."""
+        """The default arguments of this group and its enclosing groups; inner groups override outer ones."""
         outer = self.parent_group.all_default_args if self.parent_group else {}
         return {**outer, **self.default_args}
 
     def prefix_id(self, name: str) -> str:
-        """Return the id that a task or group of this name has in this group."""
+        """Return the full id of a task or group with this name in this group."""
         return f"{self.group_id}.{name}" if self.prefix_group_id and self.group_id else name
 
     def iter_tasks(self) -> Iterator[Any]:
-        """Yield the tasks in it, and in the groups in it."""
+        """Yield the tasks of this group and of all nested groups."""
         for child in self.children.values():
             if isinstance(child, TaskGroup):
                 yield from child.iter_tasks()
@@ -91,13 +92,13 @@ class TaskGroup(Node):
                 yield child
 
     def find_roots(self) -> Sequence[TaskNode]:
-        """Return the tasks that come after no other of the group."""
+        """Return the tasks without upstream tasks in the group."""
         tasks = list(self.iter_tasks())
         ids = {task.task_id for task in tasks}
         return [task for task in tasks if task.upstream_task_ids.isdisjoint(ids)]
 
     def find_leaves(self) -> Sequence[TaskNode]:
-        """Return the tasks that no other of the group comes after; instead of teardowns, those before them."""
+        """Return the tasks without downstream tasks in the group; teardowns are replaced by the tasks before them."""
         tasks = {task.task_id: task for task in self.iter_tasks()}
         leaves: dict[str, TaskNode] = {}
         for task in tasks.values():
@@ -106,28 +107,26 @@ class TaskGroup(Node):
         return list(leaves.values())
 
     def __enter__(self) -> TaskGroup:
-        """Open it: tasks created from now on are in it."""
+        """Open the group: tasks created inside the block belong to it."""
         open_groups.push(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         open_groups.pop()
 
     def __repr__(self) -> str:
-        """Show its id."""
         return f"<TaskGroup {self.group_id!r}>"
 
 
 def find_open_group(dag: Any) -> TaskGroup:
-    """Return the innermost group of a DAG that is open; otherwise the DAG's own."""
+    """Return the innermost open group of a DAG, or else the DAG's root group."""
     group = open_groups.current
     found: TaskGroup = group if group is not None and group.dag is dag else dag.task_group
     return found
 
 
 def _skip_teardowns(task: Any, tasks: dict[str, Any]) -> dict[str, TaskNode]:
-    """Return a task, or for a teardown what comes before it: nothing outside waits for a teardown."""
+    """Return the task, or for a teardown the tasks before it: nothing outside a group waits for its teardowns."""
     if not task.is_teardown:
         return {task.task_id: task}
     found: dict[str, TaskNode] = {}
@@ -142,7 +141,7 @@ def _skip_teardowns(task: Any, tasks: dict[str, Any]) -> dict[str, TaskNode]:
 
 
 class GroupCall(TaskGroup):
-    """A group that a `@task_group` function has filled; `output`: what the function returned."""
+    """A group filled by a `@task_group` function; `output` is the function's return value."""
 
     output: Any = None
 
@@ -154,14 +153,14 @@ def task_group(
     function: None = None, /, *, group_id: str | None = None, **arguments: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 def task_group(function: Any = None, /, *, group_id: str | None = None, **arguments: Any) -> Any:
-    """Turn a function that creates tasks into one that creates a group with them each time it is called.
+    """Turn a function that creates tasks into one that creates a group with those tasks each time it is called.
 
-    The call returns what the function returned, if that is the output of a task or a group of them; otherwise the
-    group, so that edges can be drawn to it.
+    The call returns the function's return value if that is a task output or a collection of task outputs; otherwise it
+    returns the group. Either can be used in edges.
 
     Args:
         function: The function.
-        group_id: The id of the group; by default the name of the function. A number is added if it exists.
+        group_id: The id of the group; by default the name of the function. A number is appended if the id is in use.
         arguments: More arguments of `TaskGroup`.
     """
     if function is None:
@@ -178,14 +177,14 @@ def _decorate(function: Callable[..., Any], *, group_id: str | None, arguments: 
         group = GroupCall(options.pop("group_id", name), **options)
         with group:
             group.output = function(*args, **kwargs)
-        # Edges are drawn to all of the group; what it returns is passed on to tasks.
+        # Edges connect to the whole group; the returned value is passed on to tasks.
         return GroupOutput(group) if isinstance(group.output, Node | dict | list | tuple) else group
 
     return _GroupFunction(function, create)
 
 
 class _GroupFunction:
-    """A `@task_group` function."""
+    """A function decorated with `@task_group`."""
 
     def __init__(self, function: Callable[..., Any], create: Callable[..., Any], **changed: Any) -> None:
         self._create = create
@@ -194,19 +193,17 @@ class _GroupFunction:
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Create a group."""
         return self._create(self._changed, args, kwargs)
 
     def override(self, **arguments: Any) -> _GroupFunction:
-        """Return the same with other arguments of the group."""
+        """Return a copy of this function with some arguments of the group replaced."""
         return _GroupFunction(self.function, self._create, **{**self._changed, **arguments})
 
 
 class GroupOutput(Node):
-    """What a `@task_group` function returned, which stands for the whole group in edges."""
+    """The return value of a `@task_group` function; in edges it stands for the whole group."""
 
     def __init__(self, group: GroupCall) -> None:
-        """Keep the group."""
         self.group = group
 
     def find_roots(self) -> Sequence[TaskNode]:
@@ -219,9 +216,9 @@ class GroupOutput(Node):
 
     @property
     def value(self) -> Any:
-        """What the function returned, to be passed to tasks."""
+        """The function's return value, to pass to tasks."""
         return self.group.output
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a part of what the function returned."""
+        """Return an item of the function's return value."""
         return self.value[key]

@@ -1,7 +1,7 @@
-"""The mapping that a context is: some of its values are asked for when they are first read.
+"""The mapping behind a context; some values are requested from the store when they are first read.
 
-Invariants: reading a name that Airflow's context has, and this one has not, says so by name; iterating over a context
-asks for nothing, and shows only what is there without asking.
+Invariants: reading a key that exists only in Airflow's context raises an error that explains it; iterating over a
+context sends no request and yields only values that are already present.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidemill.dags.exceptions import LeftOutError, NotFoundError
 _ASSETS = "tidemill has no assets"
 _DATES = "Airflow 3 no longer has it; use logical_date, or data_interval_start and data_interval_end"
 
-#: What Airflow's context has, or had, and this one has not, with the reason.
+#: Keys of Airflow's context, current or former, that do not exist here, each with the reason.
 LEFT_OUT: Final[Mapping[str, str]] = {
     **dict.fromkeys(("inlet_events", "outlet_events", "triggering_asset_events", "asset_state_store"), _ASSETS),
     **dict.fromkeys(("partition_key", "partition_date"), "runs have no partitions"),
@@ -28,20 +28,19 @@ _OF_DATE: Final = frozenset({"ds", "ds_nodash", "ts", "ts_nodash", "ts_nodash_wi
 
 
 class Context(dict[str, Any]):
-    """What a task knows while it runs, by name; `**context` of a function has all of it.
+    """The context of a running task, by key; a `**context` parameter of a function receives all of it.
 
     Args:
-        values: What is known.
-        later: Functions that return the values of more names; each is called at most once.
+        values: Values that are already known.
+        later: Functions that return the values of further keys; each is called at most once.
     """
 
     def __init__(self, values: Mapping[str, Any], later: Mapping[str, Callable[[], Any]]) -> None:
-        """Ask for nothing yet."""
         super().__init__(values)
         self._later = later
 
     def __missing__(self, key: str) -> Any:
-        """Ask for a value, or say why there is none."""
+        """Request the value of a key, or raise an error that says why there is none."""
         if key in self._later:
             value = self[key] = self._later[key]()
             return value
@@ -49,16 +48,16 @@ class Context(dict[str, Any]):
             raise LeftOutError(f"the context has no {key!r}: {LEFT_OUT[key]}")
         if key in _OF_DATE:
             raise NotFoundError(
-                f"the context has no {key!r}, because the run has no logical date; give it one with --logical-date"
+                f"the context has no {key!r}, because the run has no logical date; set one with --logical-date"
             )
         raise KeyError(key)
 
     def __contains__(self, key: object) -> bool:
-        """Return whether there is a value, or one can be asked for."""
+        """Return whether the key has a value, known or requested on access."""
         return super().__contains__(key) or key in self._later
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value; a default, if there is none."""
+        """Return the value of a key, or `default` if there is none."""
         return self[key] if key in self else default  # noqa: SIM401 - it is what `get` is made of
 
     def copy(self) -> Context:
@@ -70,5 +69,5 @@ class Context(dict[str, Any]):
         return Context({**self, **more}, self._later)
 
     def read_all(self) -> dict[str, Any]:
-        """Return all values, those included that have to be asked for."""
+        """Return all values, requesting those that are not yet known."""
         return {**self, **{key: self[key] for key in self._later}}

@@ -1,10 +1,11 @@
-"""Runs a DAG file in this process, and finds the DAGs in it and the files below the folder that it imported.
+"""Executes a DAG file in this process, and collects its DAGs and the files of the folder that it imported.
 
-The file is compiled from its text each time, and nothing is written beside it: a stored compilation could be older than
-the text, since it is compared by size and second only.
+The file is compiled from source each time, and no bytecode is written: cached bytecode is validated only by size and
+whole seconds of the modification time, so it could be stale.
 
-Invariants: what the file does to `sys.path` and to the warnings stays with it; modules that it imported stay imported;
-a hash is that of what was run, or older, so that a file that is saved while it is imported is seen to have changed.
+Invariants: changes that the file makes to `sys.path` and to the warnings are undone; modules that it imported stay
+imported. A hash belongs to the content that was executed or to an older one, so a file that is saved during its import
+counts as changed.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from tidemill.dags.scope import DAG_MODULE, collect_dags
 
 @dataclass(frozen=True, slots=True)
 class LoadedFile:
-    """What a DAG file holds.
+    """The contents of a DAG file.
 
     Attributes:
-        dags: By id.
-        modules: The files below the folder that it imported, relative to it, with the SHA-256 of their contents; the
-            file itself is among them.
-        opened: What else it read while it was imported, by its path below the folder, or absolute, with how that
-            looked then.
+        dags: The DAGs by id.
+        modules: The imported files of the folder, including the DAG file, by relative path, with the SHA-256 of their
+            contents.
+        opened: Other files that were read during the import, by path relative to the folder or absolute, with their
+            signatures at that time.
     """
 
     dags: dict[str, DAG]
@@ -43,30 +44,30 @@ class LoadedFile:
 
     @property
     def digest(self) -> str:
-        """A hash of all these files: whether the DAGs may be different now."""
+        """A hash over all imported files; if it is unchanged, so are the DAGs."""
         return combine_digests(self.modules)
 
 
 class ImportedFiles:
-    """Finds no module, but hashes those below a folder right before they are imported; for `sys.meta_path`.
+    """A finder for `sys.meta_path` that finds nothing but hashes the modules of a folder right before they are
+    imported.
 
     Args:
-        folder: The folder, resolved.
+        folder: The folder, with links resolved.
 
     Attributes:
         folder: The folder.
-        digests: The SHA-256 of each of them, by path.
-        opened: What else is read meanwhile.
+        digests: The SHA-256 of each module, by path.
+        opened: Other files that are read during the import.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Hash nothing yet."""
         self.folder = str(folder)
         self.digests: dict[str, str] = {}
         self.opened = OpenedFiles()
 
     def list_opened(self, modules: Collection[str]) -> dict[str, Signature]:
-        """Return what was read beside modules, with how it looked: by its path below the folder, else absolute."""
+        """Return the signatures of the files that were read besides modules, by relative path or else absolute path."""
         found = {self._shorten(path): signature for path, signature in self.opened.list_signatures().items()}
         return {name: signature for name, signature in found.items() if name not in modules}
 
@@ -74,34 +75,34 @@ class ImportedFiles:
         return path.removeprefix(f"{self.folder}/")
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Hash a module that is about to be imported; others say where it is."""
-        places = [place for place in (sys.path if path is None else path) if self._is_below(place)]
-        # The finder remembers what is in a folder, by the time of its last change.
-        found = PathFinder.find_spec(name, places) if places else None
+        """Hash a module that is about to be imported, and leave finding it to the other finders."""
+        folders = [entry for entry in (sys.path if path is None else path) if self._is_below(entry)]
+        # `PathFinder` caches folder listings by modification time, so this lookup costs little.
+        found = PathFinder.find_spec(name, folders) if folders else None
         if found is not None and found.origin is not None and found.has_location:
             self.note(found.origin, _read(Path(found.origin)))
         return None
 
     def note(self, path: str, content: bytes) -> None:
-        """Keep the hash of a file; the first one counts."""
+        """Store the hash of a file; the first hash of a file wins."""
         self.digests.setdefault(path, _digest(content))
 
-    def _is_below(self, place: object) -> bool:
-        # The user's code may have put anything there.
-        return isinstance(place, str) and (place == self.folder or place.startswith(f"{self.folder}/"))
+    def _is_below(self, path: object) -> bool:
+        # User code may have put any object into `sys.path`.
+        return isinstance(path, str) and (path == self.folder or path.startswith(f"{self.folder}/"))
 
 
 def load_file(path: Path | str, folder: Path | str, imported: ImportedFiles | None = None) -> LoadedFile:
-    """Run a DAG file.
+    """Execute a DAG file.
 
     Args:
         path: The file.
         folder: The folder of DAGs; modules in it can be imported.
-        imported: Where the hashes are kept, for one who needs them also if this raises.
+        imported: Collects the hashes, for callers that need them even if this function raises.
 
     Raises:
-        DagError: Two DAGs of the file have the same id, or one is wrong.
-        Exception: Whatever the file raises; also `SystemExit`.
+        DagError: Two DAGs of the file have the same id, or a DAG is invalid.
+        Exception: Any exception of the file, including `SystemExit`.
     """
     path, folder = locate_file(Path(path), Path(folder))
     imported = imported or ImportedFiles(folder)
@@ -122,7 +123,7 @@ def load_file(path: Path | str, folder: Path | str, imported: ImportedFiles | No
     finally:
         with contextlib.suppress(ValueError):  # the file may have changed the list
             sys.meta_path.remove(imported)
-        # The folder stays: tasks import modules as well, when they run.
+        # Keep the folder on the path: tasks import modules when they run.
         sys.path[:] = before if str(folder) in before else [str(folder), *before]
         sys.dont_write_bytecode = wrote
     found = [*opened, *(value for value in vars(module).values() if isinstance(value, DAG))]
@@ -131,10 +132,11 @@ def load_file(path: Path | str, folder: Path | str, imported: ImportedFiles | No
 
 
 def locate_file(path: Path, folder: Path) -> tuple[Path, Path]:
-    """Return a DAG file and its folder, as one import sees them.
+    """Return a DAG file and its folder as a single import sees them.
 
-    The folder is where its link points to now, and the file is below it, also if a link leads to the file: a folder
-    that another process replaces meanwhile (git-sync) is not half the old and half the new one.
+    The folder's link is resolved once, and the file is located below the result, even if a link leads to the file
+    itself.
+    So an import never mixes the old and the new checkout when another process (git-sync) replaces the link.
     """
     given, resolved = Path(os.path.abspath(path)), folder.resolve()  # noqa: PTH100 - links stay
     for base in (Path(os.path.abspath(folder)), resolved):  # noqa: PTH100
@@ -144,13 +146,13 @@ def locate_file(path: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def combine_digests(modules: dict[str, str]) -> str:
-    """Return one hash of files and theirs."""
+    """Return one hash over all files and their hashes."""
     text = "\n".join(f"{name} {digest}" for name, digest in sorted(modules.items()))
     return _digest(text.encode())
 
 
 def digest_files(folder: Path, names: list[str]) -> str:
-    """Return what `LoadedFile.digest` is for these files as they are now; one that is gone counts as empty."""
+    """Return the value of `LoadedFile.digest` for the current contents of these files; missing files count as empty."""
     return combine_digests({name: digest_file(folder / name) for name in names})
 
 
@@ -166,31 +168,31 @@ def _check_dags(found: list[DAG], path: Path) -> dict[str, DAG]:
 
 
 def find_imports(path: Path, folder: Path, known: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """Return a DAG file and the files below the folder that were imported, with the SHA-256 of their contents.
+    """Return a DAG file and the imported files below its folder, with the SHA-256 of their contents.
 
-    Also where reading the file failed: what it imported until then may be the reason.
+    This also works after a failed import, whose cause may be one of these files.
 
     Args:
         path: The file.
         folder: The folder.
-        known: The hashes that `ImportedFiles` has kept, by path; others are computed.
+        known: The hashes collected by `ImportedFiles`, by path; missing ones are computed.
     """
     path, folder = locate_file(path, folder)
     name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
     found = {name: known.get(str(path)) or digest_file(path)}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        # Most modules are elsewhere, and paths are slow.
+        # Most modules lie elsewhere; compare strings first, because `Path` is slow.
         if not isinstance(file, str) or not file.startswith(f"{folder}/") or name.startswith(DAG_MODULE):
             continue
-        place = Path(file)
-        if place.is_relative_to(folder) and place != path:
-            found[place.relative_to(folder).as_posix()] = known.get(file) or digest_file(place)
+        found_path = Path(file)
+        if found_path.is_relative_to(folder) and found_path != path:
+            found[found_path.relative_to(folder).as_posix()] = known.get(file) or digest_file(found_path)
     return found
 
 
 def digest_file(path: Path) -> str:
-    """Return the SHA-256 of a file as it is now; one that is gone counts as empty."""
+    """Return the SHA-256 of a file's current contents; a missing file counts as empty."""
     return _digest(_read(path))
 
 

@@ -1,4 +1,4 @@
-"""The functions and modules that templates find as `macros`."""
+"""The functions and modules available to templates as `macros`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 
 def ds_add(ds: str, days: int) -> str:
-    """Return a date, as YYYY-MM-DD, some days later.
+    """Return a date, as YYYY-MM-DD, with a number of days added.
 
     Example:
         >>> ds_add("2026-01-31", 1)
@@ -21,7 +21,7 @@ def ds_add(ds: str, days: int) -> str:
 
 
 def ds_format(ds: str, input_format: str, output_format: str) -> str:
-    """Return a date in another format.
+    """Convert a date from one `strftime` format to another.
 
     Example:
         >>> ds_format("2026-01-31", "%Y-%m-%d", "%d.%m.%y")

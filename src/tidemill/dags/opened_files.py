@@ -1,10 +1,10 @@
-"""Notes which files and folders a DAG file opens while it is imported, and how they looked then.
+"""Records which files and folders a DAG file opens during its import, with their signatures at that time.
 
-A DAG that is made from a file beside it changes with that file, so the parser and the workers compare these signatures
-with what is there later. Left out are modules of Python and of installed packages, what belongs to the system
-(`/proc`, `/dev`, `/sys`), and what the DAG file itself has written. What compiled code opens is not seen.
+DAGs that are generated from a data file must be parsed again when that file changes, so the parser and the workers
+compare these signatures with the current ones. Not recorded are modules of Python and of installed packages, system
+files (`/proc`, `/dev`, `/sys`), and files that the DAG file itself writes. Files opened by compiled code are not seen.
 
-Invariant: a signature is taken before the file is read, so that one that changes meanwhile is seen to have changed.
+Invariant: a signature is taken before the file is read, so a file that changes during the read counts as changed.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from collections.abc import Iterator
 from importlib.util import source_from_cache
 from pathlib import Path
 
-#: Size, number and times of a file; empty: it is not there.
+#: Modification time, size, inode and change time of a file; empty if it does not exist.
 Signature = tuple[int, ...]
-#: How many files are compared; a file that opens more is also read again every `dags.reparse_seconds`.
+#: The number of files that are compared. A DAG file that opens more is also parsed every `dags.reparse_seconds`.
 MAX_FILES = 500
 _IMPORTER = "importlib._bootstrap_external"
 _FOLDER_EVENTS = ("os.listdir", "os.scandir")
-#: Modules of Python and of this package, and what is no file.
+#: Modules of Python and of this package, and pseudo files.
 _IGNORED = (f"{Path(os.__file__).parent}/", f"{Path(__file__).parent.parent}/", "/proc/", "/sys/", "/dev/")
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _CHANGING_EVENTS = ("os.remove", "os.rename", "os.truncate", "os.mkdir", "os.rmdir")
 
 
 def sign_file(file: Path | str) -> Signature:
-    """Return what tells that a file has changed, without reading it; empty if it is not there."""
+    """Return a signature that changes whenever the file does, without reading the file; empty if it does not exist."""
     try:
-        stat = os.stat(file)  # noqa: PTH116 - for each file of each attempt
+        stat = os.stat(file)  # noqa: PTH116 - called for each file of each attempt; `Path.stat` is slower
     except (OSError, ValueError):
         return ()
     return stat.st_mtime_ns, stat.st_size, stat.st_ino, stat.st_ctime_ns
 
 
 class OpenedFiles:
-    """The files that are opened while one of these is watching."""
+    """Collects the files that are opened while it watches."""
 
     def __init__(self) -> None:
         self._signatures: dict[str, Signature] = {}
@@ -46,17 +46,17 @@ class OpenedFiles:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Note what this process opens in the block."""
+        """Record the files that this process opens inside the block."""
         with _AUDIT.notify(self):
             yield
 
     def list_signatures(self) -> dict[str, Signature]:
-        """Return what was read, by absolute path."""
+        """Return the signatures of the files that were read, by absolute path."""
         written = self._changed | {os.path.dirname(path) for path in self._changed}  # noqa: PTH120
         return {path: signature for path, signature in self._signatures.items() if path not in written}
 
     def note(self, event: str, arguments: tuple[object, ...]) -> None:
-        """Take an event of `sys.audit`."""
+        """Process one event of `sys.audit`."""
         if event == "open":
             path, _, flags = arguments
             if isinstance(flags, int) and flags & os.O_ACCMODE != os.O_RDONLY:
@@ -87,7 +87,7 @@ class OpenedFiles:
 
 
 class _Audit:
-    """Passes the events of `sys.audit` on; Python has no way to take back a hook, so there is one."""
+    """Forwards the events of `sys.audit`. Python cannot remove an audit hook, so the process installs a single one."""
 
     def __init__(self) -> None:
         self._installed = False
@@ -119,7 +119,7 @@ def _is_ignored(path: str) -> bool:
 
 
 def _find_path(path: object) -> str | None:
-    """Return an absolute path; None: it is a descriptor, or nothing that names a file."""
+    """Return an absolute path; None for a file descriptor or a value that is not a path."""
     if isinstance(path, int):
         return None
     try:
@@ -129,6 +129,6 @@ def _find_path(path: object) -> str | None:
 
 
 def _is_importer() -> bool:
-    """Tell whether Python's import looks for a module: what it lists is not what the file looks at."""
+    """Return whether the import system lists the folder to find a module, rather than the file's own code."""
     frame = sys._getframe(3)
     return frame.f_globals.get("__name__") == _IMPORTER or "importlib" in frame.f_code.co_filename

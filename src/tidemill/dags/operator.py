@@ -1,7 +1,7 @@
-"""What a task is: an operator, created with its arguments while a file is read, and executed when it is its turn.
+"""The base of all operators: created with their arguments when a file is parsed, executed when their task runs.
 
-Invariants: everything that can be wrong with the arguments is said while the file is read, with the id of the task and
-the name of the argument; creating an operator draws the edges from the tasks whose output its arguments have.
+Invariants: every invalid argument is reported when the file is parsed, with the id of the task and the name of the
+argument; creating an operator adds edges from the tasks whose outputs are among its arguments.
 """
 
 from __future__ import annotations
@@ -45,13 +45,12 @@ Callbacks = Callable[..., Any] | Sequence[Callable[..., Any]] | None
 
 
 class OperatorMeta(abc.ABCMeta):
-    """Creates operators: fills in `default_args` first, and draws edges afterwards."""
+    """Metaclass of operators: applies `default_args` before the constructor, and adds edges after it."""
 
     def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
-        """Create an operator."""
         owner = name_task(kwargs.get("task_id"))
         if args:
-            raise DagError(f"{owner}: {cls.__name__} takes no positional arguments; write name=value")
+            raise DagError(f"{owner}: {cls.__name__} accepts no positional arguments; pass them by name")
         given = dict(kwargs)
         defaults = collect_defaults(given)
         names = check_names(cls, owner, given, BaseOperator)
@@ -59,7 +58,7 @@ class OperatorMeta(abc.ABCMeta):
         try:
             operator = super().__call__(**filled)
         except TypeError as error:
-            # An argument that is missing; the message of Python names it, but not the task.
+            # A missing argument: Python's message names the argument but not the task.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
             raise DagError(f"{owner}: {error}") from error
@@ -71,42 +70,43 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
     """Base of all operators; override `execute`.
 
     Args:
-        task_id: The id of the task, without those of its groups.
-        doc_md: Its documentation, in Markdown.
-        task_display_name: What people see instead of its id.
-        retries: How many tries may follow the first one.
-        retry_delay: The pause before a retry, as a timedelta or in seconds.
-        retry_exponential_backoff: Whether the pauses grow.
-        max_retry_delay: The longest pause; by default a day.
-        execution_timeout: How long a try may take, over deferrals and queues; None: any time.
-        pool: The pool that it takes slots from.
-        pool_slots: How many.
-        priority_weight: Tasks with more go first.
-        weight_rule: Whether the weights of tasks `downstream` are added, those `upstream`, or none (`absolute`).
-        queue: Which workers may run it.
-        trigger_rule: Which ends of the tasks before it let it run.
-        depends_on_past: Whether it waits for its instance in the run before to succeed, or to be skipped.
-        wait_for_downstream: Whether it waits for the tasks directly after that instance, too.
-        max_active_tis_per_dag: How many instances of it may be active, in all runs.
-        max_active_tis_per_dagrun: How many in each run.
-        do_xcom_push: Whether what it returns is kept for other tasks.
-        multiple_outputs: Whether it returns a dict, each value of which is kept under its key as well.
-        on_execute_callback: Called with the context before a try.
-        on_success_callback: Called with the context after the task succeeded.
-        on_failure_callback: Called with the context after it failed.
-        on_retry_callback: Called with the context after a try failed that another one follows.
-        on_skipped_callback: Called with the context after it was skipped.
-        params: Parameters, over those of the DAG.
-        default_args: Arguments that it has unless they are given, over those of its groups and the DAG.
-        dag: Its DAG; by default the one that is open.
-        task_group: The group that it is in; by default the one that is open.
+        task_id: The id of the task, without the prefixes of its groups.
+        doc_md: The documentation of the task, in Markdown.
+        task_display_name: The name to show instead of the id.
+        retries: How many retries may follow the first try.
+        retry_delay: The delay before a retry, as a timedelta or in seconds.
+        retry_exponential_backoff: Whether the delay grows exponentially.
+        max_retry_delay: The longest delay; by default one day.
+        execution_timeout: How long a try may take, including deferrals and time in queues; None: no limit.
+        pool: The pool that the task takes slots from.
+        pool_slots: The number of slots that the task takes.
+        priority_weight: The priority of the task; higher weights run first.
+        weight_rule: Which weights add up to the effective priority: those of all tasks `downstream`, of all tasks
+            `upstream`, or none (`absolute`).
+        queue: The queue; only workers of this queue run the task.
+        trigger_rule: The condition on the states of the direct upstream tasks under which the task runs.
+        depends_on_past: Whether the task waits until its instance in the previous run has succeeded or was skipped.
+        wait_for_downstream: Whether the task also waits for the direct downstream tasks of that instance.
+        max_active_tis_per_dag: How many instances of the task may be active at once across all runs.
+        max_active_tis_per_dagrun: How many instances may be active at once in one run.
+        do_xcom_push: Whether to store the return value for other tasks.
+        multiple_outputs: Whether the task returns a dict whose values are also stored under their own keys.
+        on_execute_callback: Called with the context before each try.
+        on_success_callback: Called with the context after the task has succeeded.
+        on_failure_callback: Called with the context after the task has failed.
+        on_retry_callback: Called with the context after a failed try that will be retried.
+        on_skipped_callback: Called with the context after the task was skipped.
+        params: Params that override those of the DAG.
+        default_args: Default arguments of this task; they override those of its groups and DAG.
+        dag: The DAG; by default the one that is open.
+        task_group: The group; by default the one that is open.
 
     Attributes:
-        template_fields: The names of attributes that are rendered as templates before `execute`.
-        template_ext: Values of these endings are names of files that contain the template.
+        template_fields: The names of the attributes that are rendered as templates before `execute`.
+        template_ext: File name extensions; a value with one of them names a file that contains the template.
 
     Raises:
-        DagError: An argument is wrong.
+        DagError: An argument is invalid.
     """
 
     template_fields: Sequence[str] = ()
@@ -151,7 +151,6 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         dag: Any = None,
         task_group: TaskGroup | None = None,
     ) -> None:
-        """Check the arguments, and join the DAG and the group that are open."""
         arguments.check_id("task_id", task_id)
         name = f"task {task_id!r}"
         self.upstream_task_ids, self.downstream_task_ids = set(), set()
@@ -193,11 +192,12 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         if found is not None:
             self.dag = found
 
-    # -- its place in the DAG ------------------------------------------------------------------------------------------
+    # -- membership and edges
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def dag(self) -> Any:
-        """Its DAG; None: it has none yet."""
+        """The DAG of the task; None if it has none yet."""
         return self._dag
 
     @dag.setter
@@ -205,7 +205,7 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         if self._dag is dag:
             return
         if self._dag is not None:
-            raise DagError(f"task {self.task_id!r} is in DAG {self._dag.dag_id!r} already")
+            raise DagError(f"task {self.task_id!r} already belongs to DAG {self._dag.dag_id!r}")
         self.task_group = self.task_group or find_open_group(dag)
         self.task_id = dag.reserve_id(self.task_group.prefix_id(self.label))
         self._dag = dag
@@ -214,30 +214,30 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
 
     @property
     def dag_id(self) -> str:
-        """The id of its DAG."""
+        """The id of the DAG; empty if the task has none yet."""
         return self._dag.dag_id if self._dag is not None else ""
 
     @property
     def output(self) -> PlainXComArg:
-        """What it returns, as an argument for other tasks."""
+        """The return value of the task, as an argument for other tasks."""
         return PlainXComArg(self)
 
     @property
     def upstream_list(self) -> list[BaseOperator]:
-        """The tasks directly before it."""
+        """The direct upstream tasks."""
         return [self._dag.task_dict[name] for name in sorted(self.upstream_task_ids)]
 
     @property
     def downstream_list(self) -> list[BaseOperator]:
-        """The tasks directly after it."""
+        """The direct downstream tasks."""
         return [self._dag.task_dict[name] for name in sorted(self.downstream_task_ids)]
 
     def get_flat_relative_ids(self, *, upstream: bool = False) -> set[str]:
-        """Return the ids of all tasks after it; `upstream`: before it."""
+        """Return the ids of all tasks downstream of this one, or upstream of it if `upstream` is True."""
         return self._dag.find_relatives(self.task_id, upstream=upstream) if self._dag is not None else set()
 
     def _finish(self, given: Mapping[str, Any]) -> None:
-        """Draw the edges from the tasks whose output the arguments have, and check triggers among them."""
+        """Add edges from the tasks whose outputs are among the arguments, and check triggers among the arguments."""
         owner = f"task {self.task_id!r}"
         for field in self.template_fields:
             if not hasattr(self, field):
@@ -254,20 +254,20 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
             teardown.enclose(self)
 
     def _check_no_outputs(self, owner: str, name: str, value: Any) -> None:
-        """Refuse outputs of tasks in an argument that no template field holds: nothing would replace them."""
+        """Reject task outputs in an argument that is not a template field: nothing would replace them by values."""
         for output in list_outputs(owner, name, value):
             if not all(task.task_id in self.upstream_task_ids for task in output.iter_tasks()):
                 raise DagError(
-                    f"{owner}: argument {name!r} is the output of a task, which is known only when that has run; add "
-                    f"{name!r} to template_fields of {type(self).__name__}"
+                    f"{owner}: argument {name!r} is the output of a task, which is not known before that task has run; "
+                    f"add {name!r} to template_fields of {type(self).__name__}"
                 )
 
     # -- setup and teardown --------------------------------------------------------------------------------------------
 
     def as_setup(self) -> BaseOperator:
-        """Make it a setup: the tasks in its scope run only if it succeeded."""
+        """Make the task a setup: the tasks in its scope run only if it has succeeded."""
         if self.is_teardown:
-            raise DagError(f"task {self.task_id!r} is a teardown; it cannot be a setup as well")
+            raise DagError(f"task {self.task_id!r} is a teardown and cannot also be a setup")
         self.is_setup = True
         return self
 
@@ -277,16 +277,17 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         setups: BaseOperator | PlainXComArg | Iterable[Any] | None = None,
         on_failure_fail_dagrun: bool | None = None,
     ) -> BaseOperator:
-        """Make it a teardown: it runs after the tasks in its scope, however they end, if a setup succeeded.
+        """Make the task a teardown: it runs after all tasks in its scope have ended, in any state, if a setup
+        succeeded.
 
         Args:
-            setups: The setups whose scope it ends.
-            on_failure_fail_dagrun: Whether its failure makes the run fail.
+            setups: The setups whose scope the teardown closes.
+            on_failure_fail_dagrun: Whether a failure of the teardown fails the run.
         """
         if self.is_setup:
-            raise DagError(f"task {self.task_id!r} is a setup; it cannot be a teardown as well")
+            raise DagError(f"task {self.task_id!r} is a setup and cannot also be a teardown")
         if self.trigger_rule not in ("all_success", "all_done_setup_success"):
-            raise DagError(f"task {self.task_id!r}: trigger_rule of a teardown cannot be set; leave it out")
+            raise DagError(f"task {self.task_id!r}: a teardown cannot have a trigger_rule; leave it out")
         self.is_teardown = True
         self.trigger_rule = "all_done_setup_success"
         if on_failure_fail_dagrun is not None:
@@ -298,7 +299,7 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         return self
 
     def enclose(self, task: BaseOperator) -> None:
-        """Put a task between the setups of this teardown and itself."""
+        """Add edges that put a task between the setups of this teardown and the teardown."""
         if task.is_setup or task.is_teardown or task.task_id in self.upstream_task_ids:
             return
         connect(task, self)
@@ -307,45 +308,45 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
                 connect(setup, task)
 
     def __enter__(self) -> BaseOperator:
-        """Open the scope of a teardown: the tasks created inside are between its setups and itself."""
+        """Open the scope of a teardown: tasks created inside the block run between its setups and the teardown."""
         if not self.is_teardown:
             raise DagError(f"task {self.task_id!r} is not a teardown; `with` needs `task.as_teardown(setups=...)`")
         open_teardowns.push(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the scope."""
         open_teardowns.pop()
 
     # -- what users override and call ----------------------------------------------------------------------------------
 
     @property
     def log(self) -> logging.Logger:
-        """The logger of the task."""
+        """The logger of the operator's class."""
         return logging.getLogger(f"{type(self).__module__}.{type(self).__qualname__}")
 
     def execute(self, context: Any) -> Any:
-        """Do the work; what it returns is kept for other tasks.
+        """Run the task; the return value is stored for other tasks.
 
         Args:
-            context: What `get_current_context` returns.
+            context: The context, as `get_current_context` returns it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define execute")
 
     def on_kill(self) -> None:
-        """End what `execute` has started elsewhere; called when the attempt is ended from outside.
+        """Stop external work that `execute` has started; called when the attempt is stopped from outside.
 
-        A user cleared, marked or cancelled the task; it took longer than its `execution_timeout`; or its worker stopped
-        and waits no longer: then the attempt is repeated.
+        That happens when a user clears, marks or cancels the task, when the task exceeds its `execution_timeout`, and
+        when its
+        worker shuts down and stops waiting; in the last case the attempt is repeated.
         """
         return
 
     def pre_execute(self, context: Any) -> None:
-        """Do something before `execute`."""
+        """Hook that runs before `execute`."""
         return
 
     def post_execute(self, context: Any, result: Any = None) -> None:
-        """Do something after `execute`."""
+        """Hook that runs after `execute`."""
         return
 
     def defer(
@@ -356,13 +357,15 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         kwargs: Mapping[str, Any] | None = None,
         timeout: timedelta | float | None = None,
     ) -> NoReturn:
-        """End this attempt; the task continues in a method once a trigger has fired.
+        """End this attempt; a trigger waits, and the task then resumes in another method.
 
         Args:
-            trigger: What to wait for.
-            method_name: The method, called on a new instance with the context, `kwargs` and the payload as `event`.
+            trigger: The trigger to wait for.
+            method_name: The method that resumes the task: called on a new instance with the context, `kwargs`, and the
+                payload
+                as `event`.
             kwargs: More arguments of the method.
-            timeout: How long the trigger may take; None: any time.
+            timeout: How long to wait for the trigger, as a timedelta or in seconds; None: no limit.
 
         Raises:
             TaskDeferred: Always.
@@ -370,7 +373,6 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         raise TaskDeferred(trigger=trigger, method_name=method_name, kwargs=kwargs, timeout=timeout)
 
     def __repr__(self) -> str:
-        """Show the class and the id."""
         return f"<{type(self).__name__} {self.task_id!r}>"
 
 
@@ -378,7 +380,7 @@ _NO_OUTPUTS = frozenset({"dag", "task_group", "default_args"})
 
 
 def resolve_task(task: Any) -> BaseOperator:
-    """Return the task of a task or of its output."""
+    """Return the task of a task or of a task output."""
     task = task.operator if isinstance(task, PlainXComArg) else task
     if not isinstance(task, BaseOperator):
         raise DagError(f"{task!r} is not a task")

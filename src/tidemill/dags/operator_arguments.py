@@ -1,4 +1,4 @@
-"""Which arguments an operator accepts, and which it gets from `default_args` of its DAG and groups."""
+"""The arguments that an operator accepts, and those that it takes from `default_args` of its DAG and groups."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tidemill.dags.scope import open_dags
 
 
 def name_task(task_id: object) -> str:
-    """Return how a task is called in messages, before its id is checked."""
+    """Return the name of a task for messages, before its id has been checked."""
     return f"task {task_id!r}" if isinstance(task_id, str) else "a task without task_id"
 
 
 def collect_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `default_args` that hold for an operator with these arguments: DAG, groups, its own."""
+    """Return the merged `default_args` for an operator with these arguments: of DAG, groups and operator."""
     group = given.get("task_group")
     dag = given.get("dag") or (group.dag if group is not None else None) or open_dags.current
     own = given.get("default_args") or {}
@@ -31,9 +31,9 @@ def collect_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def list_names(cls: type, last: type) -> tuple[frozenset[str], bool]:
-    """Return the names of arguments that a class accepts, and whether it accepts any others.
+    """Return the argument names that a class accepts, and whether it accepts any other names.
 
-    A `**kwargs` stands for the arguments of the next class, up to `last`.
+    A `**kwargs` parameter stands for the arguments of the next class in the MRO, up to `last`.
     """
     names: set[str] = set()
     for each in cls.__mro__:
@@ -48,10 +48,10 @@ def list_names(cls: type, last: type) -> tuple[frozenset[str], bool]:
 
 
 def check_names(cls: type, owner: str, given: Mapping[str, Any], last: type) -> frozenset[str]:
-    """Return the names of arguments that a class accepts.
+    """Return the argument names that a class accepts.
 
     Raises:
-        DagError: One that is given is not among them.
+        DagError: A given argument is not among them.
     """
     names, others = list_names(cls, last)
     for name in given:

@@ -1,4 +1,4 @@
-"""What comes before and after the tasks of a DAG, over any number of edges."""
+"""Graph algorithms over the tasks of a DAG: topological order, cycles, and transitive relatives."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Protocol
 
 from tidemill.dags.exceptions import DagCycleError
 
-#: A longer circle is cut in the message.
+#: Longer cycles are cut in the message.
 _MAX_SHOWN = 12
 
 
 class Linked(Protocol):
-    """A task, as far as its edges are concerned."""
+    """The edges of a task."""
 
     upstream_task_ids: set[str]
     downstream_task_ids: set[str]
 
 
 def sort_tasks(tasks: Mapping[str, Linked]) -> list[str]:
-    """Return the ids so that each comes after those before it; those in a circle, and behind one, are missing.
+    """Return the ids in topological order; tasks on a cycle or downstream of one are missing.
 
-    The order does not depend on that of sets.
+    The order does not depend on set order.
     """
     missing = {name: len(task.upstream_task_ids) for name, task in tasks.items()}
     ready = deque(sorted(name for name, count in missing.items() if not count))
@@ -38,30 +38,30 @@ def sort_tasks(tasks: Mapping[str, Linked]) -> list[str]:
 
 
 def check_cycles(dag_id: str, tasks: Mapping[str, Linked]) -> None:
-    """Make sure that no task waits for itself.
+    """Check that the tasks have no cycle.
 
     Raises:
-        DagCycleError: There is a circle; the message shows it.
+        DagCycleError: There is a cycle; the message shows it.
     """
     sorted_ids = set(sort_tasks(tasks))
     left = sorted(name for name in tasks if name not in sorted_ids)
     if not left:
         return
-    # Each task that is left has one before it that is left: going back ends in a circle.
-    path, place = [left[0]], {left[0]: 0}
+    # Each remaining task has a remaining upstream task, so walking upstream must reach a cycle.
+    path, index = [left[0]], {left[0]: 0}
     while True:
         before = min(name for name in tasks[path[-1]].upstream_task_ids if name not in sorted_ids)
-        if before in place:
+        if before in index:
             break
-        place[before] = len(path)
+        index[before] = len(path)
         path.append(before)
-    circle = [before, *reversed(path[place[before] :])]
+    circle = [before, *reversed(path[index[before] :])]
     shown = " >> ".join(circle[:_MAX_SHOWN]) + (" >> ..." if len(circle) > _MAX_SHOWN else "")
-    raise DagCycleError(f"DAG {dag_id!r}: tasks wait for each other in a circle: {shown}; remove one of the edges")
+    raise DagCycleError(f"DAG {dag_id!r}: the dependencies form a cycle: {shown}; remove one of the edges")
 
 
 def find_relatives(tasks: Mapping[str, Linked], task_id: str, *, upstream: bool) -> set[str]:
-    """Return the ids of all tasks after one; `upstream`: before it."""
+    """Return the ids of all tasks downstream of a task, or upstream of it if `upstream` is True."""
     found: set[str] = set()
     waiting = [task_id]
     while waiting:

@@ -1,4 +1,4 @@
-"""Parameters of runs: their defaults, and the JSON schema that their values have to match."""
+"""Params of runs: their defaults, and the JSON schema that their values must match."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Final
 from tidemill.dags.exceptions import DagError, ParamValidationError
 from tidemill.runtime.json.schema import SchemaError, check_schema, find_mismatch
 
-#: Stands for a default that is not given: a run has to give the value.
+#: Stands for a missing default; each run must then supply the value.
 NOT_SET: Final = object()
-#: Defaults that are measured as larger are refused: several times as much as a run may be given.
+#: Defaults measured above this size are refused; it is several times the limit for the values of a run.
 _MOST: Final = 8 * 1024 * 1024
 
 
 class Param:
-    """A parameter of a run.
+    """A param of a run.
 
     Args:
-        default: Its value unless the run gives one; without it, the run has to give one.
-        description: What it is, for people.
-        schema: JSON schema of its values, by keyword: `Param(5, type="integer", minimum=1)`.
+        default: The value for runs that do not supply one; without a default, every run must supply a value.
+        description: A description for people.
+        schema: The JSON schema of the values, as keywords: `Param(5, type="integer", minimum=1)`.
 
     Example:
         >>> Param(5, type="integer", minimum=1).resolve(7)
@@ -30,26 +30,25 @@ class Param:
     """
 
     def __init__(self, default: Any = NOT_SET, description: str | None = None, **schema: Any) -> None:
-        """Keep them; the DAG checks them."""
         self.default = default
         self.description = description
-        # Airflow has the schema in an argument of its own as well.
+        # Airflow also accepts the schema as a single argument.
         self.schema: dict[str, Any] = {**schema.pop("schema", {}), **schema}
 
     @property
     def has_default(self) -> bool:
-        """Whether a run need not give a value."""
+        """Whether runs may omit the value."""
         return self.default is not NOT_SET
 
     def resolve(self, value: Any = NOT_SET, name: str = "param") -> Any:
         """Return the value for a run.
 
         Args:
-            value: What the run gives; by default nothing.
-            name: How the param is called in messages.
+            value: The value that the run supplies, if any.
+            name: The name of the param, for messages.
 
         Raises:
-            ParamValidationError: It does not match the schema, or there is none.
+            ParamValidationError: The value does not match the schema, or there is neither a value nor a default.
         """
         found = self.default if value is NOT_SET else value
         if found is NOT_SET:
@@ -59,18 +58,18 @@ class Param:
         return found
 
     def check_schema(self, owner: str, name: str) -> None:
-        """Check the schema.
+        """Check that the schema is valid.
 
         Raises:
-            DagError: It cannot be used.
+            DagError: The schema is invalid.
         """
         try:
             check_schema(self.schema)
         except SchemaError as error:
-            raise DagError(f"{owner}: the schema of param {name!r} cannot be used: {error}") from None
+            raise DagError(f"{owner}: the schema of param {name!r} is invalid: {error}") from None
 
     def require(self, name: str) -> Param:
-        """Return a param without the default, if the schema does not allow that; else this one."""
+        """Return this param, or a copy without the default if the schema does not allow the default."""
         try:
             self.resolve(name=name)
         except ParamValidationError:
@@ -83,7 +82,7 @@ class Param:
         """Check the default, if there is one.
 
         Raises:
-            DagError: It does not match the schema.
+            DagError: The default does not match the schema.
         """
         if self.has_default:
             try:
@@ -92,36 +91,35 @@ class Param:
                 raise DagError(f"{owner}: the default of {error}") from None
 
     def __repr__(self) -> str:
-        """Show the default and the schema."""
         default = repr(self.default) if self.has_default else ""
         return f"Param({', '.join([default, *(f'{key}={value!r}' for key, value in self.schema.items())])})"
 
 
 def check_value(name: str, value: Any, schema: Mapping[str, Any]) -> None:
-    """Check a value against JSON schema.
+    """Check a value against a JSON schema.
 
     Raises:
-        ParamValidationError: It does not match.
+        ParamValidationError: The value does not match.
     """
     try:
         mismatch = find_mismatch(json.dumps(schema), value, f"param {name!r}")
     except SchemaError as error:
-        raise ParamValidationError(f"param {name!r}: its schema cannot be used: {error}") from None
+        raise ParamValidationError(f"the schema of param {name!r} is invalid: {error}") from None
     if mismatch:
         raise ParamValidationError(mismatch)
 
 
 def wrap_params(owner: str, params: Mapping[str, Any] | None, *, may_lack: bool = False) -> dict[str, Param]:
-    """Return params by name, the plain ones among them as defaults without a schema.
+    """Return params by name; a plain value becomes the default of a param without a schema.
 
     Args:
-        owner: What has them, for messages.
+        owner: The owner of the params, for messages.
         params: The params.
-        may_lack: Whether a default that the schema does not allow means that each run has to give a value, as where
-            no run is created by a schedule; else it is an error.
+        may_lack: Whether to drop a default that the schema does not allow, so that each run must supply the value; used
+            for DAGs without a schedule. If False, such a default is an error.
 
     Raises:
-        DagError: A name is not a text, or a param is wrong.
+        DagError: A name is not a string, or a param is invalid.
     """
     if params is not None and not isinstance(params, Mapping):
         raise DagError(f"{owner}: params must be a mapping of names to values, got {params!r}")
@@ -141,8 +139,8 @@ def wrap_params(owner: str, params: Mapping[str, Any] | None, *, may_lack: bool 
 
 
 def _check_size(owner: str, name: str, default: Any) -> None:
-    """Refuse what is built of shared parts, and would take all memory to be written."""
+    """Reject a default that refers to shared parts so often that serializing it would exhaust the memory."""
     from tidemill.runtime.json.validator import measure
 
     if isinstance(default, dict | list | tuple | set | frozenset) and measure(default, _MOST)[0] >= _MOST:
-        raise DagError(f"{owner}: the default of param {name!r} is too large, or contains itself; use a path or a key")
+        raise DagError(f"{owner}: the default of param {name!r} is too large, or contains itself; pass a path or a key")

@@ -1,4 +1,4 @@
-"""How an attempt ended: what a worker reports. Values are encoded (`runtime.json.codec`)."""
+"""The results of attempts, as workers report them. Values are encoded by `runtime.json.codec`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class AttemptSucceeded:
-    """The attempt returned, or the callback did."""
+    """The attempt or the callback returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +16,9 @@ class AttemptFailed:
     """The attempt failed.
 
     Attributes:
-        error: What happened, in a line, for people; the traceback is in the log.
+        error: One line for people that says what happened; the traceback is in the log.
         may_retry: Whether the retries of the task apply.
-        origin: The class and the places of the exception, for callbacks; None: there was none.
+        origin: The class and frames of the exception, for callbacks; None if there was no exception.
     """
 
     error: str
@@ -28,7 +28,7 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSkipped:
-    """The attempt skipped its task. `reason`: for people."""
+    """The attempt skipped its task; `reason` is for people."""
 
     reason: str = ""
 
@@ -38,12 +38,12 @@ class AttemptDeferred:
     """The attempt handed its task to a trigger.
 
     Attributes:
-        classpath: Where the class of the trigger is imported from.
-        kwargs: Its arguments, encoded.
-        method: The method of the operator that continues.
+        classpath: The import path of the trigger class.
+        kwargs: The arguments of the trigger, encoded.
+        method: The operator's method that resumes the task.
         method_kwargs: The arguments of that method, encoded.
-        timeout_us: How long the trigger may take, in microseconds; None: any time.
-        trigger: The trigger itself, for what else depends on it, such as the key of a shared stream.
+        timeout_us: How long to wait for the trigger, in microseconds; None: no limit.
+        trigger: The trigger itself, for values derived from it, such as the key of a shared stream.
     """
 
     classpath: str
@@ -59,13 +59,13 @@ Ending = AttemptSucceeded | AttemptFailed | AttemptSkipped | AttemptDeferred
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """How an attempt ended, and what follows from it.
+    """The ending of an attempt, and its effects.
 
     Attributes:
-        ending: How.
-        xcoms: What it returned, by key, encoded; what it pushed itself is stored already.
-        skip: The tasks directly downstream that are skipped.
-        skip_all_downstream: Whether all tasks downstream but teardowns are skipped.
+        ending: How the attempt ended.
+        xcoms: The returned values by key, encoded; values that the task pushed itself are already stored.
+        skip: The direct downstream tasks to skip.
+        skip_all_downstream: Whether to skip all downstream tasks except teardowns.
     """
 
     ending: Ending

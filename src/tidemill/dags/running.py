@@ -1,7 +1,7 @@
-"""Makes one attempt of a task, or runs one of its callbacks: everything between a claim and a report.
+"""Runs one attempt of a task or one of its callbacks: everything between the claim and the report.
 
-Processes, timeouts, signals and logs are around it. Whatever the user's code does, an `AttemptResult` says how it
-ended; only `KeyboardInterrupt` goes through.
+Processes, timeouts, signals and logs belong to the caller. Whatever the user's code does, the ending is returned as an
+`AttemptResult`; only `KeyboardInterrupt` propagates.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from tidemill.runtime.json.codec import decode, encode
 log = logging.getLogger(__name__)
 
 _MICROSECONDS: Final = 1_000_000
-#: A longer error is cut. It is masked later, and what is left of it shown to people is far shorter.
+#: Longer errors are cut here, before secrets are masked; the text shown to people is cut much shorter later.
 _MAX_ERROR: Final = 1_000_000
 
 
 def run_attempt(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
-    """Make an attempt: begin a task, or continue it after a deferral, or run a callback.
+    """Run an attempt: start a task, resume it after a deferral, or run a callback.
 
     Args:
-        dag: The DAG, as its file defines it now.
+        dag: The DAG, as its file currently defines it.
         claim: The attempt.
-        services: Whom the attempt asks.
+        services: Access to XComs, variables, connections and other runs.
     """
     try:
         return _run(dag, claim, services)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        # Not raised by what the user wrote for this attempt: a param, a claim that cannot be decoded.
+        # Raised outside of the user's task code, for example by a param, or by a claim that cannot be decoded.
         return AttemptResult(_classify(error))
 
 
@@ -67,10 +67,10 @@ def _run(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
         return AttemptResult(
             AttemptFailed(f"DAG {claim.dag_id!r} no longer has a task {claim.task_id!r} ({claim.file})")
         )
-    # Rendering and executing change the operator: each attempt has its own.
+    # Rendering and executing change the operator, so each attempt works on a copy.
     task = copy.copy(original)
     context = build_context(task, dag, claim, services, _merge_params(dag, task, claim))
-    # A callback that takes too long is not the task, whose `on_kill` ends its work.
+    # For a callback there is no current operator: if it times out, `on_kill` must not stop the task's work.
     with running(None if claim.callback is not None else task, context, services):
         if claim.callback is not None:
             return _run_callbacks(task, claim.callback, context)
@@ -85,7 +85,7 @@ def _run(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
         except BaseException as error:
             return AttemptResult(_classify(error, task))
         finally:
-            if is_interrupted():  # its code may have swallowed the exception, or raised another one
+            if is_interrupted():  # the task's code may have swallowed the exception, or raised another
                 kill(task)
     ti = context["ti"]
     return AttemptResult(AttemptSucceeded(), xcoms, tuple(sorted(ti.skipped)), ti.skips_all)
@@ -95,21 +95,21 @@ def _render(dag: Any, task: Any, context: Context) -> None:
     """Render the template fields of a task.
 
     Raises:
-        ValueError: One of them cannot be rendered.
+        ValueError: A field cannot be rendered.
     """
     try:
         renderer = Renderer(partial(build_environment, dag), context, task.template_ext)
         for field, value in render_fields(task, task.template_fields, renderer).items():
             setattr(task, field, value)
-    except RecursionError:  # its traceback would be thousands of lines
+    except RecursionError:  # its traceback would have thousands of lines
         raise ValueError("a template field contains itself, or is nested too deeply") from None
 
 
 def _merge_params(dag: Any, task: Any, claim: Claim) -> dict[str, Any]:
-    """Return the parameters of the run, with those of the task for which the run has no value.
+    """Return the params of the run, together with those of the task that the run does not set.
 
     Raises:
-        ParamValidationError: What the run gives is not what the task accepts, or the task has no value.
+        ParamValidationError: A value of the run does not match the task's schema, or the task lacks a value.
     """
     given: dict[str, Any] = decode(claim.params) or {}
     own = wrap_params(f"task {task.task_id!r}", task.params) if task is not None else {}
@@ -141,7 +141,7 @@ def _execute(task: Any, resume: ResumeClaim | None, context: Context) -> Any:
 def _find_method(task: Any, name: object) -> Callable[..., Any]:
     method = getattr(task, name, None) if isinstance(name, str) else None
     if not callable(method):
-        raise DagError(f"task {task.task_id!r}: {type(task).__name__} has no method {name!r} to continue with")
+        raise DagError(f"task {task.task_id!r}: {type(task).__name__} has no method {name!r} to resume with")
     found: Callable[..., Any] = method
     return found
 
@@ -152,11 +152,11 @@ def _accepts_event(method: Callable[..., Any]) -> bool:
 
 
 def _collect_xcoms(task: Any, result: Any) -> tuple[tuple[str, str], ...]:
-    """Return what an attempt keeps of what it returned.
+    """Return the XComs for the value that an attempt returned.
 
     Raises:
-        EncodingError: It cannot be written down.
-        TaskFailed: It is to have several outputs, and is not a dict.
+        EncodingError: The value cannot be serialized.
+        TaskFailed: The task has `multiple_outputs`, but did not return a dict with string keys.
     """
     if not task.do_xcom_push or result is None:
         return ()
@@ -167,14 +167,14 @@ def _collect_xcoms(task: Any, result: Any) -> tuple[tuple[str, str], ...]:
         for key, value in result.items():
             if not isinstance(key, str):
                 raise TaskFailed(f"multiple_outputs needs a dict with strings as keys; the task returned key {key!r}")
-            check_text("the returned value", "a key of it", key)
+            check_text("the returned value", "a key", key)
             found[key] = encode(value, f"the returned value[{key!r}]")
     found[RETURN_VALUE] = encode(result, "the returned value")
     return tuple(found.items())
 
 
 def _defer(task: Any, deferral: TaskDeferred) -> Ending:
-    """Write a deferral down."""
+    """Check and serialize a deferral."""
     try:
         given = {} if deferral.kwargs is None else deferral.kwargs
         _check_continuation(task, deferral.method_name, given)
@@ -190,10 +190,10 @@ def _defer(task: Any, deferral: TaskDeferred) -> Ending:
 
 
 def _check_continuation(task: Any, name: object, kwargs: object) -> None:
-    """Make sure that a method can continue the task with these arguments, before anything waits for a trigger.
+    """Check that a method can resume the task with these arguments, before anything waits for the trigger.
 
     Raises:
-        DagError: It cannot.
+        DagError: The method does not exist, or does not accept the arguments.
     """
     method = _find_method(task, name)
     owner = f"task {task.task_id!r}: the kwargs of the deferral"
@@ -201,32 +201,32 @@ def _check_continuation(task: Any, name: object, kwargs: object) -> None:
         raise DagError(f"{owner} must be a dict with the arguments of {name}, not {type(kwargs).__name__}")
     for key in kwargs:
         if not isinstance(key, str):
-            raise DagError(f"{owner} have the key {key!r}; names of arguments are strings")
+            raise DagError(f"{owner} have the key {key!r}; argument names must be strings")
         if key in ("context", "event"):
-            raise DagError(f"{owner} have {key!r}, which {name} is given anyway; use another name")
+            raise DagError(f"{owner} have {key!r}, which tidemill passes to {name} itself; use another name")
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):
-        return  # a method written in C, for example
+        return  # the method has no signature, for example because it is written in C
     event = {} if name == "execute" and not _accepts_event(method) else {"event": None}
     try:
         signature.bind(None, **kwargs, **event)
     except TypeError as error:
         raise DagError(
-            f"task {task.task_id!r}: {type(task).__name__}.{name} cannot continue with the arguments of the deferral "
+            f"task {task.task_id!r}: {type(task).__name__}.{name} does not accept the arguments of the deferral "
             f"(context, {', '.join([*kwargs, *event])}): {error}"
         ) from None
 
 
 def _classify(error: BaseException, task: Any = None) -> Ending:
-    """Return what follows from an error, and log it with its traceback."""
+    """Return the ending for an exception, and log the exception with its traceback."""
     if isinstance(error, TaskSkipped):
         reason = str(error)
         log.info("skipped: %s", reason or "TaskSkipped was raised")
         return AttemptSkipped(_shorten(escape_surrogates(reason)))
     if isinstance(error, TaskTimeout) and task is not None:
         kill(task)
-    # The frames of this module help nobody.
+    # The frames of this module would only distract in the traceback.
     shown = error.with_traceback(_skip_own_frames(error))
     log.error("the attempt failed: %s", describe_error(error), exc_info=(type(error), shown, shown.__traceback__))
     if isinstance(error, SystemExit):
@@ -235,7 +235,7 @@ def _classify(error: BaseException, task: Any = None) -> Ending:
 
 
 def _shorten(text: str) -> str:
-    """Return a text that every database accepts: without NUL, and not too long."""
+    """Return a text that every database accepts: without NUL, and cut at the limit."""
     text = text.replace("\0", "\\x00")
     return text if len(text) <= _MAX_ERROR else f"{text[:_MAX_ERROR]}..."
 
@@ -248,19 +248,19 @@ def _skip_own_frames(error: BaseException) -> Any:
 
 
 def kill(task: Any) -> None:
-    """Call `on_kill` of a task that is ended from outside, once; what it raises is logged."""
+    """Call `on_kill` of a task that is stopped from outside, at most once; exceptions are logged."""
     try:
         with killing(task) as first:
             if first:
                 task.on_kill()
     except KeyboardInterrupt:
         raise
-    except BaseException:  # `SystemExit` too: what ended the task is what counts
+    except BaseException:  # including `SystemExit`: the cause of the kill decides the ending
         log.exception("on_kill of task %r failed", task.task_id)
 
 
 def _explain_callback(callback: CallbackClaim) -> dict[str, Any]:
-    """Return what the context of a callback says of what happened."""
+    """Return the context keys that describe the event to a callback."""
     error = callback.error
     return {"exception": None if error is None else rebuild_exception(error, callback.origin), "reason": error}
 
@@ -272,7 +272,7 @@ def _run_callbacks(task: Any, callback: CallbackClaim, context: Context) -> Atte
 
 
 def _run_dag_callback(dag: Any, claim: Claim, callback: CallbackClaim, services: TaskServices) -> AttemptResult:
-    """Run a callback of the run as a whole, which no task is behind."""
+    """Run a callback of the DAG run, which has no task."""
     context = build_context(None, dag, claim, services, _merge_params(dag, None, claim))
     context = context.extend(_explain_callback(callback))
     with running(None, context, services):
@@ -281,14 +281,14 @@ def _run_dag_callback(dag: Any, claim: Claim, callback: CallbackClaim, services:
 
 
 def _call_all(callbacks: tuple[Callable[..., Any], ...], context: Context, name: str) -> str:
-    """Call callbacks one after another; return what went wrong first."""
+    """Call all callbacks in order; return the first error, or an empty string."""
     failed = ""
     for callback in callbacks:
         try:
             callback(context)
         except (KeyboardInterrupt, TaskTimeout):
             raise
-        except BaseException as error:  # `SystemExit` too
+        except BaseException as error:  # including `SystemExit`
             log.exception("the %s callback failed", name)
             failed = failed or f"the {name} callback failed: {describe_error(error)}"
     return failed

@@ -1,4 +1,4 @@
-"""Reads the `schedule`, `start_date` and `end_date` of a DAG."""
+"""Parses the `schedule`, `start_date` and `end_date` of a DAG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.dags.exceptions import DagError
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When a DAG runs by itself, as in `core.tasks.structure.ScheduleStructure`; times are UTC."""
+    """When runs of a DAG are due; see `core.tasks.structure.ScheduleStructure`. Times are UTC."""
 
     kind: str = "none"
     cron: str = ""
@@ -28,17 +28,17 @@ def describe_schedule(owner: str, schedule: object, start_date: object, end_date
     """Return the schedule of a DAG.
 
     Args:
-        owner: How the DAG is called in messages.
-        schedule: What the user gave.
-        start_date: What the user gave; without a time zone it is UTC.
-        end_date: Likewise.
+        owner: The name of the DAG, for messages.
+        schedule: The `schedule` argument of the DAG.
+        start_date: The `start_date` argument; without a time zone it is UTC.
+        end_date: The `end_date` argument; without a time zone it is UTC.
 
     Raises:
-        DagError: One of them is wrong.
+        DagError: An argument is invalid.
     """
     start, end = _read_date(owner, "start_date", start_date), _read_date(owner, "end_date", end_date)
     if start is not None and end is not None and end < start:
-        raise DagError(f"{owner}: end_date {end.isoformat()} is before start_date {start.isoformat()}")
+        raise DagError(f"{owner}: end_date {end.isoformat()} is before start_date {start.isoformat()}; change one")
     if schedule is None:
         return Schedule(start=start, end=end)
     if isinstance(schedule, timedelta):
@@ -56,7 +56,7 @@ def describe_schedule(owner: str, schedule: object, start_date: object, end_date
     try:
         check_cron(cron)
     except InvalidScheduleError as error:
-        raise DagError(f"{owner}: schedule {schedule!r} is not a cron expression: {error}") from None
+        raise DagError(f"{owner}: schedule {schedule!r} is not a valid cron expression: {error}") from None
     return Schedule("cron", cron=cron, zone=_find_zone(owner, start_date), start=start, end=end)
 
 
@@ -81,17 +81,17 @@ def _find_zone(owner: str, start_date: object) -> str:
         return "UTC"
     if isinstance(zone, ZoneInfo) and zone.key:
         try:
-            # What the scheduler does; a zone that was read from a file may have any name.
+            # The scheduler will look the zone up by name; a zone that was read from a file may have any key.
             ZoneInfo(zone.key)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             raise DagError(
-                f"{owner}: the time zone of start_date, {zone.key!r}, is not known on this machine; correct it, or "
+                f"{owner}: this machine does not know {zone.key!r}, the time zone of start_date; correct the name, or "
                 "install the package tzdata"
             ) from None
         return zone.key
     if isinstance(zone, timezone) and not zone.utcoffset(None):
         return "UTC"
     raise DagError(
-        f"{owner}: the time zone of start_date, {zone}, has no name, so it is not known when its clocks change; use "
-        "zoneinfo.ZoneInfo('Europe/Vienna'), for example"
+        f"{owner}: the time zone of start_date, {zone}, has no name, so its daylight saving rules are unknown; use a "
+        "named zone such as zoneinfo.ZoneInfo('Europe/Vienna')"
     )

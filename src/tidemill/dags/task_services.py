@@ -1,7 +1,7 @@
-"""What an attempt is told, and whom it asks: the claim that a worker got, and the store behind the worker.
+"""The interface between an attempt and its worker: the claim, and the requests to the store behind the worker.
 
-Both are protocols: a worker's process, `tidemill dags test` and tests have their own. Values are texts of
-`runtime.json.codec`, times are UTC microseconds.
+Both are protocols, implemented by the worker's process, by `tidemill dags test` and by tests. Values are encoded by
+`runtime.json.codec`; times are UTC in microseconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class ResumeClaim(Protocol):
-    """How an attempt continues: the method, its encoded arguments, and the encoded event."""
+    """How a task resumes: the method, its encoded arguments, and the encoded event."""
 
     @property
     def method(self) -> str: ...
@@ -21,7 +21,7 @@ class ResumeClaim(Protocol):
 
 
 class CallbackClaim(Protocol):
-    """Which callback is to be run; `store.calls.all_calls.ClaimedCallback` says what each field means."""
+    """The callback to run; `store.calls.all_calls.ClaimedCallback` documents the fields."""
 
     @property
     def name(self) -> str: ...
@@ -40,7 +40,7 @@ class CallbackClaim(Protocol):
 
 
 class Claim(Protocol):
-    """An attempt that is to be made now; `store.calls.all_calls.ClaimedAttempt` says what each field means."""
+    """The attempt to run; `store.calls.all_calls.ClaimedAttempt` documents the fields."""
 
     @property
     def task(self) -> int: ...
@@ -85,7 +85,7 @@ class Claim(Protocol):
 
 
 class PastRun(Protocol):
-    """A run, of this DAG or another; `store.calls.people_calls.RunRecord` says what each field means."""
+    """A run of this DAG or of another; `store.calls.people_calls.RunRecord` documents the fields."""
 
     @property
     def dag_id(self) -> str: ...
@@ -112,10 +112,10 @@ class PastRun(Protocol):
 
 
 class TaskServices(Protocol):
-    """What an attempt can ask for; each call waits for the answer.
+    """The requests that an attempt can make; each call blocks until the response.
 
     Raises:
-        tidemill.core.errors.TidemillError: The store cannot be reached, or the attempt has been replaced.
+        tidemill.core.errors.TidemillError: The store cannot be reached, or another attempt has replaced this one.
     """
 
     def get_xcom(
@@ -127,15 +127,17 @@ class TaskServices(Protocol):
         dag_id: str | None = None,
         run_id: str | None = None,
     ) -> tuple[str | None, ...]:
-        """Return what tasks pushed under a key, in order; None: nothing. By default in this run."""
+        """Return the values that tasks pushed under a key, in order; None where there is none. Default: this run."""
         ...
 
     def get_earlier_run(self, state: str | None) -> PastRun | None:
-        """Return the run of this DAG with the logical date before that of this run, in a state; None: there is none."""
+        """Return the run of this DAG with the closest earlier logical date, optionally in one state; None if there is
+        none.
+        """
         ...
 
     def get_run(self, dag_id: str, run_id: str) -> PastRun | None:
-        """Return a run; None: there is none."""
+        """Return a run; None if it does not exist."""
         ...
 
     def push_xcom(self, key: str, value: str) -> None:
@@ -143,7 +145,7 @@ class TaskServices(Protocol):
         ...
 
     def get_variable(self, key: str) -> str | None:
-        """Return the value of a variable, as it was set; None: it does not exist."""
+        """Return the value of a variable, as it was set; None if it does not exist."""
         ...
 
     def set_variable(self, key: str, value: str, description: str | None = None) -> None:
@@ -151,25 +153,25 @@ class TaskServices(Protocol):
         ...
 
     def delete_variable(self, key: str) -> bool:
-        """Delete a variable; False: it did not exist."""
+        """Delete a variable; return False if it did not exist."""
         ...
 
     def get_connection(self, conn_id: str) -> str | None:
-        """Return a connection, as JSON of the fields of `tidemill.dags.Connection`; None: it does not exist."""
+        """Return a connection, as JSON of the fields of `tidemill.dags.Connection`; None if it does not exist."""
         ...
 
     def get_task_state(self, key: str) -> str | None:
-        """Return what earlier attempts of this task stored; None: nothing."""
+        """Return the value that an earlier attempt of this task stored; None if there is none."""
         ...
 
     def set_task_state(self, key: str, value: str) -> None:
-        """Store a value that outlives retries."""
+        """Store a value that survives retries."""
         ...
 
     def delete_task_state(self, key: str) -> None:
-        """Delete such a value."""
+        """Delete a value stored by `set_task_state`."""
         ...
 
     def clear_task_state(self) -> None:
-        """Delete all such values of this task."""
+        """Delete all values stored by `set_task_state` for this task."""
         ...

@@ -1,7 +1,7 @@
-"""Renders the arguments of a task that are templates, just before it runs.
+"""Renders the template fields of a task right before it runs.
 
-Texts are templates; outputs of other tasks are replaced by their values; lists, tuples, sets and dicts are searched for
-both. A text without a mark of a template is not touched.
+Strings are templates; outputs of other tasks are replaced by their values; lists, tuples, sets and dicts are searched
+for both. A string without template syntax is returned unchanged.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from tidemill.dags.lazy_context import LEFT_OUT
 from tidemill.dags.xcom_arg import RunValue
 
 _MARKS: Final = ("{{", "{%", "{#")
-#: The name under which a template has the context of the task; not one that a template can write.
+#: The name that holds the task's context in a template; template syntax cannot spell it.
 _CONTEXT: Final = "the context of the task"
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A value that is not rendered. `value`: the value."""
+    """A value that is not rendered."""
 
     value: Any
 
 
 def literal(value: Any) -> Literal:
-    """Return a value that is passed to the task as it is, even if it looks like a template."""
+    """Return a wrapper that passes a value to the task unrendered, even if it looks like a template."""
     return Literal(value)
 
 
 class _TemplateContext(jinja2.runtime.Context):
-    """The names of a template, with those of the task's context that are asked for only where they are used."""
+    """The names of a template; names of the task's context are looked up only when the template uses them."""
 
     def resolve_or_missing(self, key: str) -> Any:
         found = super().resolve_or_missing(key)
@@ -52,10 +52,10 @@ class _TemplateContext(jinja2.runtime.Context):
 
 
 def build_environment(dag: Any) -> jinja2.Environment:
-    """Return the environment in which the templates of a DAG are rendered."""
+    """Return the Jinja environment for the templates of a DAG."""
     folders = [*dag.template_searchpath, *([str(Path(dag.fileloc).parent)] if dag.fileloc else [])]
     kind = jinja2.nativetypes.NativeEnvironment if dag.render_template_as_native_obj else jinja2.Environment
-    # What is rendered are commands and texts, not pages: nothing is escaped.
+    # Templates render commands and plain text, not HTML, so nothing is escaped.
     environment = kind(loader=jinja2.FileSystemLoader(folders), undefined=jinja2.StrictUndefined, cache_size=0)
     environment.context_class = _TemplateContext
     environment.globals.update(dag.user_defined_macros)
@@ -68,15 +68,14 @@ class Renderer:
     """Renders values in a context.
 
     Args:
-        build: Returns the environment for templates; it takes a while, and most tasks have none.
-        context: What they can use.
-        extensions: Texts with these endings are names of files that contain the template.
+        build: Returns the Jinja environment; called only if there is a template, because building it is slow.
+        context: The names available to templates.
+        extensions: A string that ends in one of these names a file that contains the template.
     """
 
     def __init__(
         self, build: Callable[[], jinja2.Environment], context: Mapping[str, Any], extensions: Sequence[str] = ()
     ) -> None:
-        """Keep them."""
         self._build = build
         self._context = context
         self._extensions = tuple(extensions)
@@ -86,10 +85,10 @@ class Renderer:
         return self._build()
 
     def render(self, value: Any) -> Any:
-        """Return a value with everything in it rendered.
+        """Return a value with everything inside it rendered.
 
         Raises:
-            jinja2.TemplateError: A template is wrong, or uses a name that does not exist.
+            jinja2.TemplateError: A template is invalid, or uses an undefined name.
         """
         if isinstance(value, str):
             return self._render_text(value)
@@ -119,10 +118,10 @@ class Renderer:
 
 
 def render_copy(owner: Any, fields: Sequence[str], renderer: Renderer) -> Any:
-    """Return a shallow copy of an object with its fields rendered; the object itself if nothing in them is a template.
+    """Return a shallow copy of an object with its fields rendered, or the object itself if nothing changed.
 
     Raises:
-        ValueError: One of them cannot be rendered; the message names it, and the cause is chained.
+        ValueError: A field cannot be rendered; the message names the field, and the cause is chained.
     """
     rendered = render_fields(owner, fields, renderer)
     if not rendered:
@@ -134,10 +133,10 @@ def render_copy(owner: Any, fields: Sequence[str], renderer: Renderer) -> Any:
 
 
 def render_fields(owner: Any, fields: Sequence[str], renderer: Renderer) -> dict[str, Any]:
-    """Return the attributes that are different once they are rendered.
+    """Return the attributes that change when they are rendered.
 
     Raises:
-        ValueError: One of them cannot be rendered; the message names it, and the cause is chained.
+        ValueError: A field cannot be rendered; the message names the field, and the cause is chained.
     """
     found = {}
     for field in fields:
@@ -145,7 +144,7 @@ def render_fields(owner: Any, fields: Sequence[str], renderer: Renderer) -> dict
         try:
             rendered = renderer.render(value)
         except jinja2.TemplateNotFound as error:
-            raise ValueError(f"the file {error.name!r} of the template field {field!r} was not found") from error
+            raise ValueError(f"template field {field!r}: the file {error.name!r} does not exist") from error
         except jinja2.TemplateError as error:
             raise ValueError(f"the template field {field!r} cannot be rendered: {error.message}") from error
         if rendered is not value:

@@ -1,7 +1,7 @@
-"""How a trigger is written down for the process that will run it, and whether it can be created from that.
+"""Serializes a trigger for the process that will run it, and checks that it can be created again.
 
-Invariant: what is returned was tried: the class imports by its classpath, accepts the arguments, and serializes to the
-same ones.
+Invariant: the result has been tried: the class can be imported by its classpath, accepts the arguments, and serializes
+to the same arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def write_trigger(trigger: Any) -> tuple[str, str]:
     """Return the classpath and the encoded arguments of a trigger.
 
     Raises:
-        DagError: It is not a trigger, or cannot be created again from what `serialize` returns.
+        DagError: The object is not a trigger, or cannot be created again from the result of `serialize`.
     """
     if not isinstance(trigger, BaseTrigger):
         raise DagError(f"{trigger!r} is not a trigger; it must inherit from tidemill.triggers.base.BaseTrigger")
@@ -33,13 +33,13 @@ def write_trigger(trigger: Any) -> tuple[str, str]:
         again = cls(**kwargs)
     except Exception as error:
         raise DagError(
-            f"{classpath} does not accept what serialize() of {kind} returns: {describe_error(error)}"
+            f"{classpath} does not accept the kwargs that serialize() of {kind} returns: {describe_error(error)}"
         ) from error
     text = encode_sorted(kwargs, f"kwargs of {kind}")
     classpath_again, kwargs_again = _serialize(again, kind)
     if classpath_again != classpath or encode_sorted(kwargs_again, f"kwargs of {kind}") != text:
         raise DagError(
-            f"serialize() of {kind} does not return what the trigger was created from: created from "
+            f"serialize() of {kind} must return the arguments that the trigger was created with; created with "
             f"{_show(classpath, kwargs)}, it returns {_show(classpath_again, kwargs_again)}"
         )
     return classpath, text
@@ -49,7 +49,7 @@ def check_triggers(owner: str, given: Mapping[str, Any]) -> None:
     """Check the triggers among the arguments of a task.
 
     Raises:
-        DagError: One of them does not import or round-trip; the message names the task and the argument.
+        DagError: A trigger cannot be imported or does not round-trip; the message names the task and the argument.
     """
     for name, value in given.items():
         if isinstance(value, BaseTrigger):
@@ -71,14 +71,14 @@ def _find_class(classpath: str, kind: str) -> Any:
     module_name, _, name = classpath.rpartition(".")
     if module_name.startswith(DAG_MODULE):
         raise DagError(
-            f"{kind} is defined in a DAG file, which no triggerer imports; put it into a module beside the file"
+            f"{kind} is defined in a DAG file, which triggerers do not import; move it to a module next to the file"
         )
     try:
         cls = getattr(importlib.import_module(module_name), name)
     except Exception as error:
         raise DagError(
-            f"{kind} cannot be imported as {classpath!r}, which its serialize() returns: {describe_error(error)}; put "
-            "the class into a module, not into a function"
+            f"{kind} cannot be imported as {classpath!r}, which its serialize() returns: {describe_error(error)}; "
+            "define the class at the top level of a module"
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, BaseTrigger)):
         raise DagError(f"{classpath!r}, which serialize() of {kind} returns, is not a trigger class")

@@ -1,4 +1,4 @@
-"""Variables: texts that all DAGs share."""
+"""Variables: strings that all DAGs share."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _NOT_GIVEN: Final = object()
 
 
 class Variable:
-    """Variables, by key."""
+    """Access to variables, which are strings shared by all DAGs."""
 
     @classmethod
     def get(cls, key: str, default: Any = _NOT_GIVEN, deserialize_json: bool = False) -> Any:
         """Return the value of a variable.
 
         Args:
-            key: Its key.
-            default: What to return if it does not exist.
-            deserialize_json: Whether its text is JSON.
+            key: The key of the variable.
+            default: The value to return if the variable does not exist.
+            deserialize_json: Whether to decode the value as JSON.
 
         Raises:
-            NotFoundError: It does not exist, and there is no default.
-            ValueError: It is not JSON.
+            NotFoundError: The variable does not exist, and there is no default.
+            ValueError: The value is not JSON.
         """
         text = find_services(f"variable {key!r}").get_variable(key)
         if text is None:
@@ -38,7 +38,7 @@ class Variable:
 
     @classmethod
     def set(cls, key: str, value: Any, description: str | None = None, serialize_json: bool = False) -> None:
-        """Set a variable to a text; `serialize_json`: to a value as JSON."""
+        """Set a variable to a string, or to the JSON of `value` if `serialize_json` is True."""
         text = json.dumps(value, indent=2) if serialize_json else str(value)
         find_services(f"variable {key!r}").set_variable(key, text, description)
 
@@ -49,18 +49,16 @@ class Variable:
 
 
 class VariableAccessor:
-    """Variables in templates: `var.value.name`, `var.json.name`, `var.value.get('name', 'default')`."""
+    """Access to variables in templates: `var.value.name`, `var.json.name`, `var.value.get('name', 'default')`."""
 
     def __init__(self, *, deserialize_json: bool) -> None:
-        """Read texts, or JSON."""
         self._deserialize_json = deserialize_json
 
     def __getattr__(self, key: str) -> Any:
-        """Return a variable."""
         if key.startswith("__"):
             raise AttributeError(key)
         return Variable.get(key, deserialize_json=self._deserialize_json)
 
     def get(self, key: str, default: Any = _NOT_GIVEN) -> Any:
-        """Return a variable, or a default."""
+        """Return the value of a variable, or `default` if it does not exist."""
         return Variable.get(key, default, deserialize_json=self._deserialize_json)

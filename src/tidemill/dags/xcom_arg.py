@@ -1,4 +1,4 @@
-"""Outputs of tasks as arguments of others: passing one makes the other task wait, and is its value when that runs."""
+"""Task outputs as arguments: passing one to a task adds an edge, and the task receives the value when it runs."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from tidemill.dags.edges import Node, TaskNode
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.group import GroupOutput
 
-#: The key of what a task returns.
+#: The key of a task's return value.
 RETURN_VALUE: Final = "return_value"
-#: Types of arguments that contain no output of a task.
+#: Argument types that cannot contain a task output.
 PLAIN_TYPES: Final = frozenset({str, int, float, bool, NoneType, timedelta, datetime, FunctionType})
 
 
 class RunValues(Protocol):
-    """What a run knows."""
+    """The values of a run that references resolve to."""
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """The parameters of the run."""
+        """The params of the run."""
         ...
 
     def read_xcom(self, task_id: str, key: str) -> Any:
-        """Return what a task of the run pushed under a key; None: nothing."""
+        """Return the value that a task of the run pushed under a key; None if there is none."""
         ...
 
 
 class RunValue(abc.ABC):
-    """A value that exists once a DAG runs."""
+    """A reference to a value that exists only once a DAG runs."""
 
     @abc.abstractmethod
     def iter_tasks(self) -> Iterator[TaskNode]:
-        """Yield the tasks that it is the output of."""
+        """Yield the tasks that must run before the value exists."""
 
     @abc.abstractmethod
     def resolve(self, values: RunValues) -> Any:
@@ -44,43 +44,42 @@ class RunValue(abc.ABC):
 
 
 class DagParam(RunValue):
-    """A parameter of the run, as an argument of a `@dag` function.
+    """A param of the run, as an argument of a `@dag` function.
 
     Args:
-        name: Its name.
+        name: The name of the param.
     """
 
     def __init__(self, name: str) -> None:
-        """Keep the name."""
         self.name = name
 
     def iter_tasks(self) -> Iterator[TaskNode]:
-        """Yield nothing: no task has to run first."""
+        """Yield nothing: a param depends on no task."""
         return iter(())
 
     def resolve(self, values: RunValues) -> Any:
-        """Return the value of the run."""
+        """Return the value of the param in the run."""
         return values.params[self.name]
 
     def __str__(self) -> str:
-        """Return a template for it, for use inside of texts."""
+        """Return a template of the param, for use inside strings."""
         return f"{{{{ params[{self.name!r}] }}}}"
 
 
 class XComArg(RunValue, Node):
-    """The output of a task, which exists once it has run."""
+    """The output of a task, which exists once the task has run."""
 
     def find_roots(self) -> Sequence[TaskNode]:
-        """Return its tasks."""
+        """Return the tasks of the output."""
         return list(self.iter_tasks())
 
     def find_leaves(self) -> Sequence[TaskNode]:
-        """Return its tasks."""
+        """Return the tasks of the output."""
         return list(self.iter_tasks())
 
 
 class PlainXComArg(XComArg):
-    """What a task pushed under a key.
+    """The value that a task pushes under a key.
 
     Args:
         operator: The task.
@@ -88,7 +87,6 @@ class PlainXComArg(XComArg):
     """
 
     def __init__(self, operator: Any, key: str = RETURN_VALUE) -> None:
-        """Keep both."""
         self.operator = operator
         self.key = key
 
@@ -97,78 +95,74 @@ class PlainXComArg(XComArg):
         yield self.operator
 
     def resolve(self, values: RunValues) -> Any:
-        """Return what was pushed; None: nothing was."""
+        """Return the pushed value; None if there is none."""
         return values.read_xcom(self.operator.task_id, self.key)
 
     def __getitem__(self, key: str) -> PlainXComArg:
-        """Return the output under another key, as a task with `multiple_outputs` pushes it."""
+        """Return the output under another key, as tasks with `multiple_outputs` push it."""
         if not isinstance(key, str):
             raise TypeError(
-                f"the output of task {self.operator.task_id!r} is not known while the file is read, so it has no item "
-                f"{key!r}; keys are texts, for tasks with multiple_outputs"
+                f"the output of task {self.operator.task_id!r} is not known while the file is parsed, so it has no "
+                f"item {key!r}; use a string key, and multiple_outputs=True in the task"
             )
         return PlainXComArg(self.operator, key)
 
     def __iter__(self) -> Iterator[Any]:
-        """Refuse: how many items there are is not known while the file is read."""
+        """Raise an error: the number of items is unknown while the file is parsed."""
         raise TypeError(
-            f"the output of task {self.operator.task_id!r} is not known while the file is read, so it cannot be "
-            "iterated over; do it in a task"
+            f"the output of task {self.operator.task_id!r} is not known while the file is parsed, so it cannot be "
+            "iterated over here; iterate in a task"
         )
 
     def __bool__(self) -> bool:
-        """Refuse: the value is not known while the file is read."""
+        """Raise an error: the value is unknown while the file is parsed."""
         raise TypeError(
-            f"the output of task {self.operator.task_id!r} is not known while the file is read; use @task.branch or "
-            "@task.short_circuit to decide by it"
+            f"the output of task {self.operator.task_id!r} is not known while the file is parsed; to decide by it, use "
+            "@task.branch or @task.short_circuit"
         )
 
     def __str__(self) -> str:
-        """Return a template for it, for use inside of texts."""
+        """Return a template of the output, for use inside strings."""
         key = "" if self.key == RETURN_VALUE else f", key={self.key!r}"
         return f"{{{{ task_instance.xcom_pull(task_ids={self.operator.task_id!r}{key}) }}}}"
 
     def __repr__(self) -> str:
-        """Show the task and the key."""
         return f"<XComArg {self.operator.task_id}.{self.key}>"
 
     def __eq__(self, other: object) -> bool:
-        """Compare task and key."""
         if isinstance(other, PlainXComArg):
             return self.operator is other.operator and self.key == other.key
         return NotImplemented
 
     def __hash__(self) -> int:
-        """Hash task and key."""
         return hash((id(self.operator), self.key))
 
-    # The output of a task stands for the task: setups and teardowns are usually written with @task functions.
+    # In edges and as setup or teardown, an output stands for its task, since most tasks are written as @task functions.
 
     def as_setup(self) -> PlainXComArg:
-        """Make its task a setup."""
+        """Make the task a setup; see `BaseOperator.as_setup`."""
         self.operator.as_setup()
         return self
 
     def as_teardown(self, *, setups: Any = None, on_failure_fail_dagrun: bool | None = None) -> PlainXComArg:
-        """Make its task a teardown; see `BaseOperator.as_teardown`."""
+        """Make the task a teardown; see `BaseOperator.as_teardown`."""
         self.operator.as_teardown(setups=setups, on_failure_fail_dagrun=on_failure_fail_dagrun)
         return self
 
     def __enter__(self) -> PlainXComArg:
-        """Open the scope of its task; see `BaseOperator.__enter__`."""
+        """Open the scope of the task; see `BaseOperator.__enter__`."""
         self.operator.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close it."""
         self.operator.__exit__(*error)
 
 
 def list_outputs(owner: str, name: str, value: Any) -> list[RunValue]:
-    """Return the outputs of tasks in an argument, at any depth of lists, tuples, sets and dicts.
+    """Return the task outputs in an argument, at any depth of lists, tuples, sets and dicts.
 
     Raises:
-        DagError: The argument is a task, not its output; or it contains itself.
+        DagError: The argument contains a task instead of its output, or contains itself.
     """
     try:
         return list(_find_outputs(value))
@@ -177,7 +171,7 @@ def list_outputs(owner: str, name: str, value: Any) -> list[RunValue]:
 
 
 def _find_outputs(value: Any) -> Iterator[RunValue]:
-    # In the order of what arguments mostly are: a file may have thousands of tasks.
+    # The types are tested in order of frequency, because a file may have thousands of tasks.
     if type(value) in PLAIN_TYPES:
         return
     if isinstance(value, dict):

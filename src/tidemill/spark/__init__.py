@@ -1,4 +1,4 @@
-"""Pipelines on Spark, live and bounded. Names are loaded when they are first used."""
+"""Pipelines on Spark, live and bounded. Each name is loaded on first use."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What a live pipeline and a backfill share as the foreground of their process: signals, exit codes, log context.
+"""The foreground of a process that runs a live pipeline or a backfill: signals, exit codes, log context.
 
-Signal handlers and other threads only put a wake-up into the run's queue. The thread that runs a pipeline or a backfill
-waits on that queue alone; whatever can block (a handler's `on_startup`, brokers, Spark) runs in a thread beside it, so
-that a request to end is noticed at every moment.
+Signal handlers and other threads only put a wake-up into the run's queue. The thread that runs the pipeline or backfill
+waits on that queue alone. Everything that may block (a handler's `on_startup`, brokers, Spark) runs in another thread,
+so a request to end is noticed at any moment.
 
-Invariant: after a request to end, the waiting thread continues within `END_SECONDS`, wherever the other one hangs. The
-other one is a daemon thread: it does not keep the process alive. All steps of the end of a start share that one
-deadline; what is left of Spark then is killed.
+Invariant: after a request to end, the waiting thread continues within `END_SECONDS`, wherever the other thread hangs.
+The other thread is a daemon thread, so it does not keep the process alive. All steps that end a start share one
+deadline; after it, the rest of Spark is killed.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ WordT = TypeVar("WordT")
 
 #: How long all steps of a start together may take to end after a request to end.
 END_SECONDS = 1.0
-#: How long it may take to tidy up what was killed.
+#: How long the cleanup after a kill may take.
 KILLED_SECONDS = 0.3
-#: A signal is noticed after this long at the latest.
+#: The maximum delay until a signal is noticed.
 WAIT_SECONDS = 0.25
 
 
 class Wake(enum.Enum):
-    """Why the thread that runs a pipeline or a backfill has something to do."""
+    """Wake-ups of the thread that runs a pipeline or a backfill."""
 
     #: A step of the start or the stop has ended.
     STEPPED = enum.auto()
@@ -58,13 +58,13 @@ class Wake(enum.Enum):
     DRAIN = enum.auto()
     STOP = enum.auto()
     SPARK_LOST = enum.auto()
-    #: Something happened that concerns reloads of the user's code.
+    #: An event that concerns reloads of the user's code.
     RELOAD = enum.auto()
     #: The engines have ended.
     FINISHED = enum.auto()
 
 
-#: Wake-ups that may be left over when the engines have ended.
+#: Wake-ups that may be left in the queue when the engines have ended.
 LEFT_OVER = (Wake.DRAIN, Wake.SPARK_LOST, Wake.RELOAD, Wake.FINISHED)
 
 
@@ -72,12 +72,11 @@ class StartStoppedError(Exception):
     """A step was ended on request.
 
     Attributes:
-        at_once: Whether it was requested twice.
-        deadline: The `time.monotonic()` at which everything else has to have ended, too.
+        at_once: Whether the end was requested twice.
+        deadline: The `time.monotonic()` by which all other steps must have ended, too.
     """
 
     def __init__(self, *, at_once: bool, deadline: float) -> None:
-        """Say how."""
         super().__init__("ended on request")
         self.at_once = at_once
         self.deadline = deadline
@@ -91,19 +90,19 @@ def unless_stopped(
     ignored: Collection[WordT] = (),
     deadline: float | None = None,
 ) -> ResultT:
-    """Run one step of a start or a stop in another thread and return its result.
+    """Run one step of a start or a stop in another thread, and return its result.
 
     Args:
-        work: What may block.
-        words: Where requests to end arrive: everything but `done` and what is ignored.
-        done: What the other thread puts there when it ends.
-        abort: Called in this thread when the step is to end; must not block.
-        ignored: What may arrive without being a request to end.
+        work: The step; it may block.
+        words: The queue for requests to end: every word except `done` and the ignored ones.
+        done: The word that the other thread adds when the step has ended.
+        abort: Called in this thread to end the step; it must not block.
+        ignored: Words that are not requests to end.
         deadline: The `time.monotonic()` at which the step is ended in any case.
 
     Raises:
-        StartStoppedError: A request to end came first, and then the step ended, `END_SECONDS` passed, or a second
-            request came. Or the deadline has passed.
+        StartStoppedError: A request to end came before the step was done, or the deadline has passed. It is raised once
+            the step has ended, `END_SECONDS` have passed, or a second request has come.
     """
     result: Future[ResultT] = Future()
 
@@ -116,7 +115,7 @@ def unless_stopped(
 
     threading.Thread(target=run, name="tidemill-start", daemon=True).start()
     try:
-        # An earlier step that was given up may say only now that it has ended.
+        # An abandoned earlier step may report only now that it has ended.
         while (word := take(words, deadline)) in ignored or (word is done and not result.done()):
             pass
     except queue.Empty:
@@ -134,10 +133,10 @@ def unless_stopped(
 
 
 def take(words: queue.SimpleQueue[WordT], deadline: float | None = None) -> WordT:
-    """Return the next word, which a signal handler of this thread may put there.
+    """Return the next word, which a signal handler of this thread may add.
 
-    A signal that arrives just before the thread begins to wait does not end the wait, and its handler runs only after
-    it: so no wait is long.
+    A signal that arrives just before the wait begins does not interrupt it, and its handler runs only afterwards.
+    Therefore every single wait is short.
 
     Args:
         words: The queue.
@@ -157,16 +156,16 @@ def take(words: queue.SimpleQueue[WordT], deadline: float | None = None) -> Word
 
 @contextlib.contextmanager
 def running(spark: Spark, words: queue.SimpleQueue[WordT], done: WordT, ignored: Collection[WordT]) -> Iterator[None]:
-    """Start Spark for a block and stop it afterwards; requests to end are noticed meanwhile.
+    """Start Spark for a block and stop it afterwards, reacting to requests to end in both phases.
 
     Args:
-        spark: What is started.
+        spark: The Spark session.
         words: See `unless_stopped`.
         done: See `unless_stopped`.
-        ignored: What may be left over when Spark is stopped.
+        ignored: Words that may be left in the queue when Spark is stopped.
 
     Raises:
-        StartStoppedError: The start was ended.
+        StartStoppedError: The start was ended on request.
         TidemillError: Spark does not start.
     """
     deadline: float | None = None
@@ -186,10 +185,10 @@ def running(spark: Spark, words: queue.SimpleQueue[WordT], done: WordT, ignored:
 
 @contextlib.contextmanager
 def note_signals(note: Callable[[], None]) -> Iterator[None]:
-    """Call a function at every signal to stop while the block runs, if this is the main thread.
+    """Call a function on every stop signal during the block, if this is the main thread.
 
     Args:
-        note: Must do no more than a `SimpleQueue.put`, the one call that is safe wherever a signal arrives.
+        note: Must only call `SimpleQueue.put`, which is safe wherever a signal arrives.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -200,7 +199,7 @@ def note_signals(note: Callable[[], None]) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal hangups
         hangups += number == signal.SIGHUP
-        # A terminal that is closed may send it twice, once by the system and once by the shell.
+        # Closing a terminal may send SIGHUP twice: from the system and from the shell.
         if number != signal.SIGHUP or hangups == 1:
             note()
 
@@ -217,33 +216,33 @@ def _do_nothing() -> None:
 
 
 class Foreground:
-    """One run in the foreground of its process.
+    """A run in the foreground of its process.
 
     Args:
-        what: What runs, as log messages call it.
+        what: The name of the run in log messages.
 
     Attributes:
-        wakes: Where signals and other threads tell the thread that runs what it has to do.
-        error: Why the run failed; None if it did not, or has not ended.
-        log_context: What every line of this process's logs carries; engines are given it, too.
-        states: Says what the run does at each moment.
+        wakes: The queue in which signals and other threads wake the running thread.
+        error: The error of the run; None if it has not failed or not ended.
+        log_context: Fields for every log line of this process; engines receive them, too.
+        states: What the run is doing at each moment.
     """
 
     def __init__(self, what: str) -> None:
-        """Prepare; everything happens in `run`."""
         self._what = what
-        # Its put() may be called from a signal handler, unlike Event.set().
+        # `put` may be called from a signal handler, unlike `Event.set`.
         self.wakes: queue.SimpleQueue[Wake] = queue.SimpleQueue()
         self.error: BaseException | None = None
         self.log_context: dict[str, Any] = {}
         self.states = RunStates()
 
     def run(self, work: Callable[[], ExitCode], *, tell: bool = True) -> ExitCode:
-        """Run in this thread, signals noted, and turn errors into an exit code; they are reported, and kept in `error`.
+        """Run in this thread, handle signals, and turn errors into an exit code; errors are reported and stored in
+        `error`.
 
         Args:
-            work: What runs; returns the exit code of a run without an error.
-            tell: Whether to report an error here; False: the caller does, with `tell_failure`.
+            work: The run; returns the exit code if there is no error.
+            tell: Whether to report an error here; if False, the caller does so with `tell_failure`.
         """
         try:
             with note_signals(lambda: self.wakes.put(Wake.SIGNAL)):
@@ -260,12 +259,12 @@ class Foreground:
         return find_exit_code(self.error)
 
     def tell_failure(self) -> None:
-        """Report why the run failed, if that was not a bug; that has been logged with its traceback."""
+        """Report the error of the run, unless it was a bug, which has already been logged with its traceback."""
         if isinstance(self.error, TidemillError):
             tell_failure(f"the {self._what} failed", self.error)
 
     def configure_logs(self, settings: Settings, worker: str) -> None:
-        """Send this process's logs where the settings say, with the context that every line carries."""
+        """Configure this process's logging according to the settings, with context fields for every line."""
         self.log_context = {
             "worker_id": worker,
             "consumer_group": settings.kafka.consumer_group,
@@ -283,19 +282,19 @@ class Foreground:
         return unless_stopped(work, self.wakes, Wake.STEPPED, abort, ignored)
 
     def wait_for_brokers(self, brokers: str) -> contextlib.AbstractContextManager[None]:
-        """Say, while the block runs, that the brokers are waited for; after a second also in the log."""
+        """During the block, show that the brokers are being waited for; after a second, also log it."""
 
         def warn() -> None:
-            log.warning("no answer from the brokers yet; still trying", brokers=brokers, for_up_to_seconds=CALL_SECONDS)
+            log.warning("no response from the brokers yet; retrying", brokers=brokers, for_up_to_seconds=CALL_SECONDS)
 
         return self.states.step(f"connecting to {brokers}", f"no broker at {brokers} yet", warn)
 
     def look_up_partitions(self, settings: Settings) -> int:
-        """Return how many partitions the source topic has, and say meanwhile what is waited for; blocks.
+        """Return the number of partitions of the source topic, and show what is being waited for; blocks.
 
         Raises:
-            ConfigError: The brokers do not let us see the topic.
-            RemoteError: They do not answer, or have no such topic.
+            ConfigError: The brokers do not let this client see the topic.
+            RemoteError: The brokers do not respond, or the topic does not exist.
         """
         with self.wait_for_brokers(settings.kafka.brokers):
             known = has_source_topic(settings)
@@ -305,7 +304,7 @@ class Foreground:
 
     @contextlib.contextmanager
     def running(self, spark: Spark) -> Iterator[None]:
-        """Start Spark for a block and stop it after that; see `running`."""
+        """Start Spark for a block and stop it afterwards; see `running`."""
         with contextlib.ExitStack() as starting:
             starting.enter_context(self.states.step("Spark is starting"))
             with running(spark, self.wakes, Wake.STEPPED, LEFT_OVER):

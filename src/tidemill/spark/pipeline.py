@@ -1,14 +1,13 @@
 """The pipeline as a user runs it: from a handler and a configuration to engines on Spark, until a clean stop.
 
-The order is fixed. Start: configuration, logging, `on_startup`, validation, the handler packed, the worker's
-name locked, the topic looked up, Spark, the link, the engines. Stop: the engines drain, the group is left on
-behalf of those that could not, the link, Spark. Spark's JVM takes a second before it can be used, so it is launched
-first of all; whatever is refused after that ends it, and nothing else starts before everything that can be checked
-without it is.
+The order is fixed. Start: configuration, logging, `on_startup`, validation, packing the handler, the lock of the
+worker name, looking up the topic, Spark, the link, the engines. Stop: the engines drain, members that could not leave
+the group are removed from it, then the link and Spark are closed. Spark's JVM needs a second before it can be used, so
+it is launched first; a later error ends it. Nothing else starts before everything that can be checked without it has
+been checked.
 
-Signal handlers and other threads only put a wake-up into a queue; the thread that runs the pipeline waits on that
-queue and acts. It is never inside a call that can block, neither during the start (see `foreground`) nor while engines
-run.
+Signal handlers and other threads only put a wake-up into a queue; the thread that runs the pipeline waits on that queue
+and acts. It never makes a blocking call, neither during the start (see `foreground`) nor while engines run.
 """
 
 from __future__ import annotations
@@ -62,30 +61,31 @@ from tidemill.spark.session.conf import is_local
 from tidemill.spark.session.packaging import list_own_folders, pack_handler
 from tidemill.spark.session.session import Spark
 
-if TYPE_CHECKING:  # loaded only where something is recorded
+if TYPE_CHECKING:  # imported only if something is recorded
     from tidemill.spark.live.run_recorder import RunRecorder
 
 log = structlog.get_logger(__name__)
 
-#: A stop takes at most its drain timeout and this, whatever is unreachable; the rest of 5 s is for Spark.
+#: A stop takes at most its drain timeout and this time, even if systems are unreachable; the rest of 5 s is for Spark.
 STOP_SECONDS = 4.0
-#: Of that, an engine may take this much beyond its drain timeout; `pipeline.leaving` has it end a little earlier.
+#: The share of STOP_SECONDS that an engine may take beyond its drain timeout; `pipeline.leaving` ends it a little
+#: earlier.
 ENGINE_END_SECONDS = 3.0
-#: The most that leaving the group on behalf of engines may take.
+#: The maximum time for leaving the group on behalf of engines.
 LEAVE_SECONDS = 10.0
 
 
 class Pipeline:
-    """A pipeline: a handler, its configuration, and one run.
+    """One run of a pipeline: a handler and its configuration.
 
     Args:
         handler: The handler, or its class.
-        config_path: The YAML file; None: the one that TIDEMILL_CONFIG names, or the defaults.
-        settings: A configuration built elsewhere; then no file is read.
-        factory: "module:callable" that builds engines, for tests of the supervision.
-        limits: The supervision's times, for tests of it.
-        spark: A Spark that was launched for these settings; None: one is launched in `run`.
-        files: The files of the handler's code; if they are given, engines are replaced when one is saved.
+        config_path: The YAML file; None: the file named by TIDEMILL_CONFIG, or the defaults.
+        settings: A configuration built elsewhere; no file is read then.
+        factory: "module:callable" that builds engines; for tests of the supervision.
+        limits: The time limits of the supervision; for tests.
+        spark: A Spark session that was launched for these settings; None: `run` launches one.
+        files: The files of the handler's code; if given, engines are replaced whenever one is saved.
 
     Example:
         >>> raise SystemExit(Pipeline(MyHandler, "pipeline.yaml").run())  # doctest: +SKIP
@@ -102,7 +102,6 @@ class Pipeline:
         spark: Spark | None = None,
         files: CodeFiles | None = None,
     ) -> None:
-        """Start nothing; everything happens in `run`."""
         self._files = files
         self._reloader: Reloader | None = None
         self._handler = handler
@@ -119,61 +118,64 @@ class Pipeline:
         self._metrics_address: str | None = None
         self._recorder: RunRecorder | None = None
         self._web: WebUi | None = None
-        #: What the engines run; with `--dev`, other code may follow.
+        #: The code that the engines run; with `--dev`, new code may replace it.
         self._code: Code | None = None
         self._finished: RunFinished | None = None
         self._drained_at: float | None = None
 
     @property
     def metrics_address(self) -> str | None:
-        """The URL of metrics and health; None: there are none, or none yet."""
+        """The URL of metrics and health; None while there are none."""
         return self._metrics_address
 
     @property
     def web_address(self) -> str | None:
-        """Where the web UI is opened, with the key if one is needed; None: there is none, or none yet."""
+        """The URL of the web UI, with its key if one is needed; None while there is none."""
         return self._web.address if self._web is not None else None
 
     @property
     def error(self) -> BaseException | None:
-        """Why the run failed; None if it did not, or has not ended."""
+        """The error of the run; None if it has not failed or not ended."""
         return self._foreground.error
 
     def run(self, *, tell: bool = True) -> ExitCode:
-        """Run until drained, stopped or failed; say which by an exit code.
+        """Run until drained, stopped or failed; return the exit code.
 
-        In the main thread, SIGTERM, SIGINT and SIGHUP (unless it is ignored) are handled: the first one ends the start,
-        or drains; a second one stops at once. What went wrong is logged, and is `error` afterwards.
+        In the main thread, SIGTERM, SIGINT and SIGHUP (unless it is ignored) are handled: the first signal ends the
+        start, or
+        drains; a second one stops at once. Errors are logged, and available as `error` afterwards.
 
         Args:
-            tell: Whether to report an error at once; False: the caller does, with `tell_failure`.
+            tell: Whether to report an error at once; if False, the caller does so with `tell_failure`.
 
         Returns:
-            OK after a drain; else why not, see `ExitCode`.
+            OK after a drain; otherwise the reason, see `ExitCode`.
         """
         return self._foreground.run(self._run, tell=tell)
 
     def tell_failure(self) -> None:
-        """Report why the run failed, if it did."""
+        """Report the error of the run, if it failed."""
         self._foreground.tell_failure()
 
     def drain(self) -> None:
-        """Ask for a clean end; returns at once, from any thread."""
+        """Request a clean end; returns at once, callable from any thread."""
         self._foreground.wakes.put(Wake.DRAIN)
 
     def stop_now(self) -> None:
-        """Ask for an immediate end: running tasks are killed, and reprocessed by the next run; from any thread."""
+        """Request an immediate end: running tasks are killed, and the next run reprocesses them. Callable from any
+        thread.
+        """
         self._foreground.wakes.put(Wake.STOP)
 
     def progress(self) -> PipelineProgress:
-        """Return the sums over all engines, and how each of them stands; from any thread, at any time."""
+        """Return the sums over all engines, and the status of each; callable from any thread at any time."""
         if self._live is None:
             return PipelineProgress()
         progress, recorder = self._live.progress(), self._recorder
         return progress if recorder is None else recorder.count_losses(progress)
 
     def state(self) -> RunState:
-        """Return what the run does, or waits for; from any thread, at any time."""
+        """Return what the run is doing or waiting for; callable from any thread at any time."""
         return self._foreground.states.now()
 
     # -- start -----------------------------------------------------------------------------------------------
@@ -182,12 +184,12 @@ class Pipeline:
         try:
             return self._start_and_run()
         except StartStoppedError as stopped:
-            log.info("stopped before the engines were started; nothing was read")
+            log.info("stopped before the engines started; no messages were read")
             return ExitCode.STOPPED if stopped.at_once else ExitCode.OK
 
     def _start_and_run(self) -> ExitCode:
         settings = self._settings or load_settings(self._config_path)
-        # `on_startup` may change them; users find this run by the configured ones.
+        # `on_startup` may change these settings, but other processes find this run by the configured ones.
         self._found_by = settings.kafka
         worker = find_worker_name(settings)
         self._foreground.configure_logs(settings, worker)
@@ -202,7 +204,7 @@ class Pipeline:
         with foreground.states.step(f"{type(handler).__name__}.on_startup is running"):
             settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
         foreground.configure_logs(settings, worker)
-        # What no engine could build is refused before any of them starts.
+        # Reject what no engine could run before starting anything.
         refuse_unrunnable(settings)
         warn_without_topic(configured, settings)
         packed = pack_handler(handler)
@@ -259,7 +261,7 @@ class Pipeline:
     def _run_on_spark(self, spark: Spark, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = choose_engine_count(settings.spark, partitions)
         if changed := spark.configure(settings.spark, _name_app(settings), count):
-            text = "the handler's import or on_startup changed what Spark's JVM depends on, so it is started again"
+            text = "the handler's import or on_startup changed the environment of Spark's JVM; restarting the JVM"
             log.info(text, changed=changed)
             spark.abandon()
             spark = Spark(settings.spark, _name_app(settings), count)
@@ -300,7 +302,7 @@ class Pipeline:
             spark.used = live.greeted
         if code is not ExitCode.STOPPED:
             done = live.progress()
-            if not done.uncommitted:  # else the brokers are away
+            if not done.uncommitted:  # otherwise the brokers are unreachable
                 self._leave_for(settings, worker, live.find_left_behind())
             self._raise_failure(settings, worker)
             refuse_uncommitted(done)
@@ -342,20 +344,20 @@ class Pipeline:
                     self._stop_reloads()
                     self._drained_at = self._drained_at or time.monotonic()
                     now = live.progress()
-                    text = "draining: no more messages are read; a second signal stops at once"
+                    text = "draining: reading no more messages; a second signal stops at once"
                     log.info(text, **lag_fields(now), in_flight=now.in_flight)
                     self._foreground.states.enter(Phase.DRAINING, drain_seconds)
                     live.drain()
                 case Wake.STOP:
-                    log.warning("stopping at once; what is not committed will be reprocessed by the next run")
+                    log.warning("stopping at once; the next run reprocesses uncommitted messages")
                     live.exit_now()
                     return ExitCode.STOPPED
                 case Wake.SPARK_LOST:
                     self._foreground.error = RemoteError(
-                        "Spark's JVM ended without having been stopped (out of memory, or killed?); the engines "
-                        "were drained: start the pipeline again"
+                        "Spark's JVM exited unexpectedly (out of memory, or killed?); the engines were drained: start "
+                        "the pipeline again"
                     )
-                    log.error("Spark's JVM is gone; the engines drain")
+                    log.error("Spark's JVM has exited; draining the engines")
                     self._foreground.states.enter(Phase.DRAINING, drain_seconds)
                     self._stop_reloads()
                     live.drain()
@@ -367,7 +369,7 @@ class Pipeline:
             self._reloader.stop()
 
     def _compute_left(self, settings: Settings) -> float:
-        """Return how many seconds of a stop are left."""
+        """Return how many seconds of the stop are left."""
         if self._drained_at is None:
             return LEAVE_SECONDS
         left = self._drained_at + settings.executor.drain_timeout_seconds + STOP_SECONDS - time.monotonic()
@@ -389,7 +391,7 @@ class Pipeline:
             log.warning("not waiting for the brokers; partitions may stay reserved for the session timeout")
 
     def _raise_failure(self, settings: Settings, worker: str) -> None:
-        """Raise why the run ended, unless it was drained."""
+        """Raise the error of the run, unless it was drained."""
         if self._foreground.error is not None:
             raise self._foreground.error
         if self._finished is not None:

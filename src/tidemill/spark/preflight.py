@@ -1,4 +1,4 @@
-"""What has to be known and checked before Spark starts: handler, final settings, partitions and engines."""
+"""The checks before Spark starts: handler, final settings, partitions and engines."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from tidemill.spark.session.conf import is_local
 log = structlog.get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
-#: An `on_startup` that has not returned after this long is named in the log.
+#: An `on_startup` that runs longer than this is named in the log.
 STARTUP_SECONDS = 10.0
-#: Hooks that are about tasks alone.
+#: Hooks that concern tasks only.
 _TASK_HOOKS = ("on_task_complete", "on_error")
 _LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 
@@ -54,23 +54,23 @@ def make_handler(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handle
     """Return the handler; a class is instantiated without arguments.
 
     Raises:
-        HandlerError: It cannot be created, is not a handler, or has hooks that cannot be called.
+        HandlerError: The handler cannot be created, is not a `Handler`, or has hooks that cannot be called.
     """
     if isinstance(handler, type):
         name = handler.__name__
         try:
             handler = handler()
         except Exception as error:
-            text = f"{name} cannot be created without arguments: {error}; pass an instance instead"
+            text = f"cannot create {name} without arguments: {error}; pass an instance instead"
             raise HandlerError(text) from error
     if not isinstance(handler, Handler):
-        raise HandlerError(f"{type(handler).__name__} is not a handler; make it inherit from tidemill.Handler")
+        raise HandlerError(f"{type(handler).__name__} is not a handler; inherit from tidemill.Handler")
     _check_hooks(handler)
     return handler
 
 
 def _check_hooks(handler: Handler[Any, Any]) -> None:
-    # With such a mistake every message would be dead-lettered, one by one.
+    # Each of these mistakes would otherwise dead-letter every single message.
     name = type(handler).__name__
     misspelt = _find_misspelt(handler)
     found = [hook for hook in WINDOW_HOOKS if overrides(handler, hook)]
@@ -87,16 +87,16 @@ def _check_hooks(handler: Handler[Any, Any]) -> None:
         )
     unused = [hook for hook in _TASK_HOOKS if found == ["transform"] and overrides(handler, hook)]
     if unused:
-        log.warning("transform has no tasks: these hooks are never called", hooks=unused)
+        log.warning("these hooks are never called, because transform has no tasks", hooks=unused)
     for own, hook in misspelt.items():
-        log.warning("not a hook: it will never be called; is its name misspelt?", method=own, nearest_hook=hook)
+        log.warning("a method resembles a hook but will never be called; check its name", method=own, nearest_hook=hook)
     for hook in HOOKS:
         if overrides(handler, hook):
             _check_hook(getattr(handler, hook), hook, name)
 
 
 def _check_hook(method: Any, hook: str, name: str) -> None:
-    # A function of another name is a decorator's, and may return a coroutine all the same.
+    # A function with another name is a decorator's, which may return a coroutine without being one.
     written_here = inspect.ismethod(method) and method.__name__ == hook and not hasattr(method, "__wrapped__")
     if written_here and (inspect.isasyncgenfunction(method) or inspect.isgeneratorfunction(method)):
         raise HandlerError(f"{name}.{hook} has a `yield`, which makes it a generator; return a value instead")
@@ -109,7 +109,7 @@ def _check_hook(method: Any, hook: str, name: str) -> None:
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):
-        return  # unknown; the first call will show
+        return  # unknown; the first call will fail if it is wrong
     try:
         signature.bind(*parameters[1:])
     except TypeError as error:
@@ -117,7 +117,7 @@ def _check_hook(method: Any, hook: str, name: str) -> None:
 
 
 def _find_misspelt(handler: Handler[Any, Any]) -> dict[str, str]:
-    """Return the methods whose names are nearly those of hooks."""
+    """Return the methods whose names closely resemble hooks."""
     own = {name for klass in type(handler).__mro__ for name in vars(klass)} - set(dir(Handler))
     near = {name: difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.85) for name in sorted(own)}
     return {
@@ -126,25 +126,24 @@ def _find_misspelt(handler: Handler[Any, Any]) -> dict[str, str]:
 
 
 class StartUp:
-    """A handler's `on_startup`, which another thread can cancel.
+    """Runs a handler's `on_startup`; another thread can cancel it.
 
     Args:
         handler: The handler.
-        settings: What it receives.
+        settings: The settings for `on_startup`.
     """
 
     def __init__(self, handler: Handler[Any, Any], settings: Settings) -> None:
-        """Call nothing yet."""
         self._handler = handler
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
 
     def run(self) -> Settings:
-        """Run it and return the configuration as it left it.
+        """Run `on_startup` and return the resulting configuration.
 
         Raises:
-            HandlerError: It raised, or returned something else.
+            HandlerError: It raised an exception, or returned neither settings nor None.
             ConfigError: It made the configuration invalid.
         """
         name = f"{type(self._handler).__name__}.on_startup"
@@ -173,10 +172,10 @@ class StartUp:
         return revalidate(changed, name)
 
     def cancel(self) -> None:
-        """Let it be cancelled, if it runs; from any thread, returns at once."""
+        """Cancel `on_startup` if it is running; returns at once, callable from any thread."""
         loop, task = self._loop, self._task
         if loop is not None and task is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the run has ended
                 loop.call_soon_threadsafe(task.cancel)
 
     async def _call(self) -> Any:
@@ -186,12 +185,12 @@ class StartUp:
 
 
 def run_startup(handler: Handler[Any, Any], settings: Settings) -> Settings:
-    """Run `on_startup` and return the configuration as it left it; see `StartUp.run`."""
+    """Run `on_startup` and return the resulting configuration; see `StartUp.run`."""
     return StartUp(handler, settings).run()
 
 
 def with_full_paths(settings: Settings) -> Settings:
-    """Return settings with absolute paths, which mean the same in every engine's process."""
+    """Return settings with absolute paths, which are valid in every engine's process."""
     settings = settings.model_copy(deep=True)
     for sink in settings.sinks.filesystem.values():
         sink.base_path = str(Path.cwd() / sink.base_path)
@@ -204,10 +203,10 @@ def with_full_paths(settings: Settings) -> Settings:
 
 
 def refuse_unrunnable(settings: Settings) -> None:
-    """Refuse a configuration with which no engine of a live pipeline could be built.
+    """Reject a configuration with which no engine of a live pipeline could be built.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: The configuration is unusable.
     """
     refuse_no_sinks(settings)
     refuse_letter_files(settings)
@@ -219,47 +218,47 @@ def refuse_unrunnable(settings: Settings) -> None:
 
 
 def refuse_missing_program(settings: Settings) -> None:
-    """Refuse a default program that is not on this host, if the engines are to run here.
+    """Reject a default program that does not exist on this host, if the engines run here.
 
     Raises:
-        ConfigError: It is missing: every task that does not name another one would fail.
+        ConfigError: The program is missing; every task that does not name another one would fail.
     """
-    # On a cluster it must exist where the engines are, which is not here.
+    # On a cluster, the program must exist on the engines' hosts instead.
     if settings.executor.binary_path and is_local(settings.spark):
         find_program(settings.executor)
 
 
 def refuse_letter_files(settings: Settings) -> None:
-    """Refuse a live pipeline whose dead letters would go to files.
+    """Reject `dlq.path` in a live pipeline.
 
     Raises:
-        ConfigError: They would go to files.
+        ConfigError: `dlq.path` is set.
     """
     if settings.dlq.path:
         raise ConfigError(
-            "dlq.path works only in bounded runs (tidemill backfill, process(df)); remove it, and the dead letters of "
-            f"this live pipeline go to the topic {settings.dlq_topic!r}"
+            "dlq.path works only in bounded runs (tidemill backfill, process(df)); remove it to send the dead letters "
+            f"of this live pipeline to the topic {settings.dlq_topic!r}"
         )
 
 
 def refuse_no_sinks(settings: Settings) -> None:
-    """Refuse a pipeline that could deliver nothing.
+    """Reject a pipeline without sinks.
 
     Raises:
         SinkNotConfiguredError: No sink is configured.
     """
     if settings.sinks.is_empty():
         raise SinkNotConfiguredError(
-            "no sink is configured, so nothing could be delivered; add one, for example "
+            "no sink is configured, so nothing can be delivered; add one, for example "
             "sinks: {filesystem: {out: {base_path: out}}}"
         )
 
 
 def check_client_config(settings: Settings) -> None:
-    """Check what librdkafka says of `kafka.client_config`, without a connection.
+    """Check `kafka.client_config` with librdkafka, without connecting.
 
     Raises:
-        ConfigError: It has keys or values that librdkafka does not take; every engine would fail.
+        ConfigError: librdkafka rejects a key or value; every engine would fail.
     """
     config = make_consumer_config(settings, "check")
     del config["bootstrap.servers"]
@@ -267,27 +266,27 @@ def check_client_config(settings: Settings) -> None:
         ck.Consumer(config, logger=LibraryLog()).close()
     except (ck.KafkaException, TypeError, ValueError) as error:
         raise ConfigError(
-            f"bad client configuration: {scrub(describe_client_error(error), config)}; correct kafka.client_config"
+            f"invalid client configuration: {scrub(describe_client_error(error), config)}; correct kafka.client_config"
         ) from None
 
 
 def has_source_topic(settings: Settings) -> bool:
-    """Tell whether the brokers know the source topic now.
+    """Return whether the brokers currently know the source topic.
 
     Raises:
-        ConfigError: They do not let us see it.
-        RemoteError: They do not answer.
+        ConfigError: The brokers do not let this client see the topic.
+        RemoteError: The brokers do not respond.
     """
     config = make_client_config(settings.kafka, "", {})
     return TopicAdmin(config, "kafka").exists(settings.kafka.source_topic, wait_seconds=0)
 
 
 def look_up_partitions(settings: Settings) -> int:
-    """Return how many partitions the source topic has; one that was just created is waited for.
+    """Return the number of partitions of the source topic, waiting for a topic that was just created.
 
     Raises:
-        ConfigError: The brokers do not let us see the topic.
-        RemoteError: They do not answer, or have no such topic.
+        ConfigError: The brokers do not let this client see the topic.
+        RemoteError: The brokers do not respond, or the topic does not exist.
     """
     kafka = settings.kafka
     config = make_client_config(kafka, "", {})
@@ -302,23 +301,23 @@ def look_up_partitions(settings: Settings) -> int:
             return len(reader.partitions(kafka.source_topic))
     except (ck.KafkaException, TimeoutError) as error:
         raise RemoteError(
-            f"the partitions of topic {kafka.source_topic!r} cannot be looked up at {kafka.brokers}: {error}; "
-            "is the broker running and reachable from here?"
+            f"cannot look up the partitions of topic {kafka.source_topic!r} at {kafka.brokers}: {error}; check that "
+            "the broker is running and reachable from here"
         ) from error
 
 
 def refuse_shared_group(settings: Settings, worker: str) -> None:
-    """Refuse a consumer group that has members which read other topics.
+    """Reject a consumer group with members that read other topics.
 
     Args:
-        settings: Of the pipeline.
-        worker: This worker's name; the caller holds its lock.
+        settings: The settings of the pipeline.
+        worker: The name of this worker; the caller holds its lock.
 
     Raises:
-        GroupInUseError: It has such members.
+        GroupInUseError: The group has members that read another topic.
     """
     kafka = settings.kafka
-    # Slots and their numbers follow.
+    # The ids of this worker's engines differ only in the slot number at the end.
     own_prefix = Identity(worker, 0, "", kafka.consumer_group).instance_id.removesuffix("0")
     try:
         others = find_other_topics(settings, own_prefix)
@@ -336,8 +335,8 @@ def warn_without_topic(configured: Settings, settings: Settings) -> None:
     """Warn about a pipeline whose topic was never configured.
 
     Args:
-        configured: As it was read.
-        settings: As `on_startup` left it.
+        configured: The settings as they were read.
+        settings: The settings after `on_startup`.
     """
     topic = settings.kafka.source_topic
     if "source_topic" not in configured.kafka.model_fields_set and topic == KafkaSettings().source_topic:
@@ -345,10 +344,10 @@ def warn_without_topic(configured: Settings, settings: Settings) -> None:
 
 
 def choose_engine_count(settings: SparkSettings, partitions: int) -> int:
-    """Return how many engines to run: as configured, else the smaller of partitions and cores.
+    """Return the number of engines: as configured, or else the smaller of the numbers of partitions and cores.
 
     Raises:
-        ConfigError: More engines are configured than the local master has cores: some would never start.
+        ConfigError: More engines are configured than the local master has cores; some would never start.
     """
     fixed = _LOCAL.fullmatch(settings.master)
     cores = int(fixed.group(1)) if fixed else len(os.sched_getaffinity(0))
@@ -357,11 +356,11 @@ def choose_engine_count(settings: SparkSettings, partitions: int) -> int:
     if fixed and settings.engines > cores:
         raise ConfigError(
             f"spark.engines is {settings.engines}, but spark.master {settings.master!r} has only {cores} cores, "
-            "and each engine needs one; raise the one or lower the other, or use master local"
+            "and each engine needs one; use more cores or fewer engines, or set spark.master to local"
         )
     if settings.engines > partitions:
         log.warning(
-            "there are more engines than partitions; some will have nothing to do",
+            "there are more engines than partitions; some engines will be idle",
             engines=settings.engines,
             partitions=partitions,
         )
@@ -369,7 +368,7 @@ def choose_engine_count(settings: SparkSettings, partitions: int) -> int:
 
 
 def _run_to_completion(start: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-    """Run a coroutine to its end, also if this thread has a running loop already (a notebook)."""
+    """Run a coroutine to its end, even if this thread already has a running loop (a notebook)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

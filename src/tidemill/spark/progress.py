@@ -1,4 +1,4 @@
-"""What a pipeline reports of itself: the sums over its engines, and the state of each."""
+"""The progress of a pipeline: the sums over its engines, and the status of each."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ SLOWEST = 10
 
 
 class EngineStatus(msgspec.Struct, frozen=True):
-    """One slot and its engine.
+    """A slot and its engine.
 
     Attributes:
-        slot: The slot's number.
+        slot: The number of the slot.
         state: idle, waiting, starting, running, restarting, link lost, cancelled or finished.
-        pid: The engine's process, None before its hello.
+        pid: The engine's process id; None before it has connected.
         host: The engine's host.
         starts: How many engines this slot has had.
-        silent_seconds: How long it has been silent, None without a link.
-        progress: The engine's last snapshot.
-        past: The sums over the slot's earlier engines; None: there was none.
+        silent_seconds: The time since its last beat; None without a link.
+        progress: The last progress of the engine.
+        past: The sums over earlier engines of the slot; None if there were none.
     """
 
     slot: int
@@ -44,13 +44,13 @@ class EngineStatus(msgspec.Struct, frozen=True):
 
 
 class PauseStatus(msgspec.Struct, frozen=True):
-    """What a user has paused.
+    """A pause that a user has requested.
 
     Attributes:
-        partition: Of the source topic; None: all.
-        until: When it ends, in seconds since the epoch.
-        left_seconds: How long that is from now.
-        by: Who asked for it.
+        partition: The partition of the source topic; None: all.
+        until: When the pause ends, in seconds since the epoch.
+        left_seconds: The time until then.
+        by: The user who requested the pause.
     """
 
     partition: int | None
@@ -60,18 +60,18 @@ class PauseStatus(msgspec.Struct, frozen=True):
 
 
 class PipelineProgress(EngineProgress):
-    """The sums over all engines, ended ones included.
+    """The sums over all engines, including ended ones.
 
     Attributes:
-        engines: Each slot.
-        pauses: What users have paused.
+        engines: The status of each slot.
+        pauses: The pauses that users have requested.
     """
 
     engines: list[EngineStatus] = msgspec.field(default_factory=list)
     pauses: list[PauseStatus] = msgspec.field(default_factory=list)
 
 
-#: Gauges of an ended engine no longer count; its counters do.
+#: Counters of an ended engine still count; its gauges do not.
 _COUNTED = (
     "consumed",
     "messages_done",
@@ -118,28 +118,28 @@ _HELD = (
     "in_flight_bytes",
     "uncommitted",
 )
-#: Many attributes at once: a hundred engines have thousands of numbers to add up for each status line.
+#: Read many attributes at once: with a hundred engines, each status line adds up thousands of numbers.
 _read_counted, _read_held = operator.attrgetter(*_COUNTED), operator.attrgetter(*_HELD)
 
 
 class PartitionSums:
-    """Merges values per partition, and again only if an engine sent changes.
+    """Merges values per partition, and caches the result until an engine sends changes.
 
-    Between two beats without changes an engine's snapshots share their mappings, so that a merge of the same
-    objects is the same. What is returned is shared, too: it must not be changed. Any thread may use it.
+    Between two beats without changes, an engine's snapshots share their mappings, so identical objects have an
+    identical
+    merge. The result is shared, too, and must not be changed. Any thread may call this.
     """
 
     def __init__(self) -> None:
-        """Start with nothing merged."""
         self._merged: dict[str, tuple[Sequence[object], Any]] = {}
 
     def of(self, field: str, parts: Sequence[EngineProgress], merge: Callable[[Any], MergedT]) -> MergedT:
-        """Return the merge of one field of some engines.
+        """Return the merge of one field over some engines.
 
         Args:
-            field: Its name.
+            field: The name of the field.
             parts: The engines.
-            merge: Called with the field's values, if one of them was replaced since the last time.
+            merge: Called with the values of the field if one of them was replaced since the last call.
         """
         values = [getattr(part, field) for part in parts]
         before, merged = self._merged.get(field, ((), None))
@@ -156,13 +156,13 @@ def sum_progress(
     engines: Sequence[EngineStatus] = (),
     partitions: PartitionSums | None = None,
 ) -> PipelineProgress:
-    """Add up engines.
+    """Add up the progress of engines.
 
     Args:
-        past: Ended engines: only their counters count.
-        now: Current engines, running or ended last.
-        engines: The state of each slot.
-        partitions: What was merged before, by a caller that adds up the same engines again and again.
+        past: Ended engines; only their counters count.
+        now: Current engines, or the last one of each slot.
+        engines: The status of each slot.
+        partitions: A cache of merges, for callers that add up the same engines repeatedly.
 
     Example:
         >>> sum_progress([EngineProgress(consumed=1)], [EngineProgress(consumed=2)]).consumed
@@ -210,7 +210,7 @@ def _merge_committed(committed: Sequence[dict[str, int]]) -> dict[str, int]:
 def _add_flow(parts: Sequence[dict[str, Flow]]) -> dict[str, Flow]:
     total: dict[str, Flow] = {}
     for part in parts:
-        # Few partitions have had several engines: the others are taken over as they are.
+        # Few partitions have had several engines; the counts of all others are copied unchanged.
         added = {name: _add_counts(total[name], part[name]) for name in total.keys() & part.keys()}
         total |= part
         total |= added
@@ -229,7 +229,7 @@ def _joined(parts: Sequence[dict[str, ValueT]]) -> dict[str, ValueT]:
 
 
 def _add_up(total: PipelineProgress | SinkStats, names: Sequence[str], rows: Iterable[Sequence[float]]) -> None:
-    """Set some numbers to the sums of those of several parts; without parts they stay as they are."""
+    """Set fields to the sums of the columns; without rows they stay unchanged."""
     for name, column in zip(names, zip(*rows, strict=True), strict=False):
         setattr(total, name, sum(column))
 
@@ -237,9 +237,9 @@ def _add_up(total: PipelineProgress | SinkStats, names: Sequence[str], rows: Ite
 def _sum_sinks(parts: Sequence[EngineProgress]) -> dict[str, SinkStats]:
     found: dict[str, list[SinkStats]] = {}
     for part in parts:
-        for place, stats in part.sinks.items():
-            found.setdefault(place, []).append(stats)
-    return {place: stats[0] if len(stats) == 1 else _add_stats(stats) for place, stats in found.items()}
+        for path, stats in part.sinks.items():
+            found.setdefault(path, []).append(stats)
+    return {path: stats[0] if len(stats) == 1 else _add_stats(stats) for path, stats in found.items()}
 
 
 def _add_stats(parts: Sequence[SinkStats]) -> SinkStats:

@@ -1,13 +1,13 @@
-"""How fast a count rises."""
+"""The rate at which a count rises."""
 
 from __future__ import annotations
 
 
 class Rate:
-    """How much a count rises per second, over the last few seconds.
+    """The increase of a count per second over a sliding window.
 
     Args:
-        seconds: Over how many.
+        seconds: The length of the window.
 
     Example:
         >>> rate = Rate(3.0)
@@ -16,7 +16,6 @@ class Rate:
     """
 
     def __init__(self, seconds: float) -> None:
-        """Start without samples."""
         self._seconds = seconds
         self._samples: list[tuple[float, int]] = []
 

@@ -1,6 +1,6 @@
-"""What a pipeline or a backfill is doing right now, in words: which step of its start or stop it waits for.
+"""What a pipeline or a backfill is currently doing, in words: its phase, and the step of its start or stop in progress.
 
-Steps are entered and left by any thread, and some overlap. Nothing is decided here.
+Any thread may enter and leave steps, and steps may overlap. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-#: A step that takes longer than this says what it waits for.
+#: A step that takes longer than this also says what it waits for.
 LATE_SECONDS = 1.0
 
 
 class Phase(enum.StrEnum):
-    """How far a run is."""
+    """The phase of a run."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -27,16 +27,16 @@ class Phase(enum.StrEnum):
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """One moment of a run.
+    """The state of a run at one moment.
 
     Attributes:
-        phase: How far it is.
-        seconds: How long it has been in this phase.
-        run_seconds: How long the run has lasted.
-        step: What it waits for, '' if for nothing.
-        step_seconds: For how long.
-        left_seconds: While draining: how long that may still take.
-        work_seconds: How long engines could work, until now or the stop.
+        phase: The phase of the run.
+        seconds: The time in this phase.
+        run_seconds: The time since the start of the run.
+        step: What the run is waiting for; '' if nothing.
+        step_seconds: The time it has waited for that.
+        left_seconds: While draining: the time left for the drain.
+        work_seconds: How long engines could work, until now or until the stop.
     """
 
     phase: Phase = Phase.STARTING
@@ -48,7 +48,7 @@ class RunState(msgspec.Struct, frozen=True):
     work_seconds: float = 0.0
 
     def describe_step(self) -> str:
-        """Return what it waits for and for how long.
+        """Return what the run is waiting for, and for how long.
 
         Example:
             >>> RunState(step="Spark is starting", step_seconds=3.2).describe_step()
@@ -64,14 +64,13 @@ class _Step(msgspec.Struct):
 
 
 class RunStates:
-    """Follows a run; any thread may call it.
+    """Tracks the state of a run; any thread may call it.
 
     Args:
-        clock: Seconds on a clock that never goes back.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin the start."""
         self._clock = clock
         self._lock = threading.Lock()
         self._steps: list[_Step] = []
@@ -82,7 +81,7 @@ class RunStates:
         self._worked_until: float | None = None
 
     def enter(self, phase: Phase, up_to_seconds: float | None = None) -> None:
-        """Begin a phase; a drain that has begun keeps its deadline.
+        """Enter a phase; entering the drain again keeps its deadline.
 
         Args:
             phase: The phase.
@@ -99,12 +98,12 @@ class RunStates:
 
     @contextlib.contextmanager
     def step(self, text: str, late: str = "", on_late: Callable[[], None] | None = None) -> Iterator[None]:
-        """Wait for something while the block runs.
+        """Show a step while the block runs.
 
         Args:
-            text: For what, as in "Spark is starting".
-            late: What to say instead once it takes longer than `LATE_SECONDS`; such a step is shown before others.
-            on_late: Called then, once, in another thread.
+            text: The step, as in "Spark is starting".
+            late: The text to show instead after `LATE_SECONDS`; such a step is shown before others.
+            on_late: Called once after that time, in another thread.
         """
         step = _Step(text, late, self._clock())
         with self._lock:
@@ -122,7 +121,7 @@ class RunStates:
                 self._steps.remove(step)
 
     def now(self) -> RunState:
-        """Return the moment."""
+        """Return the current state."""
         with self._lock:
             now = self._clock()
             late = [step for step in self._steps if step.late and now - step.since >= LATE_SECONDS]

@@ -1,9 +1,9 @@
-"""Public support for testing handlers, pipelines and sinks; pytest finds the plugin by itself.
+"""Public support for testing handlers, pipelines and sinks, including a pytest plugin that is found automatically.
 
 `run_handler` runs a handler over messages without Kafka and Spark, using `ScriptedSource`, `ScriptedSink` and
 `ScriptedDeadLetters`; `run_on_virtual_clock` runs timers without waiting; `EmbeddedBroker` is a real Kafka broker, also
-available through the fixtures `embedded_kafka` and `own_kafka`; `SinkContract` and `JsonSinkContract` test what every
-sink must do.
+available through the fixtures `embedded_kafka` and `own_kafka`; `SinkContract` and `JsonSinkContract` are test suites
+for sinks.
 """
 
 from __future__ import annotations
@@ -45,6 +45,6 @@ __all__ = [
 ]
 
 
-# pytest loads this package with its plugins, in every run: nothing heavy is imported before it is used.
+# pytest imports this package in every run to load the plugin, so nothing heavy is imported before it is used.
 def __getattr__(name: str) -> object:
     return load_export(__name__, _MODULES, name)

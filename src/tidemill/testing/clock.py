@@ -1,7 +1,7 @@
 """A virtual clock: an event loop whose time jumps to the next timer when there is nothing else to do.
 
-For code that waits only on timers. Real processes, threads and sockets take real time, which this loop does not wait
-for while a timer is pending.
+It suits code that waits only on timers. Real processes, threads and sockets take real time, and the loop does not wait
+for them while a timer is pending.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     """An event loop on a virtual clock that starts at 0."""
 
     def __init__(self) -> None:
-        """Use a selector that jumps instead of waiting."""
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
 
@@ -42,7 +41,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 
 
 def run_on_virtual_clock(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a virtual clock and return its result: an hour of `asyncio.sleep` takes no time.
+    """Run a coroutine on a virtual clock and return its result; an hour of `asyncio.sleep` takes no time.
 
     Example:
         >>> import asyncio

@@ -1,8 +1,9 @@
-"""What every sink must do, as tests to inherit: tidemill's own sinks pass them, and so can yours.
+"""A test suite for sinks: tidemill's own sinks pass it, and yours can inherit it.
 
-A test class per sink inherits `SinkContract`, or `JsonSinkContract` if the target stores the JSON bytes unchanged, and
-says how to create the sink and how to read what arrived. The tests are asynchronous: they need pytest-asyncio. Leave
-out what a target cannot do (refuse a payload, go down): the tests that need it are skipped.
+Write one test class per sink that inherits `SinkContract`, or `JsonSinkContract` if the target stores the JSON bytes
+unchanged, and implement how to create the sink and how to read the received data. The tests are asynchronous and need
+pytest-asyncio. Tests that need an optional method (a payload that the target refuses, an outage) are skipped if the
+method is not overridden.
 
 Example:
     >>> class TestMySink(SinkContract):
@@ -34,11 +35,11 @@ from tidemill.sinks.base import Encoded, Refusal, Sink, encode_checked
 from tidemill.sinks.payloads import CollectResult
 from tidemill.testing.scripted import ScriptedDeadLetters
 
-#: A target that was down may take this long to recover.
+#: How long a target may take to recover after an outage.
 RECOVERY_SECONDS = 20.0
-#: A cancelled call may take this long to end.
+#: How long a cancelled call may take to end.
 CANCEL_SECONDS = 5.0
-#: Values that some protocols cannot carry: half a surrogate pair, NUL, 10 MB of text, NaN, dates at both ends.
+#: Values that some protocols cannot carry: half a surrogate pair, NUL, 10 MB of text, NaN, extreme dates.
 NASTY: Sequence[Any] = (
     "\ud800",
     "a\0b",
@@ -58,7 +59,7 @@ class Order(pydantic.BaseModel):
 
 
 class Outage(Protocol):
-    """The connection between a sink and its target, which can fail; tests do not wait for these calls."""
+    """The connection between a sink and its target, which can be interrupted; the methods must not block."""
 
     def down(self) -> None:
         """Refuse new connections, and close existing ones."""
@@ -76,7 +77,7 @@ async def deliver(sink: Sink, payloads: Sequence[Any]) -> Sequence[Refusal | Non
 
 
 async def deliver_at_last(sink: Sink, payloads: Sequence[Any], seconds: float = RECOVERY_SECONDS) -> None:
-    """Resend what is not confirmed until all of it is; fail if the sink says that a retry cannot help."""
+    """Send payloads again until all are confirmed; fail if the sink reports a permanent error."""
     left = [sink.encode(payload) for payload in payloads]
     deadline = time.monotonic() + seconds
     while left:
@@ -92,12 +93,12 @@ async def deliver_at_last(sink: Sink, payloads: Sequence[Any], seconds: float = 
 
 
 async def deliver_through_outbox(sink: Sink, payloads: Sequence[Any], **delivery: Any) -> list[str]:
-    """Deliver payloads as a pipeline does, and return the errors of those that became dead letters.
+    """Deliver payloads as a pipeline does, and return the errors of those that were dead-lettered.
 
     Args:
-        sink: The sink; it is connected and closed here.
-        payloads: What to deliver.
-        delivery: Settings under `delivery`.
+        sink: The sink; this function connects and closes it.
+        payloads: The payloads to deliver.
+        delivery: Settings of the `delivery` section.
     """
     letters = ScriptedDeadLetters()
     backoff = {"initial_seconds": 0.01, "max_seconds": 0.1}
@@ -117,11 +118,11 @@ async def deliver_through_outbox(sink: Sink, payloads: Sequence[Any], **delivery
 
 @pytest.mark.asyncio
 class SinkContract(abc.ABC):
-    """Inherit it, and say how to create the sink and read its target.
+    """The contract of a sink; inherit it, and implement how to create the sink and read its target.
 
     Attributes:
-        secret: A password in the settings of every sink created here, which no message may contain.
-        in_one_order: Whether all payloads stay in order, whatever their keys.
+        secret: A password in the settings of every sink created here; no error message may contain it.
+        in_one_order: Whether the sink keeps the order of all payloads, regardless of their keys.
     """
 
     secret: ClassVar[str] = ""
@@ -129,7 +130,7 @@ class SinkContract(abc.ABC):
 
     @abc.abstractmethod
     def make(self) -> Sink:
-        """Return a sink that is not connected yet; all sinks of one test have the same target."""
+        """Return a sink that is not connected yet; all sinks of one test must have the same target."""
 
     @abc.abstractmethod
     def make_unusable(self) -> Sink:
@@ -137,22 +138,22 @@ class SinkContract(abc.ABC):
 
     @abc.abstractmethod
     def payload(self, data: Any, key: str = "k") -> Any:
-        """Return a payload; those with the same key stay in order."""
+        """Return a payload; the sink must keep the order of payloads with the same key."""
 
     @abc.abstractmethod
     def bad_payload(self) -> Any:
-        """Return a payload that `encode` refuses."""
+        """Return a payload that `encode` rejects."""
 
     @abc.abstractmethod
     async def received(self, count: int) -> Sequence[bytes | Mapping[str, Any]]:
-        """Return what arrived, in order, once there are `count` of them: as JSON, or as data."""
+        """Wait until `count` payloads have arrived, and return them in order, as JSON or as data."""
 
     def refused_payload(self) -> Any | None:
-        """Return a payload that only the target refuses, for good; None if there is none."""
+        """Return a payload that `encode` accepts but the target refuses permanently; None if there is none."""
         return None
 
     def nasty_payloads(self) -> Sequence[Any]:
-        """Return payloads with values, in a field or in their data, that the protocol may not be able to carry."""
+        """Return payloads with values, in their fields or data, that the protocol may be unable to carry."""
         plain = self.payload({"n": 1})
         fields = [name for name in getattr(plain, "__struct_fields__", ()) if name not in ("sink", "type")]
         payloads = [msgspec.structs.replace(plain, **{name: value}) for name in fields for value in NASTY]
@@ -161,7 +162,7 @@ class SinkContract(abc.ABC):
         return payloads + [msgspec.structs.replace(plain, data=form) for form in forms if "data" in fields]
 
     def outage(self) -> Outage | None:
-        """Return the connection between the sinks of this test and their target, if it can fail; else None."""
+        """Return the connection between the sinks of this test and their target; None if it cannot be interrupted."""
         return None
 
     async def _read_data(self, count: int) -> list[Any]:
@@ -180,7 +181,7 @@ class SinkContract(abc.ABC):
         await sink.close()
 
     async def test_models_dicts_and_json_in_bytes_are_taken(self) -> None:
-        """The three forms of data."""
+        """Data may be a model, a dict, or JSON in bytes."""
         sink = self.make()
         await sink.connect()
         forms = [Order(n=1, note="\u00e9"), {"n": 2, "note": "x\ny"}, b'{"n":3,"note":"z"}']
@@ -189,7 +190,7 @@ class SinkContract(abc.ABC):
         await sink.close()
 
     async def test_what_was_encoded_is_sent_whatever_becomes_of_the_data(self) -> None:
-        """A handler may use its dict again."""
+        """A handler may reuse its dict after `encode`."""
         sink, data = self.make(), {"n": 1}
         await sink.connect()
         item = sink.encode(self.payload(data))
@@ -199,7 +200,7 @@ class SinkContract(abc.ABC):
         await sink.close()
 
     async def test_data_that_cannot_be_encoded_is_that_payloads_own_failure(self) -> None:
-        """`encode` raises; the sink goes on."""
+        """`encode` raises, and the sink keeps working."""
         sink = self.make()
         await sink.connect()
         with pytest.raises(TypeError, match="object"):
@@ -210,7 +211,7 @@ class SinkContract(abc.ABC):
         await sink.close()
 
     async def test_sizes_and_keys_say_what_a_batch_needs_to_know(self) -> None:
-        """A batch is bounded in bytes, and a retry holds up its key."""
+        """The size limits a batch in bytes, and the key decides which payloads wait for a retry."""
         sink = self.make()
         small, large = (sink.encode(self.payload({"n": 1, "note": note})) for note in ("x", "x" * 10_000))
         assert isinstance(small, Encoded)
@@ -222,7 +223,7 @@ class SinkContract(abc.ABC):
         assert 0 < small.size_bytes < 10_000 <= large.size_bytes
 
     async def test_a_target_that_cannot_be_used_is_refused_at_connect_by_name(self) -> None:
-        """The message does not contain the password."""
+        """The error names the sink, but does not contain the password."""
         sink = self.make_unusable()
         with pytest.raises(Exception, match=sink.place.replace(".", r"\.")) as caught:
             await sink.connect()
@@ -230,7 +231,7 @@ class SinkContract(abc.ABC):
         await sink.close()
 
     async def test_closing_is_possible_before_connecting_and_twice(self) -> None:
-        """However far starting came."""
+        """`close` works at every stage of the start."""
         await self.make().close()
         sink = self.make()
         await sink.connect()
@@ -238,7 +239,7 @@ class SinkContract(abc.ABC):
         await sink.close()
 
     async def test_a_payload_that_the_target_refuses_takes_no_other_down(self) -> None:
-        """The refusal is at that payload's position, and for good."""
+        """The refusal is at the index of that payload, and permanent."""
         refused = self.refused_payload()
         if refused is None:
             pytest.skip("this target refuses nothing that the sink lets through")
@@ -256,7 +257,7 @@ class SinkContract(abc.ABC):
         await sink.close()
 
     async def test_nasty_values_are_refused_before_they_are_sent_or_take_no_other_down(self) -> None:
-        """`encode` returns what is sent: what it accepts does not raise in `send`."""
+        """A value is either rejected by `encode`, or sent without an exception in `send`."""
         sink = self.make()
         await sink.connect()
         for number, nasty in enumerate(self.nasty_payloads()):
@@ -272,7 +273,7 @@ class SinkContract(abc.ABC):
 
     @pytest.mark.parametrize("error", [ValueError("wrong data"), RuntimeError("wrong, or down")])
     async def test_a_payload_at_which_sending_raises_takes_no_other_down(self, error: Exception) -> None:
-        """The others of its batch arrive, and it alone becomes a dead letter."""
+        """The other payloads of the batch arrive, and only this one is dead-lettered."""
         sink = self.make()
         sent, encode = sink.send, sink.encode
         payloads = [self.payload({"n": n}) for n in range(20)]
@@ -294,7 +295,7 @@ class SinkContract(abc.ABC):
         assert sorted(each["n"] for each in await self._read_data(19)) == [n for n in range(20) if n != 7]
 
     async def test_while_the_target_is_down_nothing_is_lost_and_it_arrives_once_it_is_back(self) -> None:
-        """The sink says that a retry can help, and needs no new `connect`."""
+        """The sink reports a retryable error, and recovers without another `connect`."""
         outage = self.outage()
         if outage is None:
             pytest.skip("this target is never down")
@@ -333,17 +334,17 @@ class SinkContract(abc.ABC):
         assert not pending, "the call does not end"
         outage.up()
         await deliver_at_last(sink, [self.payload({"n": 2})])
-        # The cancelled one may have arrived or not, even after the other.
+        # The cancelled payload may or may not have arrived, even after the other one.
         assert {0, 2} <= {each["n"] for each in await self._read_data(2)} <= {0, 1, 2}
         async with asyncio.timeout(CANCEL_SECONDS * 2):
             await sink.close()
 
 
 class JsonSinkContract(SinkContract):
-    """For targets that store bytes unchanged: models, containers and text as JSON, bytes as they are."""
+    """The contract for targets that store bytes unchanged: models, containers and text as JSON, bytes as they are."""
 
     async def test_models_containers_text_and_bytes_have_their_form(self) -> None:
-        """Byte for byte."""
+        """The target receives exactly the expected bytes."""
         sink = self.make()
         await sink.connect()
         forms = [Order(n=1), {"o": Order(n=2, note="x\ny")}, {"l": [1, None]}, "text \u00e9", b"raw \xff"]

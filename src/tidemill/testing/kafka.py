@@ -1,6 +1,6 @@
-"""A real Kafka for tests: brokers tuned for short outages, and functions that inspect topics from outside.
+"""Real Kafka brokers for tests, tuned for short outages, and functions that inspect topics from outside.
 
-Every function waits for what it needs, up to a deadline, and raises `TimeoutError` after it.
+Every function waits for its result up to a deadline, and then raises `TimeoutError`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def new_broker(data_dir: Path | None = None, **options: Any) -> EmbeddedBroker:
 
 
 def unique_name(prefix: str = "topic") -> str:
-    """Return a name for a topic or a group that no other test uses."""
+    """Return a unique name for a topic or a group."""
     return f"{prefix}-{uuid.uuid4().hex[:10]}"
 
 
@@ -48,15 +48,15 @@ def produce(
     partition: int = -1,
     timeout_seconds: float = 30.0,
 ) -> int:
-    """Write values in order; return how many once the broker has confirmed all of them.
+    """Write values in order; return their number once the broker has confirmed all of them.
 
     Args:
-        bootstrap: The broker.
+        bootstrap: The broker, as `host:port`.
         topic: An existing topic.
-        values: What to write; None writes a tombstone.
+        values: The values to write; None writes a tombstone.
         key: The key of all records.
-        partition: -1: the key decides; without a key, any partition.
-        timeout_seconds: For all of them together.
+        partition: The partition; -1: chosen by the key, or any partition without a key.
+        timeout_seconds: The timeout for all values together.
     """
     failures: list[KafkaError] = []
 
@@ -80,13 +80,13 @@ def produce(
 
 
 def consume(bootstrap: str, topic: str, count: int, *, timeout_seconds: float = 30.0) -> list[Message]:
-    """Return the messages of all partitions of a topic, in order within each, once there are `count`."""
+    """Wait for `count` messages in all partitions of a topic, and return them, in order within each partition."""
     with TopicReader(bootstrap, client_config=FAST_CLIENT) as reader:
         return reader.read(topic, count, timeout_seconds=timeout_seconds)
 
 
 def committed_offsets(bootstrap: str, group: str, topic: str) -> dict[int, int]:
-    """Return a group's committed next offset by partition; -1 where it has none."""
+    """Return the committed next offset of a group by partition; -1 where there is none."""
     with TopicReader(bootstrap, group, FAST_CLIENT) as reader:
         return reader.committed(topic)
 
@@ -101,7 +101,7 @@ def wait_for_committed(
         while True:
             try:
                 offsets = reader.committed(topic)
-            except KafkaException:  # the group has no coordinator yet, or another one
+            except KafkaException:  # the group has no coordinator yet, or is changing it
                 if time.monotonic() > deadline:
                     raise
             if sum(max(offset, 0) for offset in offsets.values()) >= total:

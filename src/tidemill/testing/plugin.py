@@ -1,7 +1,6 @@
 """The pytest plugin: a real Kafka broker as a fixture.
 
-Loaded by pytest wherever tidemill is installed, so importing it must be cheap: what a fixture needs is imported in the
-fixture.
+pytest loads it wherever tidemill is installed, so importing it must be cheap; each fixture imports what it needs.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import pytest
 if TYPE_CHECKING:
     from tidemill.runtime.embedded.broker import EmbeddedBroker
 
-# So that failing assertions of the contract show their values.
+# Makes failing assertions of the contract show their values.
 pytest.register_assert_rewrite("tidemill.testing.contract")
 
 
 @pytest.fixture(scope="session")
 def embedded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """Return the session's shared broker, running; do not stop it (see `own_kafka`)."""
+    """Return the running broker that the whole session shares; do not stop it (see `own_kafka`)."""
     from tidemill.testing.kafka import new_broker
 
     with new_broker(tmp_path_factory.mktemp("kafka")) as broker:
@@ -29,7 +28,7 @@ def embedded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
 
 @pytest.fixture
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., EmbeddedBroker]]:
-    """Return a function that starts a broker for this test alone, which may stop, kill and restart it.
+    """Return a function that starts a broker for this test alone; the test may stop, kill and restart it.
 
     The function accepts the keyword arguments of `EmbeddedBroker`; all its brokers are closed after the test.
     """

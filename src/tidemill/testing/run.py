@@ -37,9 +37,9 @@ class MessageOutcome(msgspec.Struct):
 
     Attributes:
         message: The message, parsed.
-        results: The results of its tasks that succeeded.
+        results: The results of its successful tasks.
         errors: The errors of its tasks that failed for good.
-        rejected: Why it was dead-lettered before any task; None if it was not.
+        rejected: Why the message was dead-lettered before any task; None if it was not.
     """
 
     message: SourceMessage
@@ -49,18 +49,18 @@ class MessageOutcome(msgspec.Struct):
 
     @property
     def succeeded(self) -> bool:
-        """Whether nothing went wrong with it."""
+        """Whether the message was not rejected and none of its tasks failed."""
         return self.rejected is None and not self.errors
 
 
 class HandlerRun(msgspec.Struct):
-    """What a handler did.
+    """The result of running a handler.
 
     Attributes:
-        outcomes: One per message, in the order in which they finished.
-        payloads: What would have been delivered, by "type.name" as in the configuration.
-        dead_letters: The letters, in order.
-        summary: The engine's own.
+        outcomes: One outcome per message, in the order of completion.
+        payloads: The payloads for each sink, by "type.name" as in the configuration.
+        dead_letters: The dead letters, in order.
+        summary: The summary of the engine.
     """
 
     outcomes: list[MessageOutcome]
@@ -80,7 +80,7 @@ class _Report:
 
     def take(self, batch: FinishedBatch) -> None:
         rows = zip(batch.resolved_ns, batch.messages, batch.runs, batch.rejected, strict=True)
-        # A batch has those that left together behind those that left by themselves.
+        # A batch lists messages that finished together after those that finished alone; restore the order by time.
         for _, message, runs, rejected in sorted(rows, key=lambda row: row[0]):
             results = [run.result for run in runs if run.result is not None]
             errors = [run.error for run in runs if run.error is not None and not run.replaced]
@@ -97,17 +97,17 @@ def run_handler(
     *,
     timeout_seconds: float = 60.0,
 ) -> HandlerRun:
-    """Run a handler over messages until all of them are done.
+    """Run a handler over messages until all of them are finished.
 
     Args:
         handler: The handler, or its class.
-        messages: Values (bytes, text, or a dict that is encoded as JSON; None is a tombstone) or whole messages.
-        config: Settings, or the same as a dict; if it has no sinks, there are one Kafka sink and one file sink.
-        timeout_seconds: How long it may take.
+        messages: Values (bytes, a string, a dict to encode as JSON, or None for a tombstone), or whole messages.
+        config: Settings, or the same as a dict; without sinks in it, there are one Kafka sink and one file sink.
+        timeout_seconds: How long the run may take.
 
     Raises:
-        HandlerError: The handler's hooks cannot be called, or it did not start or not finish in time.
-        TidemillError: The configuration is wrong.
+        HandlerError: The hooks of the handler cannot be called, or it did not start or not finish in time.
+        TidemillError: The configuration is invalid.
     """
     return asyncio.run(run_handler_async(handler, messages, config, timeout_seconds=timeout_seconds))
 
@@ -119,7 +119,7 @@ async def run_handler_async(
     *,
     timeout_seconds: float = 60.0,
 ) -> HandlerRun:
-    """Run a handler like `run_handler`, in a running event loop."""
+    """Run a handler like `run_handler`, inside a running event loop."""
     settings = config if isinstance(config, Settings) else Settings.model_validate(dict(config or {}))
     with configured_for_people(settings.logging):
         return await _run(handler, messages, settings, timeout_seconds)
@@ -177,10 +177,10 @@ async def _run(
 
 
 def build_scripted_sinks(settings: Settings) -> dict[str, dict[str, Sink]]:
-    """Return a scripted sink for each configured one; if none is, one for Kafka and one for files.
+    """Return a scripted sink for each configured sink; without any, return one for Kafka and one for files.
 
-    Payloads are encoded by the real sinks, so that what a real sink would refuse is refused here. Where one cannot be
-    created (its client is not installed), only what can be known without it is checked.
+    The real sinks encode the payloads, so a payload that a real sink would reject is rejected here, too. If a real sink
+    cannot be created because its client is not installed, only generic checks apply.
     """
     if settings.sinks.is_empty():
         settings = settings.model_copy(deep=True)

@@ -1,4 +1,4 @@
-"""Scripted parts: a source, a sink and dead letters that do what a test says, and record what happened."""
+"""Test doubles: a source, a sink and dead letters that follow the script of a test and record what happened."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ScriptedSource:
     """A source with given messages; commits are confirmed at once unless the test says otherwise.
 
     Args:
-        messages: What can be read, in order per partition.
+        messages: The messages that can be read, in order per partition.
         on_committed: Called after each confirmed commit.
     """
 
@@ -28,19 +28,18 @@ class ScriptedSource:
         messages: Iterable[SourceMessage] = (),
         on_committed: Callable[[Mapping[TopicPartition, int]], None] | None = None,
     ) -> None:
-        """Sort the messages into partitions."""
         self._buffers: dict[TopicPartition, deque[SourceMessage]] = {}
         self._on_committed = on_committed
         self._fetching = True
-        #: Every requested commit, in order.
+        #: All requested commits, in order.
         self.commits: list[dict[TopicPartition, int]] = []
-        #: The records that each of them was to send with it, in order.
+        #: The records to send with each commit, in order.
         self.records: list[dict[TopicPartition, Sequence[Outgoing]]] = []
         #: The last confirmed offset per partition.
         self.committed: dict[TopicPartition, int] = {}
-        #: Answers to the next commits; DONE when it is empty.
+        #: The status for each of the next commits; DONE when it is empty.
         self.answers: deque[CommitStatus] = deque()
-        #: While True, commits are not answered; `answer()` answers them.
+        #: While True, commits get no response until `answer()` is called.
         self.hold_commits = False
         self._held: list[dict[TopicPartition, int]] = []
         self.left: bool | None = None
@@ -61,26 +60,26 @@ class ScriptedSource:
         self._loop.call_soon(events.on_assigned, self.partitions)
 
     def feed(self, *messages: SourceMessage) -> None:
-        """Let more messages arrive in assigned partitions."""
+        """Add messages to assigned partitions."""
         for message in messages:
             self._buffers.setdefault((message.topic, message.partition), deque()).append(message)
         self.events.on_messages({(message.topic, message.partition) for message in messages})
 
     def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
-        """Take messages out of the partition's buffer."""
+        """Remove messages from the partition's buffer and return them."""
         buffer = self._buffers.get(partition, deque())
         return [buffer.popleft() for _ in range(min(limit, len(buffer)))] if self._fetching else []
 
     def buffered(self, partition: TopicPartition) -> int:
-        """Return how many messages wait."""
+        """Return the number of buffered messages."""
         return len(self._buffers.get(partition, ())) if self._fetching else 0
 
     def peek(self, partition: TopicPartition) -> SourceMessage | None:
-        """Return the next message, if one waits."""
+        """Return the next message without removing it; None if there is none."""
         return self._buffers[partition][0] if self.buffered(partition) else None
 
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
-        """Record the commit and the records sent with it, and answer it as scripted."""
+        """Record the commit and its records, and respond as scripted."""
         self.records.append(dict(records or {}))
         self.commits.append(dict(offsets))
         self._held.append(dict(offsets))
@@ -92,11 +91,11 @@ class ScriptedSource:
         self.notes[partition] = text
 
     def noted(self, partition: TopicPartition) -> str:
-        """Return the text that was stored."""
+        """Return the text stored with the partition's offsets."""
         return self.notes.get(partition, "")
 
     def answer(self) -> None:
-        """Answer all commits that were held."""
+        """Respond to all held commits."""
         held, self._held = self._held, []
         for offsets in held:
             status = self.answers.popleft() if self.answers else CommitStatus.DONE
@@ -118,7 +117,7 @@ class ScriptedSource:
         return offsets
 
     def lose(self, *partitions: TopicPartition) -> None:
-        """Take partitions away as a session timeout does."""
+        """Remove partitions without notice, as after a session timeout."""
         for partition in partitions:
             self._buffers.pop(partition, None)
         self.events.on_lost(list(partitions))
@@ -128,11 +127,11 @@ class ScriptedSource:
         self.events.on_fatal(Fatal.FENCED, "another process uses this member's id")
 
     def stop_fetching(self) -> None:
-        """Return no more messages."""
+        """Stop returning messages."""
         self._fetching = False
 
     def statistics(self) -> SourceStatistics:
-        """Return the number of waiting messages per partition as its lag."""
+        """Return statistics with the number of buffered messages per partition as the lag."""
         return SourceStatistics(0, {partition: len(buffer) for partition, buffer in self._buffers.items()})
 
     def describe_stall(self) -> str | None:
@@ -140,7 +139,7 @@ class ScriptedSource:
         return None
 
     def describe_refusal(self) -> str | None:
-        """Return None: nobody refuses it."""
+        """Return None: no broker refuses a scripted source."""
         return None
 
     async def close(self, *, leave: bool, seconds: float = 0.0) -> None:
@@ -149,13 +148,13 @@ class ScriptedSource:
 
 
 class ScriptedSink(Sink):
-    """A sink that keeps payloads in memory and refuses what a test says.
+    """A sink that stores payloads in memory and refuses those that a test selects.
 
     Args:
-        name: The instance's name.
-        type_name: The type that it replaces.
-        refuse: Called with each payload; a `Refusal` refuses it.
-        real: The sink that it replaces; it encodes every payload, and is never connected.
+        name: The name of the sink.
+        type_name: The sink type that it replaces.
+        refuse: Called with each payload; returns a `Refusal` to refuse it, or None.
+        real: The sink that it replaces, which encodes every payload but is never connected.
     """
 
     type = "scripted"
@@ -169,23 +168,22 @@ class ScriptedSink(Sink):
         refuse: Callable[[Any], Refusal | None] = lambda payload: None,
         real: Sink | None = None,
     ) -> None:
-        """Start empty."""
         super().__init__(name)
         self.type = type_name  # type: ignore[misc]
         self.refuse = refuse
         self.real = real
-        #: What was confirmed, in order.
+        #: The confirmed payloads, in order.
         self.payloads: list[Any] = []
-        #: Clear it to make `send` wait until it is set again.
+        #: Clear this event to block `send` until it is set again.
         self.open = asyncio.Event()
         self.open.set()
         self.closed = False
 
     async def connect(self) -> None:
-        """Succeed."""
+        """Do nothing."""
 
     def encode(self, payload: Any) -> Encoded:
-        """Check that the payload can be encoded, by the real sink if there is one, and return it unchanged."""
+        """Check that the payload can be encoded, with the real sink if there is one, and return it unchanged."""
         if self.real is not None:
             ready = encode_checked(self.real, payload)
             return Encoded(ready.key, payload, ready.size_bytes)
@@ -194,22 +192,21 @@ class ScriptedSink(Sink):
         return Encoded(key, payload, len(to_json(payload.data, "null")))
 
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
-        """Keep payloads that are not refused."""
+        """Store the payloads that are not refused."""
         await self.open.wait()
         answers = [self.refuse(item.body) for item in batch]
         self.payloads += [item.body for item, refusal in zip(batch, answers, strict=True) if refusal is None]
         return answers
 
     async def close(self) -> None:
-        """Record that it was closed."""
+        """Record that the sink was closed."""
         self.closed = True
 
 
 class ScriptedDeadLetters:
-    """Keeps letters in memory; each is confirmed in the next turn of the event loop, unless `hold` is set."""
+    """Stores letters in memory; each is confirmed in the next iteration of the event loop, unless `hold` is set."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.letters: list[Letter] = []
         self.written = 0
         self.dropped = 0
@@ -218,17 +215,17 @@ class ScriptedDeadLetters:
         self._held: list[Callable[[], None]] = []
 
     async def open(self) -> None:
-        """Succeed."""
+        """Do nothing."""
 
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
-        """Keep a letter and confirm it."""
+        """Store a letter and confirm it."""
         self.letters.append(letter)
         self._held.append(done)
         if not self.hold:
             self.confirm()
 
     def confirm(self) -> None:
-        """Confirm all letters that were held."""
+        """Confirm all held letters."""
         held, self._held = self._held, []
         loop = asyncio.get_running_loop()
         for letter, done in zip(self.letters[-len(held) :], held, strict=True) if held else ():
@@ -237,12 +234,12 @@ class ScriptedDeadLetters:
             loop.call_soon(done)
 
     def statistics(self) -> LetterStatistics:
-        """Return how many letters were confirmed, and how many dropped."""
+        """Return the numbers of confirmed and dropped letters."""
         return LetterStatistics(self.written, self.kinds, self.dropped)
 
     def describe_stall(self) -> str | None:
-        """Return why letters wait, None if they do not."""
+        """Return why letters are waiting; None if they are not."""
         return "held by the test" if self._held else None
 
     async def close(self) -> None:
-        """Succeed."""
+        """Do nothing."""

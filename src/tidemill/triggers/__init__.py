@@ -1,7 +1,7 @@
-"""Triggers: small asynchronous waiters, many of them on one shared stream.
+"""Triggers: small asynchronous waiters that can share one poll of their upstream.
 
-Everything that a trigger of your own imports is here, and every trigger that tidemill has. A name is loaded from its
-module when it is first used.
+This module exports everything that you need to write a trigger, and all built-in triggers. Each name is loaded from its
+module on first use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a trigger is: a small asynchronous waiter that yields events, and can be serialized and created again.
+"""The base classes of triggers: small asynchronous waiters that yield events and can be serialized and recreated.
 
-A trigger is created from its classpath and keyword arguments on the host where it waits; `serialize` returns them.
-Event triggers can share one poll of their upstream: those with an equal `shared_stream_key` all see the raw events of
-one stream, and each derives its own events from them (`filter_shared_stream`).
+The host of a trigger creates it from its classpath and keyword arguments, which `serialize` returns. Event triggers can
+share one poll of their upstream: all triggers with equal `shared_stream_key` see the raw events of one stream, and each
+derives its own events from them (`filter_shared_stream`).
 """
 
 from __future__ import annotations
@@ -20,32 +20,30 @@ _log = structlog.get_logger(__name__)
 
 
 class TriggerEvent:
-    """Something that a trigger fires.
+    """An event that a trigger fires.
 
-    Events are equal if their payloads are. They are created by the million, so this is a plain slotted class.
+    Events are equal if their payloads are. Triggers create them by the million, so this is a plain slotted class.
 
     Args:
-        payload: What happened; anything that can be encoded as JSON.
-        identity: Identifies the event when it is fired again: an event with an identity is stored once per
-            trigger. None: every event is a new one.
+        payload: The content of the event; any value that can be encoded as JSON.
+        identity: A stable id of the event: an event with an identity is stored once per trigger, however often it is
+            fired.
+            None: every event counts as new.
     """
 
     __slots__ = ("identity", "payload")
     __hash__ = None  # type: ignore[assignment]  # a payload may be a dict
 
     def __init__(self, payload: Any = None, identity: str | None = None) -> None:
-        """Keep both as they are."""
         self.payload = payload
         self.identity = identity
 
     def __eq__(self, other: object) -> bool:
-        """Compare payloads."""
         if isinstance(other, TriggerEvent):
             return bool(self.payload == other.payload)
         return NotImplemented
 
     def __repr__(self) -> str:
-        """Show the payload."""
         return f"TriggerEvent<{self.payload!r}>"
 
 
@@ -53,66 +51,68 @@ class BaseTrigger(abc.ABC):
     """Base of all triggers.
 
     Attributes:
-        task_instance: The task that waits for it, set by the host, with `dag_id`, `run_id`, `task_id`, `map_index`
-            and `try_number`; None if there is none.
-        trigger_id: Its stable id, set by the host.
+        task_instance: The task that waits for the trigger, set by the host, with `dag_id`, `run_id`, `task_id`,
+            `map_index`
+            and `try_number`; None if no task waits.
+        trigger_id: The stable id of the trigger, set by the host.
     """
 
     task_instance: Any = None
     trigger_id: Any = None
-    #: Where its lines go instead of the log of its host, set by the host.
+    #: The log of the waiting task, set by the host; it replaces the host's log.
     _task_log: Any = None
 
     def __init__(self, **kwargs: Any) -> None:
-        """Keep nothing; a trigger keeps what it needs under its own names."""
+        """Accept and ignore any arguments, as Airflow's class does."""
         self.task_instance = None
         self.trigger_id = None
 
     @property
     def log(self) -> Any:
-        """A structlog logger: that of its task, else one that is bound to the class and id of the trigger."""
+        """A structlog logger: that of the waiting task, or else one bound to the trigger's class and id."""
         if self._task_log is not None:
             return self._task_log
         return _log.bind(trigger=type(self).__name__, trigger_id=self.trigger_id)
 
     @abc.abstractmethod
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the classpath and the keyword arguments from which this trigger can be created elsewhere."""
+        """Return the classpath and the keyword arguments from which the trigger can be recreated elsewhere."""
 
     @abc.abstractmethod
     def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait and yield events, as an async generator that returns when it has nothing more to fire."""
+        """Wait and yield events, as an async generator that returns when there is nothing more to fire."""
 
     async def cleanup(self) -> None:
-        """Release what the trigger holds; called whenever it ends on this host, for whatever reason."""
+        """Release all resources; called whenever the trigger ends on this host, for any reason."""
         return
 
     async def on_kill(self) -> None:
-        """End the external work that the trigger waits for; called only when a user cancelled it."""
+        """Stop the external work that the trigger waits for; called only when a user cancelled the trigger."""
         return
 
     def __repr__(self) -> str:
-        """Show its classpath and arguments, secrets masked."""
+        """Show the classpath and the arguments, with secrets masked."""
         classpath, kwargs = self.serialize()
         return f"<{classpath} {', '.join(f'{name}={value}' for name, value in redact(kwargs).items())}>"
 
 
 class BaseEventTrigger(BaseTrigger):
-    """Base of the triggers that can share one poll of their upstream.
+    """Base of triggers that can share one poll of their upstream.
 
-    Override `shared_stream_key` and `filter_shared_stream`, and either `open_shared_stream` or, for an upstream that
-    is acknowledged, `create_shared_stream_producer`. The filter is the same for both.
+    Override `shared_stream_key` and `filter_shared_stream`, and one of two methods: `create_shared_stream_producer` for
+    an
+    upstream whose events are acknowledged, `open_shared_stream` for any other. The filter is the same for both.
     """
 
     def shared_stream_key(self) -> Hashable | None:
-        """Return a key for the upstream: triggers with equal keys share one poll. None: share nothing."""
+        """Return a key for the upstream; triggers with equal keys share one poll. None: share nothing."""
         return None
 
     def upstream_claim(self) -> str | None:
-        """Return a name for the upstream if only one list of triggers may read it; None: any list may.
+        """Return a name for an upstream that only one trigger list may read; None if any number may.
 
-        The host does not start a list while another running list has the same claim. For a trigger of your own
-        over Kafka, return `tidemill.triggers.producers.kafka.kafka_claim(topic, group)`.
+        The host does not start a list while another running list holds the same claim. For your own trigger over Kafka,
+        return `tidemill.triggers.producers.kafka.kafka_claim(topic, group)`.
         """
         return None
 
@@ -121,19 +121,18 @@ class BaseEventTrigger(BaseTrigger):
         """Poll the upstream for all subscribers: an async generator of raw events that never ends by itself.
 
         Args:
-            kwargs: What the first subscriber's `serialize` returned.
+            kwargs: The arguments of the first subscriber, as its `serialize` returned them.
         """
         raise NotImplementedError(
-            f"{cls.__name__} has a shared_stream_key, so it must override open_shared_stream or "
-            f"create_shared_stream_producer"
+            f"{cls.__name__} has a shared_stream_key; override open_shared_stream or create_shared_stream_producer"
         )
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
-        """Create the producer that polls the upstream and is told what was dealt with; do not connect yet.
+        """Create the producer, which polls the upstream and receives acknowledgements; do not connect yet.
 
         Args:
-            kwargs: What the first subscriber's `serialize` returned.
+            kwargs: The arguments of the first subscriber, as its `serialize` returned them.
         """
         raise NotImplementedError(
             f"{cls.__name__} does not override create_shared_stream_producer: its stream is not acknowledged"
@@ -142,9 +141,8 @@ class BaseEventTrigger(BaseTrigger):
     def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         """Derive events from raw events, as an async generator.
 
-        Yield everything derived from one raw event before requesting the next: requesting it means that this one is
-        dealt with, once what was derived from it is stored.
+        Yield all events derived from one raw event before requesting the next one. Requesting the next raw event marks
+        the
+        current one as resolved once its derived events are stored.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} has a shared_stream_key, so it must override filter_shared_stream"
-        )
+        raise NotImplementedError(f"{type(self).__name__} has a shared_stream_key; override filter_shared_stream")

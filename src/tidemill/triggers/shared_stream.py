@@ -1,6 +1,6 @@
-"""Shared streams, as users import them: what a producer implements and is given, and how a filter rejects an event.
+"""The public API of shared streams: the interface for producers, and how a filter rejects an event.
 
-The names and their module are Airflow's.
+The names and the module path are those of Airflow.
 """
 
 from __future__ import annotations
@@ -40,32 +40,33 @@ __all__ = [
     "route",
 ]
 
-#: Its name in Airflow, whose tests use it.
+#: Airflow's name, used by its tests.
 _SubscriberOverflow = SubscriberOverflow
 
 log = structlog.get_logger(__name__)
 
 
 def reject_shared_stream_event() -> None:
-    """Refuse the raw event that the calling filter is on, for good.
+    """Reject the raw event that the calling filter is processing, permanently.
 
-    Call it in `filter_shared_stream` of a stream that is acknowledged, or in a task that the filter has started, before
-    the next event is requested. The event is resolved for this subscriber at once, whatever was derived from it; the
-    producer is told that it was rejected and is expected to make a dead letter of it. Anywhere else it logs a warning
-    and does nothing; a second time it does nothing.
+    Call this in `filter_shared_stream` of an acknowledged stream, or in a task started by the filter, before the next
+    event
+    is requested. The event is resolved for this subscriber at once, regardless of events derived from it. The producer
+    learns of the reject and is expected to dead-letter the event. A second call for the same event does nothing; a call
+    outside of a filter logs a warning and does nothing.
     """
     current = find_current()
     if current is None:
         log.warning(
             "reject_shared_stream_event called outside an ack-mode binding window; ignored: call it in "
-            "filter_shared_stream, while it is on the event"
+            "filter_shared_stream while the event is being processed"
         )
         return
     subscription, sent = current
     if subscription.reject(sent) is Refusal.STALE:
         log.warning(
             "reject_shared_stream_event called outside an ack-mode binding window; ignored: the filter has moved past "
-            "the event, or does not hold it any more",
+            "the event, or no longer holds it",
             trigger_id=subscription.member.name,
             position=sent.position,
         )

@@ -1,7 +1,7 @@
-"""What a producer of a shared stream implements and is given, and how a subscriber's stream can end.
+"""The interface between a shared stream and its producer, and the errors that can end a subscription.
 
-Users import these names from `tidemill.triggers.shared_stream`. It imports nothing of the streams themselves, so that
-trigger classes and streams can both stand on it.
+Users import these names from `tidemill.triggers.shared_stream`. This module imports nothing from the streams, so that
+trigger classes and streams can both depend on it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from tidemill.core.errors import TidemillError
 
-#: Set while a producer is created: the name of the list of triggers whose host runs it, '' without one.
+#: Set while a producer is created: the name of the trigger list that its host runs; '' outside of lists.
 LIST_NAME: Final[ContextVar[str]] = ContextVar("tidemill_list_name", default="")
 
 
 @dataclass(slots=True)
 class UpstreamCounts:
-    """What the producers of a process did, for its metrics; a producer that counts nothing is counted as nothing.
+    """Counts of a process's producers, for its metrics; a producer need not count anything.
 
     Attributes:
-        redelivered: Events that were delivered once more.
-        dead_lettered: Events whose dead letters are confirmed, by what happened to them: "failed" or "rejected".
+        redelivered: Events that were redelivered.
+        dead_lettered: Events whose dead letters are confirmed, by kind: "failed" or "rejected".
     """
 
     redelivered: int = 0
@@ -35,26 +35,26 @@ class UpstreamCounts:
         self.dead_lettered[kind] = self.dead_lettered.get(kind, 0) + 1
 
 
-#: Set while a producer is created: where it counts; None outside of a host.
+#: Set while a producer is created: where the producer counts; None outside of a host.
 UPSTREAM_COUNTS: Final[ContextVar[UpstreamCounts | None]] = ContextVar("tidemill_upstream_counts", default=None)
 
 
 class AdvanceOutcome(NamedTuple):
-    """How the subscribers dealt with one event; each that was present at its fan-out counts once.
+    """The combined result of all subscribers for one event; each subscriber present at its fan-out counts once.
 
-    An event without any subscriber is (0, 0, 0), and not clean.
+    An event without subscribers has (0, 0, 0), which is not clean.
     """
 
     acked: int
-    """Subscribers that moved past it, and everything they derived from it is stored."""
+    """Subscribers that moved past the event, and whose derived events are all stored."""
     failed: int
-    """Subscribers that raised on it, were too late or too far behind, or left before they read it: redeliver it."""
+    """Subscribers that raised, timed out, overflowed, or left before reading the event: redeliver it."""
     rejected: int = 0
-    """Subscribers that rejected it for good: make it a dead letter."""
+    """Subscribers that rejected the event permanently: dead-letter it."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether at least one subscriber accepted it, and none failed or rejected it."""
+        """Whether at least one subscriber acknowledged the event, and none failed or rejected it."""
         return self.acked > 0 and not (self.failed or self.rejected)
 
 
@@ -62,7 +62,7 @@ class AdvanceItem(NamedTuple):
     """One event of a batch to advance over."""
 
     broker_payload: Any
-    """What the producer yielded with the event."""
+    """The payload that the producer yielded with the event."""
     outcome: AdvanceOutcome
 
 
@@ -73,69 +73,74 @@ class SharedStreamProducer(abc.ABC):
     def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
         """Connect, and yield `(event, broker_payload)` forever, as an async generator; called once.
 
-        Returning is an error, like raising: every subscriber gets it.
+        Returning counts as a failure, like raising: it fails every subscriber.
         """
 
     def get_advance_lane(self, broker_payload: Any) -> Hashable:
-        """Return the lane of the event: events of one lane are advanced in the order of their fan-out.
+        """Return the lane of the event; events of one lane are advanced in the order of their fan-out.
 
-        Called once per event, before its fan-out; it must not block. The default puts all events in one lane.
+        Called once per event, before its fan-out; it must not block. By default all events share one lane.
         """
         return None
 
     @abc.abstractmethod
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Tell the broker what became of the oldest events of one lane.
+        """Acknowledge the oldest events of one lane to the broker, according to their outcomes.
 
         Args:
-            batch: Never empty, in order, without gaps. One call is awaited at a time over all lanes.
+            batch: The events, in order and without gaps; never empty. Calls are sequential across all lanes.
 
-        Raising ends the stream: every subscriber gets the exception, and the broker redelivers what was not advanced.
+        Raising ends the stream: the exception fails every subscriber, and the broker redelivers all events not yet
+        advanced.
         """
 
     async def aclose(self) -> None:
-        """Release the connection; called once, when the stream has ended and no advance is in flight."""
+        """Release the connection; called once, when the stream has ended and no `advance` is in flight."""
         return
 
 
 @runtime_checkable
 class SubscriberObserver(Protocol):
-    """What a producer implements to learn who subscribes to its stream, and who failed an event.
+    """Implemented by producers that need to know their subscribers, and which of them failed an event.
 
-    An outcome counts failures without naming anybody, which is all that a broker with a visibility timeout needs. A
-    producer that redelivers events itself has to wait for the triggers that failed them: it implements these methods,
-    and the manager of its stream calls them, on the event loop and in the order in which things happen. They must
-    neither block nor raise.
+    An outcome counts failures without naming triggers, which is enough for a broker with a visibility timeout. A
+    producer
+    that redelivers events itself has to wait for the triggers that failed them. It implements these methods, and the
+    stream's manager calls them on the event loop, in the order of the changes. They must neither block nor raise.
 
-    A trigger that keeps a seat while it is away is reported as one that left and subscribed again at once: what it
-    failed before that can be redelivered immediately, and waits in its seat.
+    A trigger that keeps its seat while it is away is reported as having left and rejoined at once: events that it
+    failed
+    before can be redelivered immediately and wait in its seat.
     """
 
     def subscriber_joined(self, trigger_id: Hashable) -> None:
-        """Note that a trigger subscribed; called once for each that is there before the first event."""
+        """Record that a trigger subscribed; called for each existing subscriber before the first event."""
 
     def subscriber_left(self, trigger_id: Hashable) -> None:
-        """Note that a trigger's subscription ended; it may subscribe again."""
+        """Record that a trigger's subscription ended; the trigger may subscribe again."""
 
     def subscriber_gone(self, trigger_id: Hashable) -> None:
-        """Note that a trigger will not subscribe again: it finished, was removed, or is not restarted."""
+        """Record that a trigger will not subscribe again: it finished, was removed, or will not be restarted."""
 
     def event_failed(
         self, broker_payload: object, failures: Mapping[Hashable, str], unread: Collection[Hashable]
     ) -> None:
-        """Note who failed or rejected an event, with the error, and who never read it; its `advance` follows."""
+        """Record which triggers failed or rejected an event, with the error, and which never read it; `advance`
+        follows.
+        """
 
 
 class AckTimeout(TidemillError):
-    """A subscriber held an event for longer than the ack timeout: it is still on it, or what it derived is not stored.
+    """A subscriber held an event for longer than the ack timeout: it did not finish, or its derived events are not
+    stored.
 
-    The subscriber fails everything it holds, which the broker is told; the others continue.
+    All events that the subscriber holds fail, and the broker is told; other subscribers continue.
     """
 
 
 class SubscriberOverflow(TidemillError):
-    """A subscriber left more raw events unread than its queue holds: it is too slow for its stream, and fails alone."""
+    """A subscriber left more raw events unread than its queue holds; being too slow fails only this subscriber."""
 
 
 class StreamEnded(TidemillError):
-    """The poll of a shared stream returned or was cancelled; it is expected to run for the lifetime of the group."""
+    """The poll of a shared stream returned or was cancelled, although it must run as long as the stream."""

@@ -210,9 +210,9 @@ def test_columns_become_what_a_message_has(session, settings):
     [
         (["value"], r"no column 'key' \(it has value\).*binary or string.*withColumn\('key', lit\(None\)\)"),
         (["key"], "no column 'value'"),
-        (["CAST(1 AS INT) AS key", "value"], "column 'key' of the DataFrame is int, but has to be binary or string"),
-        (["key", "value", "'x' AS offset"], "'offset' of the DataFrame is string, but has to be a whole number"),
-        (["key", "value", "1L AS timestamp"], "'timestamp' of the DataFrame is bigint, but has to be a timestamp"),
+        (["CAST(1 AS INT) AS key", "value"], "column 'key' of the DataFrame is int, but must be binary or string"),
+        (["key", "value", "'x' AS offset"], "'offset' of the DataFrame is string, but must be a whole number"),
+        (["key", "value", "1L AS timestamp"], "'timestamp' of the DataFrame is bigint, but must be a timestamp"),
         (["key", "value", "map('a', 'b') AS headers"], "'headers' of the DataFrame is map<.*array of structs"),
     ],
 )
@@ -246,7 +246,7 @@ def test_rows_whose_engine_hangs_again_and_again_end_the_run_by_name(session, se
 
             time.sleep(3_600)
 
-    with pytest.raises(TidemillError, match="range 0 failed: its engine said nothing for 2 s, 4 times"):
+    with pytest.raises(TidemillError, match="range 0 failed: its engine was silent for 2 s, 4 times"):
         process(rows_of(session, 1).coalesce(1), Hanging, settings)
     assert session.sparkContext.parallelize(range(100), 4).map(lambda n: n + 1).sum() == 5_050
 
@@ -493,7 +493,7 @@ def test_letters_that_are_not_where_they_are_looked_for_are_told(session, broker
             LetterFile.publish = elsewhere
 
     rows = session.createDataFrame([("1", "no json")], "key string, value string").coalesce(1)
-    with pytest.raises(ConfigError, match=r"1 of 1 files of dead letters are not in .*all hosts share"):
+    with pytest.raises(ConfigError, match=r"1 of 1 dead-letter files are not in .*all hosts share"):
         process(rows, Elsewhere, brokerless)
     (tmp_path / "file").touch()
     brokerless.dlq.path = str(tmp_path / "file")

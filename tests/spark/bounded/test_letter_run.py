@@ -57,7 +57,7 @@ def test_files_that_are_not_where_they_are_looked_for_are_counted(settings: Sett
     results = [ChunkResult(0, True, EngineProgress(), [there.name]), ChunkResult(1, True, EngineProgress(), ["none"])]
     with letter_run(settings, outcomes) as run:
         run.check(results[:1])
-        with pytest.raises(ConfigError, match=r"1 of 2 files of dead letters are not in .*all hosts share"):
+        with pytest.raises(ConfigError, match=r"1 of 2 dead-letter files are not in .*all hosts share"):
             run.check(results)
 
 

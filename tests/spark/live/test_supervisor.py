@@ -186,14 +186,14 @@ def test_a_pause_ends_by_itself_and_survives_the_restart_of_an_engine(running: C
 def test_what_cannot_be_done_is_refused(running: Callable[..., Running]) -> None:
     run = running(1)
     actions = run.live.actions
-    with pytest.raises(UserActionError, match="up to 7 days, and not 691200 s; to stop for longer, drain"):
+    with pytest.raises(UserActionError, match="at most 7 days, not 691200 s; to stop for longer, drain"):
         actions.pause(8 * 86_400.0, None, "ann")
     for seconds in (0.0, -1.0, 1e-9, math.nan):
         with pytest.raises(UserActionError, match="at least 1 s, and not "):
             actions.pause(seconds, None, "ann")
     with pytest.raises(UserActionError, match="no partition -1"):
         actions.pause(1.0, -1, "ann")
-    with pytest.raises(UserActionError, match="there is no engine 1; engines are 0 to 0"):
+    with pytest.raises(UserActionError, match="there is no engine 1; use 0 to 0"):
         actions.restart(1)
     actions.pause(600.0, None, "ann")
     with pytest.raises(UserActionError, match="all partitions are paused"):

@@ -79,7 +79,7 @@ def test_what_changed_nothing_is_not_noted() -> None:
 
 
 def test_without_engines_it_is_said_why() -> None:
-    text = "no engine runs: the pipeline is starting, or stopping"
+    text = "no engine is running: the pipeline is starting or stopping; try again"
     for request in ({"do": "pause", "seconds": 1}, {"do": "resume"}, {"do": "restart", "engine": 0}):
         assert ask(None, **request) == ({"error": text}, [])
     assert ask(None, do="release") == ({"engines": []}, [])

@@ -232,7 +232,7 @@ def test_the_sockets_of_workers_are_in_the_folder_that_ends_with_spark() -> None
 
 def test_a_jvm_that_ends_at_once_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", "-javaagent:/nope.jar")
-    with pytest.raises(RemoteError, match=r"ended with exit code 1 before it listened: .*/nope.jar"):
+    with pytest.raises(RemoteError, match=r"exited with code 1 before it was ready: .*/nope.jar"):
         Spark(SparkSettings(), "app", 1).start()
 
 

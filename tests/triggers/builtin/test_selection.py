@@ -99,7 +99,7 @@ def test_only_values_that_are_not_the_default_are_serialized():
     [
         ({"apply": "no.such.module.f"}, ConfigError, "the module 'no' is not installed"),
         ({"apply": f"{HERE}.absent"}, ConfigError, "has no 'absent'"),
-        ({"apply": f"{HERE}.NO_FUNCTION"}, ConfigError, "is not a function but of type int"),
+        ({"apply": f"{HERE}.NO_FUNCTION"}, ConfigError, "is of type int; name a function"),
         ({"apply": "f"}, ConfigError, "write package.module.function"),
         ({"apply": doubled}, TypeError, "apply must be the path of a function"),
         ({"key": [1]}, TypeError, "key must be a string or a list of strings"),

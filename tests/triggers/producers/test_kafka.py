@@ -268,7 +268,7 @@ async def test_a_rejected_event_is_dead_lettered_at_once_and_then_committed(plac
     await place.committed(2)
     (letter,) = await place.letters(1)
     assert letter.kind is LetterKind.REJECTED
-    assert letter.error == "a trigger rejected the event; reported of this delivery: trigger t: ValueError: no"
+    assert letter.error == "a trigger rejected the event; errors of this delivery: trigger t: ValueError: no"
     assert (letter.sources[0].offset, letter.sources[0].value, letter.partition) == (0, "bad", 0)
 
 
@@ -285,7 +285,7 @@ async def test_an_event_that_fails_after_its_last_redelivery_is_dead_lettered(pl
     await place.committed(2)
     (letter,) = await place.letters(1)
     assert (letter.kind, letter.attempt_count) == (LetterKind.FAILED, 3)
-    assert letter.error == "the event failed 3 times, at last in trigger t: ValueError: no"
+    assert letter.error == "the event failed 3 times, most recently in trigger t: ValueError: no"
     assert len(stream.given) == 4
 
 

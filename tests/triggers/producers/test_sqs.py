@@ -253,7 +253,7 @@ async def test_of_a_batch_only_what_was_not_deleted_is_tried_again(queues, monke
     assert asked == [numbers, numbers[2:]]
     (again,) = await stream.take(1)  # what could not be deleted for good comes again
     assert again[0].message_id == items[1][0].message_id
-    assert "messages came back before they could be deleted" in "".join(capfd.readouterr())
+    assert "messages were redelivered before they could be deleted" in "".join(capfd.readouterr())
 
 
 async def test_of_a_batch_only_what_was_not_extended_is_tried_again(queues, monkeypatch):
@@ -314,7 +314,7 @@ async def test_an_end_does_not_wait_for_ever_for_a_queue_that_takes_no_rejects(q
 async def test_a_queue_that_does_not_exist_is_named(queues):
     for settings in ({}, {"reject_queue": "nor-this"}):
         queue = await queues.server.make_queue() if settings else "no-such-queue"
-        with pytest.raises(ConfigError, match=r"get_queue_url on 'no.*create the queue, or name another one"):
+        with pytest.raises(ConfigError, match=r"get_queue_url on 'no.*create the queue, or configure another one"):
             await queues.open(queue, **settings).take(1)
 
 

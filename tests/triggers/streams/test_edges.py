@@ -237,7 +237,7 @@ async def test_a_trigger_whose_method_is_not_an_async_generator_is_told_what_to_
 
     manager = Scene().manager
     with pytest.raises(
-        TypeError, match=r"Returns\.run must be .* returned a coroutine: write `async def run\(self\)`, and"
+        TypeError, match=r"Returns\.run must be .* returned a coroutine; write `async def run\(self\)`"
     ):
         route(manager, 1, Returns())
     with pytest.raises(

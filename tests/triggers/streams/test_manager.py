@@ -178,7 +178,7 @@ async def test_a_poll_that_raises_fails_every_subscriber_with_that_exception_and
             await failed
         assert caught.value is error
     assert not scene.polls
-    assert scene.log.said("exception") == ["the poll of a shared stream failed; all its subscribers fail"]
+    assert scene.log.said("exception") == ["the poll of a shared stream failed; failing all its subscribers"]
     await scene.manager.stop_all()
     assert scene.upstream.closed == 1
 

@@ -1,1 +1,1 @@
-"""Operators: what tasks do."""
+"""Operators: ready-made kinds of tasks."""

@@ -1,4 +1,4 @@
-"""Runs a command of the shell."""
+"""Operators that run a shell command."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from tidemill.dags.operators.python import call_function, check_call
 
 
 class BashOperator(BaseOperator):
-    """Runs a command in bash; returns the last line that it prints.
+    """Runs a command in bash; returns the last line of its output.
 
-    The command is over when bash ends: what it started in the background (`&`) may print for a second longer, and is
-    ended then. `wait` at the end of the command waits for it.
+    The command ends when bash exits. Background processes (`&`) may write for one more second and are then killed; to
+    wait
+    for them, end the command with `wait`.
 
     Args:
-        bash_command: The command; a name that ends in `.sh` or `.bash` is a file with a template.
-        env: Its environment; None: that of the worker.
-        append_env: Whether `env` is added to that of the worker, instead of replacing it.
-        output_encoding: Of what it prints.
-        skip_on_exit_code: The exit code, or those, with which it skips the task; None: none.
-        cwd: Its folder; None: a new one.
+        bash_command: The command; a value that ends in `.sh` or `.bash` names a file that contains the template.
+        env: The environment; None: the worker's environment.
+        append_env: Whether to add `env` to the worker's environment instead of replacing it.
+        output_encoding: The encoding of the output.
+        skip_on_exit_code: The exit code, or several, that skip the task; None: none.
+        cwd: The working directory; None: a new temporary one.
         kwargs: The arguments of `BaseOperator`.
     """
 
@@ -42,7 +43,6 @@ class BashOperator(BaseOperator):
         cwd: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Check the arguments."""
         super().__init__(**kwargs)
         self.bash_command = bash_command
         self.env = env
@@ -57,15 +57,15 @@ class BashOperator(BaseOperator):
         """Run the command.
 
         Raises:
-            TaskError: It failed.
-            TaskSkipped: It ended with an exit code that skips the task.
+            TaskError: The command failed.
+            TaskSkipped: The command exited with a code that skips the task.
         """
         return self.run_command(self.bash_command)
 
     def run_command(self, text: Any) -> str:
-        """Run a command; return the last line that it prints."""
+        """Run a command and return the last line of its output."""
         if not isinstance(text, str) or not text.strip():
-            raise TaskFailed(f"the command must be a string that is not empty, got {text!r}")
+            raise TaskFailed(f"the command must be a non-empty string, got {text!r}")
         environment = build_environment(self.env, append=self.append_env)
         self._command = Command(["bash", "-c", text], environment, self.cwd, self.log)
         result = self._command.run(encoding=self.output_encoding)
@@ -76,7 +76,7 @@ class BashOperator(BaseOperator):
         return result.last_line
 
     def on_kill(self) -> None:
-        """End the command."""
+        """Kill the command."""
         if self._command is not None:
             self._command.kill()
 
@@ -86,9 +86,9 @@ class PythonBashOperator(BashOperator):
 
     Args:
         python_callable: The function.
-        op_args: Its arguments, in order.
-        op_kwargs: Its arguments, by name.
-        kwargs: The arguments of `BashOperator`, but for the command.
+        op_args: Positional arguments of the function.
+        op_kwargs: Keyword arguments of the function.
+        kwargs: The arguments of `BashOperator`, except `bash_command`.
     """
 
     template_fields = ("op_args", "op_kwargs", "env", "cwd")
@@ -101,10 +101,10 @@ class PythonBashOperator(BashOperator):
         op_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Check that the function accepts the arguments."""
         if "bash_command" in kwargs:
             raise DagError(
-                f"task {kwargs.get('task_id')!r}: @task.bash runs what the function returns; leave bash_command out"
+                f"task {kwargs.get('task_id')!r}: @task.bash runs the command that the function returns; "
+                "leave bash_command out"
             )
         super().__init__(bash_command="", **kwargs)
         self.python_callable = python_callable
@@ -113,5 +113,5 @@ class PythonBashOperator(BashOperator):
         check_call(f"task {self.task_id!r}", python_callable, self.op_args, self.op_kwargs)
 
     def execute(self, context: Any) -> str:
-        """Call the function, and run what it returns."""
+        """Call the function, and run the command that it returns."""
         return self.run_command(call_function(self.python_callable, self.op_args, self.op_kwargs, context))

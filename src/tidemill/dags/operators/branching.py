@@ -1,4 +1,4 @@
-"""Which tasks downstream are skipped, as a task decides while it runs."""
+"""Lets a running task choose which downstream tasks are skipped."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tidemill.dags.exceptions import TaskFailed
 
 
 def skip_all_except(context: Any, chosen: Any) -> None:
-    """Skip the tasks directly downstream, but those that are chosen, and those that come after a chosen one.
+    """Skip the direct downstream tasks, except chosen ones and those downstream of a chosen one.
 
     Args:
         context: The context of the task.
-        chosen: Ids of tasks or groups: a text, several, or None.
+        chosen: The id of a task or group, several ids, or None.
 
     Raises:
-        TaskFailed: One of them is not in the DAG, or not a text.
+        TaskFailed: An id is not in the DAG, or is not a string.
     """
     ids = [] if chosen is None else [chosen] if isinstance(chosen, str) else chosen
     if not isinstance(ids, Iterable) or not all(isinstance(one, str) for one in ids):
@@ -31,9 +31,8 @@ def skip_all_except(context: Any, chosen: Any) -> None:
         elif one in dag.task_dict:
             followed.add(one)
         else:
-            known = (
-                suggest(one, sorted(task.downstream_task_ids)) if task.downstream_task_ids else "nothing comes after it"
-            )
+            after = sorted(task.downstream_task_ids)
+            known = suggest(one, after) if after else "the task has no downstream tasks"
             raise TaskFailed(
                 f"the branch returned {one!r}, which is not a task or group of DAG {dag.dag_id!r}; {known}"
             )
@@ -43,10 +42,10 @@ def skip_all_except(context: Any, chosen: Any) -> None:
 
 
 def skip(context: Any, task_ids: Iterable[str]) -> None:
-    """Skip tasks directly downstream, once this task has succeeded."""
+    """Skip direct downstream tasks once this task has succeeded."""
     context["ti"].skipped.update(task_ids)
 
 
 def skip_all_downstream(context: Any) -> None:
-    """Skip all tasks downstream but teardowns, whatever their trigger rules."""
+    """Skip all downstream tasks except teardowns, regardless of their trigger rules."""
     context["ti"].skips_all = True

@@ -1,9 +1,9 @@
-"""Runs a command in a process group of its own, and logs what it prints, line by line.
+"""Runs a command in its own process group, and logs its output line by line.
 
-A command is over when its process has ended: what it has left in the background may write for a moment longer.
+A command ends when its process exits; background processes may then write for a short time longer.
 
-Invariants: when the call returns or raises, nothing of the group is left; a line that is too long is cut, and memory
-does not grow with what is printed.
+Invariants: when the call returns or raises, no process of the group is left; lines above the limit are cut, and memory
+does not grow with the amount of output.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tidemill.core.errors import escape_surrogates
 from tidemill.dags.exceptions import TaskFailed
 from tidemill.runtime.files.folders import OwnedFolder
 
-#: Longer lines are cut in the log.
+#: Longer lines are split in the log.
 MAX_LINE_BYTES: Final = 64 << 10
-#: How long a command may take to end after SIGTERM.
+#: How long a command may take to exit after SIGTERM.
 GRACE_SECONDS: Final = 5.0
-#: How long the output of a command that has ended is read on, if something in the background holds it open.
+#: How long to keep reading after the command has exited, if a background process holds the output open.
 LINGER_SECONDS: Final = 1.0
-#: How often to look whether it has ended, where the system cannot tell.
+#: The poll interval for the command's exit on systems without pidfd.
 _LOOK_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended. `last_line`: the last that it printed; `stdout`: what it printed, if that was kept."""
+    """The result of a command: `last_line` is the last line of output; `stdout` is the output, if it was to be kept."""
 
     exit_code: int
     last_line: str
@@ -47,19 +47,18 @@ class CommandResult:
 
 
 class Command:
-    """A command; `kill` ends it, from a signal handler as well.
+    """A command; `kill` may also be called from a signal handler.
 
     Args:
         argv: The program and its arguments.
-        env: Its environment; None: that of this process.
-        cwd: Its folder; None: a new one that is removed afterwards.
-        log: Where its output goes.
+        env: The environment; None: that of this process.
+        cwd: The working directory; None: a new one that is removed afterwards.
+        log: The logger for the output.
     """
 
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None, log: logging.Logger
     ) -> None:
-        """Start nothing yet."""
         self._argv = list(argv)
         self._env = None if env is None else dict(env)
         self._cwd = cwd
@@ -69,15 +68,15 @@ class Command:
         self._ended = False
 
     def run(self, stdin: bytes = b"", encoding: str = "utf-8", keep_bytes: int = 0) -> CommandResult:
-        """Run it to its end.
+        """Run the command until it exits.
 
         Args:
-            stdin: Its standard input.
-            encoding: Of what it prints.
-            keep_bytes: How much of what it prints is returned; more is an error.
+            stdin: The standard input.
+            encoding: The encoding of the output.
+            keep_bytes: How many bytes of output to return; more output is an error. 0: keep none.
 
         Raises:
-            TaskFailed: It cannot be started, or prints more than is to be kept.
+            TaskFailed: The command cannot be started, or prints more than `keep_bytes`.
         """
         with contextlib.ExitStack() as closing:
             folder = self._cwd or _make_folder(closing)
@@ -93,19 +92,21 @@ class Command:
         return CommandResult(code, last, kept)
 
     def _start_apart(self, folder: str, stdin: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Start it on a thread: what interrupts a task, a signal, cannot come there before the process is known."""
+        """Start the process on another thread: the signal that interrupts a task can then not hit before the process is
+        known.
+        """
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             return thread.submit(self._start_unless_ended, folder, stdin).result()
 
     def _start_unless_ended(self, folder: str, stdin: IO[bytes]) -> subprocess.Popen[bytes]:
         with self._starting:
             if self._ended:
-                raise TaskFailed("the task was interrupted before the command was started")
+                raise TaskFailed("the task was interrupted before the command started")
             self._process = self._start(folder, stdin)
             return self._process
 
     def _end(self) -> None:
-        with self._starting:  # on its thread: an interrupted task does not know how far that is
+        with self._starting:  # wait for a start that an interrupted task left running on its thread
             self._ended = True
         process = self._process
         if process is None:
@@ -141,7 +142,7 @@ class Command:
         return last, bytes(kept)
 
     def _read(self, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-        """Read what is printed until the output is closed, or the command has ended and the time to linger is over."""
+        """Yield output until it is closed, or until the command has exited and the linger time is over."""
         assert process.stdout is not None
         output, deadline = process.stdout.fileno(), math.inf
         with contextlib.ExitStack() as closing:
@@ -162,10 +163,10 @@ class Command:
                     deadline, look_seconds = time.monotonic() + LINGER_SECONDS, math.inf
                     if end is not None:
                         waiting.unregister(end)
-        self._log.warning("the command has ended, but what it left in the background holds its output; that is ended")
+        self._log.warning("the command has exited; killing background processes that still hold its output open")
 
     def kill(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """End the group: SIGTERM, the grace, SIGKILL."""
+        """Stop the group: SIGTERM, the grace period, then SIGKILL."""
         process = self._process
         if process is None:
             return
@@ -173,23 +174,23 @@ class Command:
             _signal_group(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(grace_seconds)
-        # What the command has left behind, too.
+        # This also ends processes that the command left behind.
         _signal_group(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace_seconds)
 
 
 def _make_folder(closing: contextlib.ExitStack) -> str:
-    """Return a new, empty folder; one that a killed task has left is removed by the next task that makes one."""
-    place = OwnedFolder("tidemill-task-")
-    closing.callback(place.cleanup)
-    folder = place.path / "work"
+    """Return a new, empty folder; if a task is killed, a later task that creates a folder removes its leftover."""
+    owned = OwnedFolder("tidemill-task-")
+    closing.callback(owned.cleanup)
+    folder = owned.path / "work"
     folder.mkdir()
     return str(folder)
 
 
 def _watch_end(process: subprocess.Popen[bytes], closing: contextlib.ExitStack) -> int | None:
-    """Return a descriptor that can be read once a process has ended; None: this system has none."""
+    """Return a descriptor that becomes readable when a process exits; None if the system does not support it."""
     try:
         found = os.pidfd_open(process.pid)
     except (OSError, AttributeError):
@@ -199,7 +200,7 @@ def _watch_end(process: subprocess.Popen[bytes], closing: contextlib.ExitStack) 
 
 
 def _split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Split what is read into lines, with their ends; longer ones than allowed are cut."""
+    """Split the chunks into lines, with their line ends; lines above the limit are cut."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -221,7 +222,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def build_environment(env: Mapping[str, str] | None, *, append: bool) -> dict[str, str]:
-    """Return the environment of a command: that of this process unless another one is given, or both."""
+    """Return the environment of a command: that of this process, `env`, or both merged."""
     if env is None:
         return dict(os.environ)
     own = {str(name): str(value) for name, value in env.items()}
@@ -229,7 +230,7 @@ def build_environment(env: Mapping[str, str] | None, *, append: bool) -> dict[st
 
 
 def describe_exit(code: int) -> str:
-    """Return how a command failed, for people.
+    """Return a message that says how a command failed.
 
     Example:
         >>> describe_exit(2), describe_exit(-9)

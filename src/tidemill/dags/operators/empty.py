@@ -8,10 +8,9 @@ from tidemill.dags.operator import BaseOperator
 
 
 class EmptyOperator(BaseOperator):
-    """Does nothing: joins edges, or gives a name to a moment."""
+    """Does nothing: joins branches or marks a point in the DAG."""
 
     ui_color = "#e8f7e4"
 
     def execute(self, context: Any) -> None:
-        """Do nothing."""
         return

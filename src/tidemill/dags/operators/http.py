@@ -1,4 +1,4 @@
-"""Sends a request to a URL."""
+"""An operator that sends an HTTP request."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tidemill.triggers.builtin.arguments import resolve_environment
 
 
 class HttpOperator(BaseOperator):
-    """Sends a request; returns the body of the answer: JSON where it is, else text.
+    """Sends an HTTP request; returns the body of the response, decoded if it is JSON and as text otherwise.
 
     Args:
-        url: http:// or https://.
-        method: Of the request.
-        query: The query of the address.
-        headers: Of the request; secrets as `{"env": NAME}`.
-        json: What to send as JSON.
-        data: What to send instead, as text or bytes.
+        url: An http:// or https:// URL.
+        method: The HTTP method.
+        query: The query parameters.
+        headers: The request headers; write secrets as `{"env": NAME}`.
+        json: A body to send as JSON.
+        data: A body to send as text or bytes, instead of `json`.
         request_timeout: How long the request may take, as a timedelta or in seconds.
-        response_check: Called with the answer (`httpx.Response`); if it returns False the task fails.
-        response_filter: Called with the answer; what it returns is what the task returns.
+        response_check: Called with the response (`httpx.Response`); the task fails if it returns False.
+        response_filter: Called with the response; its return value becomes that of the task.
         kwargs: The arguments of `BaseOperator`.
     """
 
@@ -45,11 +45,10 @@ class HttpOperator(BaseOperator):
         response_filter: Callable[[Any], Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Check the arguments."""
         super().__init__(**kwargs)
         owner = f"task {self.task_id!r}"
         if json is not None and data is not None:
-            raise DagError(f"{owner}: json and data cannot both be given")
+            raise DagError(f"{owner}: json and data are both set; leave one of them out")
         self.url = url
         self.method = method
         self.query = query
@@ -64,7 +63,7 @@ class HttpOperator(BaseOperator):
         """Send the request.
 
         Raises:
-            TaskError: There is no answer, its status is an error, or the check refused it.
+            TaskError: No response arrived, its status is an error, or `response_check` refused it.
         """
         try:
             import httpx
@@ -83,20 +82,20 @@ class HttpOperator(BaseOperator):
             )
         except httpx.HTTPError as error:
             raise TaskError(
-                f"no answer to {self.method} {self._shown_url()}: {error or type(error).__name__}"
+                f"no response to {self.method} {self._shown_url()}: {error or type(error).__name__}"
             ) from error
         self.log.info("%s %s: %s", self.method, self._shown_url(), answer.status_code)
         if answer.is_error:
             raise TaskError(f"{self.method} {self._shown_url()} answered {answer.status_code}: {answer.text[:500]}")
         if self.response_check is not None and not self.response_check(answer):
-            raise TaskError(f"response_check refused the answer of {self._shown_url()}")
+            raise TaskError(f"response_check refused the response of {self._shown_url()}")
         if self.response_filter is not None:
             return self.response_filter(answer)
         is_json = answer.headers.get("content-type", "").partition(";")[0].strip().endswith("json")
         return answer.json() if is_json and answer.content else answer.text
 
     def _shown_url(self) -> str:
-        """Return the address without user and query, which may hold secrets."""
+        """Return the URL without user and query, which may contain secrets."""
         import httpx
 
         return str(httpx.URL(self.url).copy_with(username=None, password=None, query=None))

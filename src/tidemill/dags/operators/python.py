@@ -1,4 +1,4 @@
-"""Tasks that call a Python function, and those that decide by it what comes next."""
+"""Operators that call a Python function, some of which skip downstream tasks depending on its result."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tidemill.dags.operators.branching import skip, skip_all_downstream, skip_al
 
 
 class PythonOperator(BaseOperator):
-    """Calls a function; `async def` as well.
+    """Calls a function, also an `async def` one.
 
-    Parameters of the function with the names of context keys get their values.
+    A parameter of the function with the name of a context key receives the value of that key.
 
     Args:
         python_callable: The function.
-        op_args: Its arguments, in order.
-        op_kwargs: Its arguments, by name.
-        templates_dict: More templates, in the context as `templates_dict`.
+        op_args: Positional arguments of the function.
+        op_kwargs: Keyword arguments of the function.
+        templates_dict: More templates; the rendered values are in the context as `templates_dict`.
         kwargs: The arguments of `BaseOperator`.
     """
 
@@ -39,7 +39,6 @@ class PythonOperator(BaseOperator):
         templates_dict: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Check that the function accepts the arguments."""
         super().__init__(**kwargs)
         if not callable(python_callable):
             raise DagError(f"task {self.task_id!r}: python_callable must be a function, got {python_callable!r}")
@@ -57,31 +56,31 @@ class PythonOperator(BaseOperator):
 
 
 class BranchPythonOperator(PythonOperator):
-    """Calls a function that returns the ids of tasks or groups to follow; others directly after it are skipped."""
+    """Calls a function that returns the ids of tasks or groups to follow; other direct downstream tasks are skipped."""
 
     def execute(self, context: Any) -> Any:
-        """Call the function, and skip the others."""
+        """Call the function, and skip the tasks that it did not choose."""
         chosen = super().execute(context)
         skip_all_except(context, chosen)
         return chosen
 
 
 class ShortCircuitOperator(PythonOperator):
-    """Calls a function; if it returns something false, what comes after the task is skipped.
+    """Calls a function; if the result is falsy, downstream tasks are skipped.
 
     Args:
-        ignore_downstream_trigger_rules: Whether all tasks downstream are skipped; otherwise those directly after it,
-            and the trigger rules decide about the others.
+        ignore_downstream_trigger_rules: Whether to skip all downstream tasks. If False, only direct downstream tasks
+            are
+            skipped, and trigger rules decide about the others.
         kwargs: The arguments of `PythonOperator`.
     """
 
     def __init__(self, *, ignore_downstream_trigger_rules: bool = True, **kwargs: Any) -> None:
-        """Keep it."""
         super().__init__(**kwargs)
         self.ignore_downstream_trigger_rules = ignore_downstream_trigger_rules
 
     def execute(self, context: Any) -> Any:
-        """Call the function, and skip what comes after."""
+        """Call the function, and skip downstream tasks if the result is falsy."""
         result = super().execute(context)
         if not result:
             if self.ignore_downstream_trigger_rules:
@@ -92,15 +91,15 @@ class ShortCircuitOperator(PythonOperator):
 
 
 def check_call(owner: str, function: Callable[..., Any], args: list[Any], kwargs: Mapping[str, Any]) -> None:
-    """Make sure that a function accepts arguments, those from the context included.
+    """Check that a function accepts the arguments, together with those from the context.
 
     Raises:
-        DagError: It does not.
+        DagError: The function does not accept them.
     """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # a function written in C, for example
+        return  # the function has no signature, for example because it is written in C
     try:
         bound = signature.bind_partial(*args, **kwargs)
         from_context = {name for name in signature.parameters if name in CONTEXT_KEYS and name not in bound.arguments}
@@ -113,10 +112,10 @@ def check_call(owner: str, function: Callable[..., Any], args: list[Any], kwargs
 def call_function(
     function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any], context: Mapping[str, Any]
 ) -> Any:
-    """Call a user's function with its arguments, and with what it wants from the context.
+    """Call a user's function with its arguments and the context values that it asks for.
 
     Raises:
-        TaskFailed: It tried to defer.
+        TaskFailed: The function tried to defer.
     """
     wanted = select_context(function, args, kwargs, context)
     try:
@@ -141,7 +140,7 @@ async def _wait(result: Any) -> Any:
 def select_context(
     function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any], context: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what a function wants from the context: by name, or all of it if it has `**kwargs`."""
+    """Return the context values for a function: those that its parameters name, or all if it has `**kwargs`."""
     try:
         signature = inspect.signature(function)
         bound = signature.bind_partial(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Runs a program as pipelines do: without a shell, with standard input and output as bytes, and limits on both."""
+"""An operator that runs a program the way pipelines do: no shell, bytes on stdin and stdout, limits on both."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE
 
 
 class SubprocessOperator(BaseOperator):
-    """Runs a program; returns what it prints, as text, or as bytes where it is not UTF-8.
+    """Runs a program; returns its standard output as text, or as bytes if it is not UTF-8.
 
     Args:
-        args: The program (a path, or a name to find along PATH) and its arguments.
-        stdin: Its standard input.
-        env: Added to the environment of the worker.
-        timeout: How long it may take, as a timedelta or in seconds; None: any time.
-        max_output_bytes: More output is an error.
-        skip_on_exit_code: The exit code with which it skips the task.
+        args: The program (a path, or a name to look up in PATH) and its arguments.
+        stdin: The standard input.
+        env: Variables to add to the worker's environment.
+        timeout: How long the program may run, as a timedelta or in seconds; None: no limit.
+        max_output_bytes: The limit for the output; more is an error.
+        skip_on_exit_code: The exit code that skips the task.
         kwargs: The arguments of `BaseOperator`.
     """
 
@@ -46,7 +46,6 @@ class SubprocessOperator(BaseOperator):
         skip_on_exit_code: int | None = 99,
         **kwargs: Any,
     ) -> None:
-        """Check the arguments."""
         super().__init__(**kwargs)
         owner = f"task {self.task_id!r}"
         if isinstance(args, str) or not args:
@@ -62,8 +61,8 @@ class SubprocessOperator(BaseOperator):
         """Run the program.
 
         Raises:
-            TaskError: It cannot be started, failed, took too long, or printed too much.
-            TaskSkipped: It ended with the exit code that skips the task.
+            TaskError: The program cannot be started, failed, took too long, or printed too much.
+            TaskSkipped: The program exited with the code that skips the task.
         """
         outcome = asyncio.run(self._run())
         for line in outcome.stderr.decode(errors="backslashreplace").splitlines():
@@ -80,7 +79,7 @@ class SubprocessOperator(BaseOperator):
 
     async def _run(self) -> ProcessOutcome:
         settings = ExecutorSettings(max_stdout_bytes=self.max_output_bytes, env_inherit_deny=[])
-        # The mark of the task's process: by it, what the program leaves behind is found.
+        # The id of the task's process marks the program, so that its leftovers can be found and killed.
         executor = Executor(settings, os.environ.get(ENGINE_ID_VARIABLE, ""))
         executor.open()
         ended: asyncio.Future[ProcessOutcome] = asyncio.get_running_loop().create_future()
@@ -91,6 +90,6 @@ class SubprocessOperator(BaseOperator):
             executor.start(argv, stdin, self.env, seconds, ended.set_result)
             return await ended
         finally:
-            # Also where the attempt is ended from outside, which may be in the middle of the start.
+            # An attempt may be stopped from outside at any time, even while the program starts.
             await executor.kill_all(GRACE_SECONDS)
             executor.close()

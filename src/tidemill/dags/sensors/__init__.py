@@ -1,1 +1,1 @@
-"""Sensors: tasks that wait, and hold no worker meanwhile."""
+"""Sensors: tasks that wait for a condition without occupying a worker."""

@@ -1,7 +1,7 @@
-"""What a sensor is: a task that looks whether something has happened, and holds no worker between two looks.
+"""The base of sensors: tasks that check a condition repeatedly and occupy no worker between two checks.
 
-Whatever its `mode`, a sensor defers until it looks again. Invariant: its timeout counts from its first look, over all
-deferrals of a try.
+Whatever its `mode`, a sensor defers until its next check. Invariant: the timeout counts from the first check of a try,
+across all deferrals.
 """
 
 from __future__ import annotations
@@ -20,44 +20,46 @@ from tidemill.triggers.base import BaseTrigger
 from tidemill.triggers.builtin.temporal import DateTimeTrigger
 
 _MODES = ("poke", "reschedule")
-#: A timeout of 0 means: what is waited for has to be there already.
+#: A timeout of 0 means that the condition must already hold.
 _LEAST_SECONDS = 0.001
 
 
 class PokeReturnValue:
-    """What `poke` may return: whether it is done, and a value for other tasks.
+    """A return value of `poke`: whether the condition holds, and a value for other tasks.
 
     Args:
-        is_done: Whether what is waited for has happened.
-        xcom_value: What the sensor returns then.
+        is_done: Whether the condition holds.
+        xcom_value: The value that the sensor returns when it is done.
     """
 
     def __init__(self, is_done: bool, xcom_value: Any = None) -> None:
-        """Keep both."""
         self.is_done = is_done
         self.xcom_value = xcom_value
 
     def __bool__(self) -> bool:
-        """Return whether it is done."""
+        """Return `is_done`."""
         return self.is_done
 
 
 class BaseSensorOperator(BaseOperator):
-    """Base of sensors; override `poke`, or `execute` to defer to a trigger of its own.
+    """Base of sensors; override `poke`, or `execute` to defer to a trigger of your own.
 
-    Each look is made in a process of its own, whatever the `mode`. Attributes that `poke` sets or changes are kept
-    until the next look of the same try if they are plain data: numbers, text, bytes, times, and lists, tuples, sets and
-    dicts of these, up to 1 MiB. Everything else is as the constructor, and the import of the DAG file, leave it:
-    clients, hooks and other objects, globals of modules, variables of enclosing functions.
+    Each poke runs in a new process, whatever the `mode`. Attributes that `poke` sets or changes survive until the next
+    poke
+    of the same try if they are plain data: numbers, strings, bytes, times, and lists, tuples, sets and dicts of these,
+    up
+    to 1 MiB. Everything else is reset to the state after the constructor and the import of the DAG file: clients, hooks
+    and
+    other objects, module globals, and variables of enclosing functions.
 
     Args:
-        poke_interval: How long to wait between two looks, as a timedelta or in seconds.
-        timeout: How long to wait in all, from the first look.
-        soft_fail: Whether the task is skipped where it would fail.
-        never_fail: Whether it is skipped if `poke` raises anything; not together with `soft_fail`.
-        mode: `poke` or `reschedule`: both defer between two looks.
-        exponential_backoff: Whether the waits double.
-        max_wait: The longest wait.
+        poke_interval: The time between two pokes, as a timedelta or in seconds.
+        timeout: How long to wait in total, counted from the first poke.
+        soft_fail: Whether to skip the task where it would fail.
+        never_fail: Whether to skip the task if `poke` raises any exception; cannot be combined with `soft_fail`.
+        mode: `poke` or `reschedule`; in both modes the sensor defers between two pokes.
+        exponential_backoff: Whether the interval doubles after each poke.
+        max_wait: The longest interval.
         kwargs: The arguments of `BaseOperator`.
     """
 
@@ -76,7 +78,6 @@ class BaseSensorOperator(BaseOperator):
         max_wait: timedelta | float | None = None,
         **kwargs: Any,
     ) -> None:
-        """Check the arguments."""
         super().__init__(**kwargs)
         owner = f"task {self.task_id!r}"
         self.poke_interval = check_duration(owner, "poke_interval", poke_interval).total_seconds()
@@ -84,22 +85,22 @@ class BaseSensorOperator(BaseOperator):
         self.soft_fail = check_bool(owner, "soft_fail", soft_fail)
         self.never_fail = check_bool(owner, "never_fail", never_fail)
         if soft_fail and never_fail:
-            raise DagError(f"{owner}: soft_fail and never_fail cannot both be True")
+            raise DagError(f"{owner}: soft_fail and never_fail are both True; set only one of them")
         self.mode = check_choice(owner, "mode", mode, _MODES)
         self.exponential_backoff = check_bool(owner, "exponential_backoff", exponential_backoff)
         longest = None if max_wait is None else check_duration(owner, "max_wait", max_wait).total_seconds()
         self.max_wait = longest
 
     def poke(self, context: Any) -> bool | PokeReturnValue:
-        """Look whether what is waited for has happened.
+        """Return whether the condition holds.
 
         Args:
-            context: What `get_current_context` returns.
+            context: The context, as `get_current_context` returns it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define poke")
 
     def execute(self, context: Any) -> Any:
-        """Look for the first time."""
+        """Poke for the first time."""
         return self._look(context, datetime.now(UTC), 1, {})
 
     def look_again(
@@ -110,14 +111,14 @@ class BaseSensorOperator(BaseOperator):
         attributes: Mapping[str, Any] | None = None,
         event: Any = None,
     ) -> Any:
-        """Look again, after a wait.
+        """Poke again after an interval.
 
         Args:
-            context: What `get_current_context` returns.
-            started: When it looked first.
-            looks: How often it has looked.
-            attributes: Those that earlier looks have set.
-            event: When the wait was over.
+            context: The context, as `get_current_context` returns it.
+            started: The time of the first poke.
+            looks: The number of pokes so far.
+            attributes: The attributes that earlier pokes have set.
+            event: The event of the trigger that ended the interval.
         """
         vars(self).update(attributes or {})
         return self._look(context, started, looks + 1, attributes or {})
@@ -132,7 +133,7 @@ class BaseSensorOperator(BaseOperator):
             self._give_up(error)
         if inspect.isawaitable(found):
             raise TaskFailed(
-                "poke returned a coroutine, which is never awaited; define it with def, not with async def"
+                "poke returned a coroutine, which is never awaited; define poke with def instead of async def"
             )
         if found:
             return found.xcom_value if isinstance(found, PokeReturnValue) else None
@@ -146,7 +147,7 @@ class BaseSensorOperator(BaseOperator):
             method_name="look_again",
             kwargs={"started": started, "looks": looks} | ({"attributes": kept} if kept else {}),
         )
-        return None  # never: the line above ends the attempt
+        return None  # never reached: defer() raises
 
     def _find_pause(self, looks: int) -> float:
         pause = self.poke_interval
@@ -155,23 +156,23 @@ class BaseSensorOperator(BaseOperator):
         return pause if self.max_wait is None else min(pause, self.max_wait)
 
     def _give_up(self, error: Exception) -> NoReturn:
-        """Fail, or skip, because looking raised."""
+        """Fail or skip the task because `poke` raised an exception."""
         if self.never_fail or (self.soft_fail and isinstance(error, TaskFailed)):
             raise TaskSkipped(f"the sensor raised {describe_error(error)}") from error
         raise error
 
     def fail_timeout(self, waited: timedelta) -> NoReturn:
-        """Fail, or skip, because it took too long."""
+        """Fail or skip the task because it timed out."""
         message = f"the sensor waited for {waited}, longer than its timeout of {timedelta(seconds=self.timeout)}"
         if self.soft_fail or self.never_fail:
             raise TaskSkipped(message)
         raise SensorTimeout(message)
 
     def wait_for(self, trigger: BaseTrigger) -> NoReturn:
-        """Defer to a trigger, for at most the timeout; `complete` gets the event."""
+        """Defer to a trigger for at most the timeout; `complete` receives the event."""
         self.defer(trigger=trigger, method_name="complete", timeout=max(self.timeout, _LEAST_SECONDS))
 
     def complete(self, context: Any, event: Any = None) -> Any:
-        """Return what the trigger of `wait_for` fired."""
-        self.log.info("what was waited for has happened: %s", event)
+        """Return the event that the trigger of `wait_for` fired."""
+        self.log.info("the trigger fired: %s", event)
         return event

@@ -1,4 +1,4 @@
-"""Waits for a file."""
+"""A sensor that waits for a file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from tidemill.triggers.builtin.file import FileTrigger
 
 
 class FileSensor(BaseSensorOperator):
-    """Waits until a file exists; returns its path, size and time.
+    """Waits until a file exists; returns its path, size and modification time.
 
     Args:
-        filepath: The file, on the host of the triggerer; a folder, for any file below it; or a pattern such as
-            `in/*.csv`, for any file that it matches.
-        settle: How long it has to be unchanged, for writers that do not move a complete file into place.
+        filepath: The file, on the triggerer's host; or a folder, for any file below it; or a pattern such as
+            `in/*.csv`,
+            for any matching file.
+        settle: How long the file must be unchanged, for writers that do not move a complete file into the folder.
         recursive: Whether `**` in a pattern matches any number of folders.
-        kwargs: The arguments of `BaseSensorOperator`; `poke_interval` is 5 s.
+        kwargs: The arguments of `BaseSensorOperator`; `poke_interval` defaults to 5 s.
     """
 
     template_fields = ("filepath",)
@@ -40,7 +41,7 @@ class FileSensor(BaseSensorOperator):
         self.recursive = check_bool(owner, "recursive", recursive)
 
     def execute(self, context: Any) -> Any:
-        """Defer until it exists."""
+        """Defer until the file exists."""
         try:
             trigger = FileTrigger(
                 str(self.filepath),

@@ -1,4 +1,4 @@
-"""Waits for an answer of a URL."""
+"""A sensor that waits for a response of a URL."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tidemill.triggers.builtin.http import HttpTrigger
 
 
 class HttpSensor(BaseSensorOperator):
-    """Waits until a URL answers as expected; returns URL, status and body.
+    """Waits until a URL responds as expected; returns URL, status and body.
 
     Args:
-        url: http:// or https://.
-        method: Of the requests.
-        query: The query of the address.
-        headers: Of the requests; secrets as `{"env": NAME}`.
-        json: What to send as JSON.
-        status: The status, or those, that are waited for.
-        where: A condition on the answer's JSON, as for `HttpTrigger`.
-        request_timeout: How long a request may take, in seconds.
+        url: An http:// or https:// URL.
+        method: The HTTP method.
+        query: The query parameters.
+        headers: The request headers; write secrets as `{"env": NAME}`.
+        json: A body to send as JSON.
+        status: The expected status, or several.
+        where: A condition on the JSON of the response, as for `HttpTrigger`.
+        request_timeout: How long a request may take, as a timedelta or in seconds.
         kwargs: The arguments of `BaseSensorOperator`.
     """
 
@@ -41,7 +41,7 @@ class HttpSensor(BaseSensorOperator):
         request_timeout: timedelta | float = 10.0,
         **kwargs: Any,
     ) -> None:
-        """Keep them; the trigger checks them once they are rendered."""
+        """Store the arguments; the trigger checks them after they are rendered."""
         super().__init__(**kwargs)
         self.url = url
         self.method = method
@@ -54,7 +54,7 @@ class HttpSensor(BaseSensorOperator):
         self.request_timeout = duration.total_seconds()
 
     def execute(self, context: Any) -> Any:
-        """Defer until the answer is as expected."""
+        """Defer until the response is as expected."""
         self.wait_for(
             HttpTrigger(
                 self.url,

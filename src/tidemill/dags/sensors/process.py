@@ -1,4 +1,4 @@
-"""Waits for a process to end."""
+"""A sensor that waits for a process to exit."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from tidemill.triggers.builtin.process import ProcessExitTrigger
 
 
 class ProcessExitSensor(BaseSensorOperator):
-    """Waits until a process on this host has ended.
+    """Waits until a process on the triggerer's host has exited.
 
     Args:
-        pid: Its id.
-        kwargs: The arguments of `BaseSensorOperator`; `poke_interval` counts where the system does not notify.
+        pid: The process id.
+        kwargs: The arguments of `BaseSensorOperator`; `poke_interval` applies only where the system does not notify.
     """
 
     template_fields = ("pid",)
 
     def __init__(self, *, pid: int | str, poke_interval: float = 1.0, **kwargs: Any) -> None:
-        """Keep it; a template of it is a text."""
+        """Store the process id; a template renders it to a string."""
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.pid: Any = pid
 
     def execute(self, context: Any) -> Any:
-        """Defer until it has ended."""
+        """Defer until the process has exited."""
         self.wait_for(ProcessExitTrigger(int(self.pid), poll_seconds=self.poke_interval))

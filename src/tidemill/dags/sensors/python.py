@@ -1,4 +1,4 @@
-"""Waits until a Python function says so."""
+"""A sensor that polls a Python function."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tidemill.dags.sensors.base import BaseSensorOperator, PokeReturnValue
 
 
 class PythonSensor(BaseSensorOperator):
-    """Waits until a function returns something true, or a `PokeReturnValue` that is done.
+    """Waits until a function returns a truthy value, or a `PokeReturnValue` that is done.
 
     Args:
         python_callable: The function.
-        op_args: Its arguments, in order.
-        op_kwargs: Its arguments, by name.
+        op_args: Positional arguments of the function.
+        op_kwargs: Keyword arguments of the function.
         kwargs: The arguments of `BaseSensorOperator`.
     """
 
@@ -30,7 +30,6 @@ class PythonSensor(BaseSensorOperator):
         op_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Check that the function accepts the arguments."""
         super().__init__(**kwargs)
         if not callable(python_callable):
             raise DagError(f"task {self.task_id!r}: python_callable must be a function, got {python_callable!r}")

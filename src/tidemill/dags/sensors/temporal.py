@@ -1,4 +1,4 @@
-"""Sensors that wait for a time. Those under Airflow's names with `Async` are the same: all of them defer."""
+"""Sensors that wait for a point in time. Airflow's names ending in `Async` are aliases, because every sensor defers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tidemill.triggers.builtin.temporal import DateTimeTrigger
 
 
 class _MomentSensor(BaseSensorOperator):
-    """Waits for a moment."""
+    """Base of sensors that wait for a point in time."""
 
     def execute(self, context: Any) -> Any:
-        """Defer until the moment; at once if it has passed."""
+        """Defer until that time; return at once if it has passed."""
         moment, now = self.find_moment(context), datetime.now(UTC)
         if moment <= now:
             return None
@@ -25,38 +25,38 @@ class _MomentSensor(BaseSensorOperator):
         self.wait_for(DateTimeTrigger(moment))
 
     def refuse(self, moment: datetime, now: datetime) -> NoReturn:
-        """Fail, or skip, at once instead of after the timeout: the moment comes later."""
+        """Fail or skip now rather than after the timeout, because the time is beyond the timeout."""
         message = (
-            f"the moment that the sensor waits for, {moment.isoformat()}, comes in {moment - now}, which is beyond its "
-            f"timeout of {timedelta(seconds=self.timeout)}; give it a longer timeout"
+            f"the sensor waits for {moment.isoformat()}, which is {moment - now} away, but its timeout is "
+            f"{timedelta(seconds=self.timeout)}; set a longer timeout"
         )
         if self.soft_fail or self.never_fail:
             raise TaskSkipped(message)
         raise SensorTimeout(message)
 
     def find_moment(self, context: Any) -> datetime:
-        """Return the moment."""
+        """Return the time to wait for."""
         raise NotImplementedError
 
     def complete(self, context: Any, event: Any = None) -> None:
-        """Return nothing: the moment is known."""
+        """Return None; the time carries no result."""
         return
 
 
 class DateTimeSensor(_MomentSensor):
-    """Waits for a moment.
+    """Waits until a date and time.
 
     Args:
-        target_time: A datetime, or a text in ISO 8601, which may be a template; without a time zone it is UTC.
+        target_time: A datetime, or a string in ISO 8601, which may be a template; without a time zone it is UTC.
         kwargs: The arguments of `BaseSensorOperator`.
     """
 
     template_fields = ("target_time",)
 
     def __init__(self, *, target_time: datetime | str, **kwargs: Any) -> None:
-        """Keep it as text, for the template."""
+        """Store the time as a string, so that it can be rendered."""
         super().__init__(**kwargs)
-        # The output of another task is one, too.
+        # `target_time` may also be the output of another task.
         self.target_time: Any = target_time.isoformat() if isinstance(target_time, datetime) else target_time
 
     def find_moment(self, context: Any) -> datetime:
@@ -67,54 +67,54 @@ class DateTimeSensor(_MomentSensor):
 
 
 class TimeSensor(_MomentSensor):
-    """Waits for a time of the day on which it starts.
+    """Waits until a time on the day on which it starts.
 
     Args:
-        target_time: The time; without a time zone it is in that of the DAG's `start_date`.
+        target_time: The time; without a time zone, the zone is that of the DAG's `start_date`.
         kwargs: The arguments of `BaseSensorOperator`.
     """
 
     def __init__(self, *, target_time: time, **kwargs: Any) -> None:
-        """Check it."""
         super().__init__(**kwargs)
         if not isinstance(target_time, time):
             raise DagError(f"task {self.task_id!r}: target_time must be a datetime.time, got {target_time!r}")
         self.target_time = target_time
 
     def find_moment(self, context: Any) -> datetime:
-        """Return the time of today."""
+        """Return the time on the day on which the task started."""
         zone = self.target_time.tzinfo or ZoneInfo(self.dag.timetable.zone)
         started = context["ti"].start_date.astimezone(zone)
         return datetime.combine(started.date(), self.target_time.replace(tzinfo=None), zone)
 
 
 class TimeDeltaSensor(_MomentSensor):
-    """Waits until some time after the logical date; without one, after the begin of the run.
+    """Waits until a duration has passed since the time of the run.
+
+    That time is the end of its data interval, or else its logical date, or else its start.
 
     Args:
-        delta: The time, as a timedelta or in seconds.
+        delta: The duration, as a timedelta or in seconds.
         kwargs: The arguments of `BaseSensorOperator`.
     """
 
     def __init__(self, *, delta: timedelta | float, **kwargs: Any) -> None:
-        """Check it."""
         super().__init__(**kwargs)
         self.delta = check_duration(f"task {self.task_id!r}", "delta", delta, zero=True)
 
     def find_moment(self, context: Any) -> datetime:
-        """Return the moment."""
+        """Return the time to wait for."""
         run = context["dag_run"]
         begin: datetime = run.data_interval_end or run.logical_date or run.start_date
         return begin + self.delta
 
 
 class DateTimeSensorAsync(DateTimeSensor):
-    """A `DateTimeSensor`."""
+    """The same as `DateTimeSensor`."""
 
 
 class TimeSensorAsync(TimeSensor):
-    """A `TimeSensor`."""
+    """The same as `TimeSensor`."""
 
 
 class TimeDeltaSensorAsync(TimeDeltaSensor):
-    """A `TimeDeltaSensor`."""
+    """The same as `TimeDeltaSensor`."""

@@ -1,1 +1,1 @@
-"""Runs with an end: backfills, DataFrames, dead letters in files."""
+"""Bounded runs: backfills, DataFrames, dead letters in files."""

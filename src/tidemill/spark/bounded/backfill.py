@@ -1,11 +1,11 @@
-"""Backfill: the handler over messages that a topic already has, as one ordinary Spark job over offset ranges.
+"""Backfill: runs a handler over messages that a topic already has, as one ordinary Spark job over offset ranges.
 
-The order is that of a live pipeline: everything that can be checked without Spark is checked before it starts, and the
-plan is stored before anything is processed. No consumer group is joined and no offset is committed, so a live pipeline
-of the same group continues beside it, undisturbed.
+As in a live pipeline, everything that can be checked without Spark is checked before Spark starts, and the plan is
+stored before anything is processed. A backfill joins no consumer group and commits no offset, so a live pipeline of the
+same group continues undisturbed.
 
-Invariants: a range counts as done when its outcomes have appeared, and only then; running the same backfill again does
-what is left. As everywhere, finished work that was not acknowledged is reprocessed.
+Invariants: a range is done if and only if its outcomes have been published; running the same backfill again processes
+the remaining ranges. As everywhere, finished work that was not acknowledged is reprocessed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ResultT = TypeVar("ResultT")
 
 
 class _Work:
-    """What a run has to do, once everything has been checked."""
+    """The work of a run, once everything has been checked."""
 
     def __init__(self, settings: Settings, packed: bytes, plan: Plan, parts: list[Chunk], letters: LetterRun) -> None:
         self.letters = letters
@@ -67,23 +67,24 @@ class _Work:
 
     @property
     def before(self) -> int:
-        """How many offsets were done by earlier runs."""
+        """The number of offsets that earlier runs processed."""
         return self.plan.total - sum(self.sizes)
 
 
 class Backfill:
-    """A backfill: a handler, its configuration, two positions and a folder; one run of it.
+    """One run of a backfill: a handler, its configuration, two positions and a folder for outcomes.
 
     Args:
         handler: The handler, or its class.
-        config_path: The YAML file; None: the one that TIDEMILL_CONFIG names, or the defaults.
-        start: Where to begin: `earliest`, an offset, or a time as ISO 8601 with its zone.
-        end: Where to end, in the same forms; `latest` is the end as it is at the first start.
-        outcomes: A folder for the outcomes, empty or of this same backfill, which then is resumed. On a cluster it
-            has to be shared.
-        settings: A configuration built elsewhere; then no file is read.
-        range_messages: The most offsets in a range; None: a quarter of a core's share, 1,000 to 50,000.
-        whole_partitions: Split no partition, so that each is done in order.
+        config_path: The YAML file; None: the file named by TIDEMILL_CONFIG, or the defaults.
+        start: The first position: `earliest`, an offset, or a time in ISO 8601 with a time zone.
+        end: The end position, in the same forms; `latest` is the end of the topic at the first start.
+        outcomes: A folder for the outcomes: empty, or that of the same backfill, which then resumes. On a cluster it
+            must
+            be shared by all hosts.
+        settings: A configuration built elsewhere; no file is read then.
+        range_messages: The maximum number of offsets in a range; None: a quarter of a core's share, 1,000 to 50,000.
+        whole_partitions: Do not split partitions, so that each is processed in order.
 
     Example:
         >>> code = Backfill(MyHandler, "pipeline.yaml", start="earliest", outcomes="out").run()  # doctest: +SKIP
@@ -101,7 +102,6 @@ class Backfill:
         range_messages: int | None = None,
         whole_partitions: bool = False,
     ) -> None:
-        """Start nothing; everything happens in `run` or `run_in`."""
         self._handler = handler
         self._config_path = config_path
         self._settings = settings
@@ -119,42 +119,44 @@ class Backfill:
 
     @property
     def error(self) -> BaseException | None:
-        """Why the run failed; None if it did not, or has not ended."""
+        """The error of the run; None if it has not failed or not ended."""
         return self._foreground.error
 
     def progress(self) -> BoundedProgress:
-        """Return the sums over all engines; from any thread, at any time."""
+        """Return the sums over all engines; callable from any thread at any time."""
         run = self._run
         return self._last if run is None else run.progress()
 
     def state(self) -> RunState:
-        """Return what the run does, or waits for; from any thread, at any time."""
+        """Return what the run is doing or waiting for; callable from any thread at any time."""
         return self._foreground.states.now()
 
     def stop(self) -> None:
-        """Finish what is in flight, and end; a second time: end at once. From any thread, for `run` only."""
+        """Finish work in flight and end; a second call ends at once. Callable from any thread, for `run` only."""
         self._foreground.wakes.put(Wake.SIGNAL)
 
     def run(self, *, tell: bool = True) -> ExitCode:
-        """Run with a Spark of its own until all is done, or stopped; say which by an exit code.
+        """Run on a new Spark session until everything is done or the run is stopped; return the exit code.
 
-        In the main thread, a first SIGTERM or SIGINT lets what is in flight finish, a second one stops at once; run the
-        same backfill again for the rest. The exit code is OK if all is done, and STOPPED if it was stopped.
+        In the main thread, a first SIGTERM or SIGINT lets work in flight finish, a second one stops at once; run the
+        same
+        backfill again to process the rest. The exit code is OK if everything is done, and STOPPED if the run was
+        stopped.
 
         Args:
-            tell: Whether to report an error at once; False: the caller does, with `tell_failure`.
+            tell: Whether to report an error at once; if False, the caller does so with `tell_failure`.
         """
         return self._foreground.run(self._run_to_end, tell=tell)
 
     def tell_failure(self) -> None:
-        """Report why the run failed, if it did."""
+        """Report the error of the run, if it failed."""
         self._foreground.tell_failure()
 
     def run_in(self, session: SparkSession) -> DataFrame:
         """Run in an existing session, in this thread, and return the outcomes.
 
         Raises:
-            TidemillError: It failed; what is done stays done.
+            TidemillError: The run failed; finished ranges stay finished.
         """
         with self._prepare() as todo:
             if todo.parts:
@@ -182,7 +184,7 @@ class Backfill:
                 self._report(todo)
         except StartStoppedError:
             self._stopped = True
-            log.info("the backfill was stopped before it began; run it again")
+            log.info("the backfill was stopped before it started; run it again")
         return ExitCode.STOPPED if self._stopped else ExitCode.OK
 
     def _cancel_startup(self) -> None:
@@ -193,11 +195,11 @@ class Backfill:
 
     @contextlib.contextmanager
     def _prepare(self) -> Iterator[_Work]:
-        """Check everything, and yield what is left to do, holding the folder's lock."""
+        """Check everything, and yield the remaining work while holding the folder's lock."""
         start, end = parse_position(self._start, "the start (--from)"), parse_position(self._end, "the end (--to)")
         check_order(start, end, ("the start (--from)", "the end (--to)"))
         if self._range_messages is not None and self._range_messages < 1:
-            raise ConfigError(f"a range cannot have {self._range_messages} messages; give 1 or more")
+            raise ConfigError(f"a range cannot have {self._range_messages} messages; use 1 or more")
         settings = self._settings or load_settings(self._config_path)
         self._foreground.configure_logs(settings, find_worker_name(settings))
         handler = make_handler(self._handler)
@@ -240,13 +242,13 @@ class Backfill:
         return record_bounded_run(todo.settings, todo.worker, run)
 
     def _choose_size(self, settings: Settings) -> Callable[[int], int]:
-        """Return what says how many messages a range has at most, given how many there are."""
+        """Return a function from the total number of messages to the maximum size of a range."""
         return lambda total: self._range_messages or choose_piece_size(total, self._count_cores(settings))
 
     # -- on Spark ---------------------------------------------------------------------------------------------
 
     def _run_alone(self, todo: _Work) -> None:
-        """Start Spark, and run the job in a thread: this one waits for it and for signals, never in a call to Spark."""
+        """Start Spark and run the job in a thread, so that this thread can always react to signals."""
         settings = todo.settings
         cores = min(self._count_cores(settings), len(todo.parts))
         name = f"tidemill backfill {settings.kafka.source_topic}"
@@ -284,7 +286,7 @@ class Backfill:
         while take(self._foreground.wakes) is Wake.SIGNAL:
             if not self._stopped:
                 self._stopped = True
-                log.info("stopping: finishing what is in flight; a second signal stops at once")
+                log.info("stopping: finishing work in flight; a second signal stops at once")
                 self._foreground.states.enter(Phase.DRAINING, todo.settings.executor.drain_timeout_seconds)
                 run.drain(lambda: spark.cancel(group))
             else:
@@ -314,14 +316,14 @@ class Backfill:
     # -- the end ----------------------------------------------------------------------------------------------
 
     def _check(self, todo: _Work, results: Sequence[ChunkResult]) -> None:
-        """Refuse a run whose outcomes are not where this process looks for them."""
+        """Check that the outcomes of the run are in this process's folder."""
         incomplete = sorted(set(range(len(todo.parts))) - {result.index for result in results if result.complete})
         if incomplete:
             raise RemoteError(f"not finished: {format_count(len(incomplete), 'range')}; run the same backfill again")
         if left := self._folder.find_left(todo.plan):
             raise ConfigError(
                 f"the outcomes of {format_count(len(left), 'range')} are not in {self._folder.path}: engines on other "
-                "hosts wrote them there; put the folder on storage that all hosts share, and run the backfill again"
+                "hosts wrote them locally; put the folder on storage that all hosts share, and run the backfill again"
             )
         todo.letters.check(results)
 
@@ -329,7 +331,7 @@ class Backfill:
         left = sum(piece.size for piece in self._folder.find_left(todo.plan))
         done = self._last
         log.info(
-            "the backfill is stopped; run it again for the rest" if left else "the backfill is done",
+            "the backfill was stopped; run it again to process the rest" if left else "the backfill is done",
             left=left,
             messages_done=done.messages_done,
             dead_lettered=done.dead_lettered,
@@ -353,20 +355,20 @@ def backfill(
 
     Args:
         handler: The handler, or its class.
-        config: Settings or their file; None: the one that TIDEMILL_CONFIG names, or the defaults.
-        start: Where to begin: `earliest`, an offset, or a time as ISO 8601 with its zone.
-        end: Where to end, in the same forms.
-        outcomes: A folder for the outcomes, empty or of this same backfill, which then is resumed.
+        config: Settings or a YAML file; None: the file named by TIDEMILL_CONFIG, or the defaults.
+        start: The first position: `earliest`, an offset, or a time in ISO 8601 with a time zone.
+        end: The end position, in the same forms, or `latest`.
+        outcomes: A folder for the outcomes: empty, or that of the same backfill, which then resumes.
         session: The session to run in; None: the active one.
-        range_messages: The most offsets in a range.
-        whole_partitions: Split no partition, so that each is done in order.
+        range_messages: The maximum number of offsets in a range.
+        whole_partitions: Do not split partitions, so that each is processed in order.
 
     Returns:
-        The outcomes of all runs of this backfill, read from the folder; reading them delivers nothing again.
+        The outcomes of all runs of this backfill, read from the folder; reading them does not deliver anything again.
 
     Raises:
-        ConfigError: An argument makes no sense, or there is no session.
-        TidemillError: The run failed; what is done stays done, and the same call does the rest.
+        ConfigError: An argument is invalid, or there is no session.
+        TidemillError: The run failed; finished ranges stay finished, and the same call processes the rest.
     """
     run = Backfill(
         handler,
@@ -382,10 +384,10 @@ def backfill(
 
 
 def find_session(session: SparkSession | None) -> SparkSession:
-    """Return the given session, else the active one.
+    """Return the given session, or else the active one.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no session.
     """
     from pyspark.sql import SparkSession
 

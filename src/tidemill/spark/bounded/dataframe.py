@@ -1,9 +1,9 @@
-"""DataFrame mode: the handler over rows, batch or streaming, through the same engine.
+"""DataFrame mode: runs the handler over rows, batch or streaming, with the same engine.
 
 Spark recomputes a DataFrame for every action on it, which would deliver again. So nothing lazy is returned: the rows
-are processed at once, in one Spark job, and the returned DataFrame reads the outcomes that were written.
+are processed at once, in one Spark job, and the returned DataFrame reads the written outcomes.
 
-Invariants: columns are checked before anything runs; a folder holds the outcomes of one run, and of a stream one folder
+Invariants: columns are checked before anything runs; a folder holds the outcomes of one run. A stream has one folder
 per micro-batch, which is replaced when Spark repeats that micro-batch.
 """
 
@@ -49,8 +49,8 @@ log = structlog.get_logger(__name__)
 
 _BYTES = "binary or string"
 _WHOLE = "a whole number"
-_HEADERS = "an array of structs of key (string) and value (binary), as Spark's Kafka source gives them"
-#: Each column with the types it may have, as text and as Spark calls them, and what it becomes.
+_HEADERS = "an array of structs of key (string) and value (binary), as in Spark's Kafka source"
+#: For each column: a description of its type, the Spark types it may have, and the expression that converts it.
 _COLUMNS: Mapping[str, tuple[str, frozenset[str], str]] = {
     "key": (_BYTES, frozenset({"binary", "string", "void"}), "CAST(`key` AS BINARY)"),
     "value": (_BYTES, frozenset({"binary", "string", "void"}), "CAST(`value` AS BINARY)"),
@@ -61,7 +61,7 @@ _COLUMNS: Mapping[str, tuple[str, frozenset[str], str]] = {
     "headers": (_HEADERS, frozenset({"array<struct<key:string,value:binary>>"}), "`headers`"),
 }
 _REQUIRED = ("key", "value")
-_PLACE = ("topic", "partition", "offset")
+_POSITION = ("topic", "partition", "offset")
 
 
 def process(
@@ -76,22 +76,26 @@ def process(
     """Run a handler over the rows of a DataFrame: each row is a message.
 
     Args:
-        df: With the columns key and value, and optionally topic, partition, offset, timestamp and headers; others are
-            ignored.
+        df: A DataFrame with the columns key and value, and optionally topic, partition, offset, timestamp and headers;
+            other columns are ignored.
         handler: The handler, or its class.
-        config: Settings or their file; None: the one that TIDEMILL_CONFIG names, or the defaults. The source topic is
-            not read; dead letters go to the dead-letter topic, or with `dlq.path` to files.
-        outcomes: An empty or new folder for the outcomes; on a cluster it has to be shared. Optional for a batch
-            on this host alone; then they are deleted with this process. That of a stream is the same at every start.
-        checkpoint: Of a stream: where Spark keeps its position.
-        trigger: Of a stream: the arguments of Spark's `trigger`, for example `{"availableNow": True}`.
+        config: Settings or a YAML file; None: the file named by TIDEMILL_CONFIG, or the defaults. The source topic is
+            not
+            read. Dead letters go to the dead-letter topic, or to files if `dlq.path` is set.
+        outcomes: An empty or new folder for the outcomes; on a cluster it must be shared by all hosts. Optional for a
+            batch on this host alone; the outcomes are then deleted when this process ends. A stream keeps the same
+            folder
+            at every start.
+        checkpoint: For a stream: the folder in which Spark stores its position.
+        trigger: For a stream: the arguments of Spark's `trigger`, for example `{"availableNow": True}`.
 
     Returns:
-        Of a batch: a DataFrame over its outcomes, one row per message; the work is done then, once. Of a stream: the
-        running query; its outcomes are in the folder, with the number of the micro-batch in the column batch.
+        For a batch: a DataFrame over its outcomes, one row per message; the work is already done, exactly once. For a
+        stream: the running query; its outcomes are in the folder, with the number of the micro-batch in the column
+            batch.
 
     Raises:
-        ConfigError: A column is missing or has a wrong type, or another argument makes no sense.
+        ConfigError: A column is missing or has a wrong type, or another argument is invalid.
         TidemillError: The run failed; some rows may have been delivered.
 
     Example:
@@ -103,30 +107,30 @@ def process(
     if df.isStreaming:
         return run.stream(df, outcomes, checkpoint, trigger)
     if checkpoint is not None or trigger is not None:
-        raise ConfigError("checkpoint and trigger are for streams, and this DataFrame is a batch; leave them out")
+        raise ConfigError("checkpoint and trigger apply to streams only; leave them out for a batch DataFrame")
     folder = run.own_folder(outcomes)
     run.only_batch(df, folder)
     return outcomes_frame(df.sparkSession, folder)
 
 
 def check_columns(df: DataFrame) -> None:
-    """Refuse a DataFrame whose rows cannot be messages.
+    """Reject a DataFrame whose rows cannot be messages.
 
     Raises:
-        ConfigError: Names the column, what it is, and what it has to be.
+        ConfigError: A column is missing or has a wrong type; the message names the column and the required type.
     """
     types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
     for name, (wanted, allowed, _) in _COLUMNS.items():
         if name not in types:
             if name in _REQUIRED:
                 raise ConfigError(
-                    f"the DataFrame has no column {name!r} (it has {', '.join(types) or 'none'}); it has to be "
-                    f"{wanted}: rename a column with withColumnRenamed, or add one with withColumn({name!r}, lit(None))"
+                    f"the DataFrame has no column {name!r} ({wanted}) among {', '.join(types) or 'its columns'}; "
+                    f"rename a column with withColumnRenamed, or add one with withColumn({name!r}, lit(None))"
                 )
         elif types[name] not in allowed:
             raise ConfigError(
-                f"the column {name!r} of the DataFrame is {types[name]}, but has to be {wanted}; cast it, or drop it "
-                "if it is not meant to be the message's"
+                f"the column {name!r} of the DataFrame is {types[name]}, but must be {wanted}; cast it, or drop it if "
+                "it is not part of the message"
             )
 
 
@@ -143,7 +147,7 @@ class _Rows:
         has_debug = "debug" in settings.model_fields_set
         instance = make_handler(handler)
         self._settings = make_bounded_settings(with_full_paths(run_startup(instance, settings)))
-        if not has_debug:  # a DataFrame in somebody's own program leaves no files that nobody asked for
+        if not has_debug:  # library use must not leave recordings behind unless the settings ask for them
             self._settings.debug.enabled = False
         refuse_no_sinks(self._settings)
         check_letters(self._settings)
@@ -157,18 +161,20 @@ class _Rows:
         self._context = context
         ship_package(context)
         if context.getConf().get("spark.speculation", "false") == "true":
-            log.warning("spark.speculation is on: Spark runs slow tasks twice, and both deliver; set it to false")
+            log.warning(
+                "spark.speculation is on, so Spark runs slow tasks twice and both copies deliver; set it to false"
+            )
 
     def own_folder(self, given: str | Path | None) -> Path:
         """Create and return the folder for a batch's outcomes."""
         if given is None:
             if not is_local_context(self._context):
-                raise ConfigError("on a cluster outcomes need a folder that all hosts share; name it: outcomes=...")
-            # In one of its own: Spark reads all files of a folder.
+                raise ConfigError("on a cluster, pass outcomes=... with a folder that all hosts share")
+            # In a subfolder, because Spark would read all files of the owned folder.
             return _make_folder(_own_at_exit(OwnedFolder("tidemill-outcomes-")) / "rows")
         folder = Path(given).absolute()
         if folder.exists() and any(folder.iterdir()):
-            raise ConfigError(f"the folder for outcomes {folder} is not empty; name another one")
+            raise ConfigError(f"the outcomes folder {folder} is not empty; use another one")
         _make_folder(folder)
         return folder
 
@@ -181,18 +187,18 @@ class _Rows:
     ) -> StreamingQuery:
         """Start a query that processes each micro-batch."""
         if outcomes is None or checkpoint is None:
-            raise ConfigError("a stream needs outcomes=... and checkpoint=..., two folders that outlive it")
+            raise ConfigError("a stream needs two persistent folders; pass outcomes=... and checkpoint=...")
         root = _make_folder(Path(outcomes).absolute())
 
         def each(batch: DataFrame, number: int) -> None:
             folder = root / f"batch={number}"
-            # Repeated after a failure: what it left then is reprocessed now.
+            # If Spark repeats this micro-batch after a failure, discard the leftovers of the failed run.
             forget_letters(self._settings, folder)
             shutil.rmtree(folder, ignore_errors=True)
             self.batch(batch, _make_folder(folder))
 
         writer = df.writeStream.foreachBatch(each).option("checkpointLocation", str(Path(checkpoint).absolute()))
-        # One recording for all of its micro-batches, until it ends.
+        # One recording covers all micro-batches of the stream.
         with contextlib.ExitStack() as stack:
             self._recorder = stack.enter_context(self._record("a stream of rows", root))
             query: StreamingQuery = (writer.trigger(**trigger) if trigger else writer).start()
@@ -207,43 +213,43 @@ class _Rows:
         return record_bounded_run(self._settings, self._worker, run)
 
     def _progress(self) -> EngineProgress:
-        """Return the sums over all batches so far; from any thread."""
+        """Return the sums over all batches so far; callable from any thread."""
         past, run = self._past, self._run
         return past if run is None else sum_progress([past, run.progress()], [])
 
     def only_batch(self, df: DataFrame, folder: Path) -> None:
-        """Process the rows of a DataFrame that is not a stream, once."""
+        """Process the rows of a batch DataFrame."""
         with self._record("a DataFrame", folder) as self._recorder:
             self.batch(df, folder)
 
     def batch(self, df: DataFrame, folder: Path) -> None:
-        """Process the rows of a batch, once."""
+        """Process the rows of one batch or micro-batch."""
         given = [name for name in _COLUMNS if name in df.columns]
         rows = df.selectExpr(*(f"{_COLUMNS[name][2]} AS `{name}`" for name in given))
         if "offset" in given:
-            # In order, as from a topic; and two rows that are the same message come one after the other.
-            rows = rows.sortWithinPartitions(*(name for name in _PLACE if name in given))
+            # Sort as in a topic, so that duplicate rows of one message follow each other.
+            rows = rows.sortWithinPartitions(*(name for name in _POSITION if name in given))
         with letter_run(self._settings, folder) as letters, self._running() as run:
             job, target = letters.of(self._make_job(run.address)), str(folder)
 
             def work(index: int, part: Iterator[Any]) -> Iterator[bytes]:
                 return run_rows(job, target, given, index, part)
 
-            # Not mapInArrow, which would bring pandas along; the engine is slower than either.
+            # Not mapInArrow, which would require pandas; the engine, not the conversion, is the bottleneck.
             results = run.results(rows.rdd.mapPartitionsWithIndex(work).collect)
         written = len(list(folder.glob("part-*")))
         if written < len(results):
             raise ConfigError(
                 f"only {written} of {len(results)} parts of the outcomes are in {folder}: engines on other hosts wrote "
-                "them there; name a folder on storage that all hosts share"
+                "the others locally; use a folder on storage that all hosts share"
             )
         if any(not result.complete for result in results):
-            raise TidemillError("the engines were told to stop before all rows were done")
+            raise TidemillError("the engines were stopped before all rows were processed; run it again")
         letters.check(results)
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[BoundedRun]:
-        """Run the driver's side of a batch, and keep what it counted."""
+        """Open the driver's side of a batch, and add up its counts afterwards."""
         with BoundedRun(self._context, recorder=self._recorder) as run:
             self._run = run
             try:
@@ -257,7 +263,7 @@ class _Rows:
         environ = None
         if is_local_context(self._context):
             environ = list_environment(dict(self._context.getConf().getAll()))
-            # Engines have no terminal, but the JVM passes what they log on to that of this process.
+            # Engines have no terminal, but the JVM relays their log lines to this process's terminal.
             form = choose_format(settings.logging)
             settings = settings.model_copy(update={"logging": settings.logging.model_copy(update={"format": form})})
         folders = list_own_folders()
@@ -270,13 +276,11 @@ def _make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"the folder for outcomes {folder} cannot be created: {error.strerror}; choose another one"
-        ) from error
+        raise ConfigError(f"cannot create the outcomes folder {folder}: {error.strerror}; use another one") from error
     return folder
 
 
 def _own_at_exit(folder: OwnedFolder) -> Path:
-    """Keep a folder until this process ends; if it is killed, the next one removes it."""
+    """Keep a folder until this process ends; if the process is killed, a later one removes the folder."""
     atexit.register(folder.cleanup)
     return folder.path

@@ -1,7 +1,8 @@
-"""The driver's side of dead letters in files: one id per run, and the check that all hosts share their folder.
+"""The driver's side of dead letters in files: one id per run, and a check that all hosts share the folder.
 
-Without `dlq.path` nothing here does anything. Invariants: a run's id is in the names of its files, so two runs never
-meet; what killed engines left unfinished is removed when the run ends, or when the next one begins in its folder.
+Without `dlq.path`, this module does nothing. Invariants: the names of a run's files contain its id, so two runs never
+collide; files that killed engines left unfinished are removed when the run ends, or when the next run starts in the
+same folder.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ from tidemill.spark.engine.process import EngineJob
 
 
 class LetterRun:
-    """The letters of one run.
+    """The dead letters of one run.
 
     Args:
-        path: `dlq.path`.
+        path: The folder of the letters, `dlq.path`.
         outcomes: The folder of the outcomes.
     """
 
     def __init__(self, path: str, outcomes: Path) -> None:
-        """Name the run, and the folder of its outcomes if it has no name yet."""
+        """Choose an id for the run, and one for the folder of outcomes if it has none yet."""
         self._path = path
         self._run = uuid.uuid4().hex
         self._outcomes_id = ensure_outcomes_id(outcomes, self._run) if path else ""
         self.tidy()
 
     def of(self, job: EngineJob) -> EngineJob:
-        """Return a job that knows where its letters belong."""
+        """Return a copy of a job that carries the ids for its letters."""
         return msgspec.structs.replace(job, run=self._run, outcomes_id=self._outcomes_id)
 
     def check(self, results: Sequence[ChunkResult]) -> None:
-        """Refuse a run whose letters are not where this process looks for them.
+        """Check that the letters of the run are in this process's folder.
 
         Raises:
             ConfigError: Files are missing.
@@ -55,12 +56,12 @@ class LetterRun:
         missing = [name for name in names if not (Path(self._path) / name).exists()]
         if missing:
             raise ConfigError(
-                f"{len(missing)} of {len(names)} files of dead letters are not in {self._path}: engines on other hosts "
-                "wrote them there; set dlq.path to a folder on storage that all hosts share"
+                f"{len(missing)} of {len(names)} dead-letter files are not in {self._path}: engines on other hosts "
+                "wrote them locally; set dlq.path to a folder on storage that all hosts share"
             )
 
     def tidy(self) -> None:
-        """Remove what killed engines left; none may run now."""
+        """Remove files that killed engines left unfinished; no engine may be running."""
         if self._path:
             remove_unfinished(self._path, self._outcomes_id)
 
@@ -70,7 +71,7 @@ def letter_run(settings: Settings, outcomes: Path) -> Iterator[LetterRun]:
     """Provide the letters of one run for a block.
 
     Args:
-        settings: With full paths.
+        settings: The settings, with full paths.
         outcomes: The folder of the outcomes, which exists.
     """
     run = LetterRun(settings.dlq.path, outcomes)
@@ -81,17 +82,17 @@ def letter_run(settings: Settings, outcomes: Path) -> Iterator[LetterRun]:
 
 
 def check_letters(settings: Settings) -> None:
-    """Make sure, before Spark starts, that letters can be written.
+    """Check, before Spark starts, that letters can be written.
 
     Raises:
-        ConfigError: They cannot be written.
+        ConfigError: The folder cannot be written to.
     """
     if settings.dlq.path:
         check_letters_folder(Path(settings.dlq.path))
 
 
 def forget_letters(settings: Settings, outcomes: Path) -> None:
-    """Remove the letters of outcomes that are about to be removed because their messages are all processed again."""
+    """Remove the letters of outcomes that are about to be discarded because all their messages are processed again."""
     run = read_outcomes_id(outcomes) if settings.dlq.path else None
     if run is not None:
         remove_run(settings.dlq.path, run)

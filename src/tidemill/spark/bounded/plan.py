@@ -1,10 +1,10 @@
-"""The plan of a backfill, made once and stored, and how much of it is done.
+"""The plan of a backfill, created once and stored, and the work that remains.
 
-The folder of the outcomes is the record of a backfill: `_backfill/plan.json` says what was requested and which offsets
-those were, the outcome files say which ranges are done. Readers of the folder skip what begins with `_`.
+The folder of outcomes is the record of a backfill: `_backfill/plan.json` says what was requested and which offsets that
+meant; the outcome files say which ranges are done. Readers of the folder skip names that start with `_`.
 
-Invariants: a plan is written before anything is processed and never changed; a folder holds one backfill; one process
-works on it at a time.
+Invariants: a plan is written before anything is processed, and never changes; a folder holds one backfill; only one
+process at a time works on it.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from tidemill.sources.topic_watch import open_topic_ids
 log = structlog.get_logger(__name__)
 
 PLAN_VERSION = 1
-_PLACE = "_backfill"
+_PLAN_FOLDER = "_backfill"
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One backfill.
+    """The plan of one backfill.
 
     Attributes:
         topic: The source topic.
-        start: Where it begins, as the user wrote it.
-        end: Where it ends, as the user wrote it.
+        start: The start position, as the user wrote it.
+        end: The end position, as the user wrote it.
         pieces: The ranges to process, in order.
-        deleted: How many of the requested offsets the broker had deleted by then.
-        made_at: When, ISO 8601, UTC.
-        topic_id: The topic's id then; None: not known.
-        version: Of this format.
+        deleted: How many requested offsets the broker had already deleted.
+        made_at: When the plan was created, in ISO 8601, UTC.
+        topic_id: The topic's id at that time; None if unknown.
+        version: The version of this format.
     """
 
     topic: str
@@ -71,7 +71,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """How many offsets there are in all."""
+        """The total number of offsets."""
         return sum(piece.size for piece in self.pieces)
 
     @property
@@ -81,20 +81,19 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def refuse_unordered(settings: Settings, *, whole: bool) -> None:
-    """Refuse `executor.order_by: key` where ranges of one partition would run in parallel.
+    """Reject `executor.order_by: key` if ranges of one partition would run in parallel.
 
     Args:
-        settings: The pipeline's settings.
+        settings: The settings of the run.
         whole: Whether no partition is split.
 
     Raises:
-        ConfigError: One is, or may be.
+        ConfigError: Partitions are split, and the settings require order.
     """
     if settings.executor.order_by == "key" and not whole:
         raise ConfigError(
-            "executor.order_by is key, but this backfill splits partitions into ranges that run beside each other: "
-            "give --whole-partitions (whole_partitions=True) and a new folder for the outcomes, or set "
-            "executor.order_by to none"
+            "executor.order_by is key, but this backfill splits partitions into ranges that run in parallel; use "
+            "--whole-partitions (whole_partitions=True) with a new outcomes folder, or set executor.order_by to none"
         )
 
 
@@ -102,35 +101,34 @@ class Folder:
     """The folder of a backfill.
 
     Args:
-        path: Where outcomes appear; created if it is missing.
+        path: The folder for outcomes; created if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
-        """Touch nothing yet."""
         self.path = path
-        self._plan_path = path / _PLACE / "plan.json"
+        self._plan_path = path / _PLAN_FOLDER / "plan.json"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock for a block.
+        """Hold the lock of the folder for a block.
 
         Raises:
-            ConfigError: Another process holds it, or the folder cannot be created.
+            ConfigError: Another process holds the lock, or the folder cannot be created.
         """
-        path = self.path / _PLACE / "lock"
+        path = self.path / _PLAN_FOLDER / "lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise ConfigError(
-                f"the folder for outcomes {self.path} cannot be used: {error.strerror}; choose another one"
+                f"cannot use the outcomes folder {self.path}: {error.strerror}; use another one"
             ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError:
             raise ConfigError(
-                f"another process works on the backfill in {self.path}; wait for it, or give this one another folder"
+                f"another process is running the backfill in {self.path}; wait for it, or use another folder"
             ) from None
         finally:
             os.close(fd)
@@ -139,7 +137,7 @@ class Folder:
         """Return the stored plan; None if there is none.
 
         Raises:
-            ConfigError: It is of another backfill, or cannot be read.
+            ConfigError: The plan belongs to another backfill, or cannot be read.
         """
         try:
             plan = msgspec.json.decode(self._plan_path.read_bytes(), type=Plan)
@@ -157,12 +155,12 @@ class Folder:
         return plan
 
     def _refuse_other_files(self) -> None:
-        strange = next((entry.name for entry in self.path.iterdir() if entry.name != _PLACE), None)
+        strange = next((entry.name for entry in self.path.iterdir() if entry.name != _PLAN_FOLDER), None)
         if strange is not None:
-            raise ConfigError(f"{self.path} holds something else ({strange}); use an empty or a new folder")
+            raise ConfigError(f"{self.path} contains other files ({strange}); use an empty or a new folder")
 
     def save(self, plan: Plan) -> None:
-        """Write the plan, whole or not at all."""
+        """Write the plan atomically."""
         unfinished = self._plan_path.with_suffix(".new")
         with open(unfinished, "wb") as file:
             file.write(msgspec.json.encode(plan))
@@ -171,7 +169,7 @@ class Folder:
         unfinished.replace(self._plan_path)
 
     def find_left(self, plan: Plan) -> list[OffsetRange]:
-        """Return the ranges that are not done, in order."""
+        """Return the remaining ranges, in order."""
         return find_remaining(plan.pieces, find_finished_ranges(entry.name for entry in self.path.iterdir()))
 
     def tidy(self) -> None:
@@ -181,10 +179,10 @@ class Folder:
 
 
 def look_up(settings: Settings, start: Position, end: Position) -> list[Span]:
-    """Return what the source topic's partitions have between two positions.
+    """Return the offsets between two positions in each partition of the source topic.
 
     Raises:
-        RemoteError: The brokers do not answer.
+        RemoteError: The brokers do not respond.
     """
     topic = settings.kafka.source_topic
     consumer = ck.Consumer(make_reader_config(settings.kafka), logger=LibraryLog())
@@ -198,8 +196,7 @@ def look_up(settings: Settings, start: Position, end: Position) -> list[Span]:
         last = _resolve(consumer, topic, end, edges)
     except ck.KafkaException as error:
         raise RemoteError(
-            f"the offsets of topic {topic!r} cannot be looked up at {settings.kafka.brokers}: "
-            f"{describe_client_error(error)}"
+            f"cannot look up the offsets of topic {topic!r} at {settings.kafka.brokers}: {describe_client_error(error)}"
         ) from error
     finally:
         consumer.close()
@@ -220,49 +217,49 @@ def _resolve(
         case Moment(milliseconds):
             asked = [ck.TopicPartition(topic, number, milliseconds) for number in edges]
             found = consumer.offsets_for_times(asked, timeout=CALL_SECONDS)
-            # There is no offset for a time behind the last message: the end is meant.
+            # Kafka has no offset for a time after the last message; use the end of the partition.
             return {at.partition: at.offset if at.offset >= 0 else edges[at.partition][1] for at in found}
 
 
 def check_still_there(settings: Settings, left: list[OffsetRange], topic_id: str | None = None) -> None:
-    """Refuse to resume over a topic that was recreated.
+    """Refuse to resume if the topic was recreated in the meantime.
 
     Raises:
-        RemoteError: It was, or ends before the planned ranges, or the brokers do not answer.
+        RemoteError: The topic was recreated, it ends before the planned ranges, or the brokers do not respond.
     """
     if is_replaced(topic_id, open_topic_ids(settings.kafka).ask(CALL_SECONDS)):
         raise RemoteError(
-            f"topic {settings.kafka.source_topic!r} was recreated since the ranges were planned; start over, with "
-            "another folder for the outcomes",
+            f"topic {settings.kafka.source_topic!r} was recreated after the backfill was planned; start over with "
+            "another outcomes folder",
             retryable=False,
         )
     ends = {span.range.partition: span.range.end for span in look_up(settings, Edge.EARLIEST, Edge.LATEST)}
     for piece in left:
         if ends.get(piece.partition, -1) < piece.end:
             raise RemoteError(
-                f"{settings.kafka.source_topic}/{piece.partition} ends before offset {piece.end}, which was planned: "
-                "the topic was recreated since; start over, with another folder for the outcomes",
+                f"{settings.kafka.source_topic}/{piece.partition} ends before the planned offset {piece.end}: the "
+                "topic was recreated; start over with another outcomes folder",
                 retryable=False,
             )
 
 
 def format_now() -> str:
-    """Return the time, ISO 8601, UTC."""
+    """Return the current time in ISO 8601, UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def make_plan(settings: Settings, start: str, end: str, choose_size: Callable[[int], int], *, whole: bool) -> Plan:
-    """Return the plan of a backfill of the source topic as it is now, and log what was requested and is not there.
+    """Return the plan of a backfill of the source topic as it is now, and log requested offsets that do not exist.
 
     Args:
-        settings: Of the run.
-        start: Where it begins, as the user wrote it.
-        end: Where it ends, likewise.
-        choose_size: Returns how many messages a range has at most, given how many there are.
-        whole: Whether no partition is split.
+        settings: The settings of the run.
+        start: The start position, as the user wrote it.
+        end: The end position, as the user wrote it.
+        choose_size: Returns the maximum size of a range for a total number of messages.
+        whole: Whether to leave partitions unsplit.
     """
     topic = settings.kafka.source_topic
-    # First: a topic that is recreated meanwhile is noticed when the ranges are read.
+    # Read the id first: if the topic is recreated after this, reading the ranges detects it.
     topic_id = open_topic_ids(settings.kafka).ask(CALL_SECONDS)
     spans = look_up(settings, parse_position(start, "the start (--from)"), parse_position(end, "the end (--to)"))
     for span in spans:

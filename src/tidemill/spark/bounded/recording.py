@@ -1,8 +1,8 @@
-"""The recording of a bounded run in its driver: the run itself, its counts, and what failed.
+"""The driver's recording of a bounded run: the run itself, its counts, and its failures.
 
-Invariants: nothing here fails the run, or holds it up for longer than `OPEN_SECONDS` at its beginning and the writer's
-`END_SECONDS` at its end; engines never wait for the disk, since what they send is confirmed at once. Off means not
-imported.
+Invariants: recording never fails the run, and never delays it by more than `OPEN_SECONDS` at its start and the writer's
+`END_SECONDS` at its end; engines never wait for the disk, because their records are confirmed on receipt. If recording
+is off, the recorder is not imported.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: A folder of recordings that does not answer in this time is left alone.
+#: How long to wait for the folder of recordings before running without one.
 OPEN_SECONDS = 5.0
-#: The writer says itself that a disk is too slow; this comes on top of its time.
+#: The writer itself reports a slow disk; this is added to its time.
 _GRACE_SECONDS = 0.5
 
 Facts = Mapping[str, str | int | float]
@@ -43,13 +43,13 @@ Facts = Mapping[str, str | int | float]
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What is recorded of a run besides its engines.
+    """The run as it is recorded, apart from its engines.
 
     Attributes:
-        about: What the run is, in words.
-        facts: More about it: where it begins and ends, its ranges, the folder of its outcomes.
+        about: A description of the run.
+        facts: Further facts, such as its positions, ranges and the folder of its outcomes.
         progress: Returns the sums over all engines; called on any thread.
-        describe_end: Returns how it ended, if nothing failed.
+        describe_end: Returns how the run ended, if it did not fail.
     """
 
     about: str
@@ -65,14 +65,14 @@ def describe_backfill(
     progress: Callable[[], EngineProgress],
     describe_end: Callable[[], str],
 ) -> RecordedRun:
-    """Return what is recorded of a backfill.
+    """Return the recorded description of a backfill.
 
     Args:
-        plan: Its plan.
-        sizes: How many messages each of its ranges has that are left to do.
-        outcomes: The folder of its outcomes.
+        plan: The plan.
+        sizes: The number of messages in each remaining range.
+        outcomes: The folder of the outcomes.
         progress: See `RecordedRun`.
-        describe_end: Likewise.
+        describe_end: See `RecordedRun`.
     """
     facts: dict[str, str | int | float] = {"topic": plan.topic, "from": plan.start, "to": plan.end}
     facts |= {"outcomes": str(outcomes), "ranges": len(sizes), "offsets": sum(sizes)}
@@ -81,16 +81,16 @@ def describe_backfill(
 
 
 class BoundedRecorder:
-    """Stores what the engines of a bounded run record; see `RecordSink`.
+    """Stores the records of a bounded run's engines; see `RecordSink`.
 
-    A part whose engine was lost is done again, with its failures: nothing of a lost engine is missing.
+    If an engine is lost, its part runs again, with the same failures, so unstored records of the lost engine are no
+    loss.
 
     Args:
-        recorder: Stores it.
+        recorder: The recorder of the run.
     """
 
     def __init__(self, recorder: RunRecorder) -> None:
-        """Start without a link."""
         self._recorder = recorder
         self._server: LinkServer | None = None
 
@@ -102,12 +102,12 @@ class BoundedRecorder:
         return self._server
 
     def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes, count: int) -> None:
-        """Take rows of an engine."""
+        """Store rows of an engine."""
         self._recorder.put_rows(engine_id, slot, seq, table, body, count)
         self._confirm(engine_id, seq)
 
     def put_events(self, engine_id: str, slot: int, seq: int, body: bytes, count: int) -> None:
-        """Take events of an engine."""
+        """Store events of an engine."""
         self._recorder.put_events(engine_id, slot, seq, body, count)
         self._confirm(engine_id, seq)
 
@@ -116,11 +116,11 @@ class BoundedRecorder:
             self._server.confirm(engine_id, seq)
 
     def tell(self, kind: EventKind, hello: Hello, text: str = "", *, is_failure: bool = True) -> None:
-        """Record what happened to an engine; its slot is the number of its part."""
+        """Record an event of an engine; the slot is the number of its part."""
         self._recorder.tell(kind, hello, text, is_failure=is_failure)
 
     def lose_engine(self, hello: Hello, last: EngineProgress) -> None:
-        """Record that an engine is lost."""
+        """Record that an engine was lost."""
         from tidemill.recorder.format.events import EventKind
 
         self._recorder.tell(EventKind.ENGINE_LOST, hello)
@@ -128,14 +128,14 @@ class BoundedRecorder:
 
 @contextlib.contextmanager
 def record_bounded_run(settings: Settings, worker: str, run: RecordedRun) -> Iterator[BoundedRecorder | None]:
-    """Record a run while the block runs; yields what the link gives rows and events to, or None: nothing is recorded.
+    """Record a run during the block; yield the sink for the link's rows and events, or None if nothing is recorded.
 
-    Without a folder nothing is: the memory of a process that ends cannot be looked at.
+    Without a folder nothing is recorded, because the memory of a bounded run is gone when its process ends.
 
     Args:
-        settings: Of the run.
-        worker: The name that its engines have.
-        run: What is recorded of the run itself.
+        settings: The settings of the run.
+        worker: The worker name of its engines.
+        run: The description of the run.
     """
     if not settings.debug.enabled or not settings.debug.db_dir:
         yield None
@@ -153,7 +153,7 @@ def record_bounded_run(settings: Settings, worker: str, run: RecordedRun) -> Ite
 
 
 class _Keeper:
-    """Holds a recording open on a thread of its own, where a disk may take its time."""
+    """Holds a recording open on a thread of its own, so that a slow disk delays nothing else."""
 
     def __init__(self, settings: Settings, worker: str, run: RecordedRun) -> None:
         self._settings = settings
@@ -165,13 +165,13 @@ class _Keeper:
         self._thread = threading.Thread(target=self._keep, name="tidemill-run-recorder", daemon=True)
 
     def open(self) -> BoundedRecorder | None:
-        """Return the recorder; None: there is none, which is logged."""
+        """Return the recorder; log a warning and return None if there is none."""
         self._thread.start()
         try:
             recorder = self._opened.get(timeout=OPEN_SECONDS)
         except queue.Empty:
             log.warning(
-                "the run is not recorded: the folder of recordings does not answer",
+                "the run is not recorded: the folder of recordings does not respond; check debug.db_dir",
                 path=self._settings.debug.db_dir,
                 waited_seconds=OPEN_SECONDS,
             )
@@ -183,7 +183,7 @@ class _Keeper:
         """Record the end of the run.
 
         Args:
-            problem: Why it failed; '': it did not.
+            problem: The error of the run; '' if it did not fail.
         """
         from tidemill.recorder.writing import writer
 
@@ -194,7 +194,7 @@ class _Keeper:
     def _keep(self) -> None:
         try:
             self._record()
-        except Exception as error:  # whatever it is, the run goes on
+        except Exception as error:  # whatever fails here, the run continues
             log.warning(
                 "the run is not recorded",
                 path=self._settings.debug.db_dir,
@@ -244,7 +244,7 @@ def _tell(writer: RecordWriter, kind: EventKind, text: str, facts: Facts, *, is_
 
 
 def watch_end(wait: Callable[[], object], close: Callable[[], object]) -> None:
-    """Call a function once another one has returned, on a thread of its own."""
+    """Call `close` on a thread of its own once `wait` has returned."""
 
     def watch() -> None:
         with contextlib.suppress(Exception):

@@ -1,9 +1,8 @@
 """The driver's side of a bounded run: one ordinary Spark job, whose tasks' engines report over their links.
 
-Invariants: nothing here decides what is done, for the outcomes that tasks published do; an engine is told to begin at
-once, and to stop as soon as it says hello to a run that is being stopped. An engine that has fallen silent
-(`core.supervision.silence` decides) is killed through Spark, which restarts its part; a part that hangs again and again
-ends the run.
+Invariants: published outcomes, and nothing in this module, decide which parts are done. An engine is told to begin at
+once, and refused if the run is stopping. An engine that has gone silent (`core.supervision.silence` decides) is killed
+through Spark, which restarts its part; a part that hangs repeatedly ends the run.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: An engine that is silent for this long hangs.
+#: An engine that is silent for this long counts as hung.
 SILENT_SECONDS = 15.0
 _TICK_SECONDS = 1.0
 
@@ -41,9 +40,9 @@ class BoundedProgress(PipelineProgress):
     """The sums over all engines of a bounded run.
 
     Attributes:
-        total: How many offsets or rows there are to process; 0 if unknown.
+        total: The number of offsets or rows to process; 0 if unknown.
         passed: How many of them are done.
-        parts: How many parts the run has.
+        parts: The number of parts of the run.
         parts_done: How many of them are done.
     """
 
@@ -54,14 +53,14 @@ class BoundedProgress(PipelineProgress):
 
 
 class BoundedRun:
-    """The driver's side: admits engines, adds up their progress, tells them to stop.
+    """The driver's side of a bounded run: admits engines, adds up their progress, and stops them.
 
-    Use it in a `with` block. What links report is changed on the link's loop only, and read from anywhere.
+    Use it in a `with` block. Reports of links change state on the link's loop only; any thread may read the state.
 
     Args:
-        context: Where the tasks run.
-        sizes: How much there is to process in each part; empty if unknown.
-        before: How much of the whole earlier runs did.
+        context: The Spark context of the tasks.
+        sizes: The number of messages in each part; empty if unknown.
+        before: How many messages earlier runs have processed.
         recorder: Records what engines send; None: nothing is recorded.
     """
 
@@ -72,7 +71,6 @@ class BoundedRun:
         before: int = 0,
         recorder: BoundedRecorder | None = None,
     ) -> None:
-        """Open nothing; the block listens."""
         self._recorder = recorder
         self._context = context
         self._sizes = sizes
@@ -110,13 +108,13 @@ class BoundedRun:
         self._server.close()
 
     def results(self, collect: Callable[[], Sequence[bytes]]) -> list[ChunkResult]:
-        """Run the Spark job and return what its tasks returned.
+        """Run the Spark job and return the results of its tasks.
 
         Args:
-            collect: Runs it, in this thread.
+            collect: Runs the job, in this thread.
 
         Raises:
-            TidemillError: A task failed again and again; says what its engine said.
+            TidemillError: A task failed repeatedly; the message is its engine's.
         """
         try:
             encoded = collect()
@@ -131,10 +129,11 @@ class BoundedRun:
         return [msgspec.msgpack.decode(part, type=ChunkResult) for part in encoded]
 
     def drain(self, on_stopped: Callable[[], None]) -> None:
-        """Let running engines finish what is in flight, and start no others.
+        """Let running engines finish work in flight, and start no others.
 
         Args:
-            on_stopped: Called in another thread once no engine is left: Spark would keep starting tasks.
+            on_stopped: Called in another thread once no engine is left; it must end the job, because Spark would keep
+                starting tasks.
         """
 
         def stop() -> None:
@@ -146,7 +145,7 @@ class BoundedRun:
         self._server.loop.call_soon_threadsafe(stop)
 
     def exit_now(self) -> None:
-        """Let every engine's process end now; their wardens clean up."""
+        """Make every engine's process exit now; their wardens clean up."""
 
         def stop() -> None:
             self._stopping = True
@@ -156,11 +155,11 @@ class BoundedRun:
 
     @property
     def greeted(self) -> bool:
-        """Whether an engine ever said hello."""
+        """Whether any engine has ever connected."""
         return self._tokens > 0
 
     def progress(self) -> BoundedProgress:
-        """Return what all engines did so far, ended ones included."""
+        """Return the progress of all engines, including ended ones."""
         running = dict(self._running)
         total = sum_progress([self._past], list(running.values()))
         progress = BoundedProgress(**{name: getattr(total, name) for name in total.__struct_fields__})
@@ -174,10 +173,10 @@ class BoundedRun:
                 progress.passed += min(sizes[index], part.messages_done)
         return progress
 
-    # -- what engines report, on the link's loop ----------------------------------------------------------------
+    # -- reports of engines, on the link's loop -----------------------------------------------------------------
 
     def on_hello(self, link: int, hello: Hello) -> None:
-        """Let an engine begin at once, unless the run is being stopped, or too much of it fails."""
+        """Let an engine begin at once, unless the run is stopping or has failed for good."""
         if (self._stopping or self._hopeless is not None) and not hello.run_token:
             # Spark restarts a failed part, which would dead-letter the same messages again.
             self._server.send(link, Refused("the run is being stopped"))
@@ -194,15 +193,15 @@ class BoundedRun:
             self._server.send(link, Drain())
 
     def on_beat(self, link: int, progress: EngineProgress) -> None:
-        """Keep the snapshot."""
+        """Store the engine's progress."""
         self._running[link] = progress
         self._watch.note_heartbeat(link, time.monotonic())
 
     def on_ready(self, link: int) -> None:
-        """Nothing waits for this."""
+        """Ignore it: bounded engines need no permission to go on."""
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
-        """Keep an engine's summary."""
+        """Store an engine's summary, and record whether its part is done."""
         self._watch.note_left(link)
         self._running[link] = summary.progress
         if summary.reason is not StopReason.DRAINED:
@@ -216,7 +215,7 @@ class BoundedRun:
             self._done.add(summary.slot)
 
     def on_closed(self, link: int) -> None:
-        """Forget an engine."""
+        """Remove an engine, and keep its last progress."""
         self._watch.note_left(link)
         self._links.pop(link, None)
         self._hellos.pop(link, None)
@@ -226,7 +225,7 @@ class BoundedRun:
         self._look()
 
     def _note_failure(self, part: int, text: str) -> None:
-        """Keep why a part failed, as the latest failure."""
+        """Store the failure of a part as the latest one."""
         self._failures.pop(part, None)
         self._failures[part] = text
 
@@ -237,11 +236,11 @@ class BoundedRun:
 
     def _kill(self, hung: Hung) -> None:
         hello = self._hellos[hung.link]
-        text = f"its engine said nothing for {SILENT_SECONDS:g} s"
+        text = f"its engine was silent for {SILENT_SECONDS:g} s"
         self._note_failure(hung.part, f"{text}, {hung.times} times" if hung.times > 1 else text)
         log.error(
             "an engine hangs; "
-            + ("the run is given up" if hung.give_up else "it is killed, and Spark starts its range again"),
+            + ("giving up the run" if hung.give_up else "killing it, so that Spark restarts its range"),
             range=hung.part,
             host=hello.host,
             process=hello.pid,
@@ -252,17 +251,15 @@ class BoundedRun:
         self._callers.submit(self._end_task, hello, give_up=hung.give_up)
 
     def _end_task(self, hello: Hello, *, give_up: bool) -> None:
-        """Kill a task, or fail the job it belongs to."""
+        """Kill a task, or cancel its stage to fail the job."""
         try:
-            spark = self._context._jsc.sc()  # the Python API has no call for either
+            spark = self._context._jsc.sc()  # the Python API offers neither call
             if give_up:
                 spark.cancelStage(hello.stage)
             else:
                 spark.killTaskAttempt(hello.attempt, True, "its engine hangs")
         except Exception as error:
-            log.warning(
-                "the task of an engine that hangs was not killed", range=hello.slot, error=describe_failure(error)
-            )
+            log.warning("cannot kill the task of a hung engine", range=hello.slot, error=describe_failure(error))
 
     def _tell_all(self, command: Command) -> None:
         with self._server.together():

@@ -1,9 +1,9 @@
-"""What runs in the tasks of a bounded run: one engine over the part of its task, until all of it is processed.
+"""The task of a bounded run: runs one engine over its part of the run until all of it is processed.
 
-Spark restarts a task, elsewhere if necessary, when its process or its host dies. Unlike an engine of a slot it leaves
-the worker process as it found it, since in a user's own session Spark runs other tasks in it afterwards.
+Spark restarts a task, elsewhere if necessary, when its process or its host dies. Unlike an engine of a slot, the task
+leaves the worker process as it found it, because in a user's own session Spark runs other tasks in it afterwards.
 
-Invariants: a task that returns `complete` has published its outcomes; one whose engine failed raises, so that Spark
+Invariants: a task that returns `complete` has published its outcomes; a task whose engine failed raises, so that Spark
 retries it.
 """
 
@@ -41,16 +41,16 @@ PartsMaker = Callable[[Settings, Identity], tuple[BoundedSource, Outcomes]]
 
 
 class ChunkFailedError(Exception):
-    """An engine of a bounded run failed; raised in the task, so that Spark retries it."""
+    """An engine of a bounded run failed; raised in the task so that Spark retries it."""
 
 
 class ChunkResult(msgspec.Struct, frozen=True):
-    """What a task returns.
+    """The result of a task.
 
     Attributes:
-        index: Which part of the run it was.
-        complete: Whether everything is processed; False if the engine was stopped.
-        progress: The engine's last snapshot.
+        index: The number of the part.
+        complete: Whether everything was processed; False if the engine was stopped.
+        progress: The last progress of the engine.
         letters: The names of the files with its dead letters, if they go to files.
     """
 
@@ -64,7 +64,7 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
     """Run one engine over one part of a run, in a Spark task.
 
     Args:
-        job: What the driver sent; its slot is the number of the part.
+        job: The job from the driver; its slot is the number of the part.
         make: Creates source and outcomes.
 
     Returns:
@@ -99,7 +99,7 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
     if summary.reason is not StopReason.DRAINED:
         raise ChunkFailedError(summary.error or summary.reason.value)
     if abandoned and not complete:
-        raise ChunkFailedError("the driver could not be reached any more")
+        raise ChunkFailedError("lost the connection to the driver")
     letters = engines[0].letters if engines else []
     try:
         return msgspec.msgpack.encode(ChunkResult(job.slot, complete, summary.progress, letters))
@@ -108,7 +108,7 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
 
 
 def _of_this_task(job: EngineJob) -> EngineJob:
-    """Return the job with what the driver needs to kill this very task."""
+    """Return the job with the stage and attempt that the driver needs to kill this task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -120,7 +120,7 @@ def _of_this_task(job: EngineJob) -> EngineJob:
 def _open_letters(
     job: EngineJob, folder: str, identity: Identity, partitions: Iterable[TopicPartition] = ()
 ) -> FileDeadLetters | None:
-    """Return the dead letters of this engine, if they go to files."""
+    """Return the dead-letter writer of this engine, if letters go to files."""
     path = job.settings.dlq.path
     if not path:
         return None
@@ -131,10 +131,10 @@ def run_ranges(job: EngineJob, folder: str, chunk: Chunk, topic_id: str | None =
     """Run one engine over ranges of the source topic; see `run_bounded`.
 
     Args:
-        job: What the driver sent.
-        folder: Where outcomes appear.
+        job: The job from the driver.
+        folder: The folder for outcomes.
         chunk: The ranges.
-        topic_id: The id of the topic that they were planned for; None: not known.
+        topic_id: The id of the topic at the time of planning; None if unknown.
     """
 
     def make(settings: Settings, identity: Identity) -> tuple[BoundedSource, Outcomes]:
@@ -152,11 +152,11 @@ def run_rows(
     """Run one engine over the rows of a Spark partition, if it has any; see `run_bounded`.
 
     Args:
-        job: What the driver sent.
-        folder: Where outcomes appear.
+        job: The job from the driver.
+        folder: The folder for outcomes.
         names: The columns; see `RowReader`.
         index: The number of the Spark partition.
-        rows: Its rows.
+        rows: The rows of the partition.
     """
     first = next(rows, None)
     if first is None:
@@ -174,11 +174,11 @@ def run_rows(
 
 @contextlib.contextmanager
 def _keep_process() -> Iterator[None]:
-    """Give the process its signal handlers and its standard error back."""
+    """Restore the process's signal handlers and standard error after the block."""
     handlers = {number: signal.getsignal(number) for number in (*IGNORED, signal.SIGHUP)}
     stderr = sys.stderr
     for number in IGNORED:
-        # Not SIG_IGN: that would be inherited by tasks, a handler is not.
+        # Not SIG_IGN, which child processes would inherit; a handler is not inherited.
         signal.signal(number, lambda *_: None)
     outlive_stderr()
     try:

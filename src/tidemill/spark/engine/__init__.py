@@ -1,1 +1,1 @@
-"""What runs inside a Spark Python worker."""
+"""The code that runs inside a Spark Python worker."""

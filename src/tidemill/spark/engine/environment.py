@@ -1,9 +1,9 @@
-"""The environment variables of an engine: those of the process that started it, not what Spark made of them.
+"""The environment variables of an engine: those of the process that started it, without Spark's additions.
 
-Spark sets a hash seed, a path for Python and many variables of its own for its Python workers; the programs of tasks
-would inherit them. On a cluster, where the driver's variables mean nothing, those of the executor are left.
+Spark sets a hash seed, a Python path and many variables of its own for its Python workers, and the programs of tasks
+would inherit them. On a cluster, where the driver's variables are meaningless, the engine keeps those of the executor.
 
-Invariant: a worker process has the same variables after an engine as before, because Spark may use it again.
+Invariant: a worker process has the same variables after an engine as before, because Spark may reuse the process.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
-#: What pyspark sets in the process that has the context.
+#: Variables that pyspark sets in the driver's process.
 _SET_IN_DRIVER = frozenset({"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"})
-#: What an executor sets in the processes of its Python workers.
+#: Variables that an executor sets in its Python workers.
 _SET_IN_WORKERS = frozenset({"PYTHONHASHSEED", "PYTHONUNBUFFERED"})
 _PREFIXES = ("SPARK_", "PYSPARK_", "_PYSPARK_", "PYTHON_DAEMON_", "PYTHON_UDF_", "PYTHON_WORKER_")
 _PATH = "PYTHONPATH"
-#: Before the name of a variable in a Spark configuration.
+#: The prefix of environment variables in a Spark configuration.
 _GIVEN = "spark.executorEnv."
 
 
 def list_environment(conf: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables of a driver's process, without what pyspark sets there, and those of the configuration.
+    """Return a driver's environment without pyspark's variables, plus the variables in its Spark configuration.
 
     Args:
-        conf: Spark's configuration; `spark.executorEnv.NAME` is a variable for its workers.
+        conf: The Spark configuration; `spark.executorEnv.NAME` is a variable for its workers.
         environ: The driver's variables.
     """
     own = {name: value for name, value in environ.items() if name not in _SET_IN_DRIVER}
@@ -35,7 +35,7 @@ def list_environment(conf: Mapping[str, str], environ: Mapping[str, str] = os.en
 
 
 def strip_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a Python worker without what its executor sets there.
+    """Return the variables of a Python worker without those that its executor sets.
 
     Example:
         >>> strip_environment({"HOME": "/", "PYTHONHASHSEED": "0", "PYTHONPATH": "/s/python/lib/pyspark.zip:/own"})
@@ -50,7 +50,7 @@ def strip_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def in_environment(given: Mapping[str, str] | None) -> Iterator[None]:
-    """Have the variables of the driver, or with None those of the executor, while the block runs."""
+    """Use the given variables during the block; None: those of the executor."""
     before = dict(os.environ)
     _replace(strip_environment(before) if given is None else given)
     try:

@@ -1,11 +1,11 @@
-"""What runs inside a Spark Python worker: one engine, its link to the driver, and a deadline.
+"""The process of a Spark Python worker: one engine, its link to the driver, and a deadline.
 
-The engine owns the worker's main thread. Signals: SIGINT and SIGTERM are ignored here, since clean stops come
-over the link; SIGHUP (Spark's Python daemon is going), a lost link and a changed parent process mean: drain, and
-end by a deadline. The deadline belongs to a thread of its own, so that a blocked loop ends too.
+The engine owns the worker's main thread. SIGINT and SIGTERM are ignored here, because clean stops come over the link.
+On SIGHUP (Spark's Python daemon is exiting), a lost link or a changed parent process, the engine drains and ends by a
+deadline. The deadline has a thread of its own, so that it also ends a blocked loop.
 
-Invariants: every ending is a summary, never an exception and never SystemExit, which Spark would mistake for its
-own; after a deadline has been set the process ends, whatever hangs.
+Invariants: every run ends with a summary, never with an exception, and never with SystemExit, which Spark would take
+for its own; once a deadline is set, the process ends, whatever hangs.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ log = structlog.get_logger(__name__)
 
 #: How long an unsupervised engine may outlive its drain timeout.
 ABANDONED_SECONDS = 14.0
-#: The same for an engine that drains under supervision: closing sinks and consumer takes time.
+#: How long a supervised engine may outlive its drain timeout: closing sinks and consumer takes time.
 SUPERVISED_SECONDS = 60.0
-#: How long an engine that has to end at once may take to write its last log lines.
+#: How long an engine that must exit at once may take to write its last log lines.
 EXIT_SECONDS = 1.0
-#: Clean stops come over the link; Spark ends a cancelled task's worker in another way.
+#: Clean stops come over the link; Spark ends the worker of a cancelled task by other means.
 IGNORED = (signal.SIGINT, signal.SIGTERM)
 DEFAULT_FACTORY = "tidemill.pipeline.build:build_engine"
 
 
 class EngineJob(msgspec.Struct, frozen=True):
-    """What is sent to an engine.
+    """The job that the driver sends to an engine.
 
     Attributes:
-        slot: The slot that the engine fills.
+        slot: The slot of the engine.
         job_token: The number of this submission.
-        worker: The worker's name.
+        worker: The worker name.
         address: The driver's side of the link.
         settings: The validated configuration.
         handler: The handler, cloudpickled.
-        log_context: What every log line of the engine carries.
+        log_context: Fields for every log line of the engine.
         factory: "module:callable" that builds the engine from settings, handler and identity.
-        import_path: The driver's own folders; searched for modules if the engine's host has them.
+        import_path: The driver's own folders, searched for modules if they exist on the engine's host.
         environ: The driver's environment variables; None on a cluster.
         stage: The Spark stage of a bounded run's task.
         attempt: Spark's number for the attempt of that task.
@@ -90,45 +90,45 @@ class EngineJob(msgspec.Struct, frozen=True):
     outcomes_id: str = ""
 
     def of_part(self, index: int) -> EngineJob:
-        """Return the same job for one part of a bounded run."""
+        """Return a copy of this job for one part of a bounded run."""
         return msgspec.structs.replace(self, slot=index)
 
 
 class RunnableEngine(Protocol):
-    """What a factory returns; `tidemill.pipeline.engine.Engine` is one."""
+    """The interface of an engine, as a factory returns it; implemented by `tidemill.pipeline.engine.Engine`."""
 
     @property
     def records(self) -> OutgoingFrames | None:
-        """What the driver is to store; None: nothing."""
+        """Records for the driver to store; None if nothing is recorded."""
 
     @property
     def live(self) -> LiveSource | None:
-        """What somebody may watch; None: nothing."""
+        """The live view of the engine's tasks; None if there is none."""
 
     @property
     def prober(self) -> ProbeSource | None:
-        """What probes messages; None: nothing does."""
+        """The prober of messages; None if there is none."""
 
     def beat(self, *, whole: bool) -> Beat:
-        """Return a snapshot for the driver, of the partitions only what changed since the last one, or all."""
+        """Return the progress for the driver, with all partitions, or only those changed since the last beat."""
 
     async def run(self, may_subscribe: Any) -> EngineSummary:
         """Work until drained or ended."""
 
     def find_message(self, topic: str, partition: int, offset: int) -> MessageStage | None:
-        """Return where a message is; None: it is not open here."""
+        """Return the stage of a message; None if it is not open here."""
 
     def drain(self, *, keep_place: bool = False) -> None:
-        """Ask for a clean end; with `keep_place` another engine takes over the place in the group."""
+        """Start a clean end; with `keep_place`, another engine takes over the membership in the group."""
 
     def fail(self, text: str) -> None:
-        """End at once: an indispensable part of the process is gone."""
+        """End at once, because an indispensable part of the process is gone."""
 
     def pause(self, partitions: Collection[int] | None = None) -> None:
-        """Take no new messages of some partitions of the source topic, and of no others; None: of all."""
+        """Take no new messages from exactly these partitions of the source topic; None: from all."""
 
     def resume(self) -> None:
-        """Take messages of all partitions again."""
+        """Take messages from all partitions again."""
 
     def release(self) -> None:
         """Release the brake, if it is on."""
@@ -138,7 +138,7 @@ EngineMaker = Callable[[Settings, Any, Identity], RunnableEngine]
 
 
 def run_slot(job: EngineJob) -> Iterator[bytes]:
-    """Run one engine to its end and yield its summary, as msgpack; the function of the slot's Spark task."""
+    """Run one engine to its end and yield its summary as msgpack; the function of the slot's Spark task."""
     summary = _run_to_summary(job)
     try:
         yield msgspec.msgpack.encode(summary)
@@ -148,7 +148,7 @@ def run_slot(job: EngineJob) -> Iterator[bytes]:
 
 def _run_to_summary(job: EngineJob) -> EngineSummary:
     for number in IGNORED:
-        # Not SIG_IGN: that would be inherited by tasks, a handler is not.
+        # Not SIG_IGN, which child processes would inherit; a handler is not inherited.
         signal.signal(number, lambda *_: None)
     outlive_stderr()
     try:
@@ -156,7 +156,7 @@ def _run_to_summary(job: EngineJob) -> EngineSummary:
         with asyncio.Runner() as runner:
             return runner.run(EngineProcess(job).run())
     except BaseException as error:
-        # SystemExit included: a handler that calls sys.exit() is an engine that failed.
+        # This includes SystemExit: a handler that calls sys.exit() is a failed engine.
         log.exception("the engine failed")
         return make_failed_summary(job, error)
     finally:
@@ -164,7 +164,7 @@ def _run_to_summary(job: EngineJob) -> EngineSummary:
 
 
 def make_failed_summary(job: EngineJob, error: BaseException, reason: StopReason = StopReason.FAILED) -> EngineSummary:
-    """Return the summary of an engine that an error ended."""
+    """Return the summary of an engine that ended with an error."""
     return EngineSummary(job.slot, reason, describe_error(error))
 
 
@@ -175,7 +175,7 @@ def _imported(factory: str) -> EngineMaker:
 
 
 def outlive_stderr() -> None:
-    """Discard log lines once the JVM that reads them is gone: the engine still has to drain."""
+    """Discard log lines once the JVM that reads them has exited, because the engine still has to drain."""
 
     class Lasting(io.FileIO):
         def write(self, data: Any) -> int:
@@ -197,9 +197,9 @@ class EngineProcess:
     """The worker process while an engine runs in it.
 
     Args:
-        job: What the driver sent.
-        build: Creates the engine; None: what `job.factory` names.
-        on_abandoned: Called once when the engine is no longer supervised, before it is drained.
+        job: The job from the driver.
+        build: Creates the engine; None: the factory named in the job.
+        on_abandoned: Called once when the engine is no longer supervised, before it drains.
     """
 
     def __init__(
@@ -208,7 +208,6 @@ class EngineProcess:
         build: EngineMaker | None = None,
         on_abandoned: Callable[[], None] | None = None,
     ) -> None:
-        """Connect nothing; `run` does."""
         self._job = job
         self._build = build
         self._on_abandoned = on_abandoned
@@ -229,12 +228,12 @@ class EngineProcess:
         self._loop = asyncio.get_running_loop()
         self._deadline = ProcessDeadline(self._on_orphaned)
         self._deadline.start()
-        self._loop.add_signal_handler(signal.SIGHUP, self._abandoned, "Spark's Python daemon is going")
+        self._loop.add_signal_handler(signal.SIGHUP, self._abandoned, "Spark's Python daemon is exiting")
         with in_environment(self._job.environ):
             return await self._run_to_end()
 
     async def _run_to_end(self) -> EngineSummary:
-        # An engine that has said hello is considered dead if it is silent, as it is while it imports.
+        # Import before connecting: a connected engine that is silent, as during imports, would count as dead.
         loaded = self._load()
         engine_id = new_engine_id()
         self._link = EngineLink(
@@ -262,7 +261,7 @@ class EngineProcess:
                 raise
             return make_failed_summary(self._job, RemoteError("this engine is no longer supervised"))
         except EngineRefusedError as error:
-            log.info("this engine is not needed any more; it does not start", reason=str(error))
+            log.info("this engine is no longer needed; it does not start", reason=str(error))
             return make_failed_summary(self._job, error)
         except RemoteError as error:
             log.error("cannot connect to the driver; this engine does not start", error=str(error))  # noqa: TRY400
@@ -274,23 +273,23 @@ class EngineProcess:
         except BaseException as error:
             log.exception("the engine failed")
             summary = make_failed_summary(self._job, error)
-        # From here on only interpreter and threads have to end.
+        # From here on, only the interpreter and threads have to end.
         self._deadline.within(SUPERVISED_SECONDS)
         await self._link.close(summary)
         return summary
 
     def release(self) -> None:
-        """Let the process live on after `run`, for other work."""
+        """Cancel the deadline, so that the process lives on for other work."""
         self._deadline.cancel()
 
     def _load(self) -> tuple[EngineMaker, Any] | EngineSummary:
-        """Return what builds the engine and the handler, imported here."""
+        """Import the code; return the factory of the engine and the handler, or a summary of the failure."""
         sys.path.extend(folder for folder in self._job.import_path if folder not in sys.path)
         try:
             handler = cloudpickle.loads(self._job.handler)
             return self._build or _imported(self._job.factory), handler
         except (Exception, SystemExit) as error:
-            log.exception("the handler cannot be loaded in the engine")
+            log.exception("cannot load the handler in the engine")
             return make_failed_summary(self._job, error, StopReason.CONFIG)
 
     async def _run_engine(self, identity: Identity, loaded: tuple[EngineMaker, Any] | EngineSummary) -> EngineSummary:
@@ -324,8 +323,8 @@ class EngineProcess:
             beat = self._engine.beat(whole=whole or self._beat_lost)
             self._beat_lost = False
         except Exception:
-            # The engine lives, and silence would count as its death.
-            log.exception("no snapshot of the engine")
+            # The engine is alive, and silence would count as its death.
+            log.exception("cannot collect the progress of the engine")
             self._beat_lost = True
             return whole_beat(EngineProgress())
         return beat
@@ -364,7 +363,7 @@ class EngineProcess:
                 self._engine.drain(keep_place=keep_place)
 
     def _on_fault(self, text: str) -> None:
-        """End the engine: it can no longer be supervised."""
+        """End the engine, because it can no longer be supervised."""
         self._deadline.within(self._drain_seconds + SUPERVISED_SECONDS)
         self._fault = text
         self._begin.set()
@@ -375,9 +374,9 @@ class EngineProcess:
         self._abandoned(reason, ABANDONED_SECONDS - RECONNECT_SECONDS)
 
     def _on_orphaned(self) -> None:
-        """Called by the deadline's thread: set it even if the loop is blocked."""
+        """Called by the deadline's thread, so that the deadline is set even if the loop is blocked."""
         self._deadline.within(self._drain_seconds + ABANDONED_SECONDS)
-        self._loop.call_soon_threadsafe(self._abandoned, "the parent process is gone")
+        self._loop.call_soon_threadsafe(self._abandoned, "the parent process has exited")
 
     def _abandoned(self, reason: str, seconds: float = ABANDONED_SECONDS) -> None:
         self._deadline.within(self._drain_seconds + seconds)
@@ -385,7 +384,7 @@ class EngineProcess:
             self._is_abandoned = True
             if self._on_abandoned is not None:
                 self._on_abandoned()
-            log.warning("this engine is no longer supervised: it drains and ends", reason=reason)
+            log.warning("this engine is no longer supervised; draining", reason=reason)
         if self._connecting is not None:
-            self._connecting.cancel()  # without effect once it is connected
+            self._connecting.cancel()  # no effect once connected
         self._drain()

@@ -1,4 +1,4 @@
-"""Ends an engine's process when its time is over, whatever hangs in it, and notices when the parent process is gone."""
+"""Ends an engine's process at a deadline, whatever hangs in it, and detects that the parent process has exited."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import threading
 import time
 from typing import Any
 
-#: The exit status of a worker whose deadline has passed; Spark only sees that it is gone.
+#: The exit status of a worker whose deadline has passed; Spark only sees that the process is gone.
 DEADLINE_EXIT = 75
-#: Where the daemon that forks the workers leaves its process id: it may be gone before a worker looks for its parent.
+#: The variable in which the forking daemon stores its process id; it may exit before a worker reads its parent's id.
 DAEMON_VARIABLE = "_TIDEMILL_DAEMON_PID"
 
 
 class ProcessDeadline(threading.Thread):
-    """Ends the process when its time is over, and notices when the parent process is gone.
+    """Ends the process at a deadline, and detects that the parent process has exited.
 
     Args:
-        on_orphaned: Called in this thread, once, when the parent has changed.
+        on_orphaned: Called once, in this thread, when the parent process has changed.
     """
 
     def __init__(self, on_orphaned: Any) -> None:
-        """Start nothing; `start` watches."""
         super().__init__(name="tidemill-deadline", daemon=True)
         self._on_orphaned = on_orphaned
         self._parent = int(os.environ.get(DAEMON_VARIABLE) or os.getppid())
@@ -29,12 +28,12 @@ class ProcessDeadline(threading.Thread):
         self._over = threading.Event()
 
     def within(self, seconds: float) -> None:
-        """Let the process end after this time, unless it has to end sooner already."""
+        """End the process after this time at the latest; an earlier deadline stays in force."""
         at = time.monotonic() + seconds
         self._at = at if self._at is None else min(at, self._at)
 
     def cancel(self) -> None:
-        """Let the process live, for other work afterwards."""
+        """Cancel the deadline, so that the process lives on for other work."""
         self._over.set()
 
     def run(self) -> None:

@@ -1,1 +1,1 @@
-"""The driver of a live pipeline: one supervised engine for each slot."""
+"""The driver of a live pipeline: one supervised engine per slot."""

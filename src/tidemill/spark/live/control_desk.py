@@ -1,7 +1,7 @@
 """Answers requests of other processes to a driver: `tidemill status`, `tidemill release`.
 
-The desk has a thread of its own: nothing of the pipeline ever waits for it, and it answers from the start of the driver
-to its end, also while Spark starts. A further request is one more entry in the table given to it.
+The desk has its own thread, so the pipeline never waits for it. It answers for the driver's whole lifetime, also while
+Spark starts. To support another request, add an entry to the table passed in.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _RATE_SECONDS = 10.0
 
 
 class ControlDesk:
-    """The control socket of a driver while the block runs.
+    """The control socket of a driver during a block.
 
     Args:
-        kafka: As it was configured; this is how other processes find the pipeline.
-        worker: The worker's name.
+        kafka: The section as configured; other processes find the pipeline by it.
+        worker: The worker name.
         progress: Returns the sums over all engines; called from this thread.
         report: Returns the answer to `status`, given the progress and the messages per second.
-        requests: What else can be requested, by name.
+        requests: Functions for further requests, by name.
     """
 
     def __init__(
@@ -42,7 +42,6 @@ class ControlDesk:
         report: Callable[[PipelineProgress, float], dict[str, Any]],
         requests: Mapping[str, Request],
     ) -> None:
-        """Do not listen yet."""
         self._progress = progress
         self._report = report
         self._rate = Rate(_RATE_SECONDS)
@@ -52,7 +51,7 @@ class ControlDesk:
         self._thread = ControlThread(pipeline_socket(kafka, worker, table))
 
     def __enter__(self) -> Self:
-        """Listen.
+        """Start listening.
 
         Raises:
             ConfigError: The folder for sockets cannot be used.

@@ -1,4 +1,4 @@
-"""What remains to be done and said when the engines of a live run have ended."""
+"""The steps after the engines of a live run have ended: errors, log messages, and leaving the consumer group."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = structlog.get_logger(__name__)
 
 
 def refuse_failure(finished: RunFinished, settings: Settings, worker: str) -> None:
-    """Raise why a run ended, unless it was drained.
+    """Raise the error of a run, unless it was drained.
 
     Raises:
-        FencedError: Another process took the place of an engine in the group.
+        FencedError: Another process took over an engine's membership in the group.
         HandlerError: The handler failed.
         RemoteError: An engine was lost, or killed after its drain timeout.
     """
@@ -31,13 +31,13 @@ def refuse_failure(finished: RunFinished, settings: Settings, worker: str) -> No
     if finished.ending is Ending.FENCED:
         raise FencedError(
             f"another process uses worker name {worker!r} in consumer group "
-            f"{settings.kafka.consumer_group!r}; give one of them another name: "
+            f"{settings.kafka.consumer_group!r}; set another name for one of them: "
             f"{settings.worker_name_env}=..."
         )
     if finished.ending is Ending.OVERDUE:
         raise RemoteError(
-            f"slot {finished.slot} had {finished.error} and was killed; what it had not committed will be "
-            "reprocessed by the next run (if a hook held up its event loop, the log names it)"
+            f"slot {finished.slot} had {finished.error} and was killed; the next run reprocesses its uncommitted "
+            "messages (if a hook blocked its event loop, the log names it)"
         )
     if finished.ending is Ending.CRASHED:
         raise RemoteError(f"the engine of slot {finished.slot} was lost: {finished.error}; {_advise(finished)}")
@@ -45,7 +45,7 @@ def refuse_failure(finished: RunFinished, settings: Settings, worker: str) -> No
 
 
 def lag_fields(progress: PipelineProgress) -> dict[str, int | None]:
-    """Return the lag as fields of a log line: null as long as no engine knows one, which is not 0."""
+    """Return the lag as fields of a log line; null, which differs from 0, while no engine knows a lag."""
     unknown = len(set(progress.partitions) - progress.lag.keys())
     fields: dict[str, int | None] = {"lag": sum(progress.lag.values()) if progress.lag else None}
     return fields | {"partitions_without_lag": unknown} if unknown else fields
@@ -58,30 +58,29 @@ def _advise(finished: RunFinished) -> str:
 
 
 def refuse_uncommitted(done: PipelineProgress) -> None:
-    """Refuse to call a drain clean whose commits failed.
+    """Raise an error if commits failed, so that a drain does not count as clean.
 
     Raises:
         RemoteError: Finished messages are not committed.
     """
     if done.uncommitted:
-        why = done.stalled.get("kafka") or "no answer from the brokers"
+        why = done.stalled.get("kafka") or "no response from the brokers"
         raise RemoteError(
-            f"commits failed at the stop: {done.uncommitted:,} finished messages are not committed and will be "
-            f"reprocessed by the next run ({why})"
+            f"commits failed during the stop ({why}); the next run reprocesses {done.uncommitted:,} finished messages"
         )
 
 
 def leave_for(settings: Settings, worker: str, slots: list[int], seconds: float) -> None:
     """Leave the consumer group on behalf of engines that could not, so that others get their partitions at once.
 
-    An engine that died did not leave, and one that was drained while the group was joining may not have been able
-    to; the brokers know.
+    An engine that died did not leave, and an engine that was drained during a rebalance may not have been able to; the
+    brokers know which members remain.
     """
     members = {Identity(worker, slot, "", settings.kafka.consumer_group).instance_id for slot in slots}
     try:
         left_behind = find_present_members(settings, members, min(5.0, seconds)) if members else set()
     except Exception as error:
-        log.warning("cannot find out which members are left in the group", error=str(error))
+        log.warning("cannot look up which members are left in the group", error=str(error))
         return
 
     def leave(instance_id: str) -> None:
@@ -101,8 +100,8 @@ def leave_for(settings: Settings, worker: str, slots: list[int], seconds: float)
 
 
 def log_drained(done: PipelineProgress) -> None:
-    """Log what a drained pipeline did, and whether something is left."""
-    left = "; what did not finish in time is redelivered to the next run" if done.in_flight else ""
+    """Log what a drained pipeline did, and whether work is left."""
+    left = "; the next run reprocesses messages that did not finish in time" if done.in_flight else ""
     (log.warning if left else log.info)(
         f"the pipeline is drained{left}",
         messages_done=done.messages_done,

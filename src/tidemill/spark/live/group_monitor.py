@@ -1,6 +1,6 @@
-"""Watches from the driver whether each partition of the source topic has an owner, and has orphans reassigned.
+"""Checks from the driver whether each partition of the source topic has an owner, and triggers a rebalance if not.
 
-`core.supervision.orphan_partitions` decides when a partition has been without one for too long.
+`core.supervision.orphan_partitions` decides when a partition has been without an owner for too long.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from tidemill.sources.membership import GroupViewer, distribute_again
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 10.0
-#: On top of the time that an engine may take to finish its work before it gives partitions up.
+#: Added to the time that an engine may take to finish its work before it gives up partitions.
 MARGIN_SECONDS = 15.0
 
 
 class GroupWatch:
-    """A thread that looks at the group while the block runs.
+    """A thread that checks the consumer group during a block.
 
     Args:
-        settings: Of the pipeline.
-        look_seconds: How often to look.
+        settings: The settings of the pipeline.
+        look_seconds: The time between two checks.
         patience_seconds: How long a partition may be without an owner; None: the revoke timeout and a margin.
     """
 
     def __init__(
         self, settings: Settings, *, look_seconds: float = LOOK_SECONDS, patience_seconds: float | None = None
     ) -> None:
-        """Prepare."""
         if patience_seconds is None:
             patience_seconds = settings.revoke_timeout_seconds + MARGIN_SECONDS
         self._settings = settings
@@ -46,23 +45,25 @@ class GroupWatch:
         self._ended = threading.Event()
         self._mending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="tidemill-groupwatch", daemon=True)
-        #: How many times the group had to rebalance.
+        #: How many rebalances this watch has triggered.
         self.mended = 0
 
     @property
     def orphans(self) -> list[int]:
-        """The partitions that had no owner for too long when the group was last looked at."""
+        """The partitions that had been without an owner for too long at the last check."""
         return self._watch.orphans
 
     def __enter__(self) -> Self:
-        """Start."""
+        """Start the thread."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop; does not wait for a query in progress, but ends a membership of the group."""
+        """Stop the thread without waiting for a query in progress, but wait until a temporary group membership has
+        ended.
+        """
         self._ended.set()
         with self._mending:
             pass

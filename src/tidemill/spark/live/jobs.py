@@ -1,7 +1,7 @@
-"""Runs the endless Spark jobs of the slots: one thread per slot, each job in a job group of its own.
+"""Runs the endless Spark jobs of the slots: one thread per slot, each job in its own job group.
 
-Invariants: for every submitted job exactly one `JobOutcome` is reported, on the given loop, unless that
-loop is closed by then. Nothing here restarts anything.
+Invariants: every submitted job yields exactly one `JobOutcome`, on the given loop, unless the loop is already closed.
+This module restarts nothing.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _LOST_TASK = re.compile(r"most recent failure:.*?\): (.*)", re.DOTALL)
 
 
 class JobOutcome(msgspec.Struct, frozen=True):
-    """How a job ended.
+    """The end of a job.
 
     Attributes:
-        ending: What became of its engine, as far as the job shows.
-        error: What went wrong, in one line.
-        progress: The engine's last snapshot, if it came back.
+        ending: How its engine ended, as far as the job shows.
+        error: The error, in one line.
+        progress: The engine's last progress, if it was returned.
         spark_lost: Spark itself is gone; no further job can run.
     """
 
@@ -46,7 +46,7 @@ class JobOutcome(msgspec.Struct, frozen=True):
 
 
 def read_outcome(summary: EngineSummary) -> JobOutcome:
-    """Return what an engine's own summary says about its end."""
+    """Return the outcome for an engine's own summary."""
     return JobOutcome(Ending(summary.reason.value), summary.error, summary.progress)
 
 
@@ -54,9 +54,9 @@ class JobThread:
     """The thread that submits the jobs of one slot and waits for them.
 
     Args:
-        spark: Where jobs run.
+        spark: The Spark session.
         slot: The slot.
-        loop: Where `on_ended` is called.
+        loop: The loop on which `on_ended` is called.
         on_ended: Called with slot, job token and outcome.
     """
 
@@ -75,7 +75,7 @@ class JobThread:
         self._loop = loop
         self._on_ended = on_ended
         self._queue: queue.SimpleQueue[EngineJob | None] = queue.SimpleQueue()
-        # Its own JVM thread goes with it, and so do the job group and the pool that are set there.
+        # The thread has its own JVM thread, so job group and pool apply to its jobs only and disappear with it.
         thread = InheritableThread(target=self._run, name=f"tidemill-slot-{slot}", daemon=True)
         thread.start()
 
@@ -84,7 +84,7 @@ class JobThread:
         self._queue.put(job)
 
     def close(self) -> None:
-        """Let the thread end after the job that it waits for, if there is one."""
+        """End the thread, after its current job if there is one."""
         self._queue.put(None)
 
     def _run(self) -> None:
@@ -93,7 +93,7 @@ class JobThread:
             try:
                 self._loop.call_soon_threadsafe(self._on_ended, self._slot, job.job_token, outcome)
             except RuntimeError:
-                return  # the loop is closed: the pipeline is over
+                return  # the loop is closed: the pipeline has ended
 
     def _run_job(self, job: EngineJob) -> JobOutcome:
         try:
@@ -104,7 +104,7 @@ class JobThread:
 
     def _collect(self, job: EngineJob) -> list[bytes]:
         context = self._spark.context
-        # A pool of its own: a restarted slot does not queue behind the tasks of other jobs.
+        # Each slot has its own pool, so a restarted slot does not queue behind the tasks of other jobs.
         context.setLocalProperty("spark.scheduler.pool", f"tidemill-slot-{self._slot}")
         context.setJobGroup(job_group(job.worker, self._slot, job.job_token), f"tidemill engine of slot {self._slot}")
         result: list[bytes] = context.parallelize([self._slot], 1).mapPartitions(lambda _: run_slot(job)).collect()
@@ -117,11 +117,11 @@ def job_group(worker: str, slot: int, job_token: int) -> str:
 
 
 def make_engine_error(what: str, said: str) -> TidemillError:
-    """Return the error of an engine as an error of this process, of the type that the engine named.
+    """Return an engine's error as an error of this process, of the type that the engine named.
 
     Args:
-        what: Which engine it was.
-        said: What it reported, "TypeOfError: text" if possible.
+        what: The name of the engine.
+        said: The error that it reported, "TypeOfError: text" if possible.
 
     Example:
         >>> make_engine_error("the engine of slot 0", "ConfigError: no such folder")
@@ -135,20 +135,20 @@ def make_engine_error(what: str, said: str) -> TidemillError:
 
 
 def describe_failure(error: Any) -> str:
-    """Say in one line why a job failed: Spark's texts are pages of Java and Python traces.
+    """Describe in one line why a job failed; Spark's texts are pages of Java and Python traces.
 
     Example:
         >>> describe_failure(RuntimeError("... org.apache.spark.SparkException: Python worker exited unexpectedly"))
         'its Python process died (killed, or crashed)'
     """
     try:
-        text = str(error)  # of an error in the JVM, that asks the JVM
+        text = str(error)  # for a JVM error, this calls the JVM
     except Exception:
         text = "Spark is gone"
     if "Python worker exited unexpectedly" in text:
         return "its Python process died (killed, or crashed)"
     if raised := _RAISED.search(text):
-        # The last line of its traceback; what follows is Java's.
+        # Take the last line of the Python traceback; the lines after it are Java's.
         return f"its Python process raised {raised.group(1).strip()}"[:500]
     if lost := _LOST_TASK.search(text):
         return lost.group(1).strip().splitlines()[0].strip()[:500]

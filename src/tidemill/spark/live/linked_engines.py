@@ -1,4 +1,4 @@
-"""The engines of a pipeline while its link is open, for those who ask from other threads at any time."""
+"""Gives other threads access to the engines of a pipeline while its link is open."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from tidemill.spark.live.user_actions import UserActions
 
 
 class LinkedEngines:
-    """What can be asked of the engines; before the link is open and after it is closed, nothing.
+    """Requests to the engines; before the link is open and after it is closed, they find no engine.
 
     Args:
-        find_topic: Returns the topic that they read.
+        find_topic: Returns the source topic.
 
     Attributes:
         live: The supervisor while its link is open.
     """
 
     def __init__(self, find_topic: Callable[[], str]) -> None:
-        """Start without a link."""
         self._find_topic = find_topic
         self.live: Supervisor | None = None
 
     @property
     def actions(self) -> UserActions | None:
-        """What users may do to them."""
+        """The actions that users may take on the engines."""
         live = self.live
         return live.actions if live is not None else None
 
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
-        """Return where a message is; None: it is not open, or of another topic. See `Supervisor.find_message`."""
+        """Return where a message is; None if it is not open, or of another topic. See `Supervisor.find_message`."""
         live = self.live
         if live is None or topic != self._find_topic():
             return None
@@ -45,16 +44,16 @@ class LinkedEngines:
         """Run a message through the handler of engine 0; see `Supervisor.probe`.
 
         Raises:
-            UserActionError: No engine runs, or it does not probe it.
-            RemoteError: It does not answer.
+            UserActionError: No engine is running, or it cannot probe the message.
+            RemoteError: The engine does not respond.
         """
         live = self.live
         if live is None:
-            raise UserActionError("no engine runs: the pipeline is starting, or stopping")
+            raise UserActionError("no engine is running: the pipeline is starting or stopping; try again")
         return live.probe(message, seconds)
 
     def watch(self, take: TakeLive, seconds: float) -> None:
-        """Have the engines say what their executors do; see `LinkServer.watch`."""
+        """Make the engines report their running tasks; see `LinkServer.watch`."""
         live = self.live
         if live is not None:
             live.watch(take, seconds)

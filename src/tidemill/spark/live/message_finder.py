@@ -1,4 +1,4 @@
-"""Asks engines about messages, on the link's loop: where an open one is, and what the handler does with one."""
+"""Sends requests about messages to engines, on the link's loop: where an open message is, and what the handler does."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PROBE_SLOT = 0
 async def find_message(
     server: LinkServer, slots: Sequence[SupervisedSlot], topic: str, partition: int, offset: int
 ) -> OpenMessage | None:
-    """Return where a message is; None: it is not open.
+    """Return where a message is; None if it is not open.
 
     Raises:
-        RemoteError: The engine that owns its partition does not say.
+        RemoteError: The engine that owns its partition does not respond.
     """
     name = name_partition((topic, partition))
     progress = [slot.progress for slot in slots if slot.progress is not None]
@@ -53,21 +53,21 @@ async def find_message(
 async def probe_message(
     server: LinkServer, slots: Sequence[SupervisedSlot], message: SourceMessage, seconds: float
 ) -> ProbeReport:
-    """Return what the handler of an engine does with a message.
+    """Return what an engine's handler does with a message.
 
     Args:
         server: The link.
         slots: All slots.
         message: The message.
-        seconds: How long that may take.
+        seconds: How long the probe may take.
 
     Raises:
-        UserActionError: There is no engine that could, or it says why not.
-        RemoteError: The engine does not answer.
+        UserActionError: No engine can probe the message; the text says why.
+        RemoteError: The engine does not respond.
     """
     link = slots[_PROBE_SLOT].link if slots else None
     if link is None:
-        raise UserActionError(f"engine {_PROBE_SLOT} is not connected: it is starting, or was lost; try again")
+        raise UserActionError(f"engine {_PROBE_SLOT} is not connected: it is starting or was lost; try again")
     try:
         return await server.probe(link, message, seconds)
     except RemoteError as error:
@@ -77,7 +77,7 @@ async def probe_message(
 
 
 def _is_beyond_end(owner: SupervisedSlot, name: str, offset: int) -> bool:
-    """Tell whether a partition ended before an offset, about a second ago; False: that is not known."""
+    """Return whether a partition ended before an offset, as of about a second ago; False if unknown."""
     progress = owner.progress
     if progress is None or name not in progress.committed or name not in progress.lag:
         return False

@@ -1,4 +1,4 @@
-"""Opens a pipeline's endpoint for metrics and health, unless it is off: then nothing of it is imported."""
+"""Opens a pipeline's endpoint for metrics and health; if it is off, its modules are not imported."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Monitored:
-    """What the endpoint asks, from its own threads.
+    """The functions that the endpoint calls, from its own threads.
 
     Attributes:
-        progress: Returns the sums over all engines, which nobody changes.
-        state: Returns what the run does.
+        progress: Returns the sums over all engines; the result does not change.
+        state: Returns what the run is doing.
         find_orphans: Returns the partitions that have no owner.
-        find_max_executors: Returns how many tasks an engine may run at a time; a reload of the code may change it.
+        find_max_executors: Returns how many tasks an engine may run at once; a reload of the code may change it.
     """
 
     progress: Callable[[], PipelineProgress]
@@ -39,13 +39,13 @@ class Monitored:
 def serve_metrics(
     configured: MetricsSettings, settings: Settings, worker: str, what: Monitored
 ) -> Iterator[str | None]:
-    """Answer while the block runs; yields the URL, or None if there is no endpoint.
+    """Serve metrics during the block; yield the URL, or None if there is no endpoint.
 
     Args:
         configured: The section as it was read, before `on_startup`.
-        settings: Of the pipeline.
-        worker: The worker's name.
-        what: What is asked.
+        settings: The settings of the pipeline.
+        worker: The worker name.
+        what: The functions that the endpoint calls.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -61,8 +61,8 @@ def serve_metrics(
 
     about = (worker, version(), settings.kafka.consumer_group)
     sinks = settings.sinks.group_by_type().items()
-    places = [f"{name_sink_section(kind)}.{name}" for kind, named in sinks for name in named]
-    metrics = PipelineMetrics(about, what.find_max_executors, what.progress, places)
+    sink_paths = [f"{name_sink_section(kind)}.{name}" for kind, named in sinks for name in named]
+    metrics = PipelineMetrics(about, what.find_max_executors, what.progress, sink_paths)
 
     def find_reasons() -> list[str]:
         return find_unready(what.state(), what.progress(), what.find_orphans())
@@ -73,5 +73,5 @@ def serve_metrics(
             yield None
             return
         with MetricsEndpoint(listener, metrics.collect, find_dead=list, find_unready=find_reasons) as endpoint:
-            log.info("metrics and health are served", metrics=f"{endpoint.address}/metrics")
+            log.info("serving metrics and health", metrics=f"{endpoint.address}/metrics")
             yield endpoint.address

@@ -1,7 +1,7 @@
 """The metrics of a pipeline, from the state that its engines send to the driver.
 
-Invariants: counters of an engine include what earlier engines of its slot did, so that they never go back when one is
-replaced; gauges are those of the engine that runs now. Nothing here is called unless somebody asks for metrics.
+Invariants: counters of a slot include all its earlier engines, so they never decrease when an engine is replaced;
+gauges are those of the current engine. This module runs only when metrics are requested.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, Family, Sample
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
 
-#: What a sink's place in the configuration begins with.
+#: The prefix of a sink's path in the configuration.
 _SINKS = "sinks."
 
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One slot as metrics see it.
+    """The state of one slot for metrics.
 
     Attributes:
         name: The value of the label `engine`.
         status: The slot.
-        total: What all of its engines did.
-        now: The state of the current one; empty if there is none.
-        at: The moment, in seconds since the epoch.
+        total: The sums over all engines of the slot.
+        now: The progress of the current engine; empty if there is none.
+        at: The current time, in seconds since the epoch.
     """
 
     name: str
@@ -56,8 +56,8 @@ def _gauge(field: str) -> Read:
 
 def _count_at_sinks(field: str) -> Read:
     def read(view: EngineView) -> Iterator[Sample]:
-        for place, stats in view.total.sinks.items():
-            yield (view.name, place.removeprefix(_SINKS)), getattr(stats, field)
+        for path, stats in view.total.sinks.items():
+            yield (view.name, path.removeprefix(_SINKS)), getattr(stats, field)
 
     return read
 
@@ -68,15 +68,15 @@ def _by_partition(view: EngineView, values: Mapping[str, float]) -> list[Sample]
 
 def _read_breakers(view: EngineView) -> list[Sample]:
     states = dict.fromkeys(view.total.sinks, 0) | {
-        place: stats.breaker_state for place, stats in view.now.sinks.items()
+        path: stats.breaker_state for path, stats in view.now.sinks.items()
     }
-    return [((view.name, place.removeprefix(_SINKS)), state) for place, state in states.items()]
+    return [((view.name, path.removeprefix(_SINKS)), state) for path, state in states.items()]
 
 
 def _read_send_durations(view: EngineView) -> list[Sample]:
     return [
-        ((view.name, place.removeprefix(_SINKS)), _convert(stats.sends))
-        for place, stats in view.total.sinks.items()
+        ((view.name, path.removeprefix(_SINKS)), _convert(stats.sends))
+        for path, stats in view.total.sinks.items()
         if stats.sends.counts
     ]
 
@@ -114,7 +114,7 @@ def _read_queue_sizes(view: EngineView) -> list[Sample]:
 
 
 def _read_ages(view: EngineView) -> list[Sample]:
-    """Read the age of the oldest open message; a partition without one has none, one of unknown age is left out."""
+    """Read the age of the oldest open message: 0 without one; omitted if the age is unknown."""
     ages: list[Sample] = []
     for name in view.now.partitions:
         head = view.now.heads.get(name)
@@ -143,12 +143,12 @@ WORKER = Definition(
     "The worker: the value is always 1.",
     ("worker_id", "version", "consumer_group"),
 )
-POOL_MAX = _gauge_of("executor_pool_max", "How many tasks may run at a time.")
+POOL_MAX = _gauge_of("executor_pool_max", "How many tasks may run at once.")
 
-#: All metrics of engines, and how each is read.
+#: All metrics of engines, with the function that reads each.
 ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
     (
-        _gauge_of("engine_running", "1: the engine runs; 0: it is starting, being replaced, or has ended."),
+        _gauge_of("engine_running", "1: the engine is running; 0: it is starting, being replaced, or has ended."),
         lambda view: [((view.name,), view.status.state == "running")],
     ),
     (
@@ -156,9 +156,7 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         lambda view: [((view.name,), view.status.starts)],
     ),
     (
-        _counter(
-            "executor_tasks_total", "Tasks that ended: succeeded, or failed after all of their attempts.", "status"
-        ),
+        _counter("executor_tasks_total", "Tasks that ended: succeeded, or failed after all attempts.", "status"),
         lambda view: [
             ((view.name, "succeeded"), view.total.tasks_done),
             ((view.name, "failed"), view.total.tasks_failed),
@@ -173,17 +171,17 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         lambda view: _by_partition(view, {name: counts[1] for name, counts in view.total.flow.items()}),
     ),
     (
-        _gauge_of("uncommitted", "Messages that were read and whose offsets are not committed.", "partition"),
+        _gauge_of("uncommitted", "Messages that were read but whose offsets are not committed.", "partition"),
         _read_uncommitted,
     ),
     (
-        _histogram_of("executor_duration_seconds", "How long attempts of tasks ran."),
+        _histogram_of("executor_duration_seconds", "Duration of task attempts."),
         _histogram("attempts"),
     ),
     (
         _histogram_of(
             "batch_duration_seconds",
-            "How long windows took, from their first message until the hooks of all of their messages had run.",
+            "Duration of windows, from their first message until the hooks of all their messages had run.",
         ),
         _histogram("batches"),
     ),
@@ -192,11 +190,11 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         _histogram("queue_waits"),
     ),
     (
-        _histogram_of("spawn_seconds", "How long it took to start a process, or to give the task to a resident one."),
+        _histogram_of("spawn_seconds", "Time to start a process, or to hand the task to a resident one."),
         _histogram("spawns"),
     ),
     (
-        _histogram_of("handler_duration_seconds", "How long calls of the handler's hooks took.", "hook"),
+        _histogram_of("handler_duration_seconds", "Duration of calls to the handler's hooks.", "hook"),
         _read_hook_durations,
     ),
     (
@@ -207,11 +205,11 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
     ),
     (_counter("consumer_errors_total", "Errors that Kafka's client reported."), _count("consumer_errors")),
     (
-        _counter("recreated_partitions_total", "Partitions read from the beginning: their topic was created again."),
+        _counter("recreated_partitions_total", "Partitions read from the beginning because their topic was recreated."),
         _count("recreated_partitions"),
     ),
-    (_counter("executor_timeouts_total", "Attempts that were ended because they took too long."), _count("timeouts")),
-    (_gauge_of("executor_pool_active", "Tasks that run now."), _gauge("tasks_running")),
+    (_counter("executor_timeouts_total", "Attempts that were killed at their timeout."), _count("timeouts")),
+    (_gauge_of("executor_pool_active", "Tasks that are running."), _gauge("tasks_running")),
     (
         _counter("task_retries_total", "Attempts that failed and were followed by another one."),
         _count("tasks_retried"),
@@ -223,18 +221,18 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
     (
         _gauge_of(
             "lag_seconds",
-            "How long ago the oldest message was written that is not finished and committed, to about a second and the "
-            "precision of the batch that was read; 0: there is none.",
+            "Age of the oldest message that is not finished and committed, to about a second and the precision of the "
+            "batch that was read; 0: there is none.",
             "partition",
         ),
         _read_ages,
     ),
     (
-        _gauge_of("partition_queue_size", "Messages that were read and wait for room in the engine.", "partition"),
+        _gauge_of("partition_queue_size", "Messages that were read and wait for capacity in the engine.", "partition"),
         _read_queue_sizes,
     ),
     (
-        _gauge_of("partition_stalled", "1: the partition stands still; 0: it does not, or has no work.", "partition"),
+        _gauge_of("partition_stalled", "1: the partition is stalled; 0: it is not, or has no work.", "partition"),
         _read_stalled,
     ),
     (
@@ -242,7 +240,7 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         lambda view: [((view.name,), len(view.now.partitions))],
     ),
     (
-        _gauge_of("backpressure_active", "1: at least one partition waits for room; 0: none does."),
+        _gauge_of("backpressure_active", "1: at least one partition waits for capacity; 0: none does."),
         lambda view: [((view.name,), bool(view.now.paused))],
     ),
     (
@@ -251,12 +249,12 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
     ),
     (
         _counter(
-            "sink_deliver_errors_total", "Batches that failed, and answers that refused at least one payload.", "sink"
+            "sink_deliver_errors_total", "Batches that failed, and responses that refused at least one payload.", "sink"
         ),
         _count_at_sinks("error_count"),
     ),
     (
-        _histogram_of("sink_deliver_duration_seconds", "How long the sink took for a batch, confirmed or not.", "sink"),
+        _histogram_of("sink_deliver_duration_seconds", "Time that a sink took for a batch, confirmed or not.", "sink"),
         _read_send_durations,
     ),
     (
@@ -284,7 +282,7 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         _gauge("in_flight_bytes"),
     ),
     (
-        _counter("dead_letters_total", "Dead letters that the broker confirmed, by what failed.", "kind"),
+        _counter("dead_letters_total", "Dead letters that the broker confirmed, by kind of failure.", "kind"),
         lambda view: [((view.name, kind), count) for kind, count in view.total.letter_kinds.items()],
     ),
     (
@@ -292,7 +290,7 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         _count("letters_dropped"),
     ),
     (
-        _counter("recorder_dropped_total", "Rows and events that were recorded, and lost before they were stored."),
+        _counter("recorder_dropped_total", "Rows and events that were recorded but lost before they were stored."),
         _count("recorder_dropped"),
     ),
     (_counter("cache_hits_total", "Reads of the handler's cache that found a value."), _count("cache_hits")),
@@ -304,13 +302,13 @@ DEFINITIONS: tuple[Definition, ...] = (WORKER, POOL_MAX, *(definition for defini
 
 
 class PipelineMetrics:
-    """Collects the metrics of a pipeline; any thread may.
+    """Collects the metrics of a pipeline, on any thread.
 
     Args:
         worker: The values of the labels of `worker_info`.
-        max_executors: Returns how many tasks an engine may run at a time.
-        progress: Returns the sums over all engines, and each of them.
-        sinks: The places of all sinks in the configuration.
+        max_executors: Returns how many tasks an engine may run at once.
+        progress: Returns the sums over all engines, and the progress of each.
+        sinks: The paths of all sinks in the configuration.
         clock: Returns the time in seconds since the epoch.
     """
 
@@ -322,18 +320,17 @@ class PipelineMetrics:
         sinks: Iterable[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Collect nothing yet."""
         self._worker = worker
         self._max_executors = max_executors
         self._clock = clock
         self._progress = progress
-        # A counter that is there from the start has its first increase counted by `rate`.
+        # A counter must exist from the start, or `rate` would miss its first increase.
         self._zero = EngineProgress(
-            sinks={place: SinkStats() for place in sinks}, letter_kinds={kind.value: 0 for kind in LetterKind}
+            sinks={path: SinkStats() for path in sinks}, letter_kinds={kind.value: 0 for kind in LetterKind}
         )
 
     def collect(self) -> Iterator[Family]:
-        """Yield all metrics as they are now; the samples of each are read when it is written."""
+        """Yield all current metrics; the samples of each are read when it is written."""
         at = self._clock()
         views = [self._view(status, at) for status in self._progress().engines]
         most = self._max_executors()
@@ -344,7 +341,7 @@ class PipelineMetrics:
 
     def _view(self, status: EngineStatus, at: float) -> EngineView:
         now, zero = status.progress or EngineProgress(), self._zero
-        if status.past is None:  # nothing has to be added up
+        if status.past is None:  # nothing to add up
             sinks, kinds = zero.sinks | now.sinks, zero.letter_kinds | now.letter_kinds
             total = msgspec.structs.replace(now, sinks=sinks, letter_kinds=kinds)
         else:

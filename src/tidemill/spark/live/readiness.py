@@ -1,6 +1,7 @@
-"""Why a pipeline is not ready: what `/readyz` answers, which anybody who reaches the port may read.
+"""Why a pipeline is not ready: the response of `/readyz`, which anyone who reaches the port may read.
 
-So it names what is wrong and never quotes an error: a sink's answer may contain data. `tidemill status` has the texts.
+It names the problems but never quotes an error, because a sink's response may contain data. `tidemill status` shows the
+full texts.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from tidemill.spark.live.status_report import find_problems, is_starting
 from tidemill.spark.progress import PipelineProgress
 from tidemill.spark.run_state import Phase, RunState
 
-#: What an engine waits for outside, by the name under which it reports that.
+#: External dependencies of an engine, by the name under which it reports them as stalled.
 _OUTSIDE = {"kafka": "the brokers cannot be reached", "dead letters": "the broker does not accept dead letters"}
 
 
 def find_unready(state: RunState, progress: PipelineProgress, orphans: Sequence[int] = ()) -> list[str]:
-    """Return the reasons; none: it is ready.
+    """Return the reasons why the pipeline is not ready; none if it is ready.
 
     Args:
-        state: The moment.
+        state: The current state of the run.
         progress: The sums over its engines.
         orphans: Partitions of the source topic that no engine of the group owns.
 
@@ -37,6 +38,6 @@ def find_unready(state: RunState, progress: PipelineProgress, orphans: Sequence[
         problems.append("no partition is assigned to it")
     problems += [text for name, text in _OUTSIDE.items() if name in progress.stalled]
     problems += [f"{name} is down" for name in sorted(progress.stalled) if name.startswith("sinks.")]
-    problems += [f"partition {name} stands still" for name in sorted(find_stalled_partitions(progress.stalled))]
+    problems += [f"partition {name} is stalled" for name in sorted(find_stalled_partitions(progress.stalled))]
     problems += [f"partition {partition} has no owner" for partition in orphans]
     return problems

@@ -1,4 +1,4 @@
-"""Opens the recording of a pipeline, unless it is off (then nothing of it is imported), and answers about it."""
+"""Opens the recording of a pipeline and answers requests about it; if it is off, the recorder is not imported."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = structlog.get_logger(__name__)
 def record_run(
     settings: Settings, worker: str, read_progress: Callable[[], EngineProgress]
 ) -> Iterator[RunRecorder | None]:
-    """Record while the block runs; yields what the link gives rows and events to, or None if nothing is recorded.
+    """Record during the block; yield the sink for the link's rows and events, or None if nothing is recorded.
 
     Args:
-        settings: Of the pipeline.
-        worker: The worker's name.
+        settings: The settings of the pipeline.
+        worker: The worker name.
         read_progress: Returns the sums over all engines.
     """
     if not settings.debug.enabled:
@@ -54,15 +54,15 @@ FindMessage = Callable[[str, int, int], OpenMessage | None]
 
 
 def answer_open(find: FindMessage, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer where a message is that the pipeline has not finished, if one message is asked about.
+    """Answer where a message that the pipeline has not finished is, if the request names a single message.
 
     Args:
-        find: Finds it, by topic, partition and offset; blocks.
+        find: Finds the message by topic, partition and offset; blocks.
         request: See `tidemill trace`.
     """
     query = request.get("query")
-    place = [query.get(name) for name in ("topic", "partition", "offset")] if isinstance(query, dict) else []
-    match place:
+    position = [query.get(name) for name in ("topic", "partition", "offset")] if isinstance(query, dict) else []
+    match position:
         case [str(topic), int(partition), int(offset)]:
             try:
                 found = find(topic, partition, offset)
@@ -74,7 +74,7 @@ def answer_open(find: FindMessage, request: Mapping[str, Any]) -> dict[str, Any]
 
 
 def answer_trace(recorder: RunRecorder | None, group: str, worker: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer what is known of some messages, if that is in this process's memory; files are read by who asks."""
+    """Answer with traces of messages if the recording is in this process's memory; clients read files themselves."""
     if recorder is None:
         return {"traces": None}
     from tidemill.recorder.format.file_layout import name_worker_folder
@@ -89,6 +89,6 @@ def answer_trace(recorder: RunRecorder | None, group: str, worker: str, request:
     try:
         query = msgspec.convert(request.get("query"), MessageQuery)
     except msgspec.ValidationError as error:
-        return {"error": f"not a question about messages: {error}"}
+        return {"error": f"not a valid message query: {error}"}
     reader = Reader(None, {name_worker_folder(group, worker): memory})
     return {"traces": msgspec.to_builtins(find_traces(reader, query))}

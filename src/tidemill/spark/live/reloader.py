@@ -1,11 +1,10 @@
-"""Replaces the engines of a running pipeline when the user's code is saved: carries out what `core.supervision.reload`
-decides.
+"""Replaces the engines of a running pipeline when the user's code is saved, as `core.supervision.reload` decides.
 
-What happens is put into an inbox from any thread; the thread that runs the pipeline is woken and feeds it to the
-machine in `step`. Code is loaded in a thread of its own, since importing it may take any time.
+Any thread may put events into an inbox; the thread that runs the pipeline is woken and feeds them to the state machine
+in `step`. Code is loaded in a separate thread, because importing it may take any time.
 
-Invariants: nothing of the running engines is touched before other code has been loaded and packed; code is kept only
-under the fingerprint of the files that it was loaded from.
+Invariants: the running engines are not touched before the new code has been loaded and packed; loaded code is stored
+only under the fingerprint of the files it was loaded from.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ log = structlog.get_logger(__name__)
 
 #: A load that takes longer is reported.
 SLOW_LOAD_SECONDS = 10.0
-#: What no reload can change: the group, its topic and Spark stay as they are.
+#: Sections that a reload cannot change, because the group, its topic and Spark stay the same.
 _FIXED_SECTIONS = ("kafka", "spark", "worker_name_env")
 #: Endings that mean that no engine was lost.
 _CLEAN = (Ending.DRAINED, Ending.ABSENT)
 
 
 class Code(msgspec.Struct, frozen=True):
-    """What engines run.
+    """The code that engines run.
 
     Attributes:
         settings: The configuration, as `on_startup` left it.
@@ -59,26 +58,26 @@ class CodeFiles(Protocol):
 
     @property
     def imported(self) -> str:
-        """The fingerprint of the code that was imported first, taken before it was."""
+        """The fingerprint of the initially imported code, taken before the import."""
         ...
 
     def fingerprint(self) -> str:
-        """Return what changes whenever the content of a file does."""
+        """Return a value that changes whenever the content of a file does."""
         ...
 
     def load(self) -> tuple[Handler[Any, Any], Settings]:
-        """Import the handler from the files as they are now, and read the configuration.
+        """Import the handler from the current files, and read the configuration.
 
         Raises:
-            TidemillError: Something is wrong with them; then nothing has changed in this process.
+            TidemillError: The files are invalid; nothing in this process has changed then.
         """
         ...
 
     def watch(self, on_saved: Callable[[], None]) -> None:
-        """Call a function, in another thread, whenever files were saved; until `close`."""
+        """Call a function, in another thread, whenever files were saved, until `close`."""
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
 
 
 class Reloader:
@@ -86,10 +85,10 @@ class Reloader:
 
     Args:
         files: The user's code.
-        running: The fingerprint of the code that `first` was loaded from.
+        running: The fingerprint of the files that `first` was loaded from.
         first: The code that the engines run at first.
-        wake: Has the thread that runs the pipeline call `step`; called from any thread.
-        start: Starts engines with other code, once all have ended.
+        wake: Makes the thread that runs the pipeline call `step`; called from any thread.
+        start: Starts engines with new code once all engines have ended.
     """
 
     def __init__(
@@ -100,7 +99,6 @@ class Reloader:
         wake: Callable[[], None],
         start: Callable[[Supervisor, Code], None],
     ) -> None:
-        """Watch nothing yet."""
         self._files = files
         self._wake = wake
         self._start = start
@@ -111,19 +109,19 @@ class Reloader:
         self._inbox: queue.SimpleQueue[reload.Input | tuple[str, Code]] = queue.SimpleQueue()
         self._over = False
         self._loads = 0
-        #: When the load that is under way began.
+        #: The start time of the load in progress.
         self._load_started: float | None = None
 
     # -- any thread ------------------------------------------------------------------------------------------
 
     def on_all_ready(self) -> None:
-        """Note that all engines are ready."""
+        """Record that all engines are ready."""
         self._put(reload.EnginesReady())
 
     def _on_saved(self) -> None:
         started = self._load_started
         if started is not None and (seconds := time.monotonic() - started) > SLOW_LOAD_SECONDS:
-            text = "the code was saved again, but other code is still being loaded; if it never ends, restart tidemill"
+            text = "the code was saved again while an earlier load is still running; if it hangs, restart tidemill"
             log.warning(text, seconds=round(seconds, 1))
         self._put(reload.Saved(self._files.fingerprint()))
 
@@ -134,12 +132,12 @@ class Reloader:
     # -- the thread that runs the pipeline -------------------------------------------------------------------
 
     def attach(self, live: Supervisor) -> Self:
-        """Say whose engines are replaced."""
+        """Set the supervisor whose engines are replaced."""
         self._live = live
         return self
 
     def __enter__(self) -> Self:
-        """Watch; what was saved since the code was loaded counts, too."""
+        """Start watching; files saved since the code was loaded count, too."""
         self._files.watch(self._on_saved)
         self._on_saved()
         return self
@@ -147,11 +145,11 @@ class Reloader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._files.close()
 
     def step(self) -> None:
-        """Deal with everything that has happened."""
+        """Process all events in the inbox."""
         while True:
             try:
                 event = self._inbox.get_nowait()
@@ -163,11 +161,11 @@ class Reloader:
             self._feed(event)
 
     def stop(self) -> None:
-        """Note that the pipeline is to stop; the caller drains it."""
+        """Record that the pipeline is to stop; the caller drains it."""
         self._feed(reload.StopRequested())
 
     def ended(self, finished: RunFinished | None) -> bool:
-        """Note that all engines have ended; tell whether the run is over."""
+        """Record that all engines have ended; return whether the run is over."""
         self.step()
         error = None
         if finished is not None and finished.ending not in _CLEAN:
@@ -195,14 +193,14 @@ class Reloader:
             case reload.Finish():
                 self._over = True
             case reload.Tell(text, error):
-                # The number keeps equal messages of different reloads apart.
+                # The number distinguishes equal messages of different reloads.
                 numbered = log.bind(reload=self._loads)
                 numbered.info(text) if error is None else numbered.warning(text, error=error)
 
     # -- the loading thread ----------------------------------------------------------------------------------
 
     def _load(self, name: str) -> None:
-        text = "the saved code is still being loaded; does it wait for something when it is imported, or in on_startup?"
+        text = "the saved code is still being loaded; check whether its import or on_startup is waiting"
         watch = threading.Timer(SLOW_LOAD_SECONDS, log.warning, [text], {"seconds": SLOW_LOAD_SECONDS})
         watch.daemon = True
         watch.start()
@@ -222,7 +220,7 @@ class Reloader:
         with contextlib.suppress(Exception):  # a result must follow
             saved = self._files.fingerprint()
         if saved != name:
-            # What was loaded may be neither the one code nor the other.
+            # The loaded code may be a mixture of the old and the new files.
             text = "the files changed while they were loading"
             log.info(f"{text}; loading them again")
             self._put(reload.Saved(saved))
@@ -237,10 +235,10 @@ class Reloader:
 
 
 def prepare(handler: Handler[Any, Any] | type[Handler[Any, Any]], settings: Settings) -> Code:
-    """Do what the start of a pipeline does with its code.
+    """Prepare the code as the start of a pipeline does.
 
     Raises:
-        TidemillError: No engine could run it.
+        TidemillError: No engine could run the code.
     """
     instance = make_handler(handler)
     settings = with_full_paths(run_startup(instance, settings))
@@ -249,11 +247,11 @@ def prepare(handler: Handler[Any, Any] | type[Handler[Any, Any]], settings: Sett
 
 
 def _refuse_fixed(first: Settings, saved: Settings) -> None:
-    """Refuse a configuration that only a new start could apply.
+    """Reject a configuration that only a restart can apply.
 
     Raises:
-        ConfigError: It changes what no reload can change.
+        ConfigError: A section that a reload cannot change is different.
     """
     changed = [name for name in _FIXED_SECTIONS if getattr(first, name) != getattr(saved, name)]
     if changed:
-        raise ConfigError(f"the configuration of {', '.join(changed)} has changed; stop and start tidemill to apply it")
+        raise ConfigError(f"the configuration of {', '.join(changed)} has changed; restart tidemill to apply it")

@@ -1,7 +1,7 @@
-"""What the link gives to the recording of a run: what engines recorded, and when engines come and go.
+"""Passes events of the link to the recording of a run: the records of engines, and their starts and ends.
 
-Invariants: nothing here waits or raises into the link; what cannot be read is confirmed, so that no engine sends it
-again, counted, and said.
+Invariants: nothing here blocks the link or raises into it; records that cannot be decoded are confirmed, so that no
+engine sends them again, and are counted and logged as lost.
 """
 
 from __future__ import annotations
@@ -29,48 +29,47 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: An engine whose link is closed counts as lost when it has not come back for this long.
+#: An engine whose link is closed counts as lost if it has not reconnected after this time.
 LOST_SECONDS = RECONNECT_SECONDS + 1.0
 _LOG_SECONDS = 60.0
 _decode_events = msgspec.msgpack.Decoder(list[RecordedEvent]).decode
 
 
 class EngineWitness(Protocol):
-    """Is told when engines come and go."""
+    """Receives the starts and ends of engines."""
 
     def tell(self, kind: EventKind, hello: Hello, text: str = "", *, is_failure: bool = True) -> None:
-        """Record what happened to an engine."""
+        """Record an event of an engine."""
 
     def lose_engine(self, hello: Hello, last: EngineProgress) -> None:
-        """Record that an engine is lost, given what its last beat said."""
+        """Record that an engine was lost, with the progress from its last beat."""
 
 
 class RunRecorder:
-    """Stores what engines record; see `RecordSink`.
+    """Stores the records of engines; see `RecordSink`.
 
     Attributes:
-        writer: Where it goes; set before a link is opened.
-        server: Where what was stored is confirmed; None: there is no link, or not any more.
+        writer: The writer of the recording; set before a link is opened.
+        server: Confirms stored records to engines; None while there is no link.
     """
 
     writer: RecordWriter
 
     def __init__(self) -> None:
-        """Start without a link."""
         self.server: LinkServer | None = None
         self._watched: WatchedLink | None = None
-        #: How many rows have come, and the number of the last frame, by engine.
+        #: For each engine, the number of received rows and the number of its last frame.
         self._received: dict[str, tuple[int, int]] = {}
 
     def confirm(self, engine_id: str, seq: int) -> None:
-        """Tell an engine that something is stored; from any thread."""
+        """Confirm to an engine that a frame is stored; callable from any thread."""
         if self.server is not None:
             self.server.confirm(engine_id, seq)
 
     def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes, count: int) -> None:
-        """Take rows of an engine."""
+        """Store rows of an engine."""
         rows, last = self._received.get(engine_id, (0, 0))
-        if seq > last:  # else it comes once more, after a reconnect
+        if seq > last:  # otherwise it is a duplicate after a reconnect
             self._received[engine_id] = rows + count, seq
         try:
             known = RowTable(table)
@@ -80,7 +79,7 @@ class RunRecorder:
             self.writer.put_rows(engine_id, slot, seq, known, body, count)
 
     def put_events(self, engine_id: str, slot: int, seq: int, body: bytes, count: int) -> None:
-        """Take events of an engine."""
+        """Store events of an engine."""
         try:
             events = _decode_events(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -89,12 +88,12 @@ class RunRecorder:
             self.writer.put_events(engine_id, slot, seq, events)
 
     def _refuse(self, engine_id: str, slot: int, seq: int, error: Exception, *, rows: int = 0, events: int = 0) -> None:
-        throttle(log, _LOG_SECONDS).error("what an engine recorded cannot be read", slot=slot, error=str(error))
-        self.writer.lose(slot, f"what engine {slot} recorded cannot be read: {error}", rows=rows, events=events)
+        throttle(log, _LOG_SECONDS).error("cannot read the records of an engine", slot=slot, error=str(error))
+        self.writer.lose(slot, f"cannot read the records of engine {slot}: {error}", rows=rows, events=events)
         self.confirm(engine_id, seq)
 
     def count_losses(self, progress: PipelineProgress) -> PipelineProgress:
-        """Return the progress of a run, with what was lost here counted as dropped by the engines it came from."""
+        """Return the progress of a run, with records lost here counted as dropped by their engines."""
         lost = self.writer.statistics.lost_by_slot
         if lost:
             progress.engines = [_count_lost(engine, lost.get(engine.slot, 0)) for engine in progress.engines]
@@ -102,41 +101,42 @@ class RunRecorder:
         return progress
 
     def tell(self, kind: EventKind, hello: Hello, text: str = "", *, is_failure: bool = True) -> None:
-        """Record what happened to an engine; what is a failure is grouped with others of its class."""
+        """Record an event of an engine; failures are grouped by their class."""
         data: dict[str, str | int | float] = {
             "slot": hello.slot,
             "pid": hello.pid,
             "host": hello.host,
             "engine_id": hello.engine_id,
         }
-        if kind is EventKind.ENGINE_ENDED:  # in order: it has counted itself what it could not send
+        # after a clean end: the engine itself has counted the records that it could not send
+        if kind is EventKind.ENGINE_ENDED:
             self._received.pop(hello.engine_id, None)
         error_class = classify_error(text) if text and is_failure else ""
         event = RecordedEvent(time.time_ns() // 1000, kind, text=clean_error(text), error_class=error_class, data=data)
         self.writer.add_event(event, hello.slot)
 
     def lose_engine(self, hello: Hello, last: EngineProgress) -> None:
-        """Record that an engine is lost, and count the rows that it had not sent.
+        """Record that an engine was lost, and count the rows that it had not sent.
 
-        What it recorded within its last quarter of a second, after its last beat, nobody can count.
+        Rows recorded after its last beat, within the last quarter of a second, remain uncounted.
 
         Args:
             hello: The engine.
-            last: What its last beat said.
+            last: The progress from its last beat.
         """
         self.tell(EventKind.ENGINE_LOST, hello)
         received, seq = self._received.get(hello.engine_id, (0, 0))
         missing = last.recorder_rows - received
         if missing > 0:
-            self._received[hello.engine_id] = received + missing, seq  # if it comes back after all
-            self.writer.lose(hello.slot, f"engine {hello.slot} ended before it had sent what it recorded", rows=missing)
+            self._received[hello.engine_id] = received + missing, seq  # in case it reconnects after all
+            self.writer.lose(hello.slot, f"engine {hello.slot} ended before it had sent its records", rows=missing)
 
     def note_action(self, action: str, by: str) -> None:
-        """Record that somebody did something."""
+        """Record an action of a user."""
         self.writer.add_event(RecordedEvent(time.time_ns() // 1000, EventKind.ACTION, text=action, data={"by": by}))
 
     def note_pause(self, topic: str, pause: Pause, begun: bool) -> None:
-        """Record that a pause has begun or ended, on the link's loop."""
+        """Record that a pause has begun or ended; called on the link's loop."""
         kind = EventKind.RESUMED
         data: dict[str, str | int | float] = {"by": pause.by}
         text = "all partitions" if pause.partition is None else ""
@@ -154,7 +154,7 @@ class RunRecorder:
         return self.server
 
     def note_link_closed(self) -> None:
-        """Take note that the link is closed: no engine comes back to it."""
+        """Record that the link is closed, so no engine can reconnect."""
         if self._watched is not None:
             self._watched.lose_missed()
 
@@ -168,32 +168,31 @@ def _count_lost(engine: EngineStatus, lost: int) -> EngineStatus:
 
 
 class WatchedLink:
-    """Passes the events of a link on.
+    """Forwards the events of a link and reports starts and ends of engines.
 
-    An engine has started with its first beat: one that is refused sends none.
+    An engine counts as started with its first beat, because a refused engine never sends one.
 
     Args:
-        events: Where they go.
-        witness: Is told when engines come and go.
+        events: The receiver of the events.
+        witness: Receives the starts and ends of engines.
     """
 
     def __init__(self, events: LinkEvents, witness: EngineWitness) -> None:
-        """Know no engine yet."""
         self._events = events
         self._witness = witness
         self._new: dict[int, Hello] = {}
         self._engines: dict[int, Hello] = {}
-        #: Engines whose link is closed, and when they count as lost.
+        #: Engines whose link is closed, with the timer after which they count as lost.
         self._missed: dict[str, tuple[asyncio.TimerHandle, Hello, EngineProgress]] = {}
         self._last: dict[int, EngineProgress] = {}
 
     def on_hello(self, link: int, hello: Hello) -> None:
-        """Keep who it is."""
+        """Store the engine's identity until its first beat."""
         self._new[link] = hello
         self._events.on_hello(link, hello)
 
     def on_beat(self, link: int, progress: EngineProgress) -> None:
-        """Keep what it says."""
+        """Report a start at the first beat, and store the progress."""
         if self._new and (hello := self._new.pop(link, None)) is not None:
             self._engines[link] = hello
             missed = self._missed.pop(hello.engine_id, None)
@@ -205,11 +204,11 @@ class WatchedLink:
         self._events.on_beat(link, progress)
 
     def on_ready(self, link: int) -> None:
-        """Pass it on."""
+        """Forward the event."""
         self._events.on_ready(link)
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
-        """Tell how it ended."""
+        """Report the end of the engine."""
         hello = self._engines.pop(link, None) or self._new.pop(link, None)
         if hello is not None:
             missed = self._missed.pop(hello.engine_id, None)
@@ -221,7 +220,7 @@ class WatchedLink:
         self._events.on_ended(link, summary)
 
     def on_closed(self, link: int) -> None:
-        """Wait for it to come back."""
+        """Wait for the engine to reconnect."""
         self._new.pop(link, None)
         hello, last = self._engines.pop(link, None), self._last.pop(link, None)
         if hello is not None and last is not None:
@@ -230,7 +229,7 @@ class WatchedLink:
         self._events.on_closed(link)
 
     def lose_missed(self) -> None:
-        """Count as lost all engines that neither ended in order nor came back; call it when the link is closed."""
+        """Report all engines as lost that neither ended cleanly nor reconnected; call this when the link is closed."""
         for timer, hello, last in list(self._missed.values()):
             timer.cancel()
             self._lose(hello, last)

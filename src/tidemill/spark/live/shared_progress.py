@@ -1,10 +1,10 @@
-"""The sums over all engines, added up once per beat for everybody who looks.
+"""The sums over all engines, computed at most once per beat for all readers.
 
-Web UI, metrics and health checks ask as often as their clients do, and engines send beats at their own pace: of a
-hundred there is always one with news. What is at most one beat old is as new as the engines' own numbers.
+The web UI, metrics and health checks read them as often as their clients ask, and among a hundred engines there is
+always one with news. Sums that are at most one beat old are as fresh as the engines' own numbers.
 
-Invariant: nobody changes what is returned, since all get the same object until the next beat; so what is made of
-it can be kept with it.
+Invariant: readers must not change the result, because all get the same object until the next beat; values derived from
+it can therefore be cached with it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class SharedProgress:
     """Returns the sums when called, on any thread.
 
     Args:
-        read: Adds up; never called on two threads at once.
-        seconds: How old they may be.
-        clock: Returns seconds of a monotonic clock.
+        read: Computes the sums; never called on two threads at once.
+        seconds: The maximum age of the result.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -32,7 +32,6 @@ class SharedProgress:
         seconds: float = BEAT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Add up nothing yet."""
         self._read = read
         self._seconds = seconds
         self._clock = clock
@@ -40,7 +39,7 @@ class SharedProgress:
         self._last: tuple[float, PipelineProgress] | None = None
 
     def __call__(self) -> PipelineProgress:
-        """Return the sums of now, or of less than a beat ago."""
+        """Return the current sums, or those computed less than a beat ago."""
         with self._lock:
             now = self._clock()
             if self._last is None or now - self._last[0] >= self._seconds:

@@ -1,4 +1,4 @@
-"""What a running pipeline answers to `tidemill status`: one JSON document, made from a moment and its progress."""
+"""The answer of a running pipeline to `tidemill status`: one JSON document built from its state and progress."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tidemill.runtime.log.setup import version
 from tidemill.spark.progress import EngineStatus, PipelineProgress
 from tidemill.spark.run_state import Phase, RunState
 
-#: An engine sends a beat four times a second. One that is silent for this long is hung, or its host is overloaded.
+#: An engine sends a beat four times a second. If it is silent for this long, it hangs or its host is overloaded.
 SILENT_SECONDS = 10.0
-#: A slot's states in which nothing is wrong with it.
+#: The states of a healthy slot.
 _WELL = ("running", "finished")
 
 
@@ -28,15 +28,15 @@ def build_report(
     rate: float,
     addresses: Mapping[str, str | None] | None = None,
 ) -> dict[str, Any]:
-    """Return the document.
+    """Return the status document.
 
     Args:
-        settings: Of the pipeline; nothing secret is read.
-        worker: The worker's name.
-        state: The moment.
+        settings: The settings of the pipeline; no secrets are read.
+        worker: The worker name.
+        state: The current state of the run.
         progress: The sums over its engines.
-        rate: Messages per second.
-        addresses: The URL of metrics and health as `metrics`, and of the web UI, with its key, as `web`.
+        rate: The number of messages per second.
+        addresses: The URL of metrics and health as `metrics`, and that of the web UI, with its key, as `web`.
     """
     kafka = settings.kafka
     problems = find_problems(state, progress)
@@ -70,7 +70,7 @@ def build_report(
         | {"dropped": progress.letters_dropped},
         "paused": [msgspec.to_builtins(pause) for pause in progress.pauses],
         "recorder": {"dropped": progress.recorder_dropped},
-        "sinks": {place: msgspec.to_builtins(stats) for place, stats in progress.sinks.items()},
+        "sinks": {path: msgspec.to_builtins(stats) for path, stats in progress.sinks.items()},
         "waits_for": progress.stalled,
         "held_by": {name: describe_head(name, head) for name, head in sorted(progress.heads.items())},
         "metrics": (addresses or {}).get("metrics"),
@@ -79,7 +79,7 @@ def build_report(
 
 
 def describe_head(name: str, head: PartitionHead) -> dict[str, Any]:
-    """Return what holds a partition: its oldest open message, since when, and where that is."""
+    """Return the oldest open message of a partition: since when it is the oldest, and at which stage it is."""
     return {
         "message": f"{name.rpartition('/')[0]}:{name.rpartition('/')[2]}:{head.offset}",
         "since": head.since,
@@ -93,7 +93,9 @@ def describe_head(name: str, head: PartitionHead) -> dict[str, Any]:
 def find_problems(state: RunState, progress: PipelineProgress) -> list[str]:
     """Return why a pipeline is not running as it should.
 
-    What it waits for outside is not its own problem, except what will not end by itself: brokers that refuse it.
+    Waiting for an external system is not a problem of the pipeline, unless it will not end by itself: brokers that
+    refuse
+    the pipeline.
 
     Example:
         >>> find_problems(RunState(step="Spark is starting", step_seconds=3), PipelineProgress())
@@ -116,7 +118,7 @@ def find_problems(state: RunState, progress: PipelineProgress) -> list[str]:
 
 
 def is_starting(state: RunState, progress: PipelineProgress) -> bool:
-    """Tell whether no engine has worked yet."""
+    """Return whether no engine has worked yet."""
     if state.phase is Phase.RUNNING:
         return not any(engine.progress or engine.starts > 1 for engine in progress.engines)
     return state.phase is Phase.STARTING

@@ -18,21 +18,22 @@ from tidemill.spark.progress import EngineStatus, sum_progress
 
 
 class SupervisedSlot:
-    """One slot with what the supervisor knows of it. Changed on the link's loop only, read from anywhere.
+    """A slot with the supervisor's state for it; changed on the link's loop only, read from any thread.
 
-    Invariant: the sum of `past` and `progress` in a status never goes back when an engine is replaced: both change at
-    once, and what an engine did last is part of `past` before the next one counts.
+    Invariant: the sum of `past` and `progress` in a status never decreases when an engine is replaced: both change
+    together,
+    and the last progress of an engine is added to `past` before the next engine counts.
     """
 
     def __init__(self, number: int, limits: SlotLimits, jobs: JobThread) -> None:
-        """Start without an engine."""
         self.number = number
         self.machine = Slot(number, limits)
         self.jobs = jobs
         self.links: dict[int, int] = {}  # run token -> link
         self.last_run_token = 0
         self.hello: Hello | None = None
-        # What earlier engines did, summed up, and the last snapshot of the current one: one object for readers.
+        # The sums over earlier engines, and the progress of the current one, in one object so that readers see both
+        # together.
         self._done: tuple[EngineProgress | None, EngineProgress | None] = (None, None)
         self._counted_token = 0
         self.summary: EngineSummary | None = None
@@ -44,7 +45,7 @@ class SupervisedSlot:
         self.timer: asyncio.TimerHandle | None = None
 
     def renew(self, limits: SlotLimits) -> None:
-        """Prepare for engines with other code; all that went before still counts in the sums."""
+        """Prepare for engines with new code; earlier engines still count in the sums."""
         if self.timer is not None:
             self.timer.cancel()
         self.machine = self.machine.renew(limits)
@@ -54,7 +55,9 @@ class SupervisedSlot:
     def set_timer(
         self, loop: asyncio.AbstractEventLoop, feed: Callable[[SupervisedSlot, slot_events.Input], None]
     ) -> None:
-        """Have the time fed when it is due; an earlier timer stays, so that beats, which only delay it, set none."""
+        """Schedule the next tick. An earlier timer stays, so that beats, which only postpone the due time, set no new
+        timer.
+        """
         due = self.machine.due
         if self.timer is not None:
             if due is not None and self.timer.when() <= due:
@@ -71,7 +74,7 @@ class SupervisedSlot:
 
     @property
     def progress(self) -> EngineProgress | None:
-        """The last snapshot of the current engine."""
+        """The last progress of the current engine."""
         return self._done[1]
 
     @progress.setter
@@ -79,13 +82,13 @@ class SupervisedSlot:
         self._done = (self._done[0], progress)
 
     def retire_engine(self) -> None:
-        """Count what the current engine did as past: another one takes its place."""
+        """Add the progress of the current engine to the past, because another engine replaces it."""
         past, progress = self._done
         if progress is not None:
             self._done = (sum_progress([part for part in (past, progress) if part is not None], []), None)
 
     def admit(self, run_token: int, hello: Hello) -> None:
-        """Note the engine of this slot: a new one, or the current one on another connection."""
+        """Set the engine of this slot: a new one, or the current one on another connection."""
         if run_token != self._counted_token:
             self.retire_engine()
             self._counted_token = run_token
@@ -97,7 +100,7 @@ class SupervisedSlot:
         return self.links.get(self.machine.run_token or 0)
 
     def status(self, now: float) -> EngineStatus:
-        """Return how the slot stands."""
+        """Return the status of the slot."""
         past, progress = self._done
         return EngineStatus(
             slot=self.number,

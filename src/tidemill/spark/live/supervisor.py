@@ -1,10 +1,12 @@
-"""The slots of a running pipeline: what `core.supervision.slot` and `slot_group` decide, carried out on link and Spark.
+"""The slots of a running pipeline: carries out the decisions of `core.supervision.slot` and `slot_group` on link and
+Spark.
 
-All of it happens on the link's loop: hellos, heartbeats, ends of jobs and time are fed to the machines there,
-and their effects are carried out there, in order. Only Spark's blocking calls are made on other threads.
+Everything happens on the link's loop: hellos, heartbeats, ends of jobs and time are fed to the state machines there,
+and
+their effects are carried out in order. Only Spark's blocking calls run on other threads.
 
-Invariant: nothing is decided here, with one exception. If Spark is lost, engines on a link live on without it;
-they are drained, and the end of their jobs is believed once their links are closed.
+Invariant: nothing is decided here, with one exception. If Spark is lost, engines with a link live on without it; they
+are drained, and the reported end of their jobs counts only once their links are closed.
 """
 
 from __future__ import annotations
@@ -56,13 +58,13 @@ class Supervisor:
     """Keeps the engines of a pipeline running until it is drained or fails.
 
     Args:
-        spark: The running Spark.
-        worker: The worker's name; part of the names of job groups.
-        count: How many slots.
-        make_job: Makes the job of a slot from slot, job token and the link's address.
+        spark: The running Spark session.
+        worker: The worker name; part of the names of job groups.
+        count: The number of slots.
+        make_job: Creates the job of a slot from slot, job token and the link's address.
         on_finished: Called once, on the link's loop, when all slots are finished.
-        limits: The supervision's times.
-        partitions: How many the source topic has; None: as many as slots.
+        limits: The time limits of the supervision.
+        partitions: The number of partitions of the source topic; None: as many as slots.
         on_all_ready: Called on the link's loop when an engine of each slot is ready, once after each `start` or
             `restart`.
     """
@@ -78,7 +80,6 @@ class Supervisor:
         partitions: int | None = None,
         on_all_ready: Callable[[], None] | None = None,
     ) -> None:
-        """Start nothing; `start` does."""
         self._spark = spark
         self._worker = worker
         self._make_job = make_job
@@ -93,11 +94,11 @@ class Supervisor:
         self._callers: dict[int, Caller] = {}
         self._partition_sums = PartitionSums()
         self._stalls = Stalls()
-        #: What users may ask for.
+        #: The actions that users may take.
         self.actions = UserActions(self, partitions)
         self._keep_places = False
         self._exiting = False
-        #: Whether an engine ever said hello.
+        #: Whether any engine has ever connected.
         self.greeted = False
         self._canceller = ThreadPoolExecutor(1, "tidemill-cancel")
 
@@ -123,22 +124,23 @@ class Supervisor:
         """Ask all engines for a clean end.
 
         Args:
-            keep_places: Have them stay in the consumer group, so that those after a `restart` have the same partitions
-                without a rebalance.
+            keep_places: Whether to keep their memberships in the consumer group, so that the engines after a `restart`
+                get
+                the same partitions without a rebalance.
         """
         self._soon(lambda: self._drain(keep_places=keep_places))
 
     def restart(self, make_job: JobMaker, limits: SlotLimits) -> None:
-        """Start all slots again, with other jobs; only once all are finished.
+        """Start all slots again with other jobs; call this only once all slots are finished.
 
         Args:
-            make_job: Makes the jobs from now on.
-            limits: The supervision's times from now on.
+            make_job: Creates the jobs from now on.
+            limits: The time limits of the supervision from now on.
         """
         self._soon(lambda: self._restart(make_job, limits))
 
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
-        """Return where a message is, if it is open; see `message_finder`. Raises a RemoteError if nobody says."""
+        """Return where a message is, if it is open; see `message_finder`. Raises RemoteError if no engine responds."""
         return self._server.call(
             find_message(self._server, self._slots, topic, partition, offset), ASK_SECONDS + CALL_SECONDS
         )
@@ -149,22 +151,22 @@ class Supervisor:
         return self._server.call(probing, seconds + PROBE_END_SECONDS + CALL_SECONDS)
 
     def watch(self, take: TakeLive, seconds: float) -> None:
-        """Have all engines say what their executors do for this long; see `LinkServer.watch`."""
+        """Make all engines report their running tasks for this time; see `LinkServer.watch`."""
         self._soon(lambda: self._server.watch(take, seconds))
 
     def exit_now(self) -> None:
-        """Let every engine's process end now; their wardens clean up. No new one is started."""
+        """Make every engine's process exit now, and start no new one; wardens clean up."""
         self._soon(self._exit_now)
 
     def close(self) -> None:
-        """End link and threads, whether all slots are finished or not."""
+        """Close link and threads, even if not all slots are finished."""
         for slot in self._slots:
             slot.jobs.close()
         self._canceller.shutdown(wait=False, cancel_futures=True)
         self._server.close()
 
     def progress(self) -> PipelineProgress:
-        """Return what all engines did so far, ended ones included."""
+        """Return the progress of all engines, including ended ones."""
         now = time.monotonic()
         statuses = [slot.status(now) for slot in self._slots]
         past = [status.past for status in statuses if status.past is not None]
@@ -183,7 +185,7 @@ class Supervisor:
         except RuntimeError:
             log.debug("the slots are closed; a request came too late")
 
-    # -- what happens, on the loop ---------------------------------------------------------------------------
+    # -- events, on the loop -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
         # Spark starts all workers at once; the link tells each engine when to begin.
@@ -206,7 +208,7 @@ class Supervisor:
         self._start()
 
     def on_hello(self, link: int, hello: Hello) -> None:
-        """Feed a hello; effects admit or refuse the engine."""
+        """Feed a hello; the effects admit or refuse the engine."""
         self.greeted = True
         self._spark.note_running()
         if not 0 <= hello.slot < len(self._slots):
@@ -218,7 +220,7 @@ class Supervisor:
         slot.last_run_token = max(run_token, slot.last_run_token)
         old = slot.links.get(run_token)
         if old is not None:
-            # The engine noticed before this side that its connection broke.
+            # The engine noticed the broken connection before this side did.
             self._server.close_link(old)
             self.on_closed(old)
         self._callers[link] = Caller(slot, run_token, hello)
@@ -228,7 +230,7 @@ class Supervisor:
             self.on_ready(link)
 
     def on_beat(self, link: int, progress: EngineProgress) -> None:
-        """Keep the snapshot."""
+        """Store the progress, log waits, and feed the heartbeat."""
         caller = self._callers.get(link)
         if caller is None:
             return
@@ -243,7 +245,7 @@ class Supervisor:
         self.feed(caller.slot, slot_events.Heartbeat(caller.run_token))
 
     def on_ready(self, link: int) -> None:
-        """Let others begin, and this one subscribe."""
+        """Let other engines begin, and this one subscribe."""
         caller = self._callers.get(link)
         if caller is None:
             return
@@ -256,14 +258,14 @@ class Supervisor:
                     self._on_all_ready()
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
-        """Keep an engine's summary; it counts once its job has ended."""
+        """Store an engine's summary; it counts once its job has ended."""
         caller = self._callers.get(link)
         if caller is not None and caller.slot.link == link:
             caller.slot.summary = summary
             caller.slot.progress = summary.progress
 
     def on_closed(self, link: int) -> None:
-        """Feed the end of a link, and the end of the job that waited for it."""
+        """Feed the end of a link, and the end of a job that was withheld until then."""
         caller = self._callers.pop(link, None)
         if caller is None:
             return
@@ -288,7 +290,7 @@ class Supervisor:
 
     def _end_job(self, slot: SupervisedSlot, ended: slot_events.JobEnded) -> None:
         if ended.ending is Ending.CRASHED and slot.summary is not None:
-            # The summary came over the link, not with the job.
+            # The summary came over the link instead of as the job's result.
             outcome = read_outcome(slot.summary)
             ended = slot_events.JobEnded(ended.job_token, outcome.ending, outcome.error)
         self.feed(slot, ended)
@@ -297,7 +299,7 @@ class Supervisor:
         self._exiting = True
         self._tell_all(Exit())
         for caller in self._callers.values():
-            # An engine whose event loop is blocked does not receive it.
+            # An engine whose event loop is blocked does not receive the command.
             self._spark.kill_worker(caller.hello.pid)
 
     def tell_pauses(self) -> None:
@@ -315,7 +317,7 @@ class Supervisor:
     # -- effects, on the loop --------------------------------------------------------------------------------
 
     def feed(self, slot: SupervisedSlot, event: slot_events.Input) -> None:
-        """Feed an event to a slot, and carry out what follows from it."""
+        """Feed an event to a slot, and carry out its effects."""
         for effect in slot.machine.feed(event, self._loop.time()):
             self._apply(slot, effect)
         slot.set_timer(self._loop, self.feed)
@@ -357,7 +359,7 @@ class Supervisor:
         slot.admit(run_token, hello)
         slot.last_seen = time.monotonic()
         self._server.send(link, Welcome(run_token))
-        # One that reconnects may have missed a command to all.
+        # An engine that reconnects may have missed a command to all engines.
         self._server.send(link, self._pause_or_resume())
         log.info("engine connected", slot=slot.number, pid=hello.pid, host=hello.host, run_token=run_token)
         self._carry_out(self._group.note_connected(slot.number))

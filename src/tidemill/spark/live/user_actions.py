@@ -1,8 +1,9 @@
-"""What users may do to the engines of a running pipeline: pause and resume, release brakes, restart one engine.
+"""Actions of users on the engines of a running pipeline: pause and resume, release brakes, restart one engine.
 
-Everything is decided in `core.supervision` and carried out on the link's loop; the functions for users may be called
-from any other thread, and wait for that loop, which is never busy for long. Invariant: what is paused is known to every
-engine that connects, and each pause ends by itself.
+`core.supervision` makes all decisions, and the link's loop carries them out. The functions for users may be called from
+any other thread and wait for that loop, which is never busy for long. Invariant: every engine that connects is told
+what
+is paused, and each pause ends by itself.
 """
 
 from __future__ import annotations
@@ -46,15 +47,14 @@ class Engines(Protocol):
 
 
 class UserActions:
-    """Carries out what users ask for.
+    """Carries out the actions of users.
 
     Args:
         engines: The engines.
-        partitions: How many the source topic has; None: not known.
+        partitions: The number of partitions of the source topic; None if unknown.
     """
 
     def __init__(self, engines: Engines, partitions: int | None) -> None:
-        """Start with nothing paused; `attach` connects it."""
         self._engines = engines
         self._partitions = partitions
         self._pauses = Pauses()
@@ -65,27 +65,27 @@ class UserActions:
         self.on_pause: Callable[[Pause, bool], None] = lambda pause, begun: None
 
     def attach(self, server: LinkServer, slots: Sequence[SupervisedSlot]) -> None:
-        """Connect it to the link and the slots."""
+        """Connect to the link and the slots."""
         self._server, self._slots = server, slots
 
     # -- any thread ------------------------------------------------------------------------------------------
 
     def pause(self, seconds: float, partition: int | None, by: str) -> None:
-        """Let no engine take new messages for a time; what is in flight continues.
+        """Make engines take no new messages for a time; messages in flight continue.
 
         Args:
-            seconds: For how long.
-            partition: Of which partition of the source topic; None: of all.
-            by: Who asks for it.
+            seconds: The duration of the pause.
+            partition: The partition of the source topic; None: all.
+            by: The user who requested the pause.
 
         Raises:
-            UserActionError: There is no such partition, or the time is not possible.
-            RemoteError: The link is being closed, or does not answer.
+            UserActionError: The partition does not exist, or the duration is out of bounds.
+            RemoteError: The link is closing, or does not respond.
         """
         if seconds > MAX_PAUSE_SECONDS:
-            raise UserActionError(f"a pause lasts up to 7 days, and not {seconds:g} s; to stop for longer, drain")
+            raise UserActionError(f"a pause can be at most 7 days, not {seconds:g} s; to stop for longer, drain")
         if not seconds >= MIN_PAUSE_SECONDS:
-            raise UserActionError(f"a pause lasts at least 1 s, and not {seconds:g} s; to end one, resume")
+            raise UserActionError(f"a pause must be at least 1 s, not {seconds:g} s; to end one, resume")
         if partition is not None and not self._is_known(partition):
             count = f"; it has {self._partitions}" if self._partitions is not None else ""
             raise UserActionError(f"the source topic has no partition {partition}{count}")
@@ -93,45 +93,45 @@ class UserActions:
 
     def _is_known(self, partition: int) -> bool:
         owned = (slot.progress.partitions for slot in self._slots if slot.progress is not None)
-        # The topic may have got more since the start.
+        # The topic may have gained partitions since the start.
         return 0 <= partition < (self._partitions or 2**31) or any(
             name.endswith(f"/{partition}") for names in owned for name in names
         )
 
     def resume(self, partition: int | None) -> int:
-        """End the pause of a partition, or all pauses; return how many ended.
+        """End the pause of a partition, or all pauses; return the number of pauses ended.
 
         Raises:
             UserActionError: The partition is paused only because all are.
-            RemoteError: The link is being closed, or does not answer.
+            RemoteError: The link is closing, or does not respond.
         """
         if partition is not None and self._pauses.is_whole:
-            raise UserActionError("all partitions are paused, not only this one; resume all")
+            raise UserActionError("all partitions are paused, not only this one; resume all of them")
         return self._call(lambda: self._resume(partition))
 
     def release(self) -> list[dict[str, Any]]:
-        """Release the brakes that engines last reported, and return what they hold.
+        """Release the brakes that engines last reported, and return how many messages each one held.
 
         Raises:
-            RemoteError: The link is being closed, or does not answer.
+            RemoteError: The link is closing, or does not respond.
         """
         return self._call(self._release)
 
     def restart(self, number: int) -> None:
-        """Have the engine of a slot drain, and another one take its partitions over.
+        """Drain the engine of a slot and start another one that takes over its partitions.
 
         Raises:
-            UserActionError: There is no such slot, or no engine in it that runs.
-            RemoteError: The link is being closed, or does not answer.
+            UserActionError: The slot does not exist, or its engine is not running.
+            RemoteError: The link is closing, or does not respond.
         """
         if not 0 <= number < len(self._slots):
-            raise UserActionError(f"there is no engine {number}; engines are 0 to {len(self._slots) - 1}")
+            raise UserActionError(f"there is no engine {number}; use 0 to {len(self._slots) - 1}")
         state = self._call(lambda: self._restart(self._slots[number]))
         if state is not SlotState.RUNNING:
-            raise UserActionError(f"engine {number} cannot be restarted now: it is {state}")
+            raise UserActionError(f"engine {number} cannot be restarted now: it is {state}; try again later")
 
     def list_pauses(self) -> list[PauseStatus]:
-        """Return what is paused, and for how long."""
+        """Return the pauses, with the time left for each."""
         if self._server is None:
             return []
         now, wall = self._loop.time(), time.time()
@@ -144,7 +144,7 @@ class UserActions:
 
     @property
     def command(self) -> Command:
-        """What an engine has to know."""
+        """The command that tells an engine what is paused."""
         if self._pauses.is_whole:
             return frames.Pause()
         partitions = self._pauses.partitions
@@ -191,7 +191,7 @@ class UserActions:
 
     def _tick(self) -> None:
         self._timer = None
-        # A timer may be early by the resolution of the clock.
+        # A timer may fire early by the resolution of the clock.
         self._end(self._pauses.tick(self._loop.time() + 0.01))
 
     def _release(self) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""What other processes of this user may ask a pipeline: `tidemill trace`, `release`, `pause`, `resume`, `restart`.
+"""Requests of this user's other processes to a pipeline: `tidemill trace`, `release`, `pause`, `resume`, `restart`.
 
-Each action is logged and recorded, as it is when it is done in the web UI.
+Each action is logged and recorded, just like actions from the web UI.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from tidemill.spark.live.user_actions import UserActions
 log = structlog.get_logger(__name__)
 
 _MAX_BY_CHARS = 100
-#: Called with an action and who did it.
+#: Called with an action and the user who requested it.
 Note = Callable[[str, str], None]
 
 
 class Control:
-    """What users may do to a pipeline whose engines may not run yet, or not any more.
+    """Actions of users on a pipeline whose engines may not be running.
 
     Args:
-        find: Returns what carries the actions out; None: no engine has been asked for.
+        find: Returns the object that carries out actions; None while no engines have been started.
     """
 
     def __init__(self, find: Callable[[], UserActions | None]) -> None:
-        """Do nothing yet."""
         self._find = find
 
     def release(self) -> list[dict[str, Any]]:
@@ -53,12 +52,12 @@ class Control:
     def _require(self) -> UserActions:
         actions = self._find()
         if actions is None:
-            raise UserActionError("no engine runs: the pipeline is starting, or stopping")
+            raise UserActionError("no engine is running: the pipeline is starting or stopping; try again")
         return actions
 
 
 def describe_pause(seconds: float, partition: int | None) -> str:
-    """Return what a pause is recorded as.
+    """Return the text under which a pause is recorded.
 
     Example:
         >>> describe_pause(900.0, None), describe_pause(60.0, 3)
@@ -68,7 +67,7 @@ def describe_pause(seconds: float, partition: int | None) -> str:
 
 
 def describe_resume(partition: int | None) -> str:
-    """Return what a resume is recorded as."""
+    """Return the text under which a resume is recorded."""
     return f"resume {_name(partition)}"
 
 
@@ -79,12 +78,12 @@ def _name(partition: int | None) -> str:
 def make_requests(
     control: Control, note: Note, trace: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> dict[str, Request]:
-    """Return what carries out each request.
+    """Return the functions that handle each request, by name.
 
     Args:
-        control: What users may do.
-        note: Called with what was done and by whom.
-        trace: Answers what is known of messages; blocks.
+        control: The actions of users.
+        note: Called with each action and the user who requested it.
+        trace: Answers a trace request; blocks.
     """
 
     async def on_trace(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Opens a pipeline's web UI, unless it is off: then nothing of it is imported.
+"""Opens a pipeline's web UI; if it is off, its modules are not imported.
 
-The port is taken before Spark starts, so that one that cannot be used is refused early; the UI itself is imported on
-its own thread once the engines have been asked for, so that the start of the pipeline does not wait for it. It is found
-by its name, since the room `web` stands on this one.
+The port is bound before Spark starts, so that an unusable port is refused early. The UI itself is imported on its own
+thread once the engines have been requested, so that it does not delay the start of the pipeline. It is imported by
+name,
+because the package `web` depends on this one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tidemill.runtime.sockets.web_thread import WEB, WebThread
 from tidemill.spark.live.monitoring import Monitored
 from tidemill.spark.live.user_requests import Control
 
-if TYPE_CHECKING:  # loaded only where something is recorded
+if TYPE_CHECKING:  # imported only if something is recorded
     from tidemill.spark.live.run_recorder import RunRecorder
 
 log = structlog.get_logger(__name__)
@@ -37,41 +38,41 @@ _BUILDER = "tidemill.web.pipeline.start"
 
 
 class Engines(Protocol):
-    """What may be asked of the engines of a pipeline; `LinkedEngines` is it."""
+    """Requests to the engines of a pipeline; implemented by `LinkedEngines`."""
 
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
         """Return where an open message is; blocks.
 
         Raises:
-            RemoteError: Its engine does not say.
+            RemoteError: Its engine does not respond.
         """
 
     def probe(self, message: SourceMessage, seconds: float) -> ProbeReport:
-        """Run a message through the handler of an engine, and leave nothing behind; blocks.
+        """Run a message through an engine's handler without side effects; blocks.
 
         Raises:
-            UserActionError: That is not possible now.
-            RemoteError: The engine does not answer.
+            UserActionError: No engine can probe the message now.
+            RemoteError: The engine does not respond.
         """
         ...
 
     def watch(self, take: TakeLive, seconds: float) -> None:
-        """Have all engines say what their executors do for some seconds; see `LinkServer.watch`."""
+        """Make all engines report their running tasks for some seconds; see `LinkServer.watch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What the web UI shows of a pipeline, and may ask it for, from its own thread.
+    """The state and actions of a pipeline that the web UI uses, from its own thread.
 
     Attributes:
-        asked: What metrics are made of, too.
-        settings: As the pipeline uses them.
-        configured: As they were read, before `on_startup`.
-        worker: The worker's name.
-        control: What users may do to it; blocks.
-        engines: What may be asked of its engines.
-        drain: Asks for a clean end.
-        metrics_address: The URL of the metrics; None: there is none.
+        asked: The source of the metrics.
+        settings: The settings that the pipeline uses.
+        configured: The settings as they were read, before `on_startup`.
+        worker: The worker name.
+        control: The actions of users; blocks.
+        engines: Requests to the engines.
+        drain: Requests a clean end.
+        metrics_address: The URL of the metrics; None if there are none.
     """
 
     asked: Monitored
@@ -89,15 +90,15 @@ class WebUi(WebThread):
 
     Args:
         listener: A listening socket.
-        settings: The section.
-        watched: What is shown.
-        recorder: What is recorded goes there; None: nothing is.
+        settings: The `debug` section.
+        watched: The pipeline.
+        recorder: The recorder of the run; None if nothing is recorded.
     """
 
     def __init__(
         self, listener: socket.socket, settings: DebugSettings, watched: Watched, recorder: RunRecorder | None
     ) -> None:
-        """Answer nothing yet; clients wait."""
+        """Prepare; clients that connect wait until the UI is ready."""
 
         def build(listener: socket.socket, key: str | None) -> Any:
             builder: Any = importlib.import_module(_BUILDER)
@@ -108,11 +109,11 @@ class WebUi(WebThread):
 
 @contextlib.contextmanager
 def serve_web(watched: Watched, recorder: RunRecorder | None = None) -> Iterator[WebUi | None]:
-    """Have the address while the block runs; yields None if there is no web UI.
+    """Bind the address during the block; yield None if there is no web UI.
 
     Args:
-        watched: What is shown.
-        recorder: What is recorded goes there; None: nothing is.
+        watched: The pipeline.
+        recorder: The recorder of the run; None if nothing is recorded.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -129,7 +130,7 @@ def serve_web(watched: Watched, recorder: RunRecorder | None = None) -> Iterator
             return
         web = WebUi(listener, settings, watched, recorder)
         try:
-            log.info("the web UI is served", web=web.address)
+            log.info("serving the web UI", web=web.address)
             yield web
         finally:
             web.close()

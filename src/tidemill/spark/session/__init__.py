@@ -1,1 +1,1 @@
-"""Spark's JVM, its session, and what is sent to it."""
+"""Spark's JVM, its session, and the code that is shipped to it."""

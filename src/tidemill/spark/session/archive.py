@@ -1,11 +1,11 @@
-"""Creates the class data sharing archive of Spark's JVM: with it, the JVM maps its classes instead of parsing them.
+"""Creates the class data sharing archive of Spark's JVM, with which the JVM maps its classes instead of parsing them.
 
-The classes are those that a first JVM recorded while it started. A process of its own creates the archive from that
-list, at the lowest priority, some time after the start; nothing of Spark runs in it.
+The first JVM records the classes that it loads while it starts. Some time after the start, a separate process with the
+lowest priority creates the archive from that list; it runs no Spark code.
 
-Invariants: the archive delays neither a start nor an end; its process is killed when this one ends, however it ends. An
-archive has its name only once it is complete. Only one process of a host creates it at a time, and the kernel kills it
-before anything else when memory runs out.
+Invariants: the archive delays neither the start nor the end of this process; the separate process is killed when this
+one ends, however it ends. An archive gets its name only once it is complete. One process per host at a time creates it,
+and the kernel kills that process first when memory runs out.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tidemill.spark.session.kept_launch import KeptLaunch
 
 log = structlog.get_logger(__name__)
 
-#: How long it may take; a busy host gives the lowest priority next to nothing.
+#: How long the creation may take; on a busy host, the lowest priority gets next to no CPU time.
 LIMIT_SECONDS = 600.0
-#: A start of Spark loads more classes than this.
+#: A complete start of Spark loads more classes than this.
 FEWEST_CLASSES = 1_000
-#: The reader kills all of its process group when this process is gone: the pipe is closed then, whatever ended it.
+#: When this process exits, for whatever reason, the pipe closes and the reader kills its whole process group.
 _GUARDED = (
     "exec 3<&0; "
     '(echo 1000 >/proc/self/oom_score_adj; exec nice -n 19 "$@") </dev/null >/dev/null 2>&1 3<&- & maker=$!; '
@@ -43,13 +43,12 @@ class ArchiveMaker:
     """Creates an archive in a thread, unless it is stopped first.
 
     Args:
-        kept: Where it belongs.
-        classes: The list that the running JVM records; may be incomplete at its end.
+        kept: The cache that the archive belongs to.
+        classes: The class list that the running JVM records; it may be incomplete at its end.
         environ: The environment for the process.
     """
 
     def __init__(self, kept: KeptLaunch, classes: Path, environ: dict[str, str]) -> None:
-        """Start nothing; `start` does."""
         self._kept = kept
         self._classes = classes
         self._environ = environ
@@ -63,7 +62,7 @@ class ArchiveMaker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Kill the process, if it runs; returns at once."""
+        """Kill the process if it is running; returns at once."""
         with self._lock:
             self._stopping.set()
             process = self._process
@@ -72,7 +71,7 @@ class ArchiveMaker:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the thread; tell whether it has ended."""
+        """Wait for the thread; return whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -83,7 +82,7 @@ class ArchiveMaker:
         except HeldError:
             return
         except OSError as error:
-            log.debug("no class archive: the cache folder cannot be written", error=describe_error(error))
+            log.debug("no class archive: cannot write to the cache folder", error=describe_error(error))
             return
         try:
             self._make()
@@ -93,7 +92,7 @@ class ArchiveMaker:
             os.close(lock)
 
     def _make(self) -> None:
-        """Create the archive under another name, and rename it."""
+        """Create the archive under a temporary name, then rename it."""
         target = self._kept.folder / "new.jsa"
         classes = self._kept.folder / "new.classes"
         try:
@@ -123,7 +122,7 @@ class ArchiveMaker:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=self._environ,
-                # Ctrl-C is not for it, and all of it can be killed together.
+                # A new session shields it from Ctrl-C, and makes all of it killable as one group.
                 start_new_session=True,
             )
         keep_from_forks(process)

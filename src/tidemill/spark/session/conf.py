@@ -1,6 +1,6 @@
-"""Spark's configuration for live and bounded runs; the only place that knows Spark's settings.
+"""Spark's configuration for live and bounded runs; no other module knows Spark's settings.
 
-What the user writes in `spark.conf` overrides everything here except what engines cannot do without.
+`spark.conf` in the user's configuration overrides everything here except what engines require.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 #: The name of the package's zip on the executors of a cluster.
 PACKAGE_ZIP = "tidemill.zip"
-#: How many times Spark starts a failing task of a bounded run, the first time included.
+#: How many times Spark starts a failing task of a bounded run, including the first time.
 TASK_ATTEMPTS = 4
 _SOCKET_FOLDER = "spark.python.unix.domain.socket.dir"
-#: Spark refuses a longer folder for its sockets when it starts the first Python worker.
+#: When it starts the first Python worker, Spark rejects a longer path for its sockets.
 _MAX_SOCKET_FOLDER_BYTES = 61
 _EXECUTOR_PATH = "spark.executorEnv.PYTHONPATH"
 _LOCAL_CORES = re.compile(r"local\[(\d+|\*)\]")
 
-#: What the user may change in `spark.conf`.
+#: Settings that users may override in `spark.conf`.
 DEFAULTS = {
     "spark.driver.memory": "1g",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.unix.domain.socket.enabled": "true",
-    # The warden of a cancelled engine cleans up after it; do not wait 2 s to kill it.
+    # The warden of a cancelled engine cleans up after it, so do not wait 2 s before killing it.
     "spark.python.task.killTimeout": "200ms",
     "spark.deploy.maxExecutorRetries": "-1",
 }
-#: The same with a local master. Such a JVM misses its own heartbeats only while it is stopped or its host is suspended;
+#: The settings for a local master. Its JVM misses its own heartbeats only while it is stopped or its host is suspended;
 #: after 120 s of that (`spark.network.timeout`) it would drop its only executor, and exit 60 heartbeats later.
 LOCAL = {
     **DEFAULTS,
@@ -49,12 +49,13 @@ LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.storage.blockManagerHeartbeatTimeoutMs": "3650d",
 }
-#: The JVM of a local master only starts tasks and waits for them: these let it start sooner, and take less memory.
+#: The JVM of a local master only starts tasks and waits for them; these options make it start faster and use less
+#: memory.
 QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
-#: A JVM that is told of two garbage collectors does not start.
+#: A JVM with options for two garbage collectors does not start.
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 _JAVA_VARIABLES = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
-#: What engines cannot do without: their supervisor alone restarts them, each in a process of its own.
+#: Settings that engines require: only their supervisor restarts them, each in a new process.
 REQUIRED = {
     "spark.scheduler.mode": "FAIR",
     "spark.python.worker.reuse": "false",
@@ -67,22 +68,22 @@ REQUIRED = {
 
 
 def is_local(settings: SparkSettings) -> bool:
-    """Tell whether the engines run on this host, in the JVM of the driver."""
+    """Return whether the engines run on this host, in the driver's JVM."""
     return settings.master == "local" or settings.master.startswith("local[")
 
 
 def is_local_context(context: SparkContext) -> bool:
-    """Tell whether the tasks of a running context run on this host, in the JVM of the driver."""
+    """Return whether the tasks of a running context run on this host, in the driver's JVM."""
     return is_local(SparkSettings(master=context.master))
 
 
 def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str, str]:
-    """Return the whole Spark configuration.
+    """Return the complete Spark configuration.
 
     Args:
         settings: The `spark` section.
-        app_name: What Spark calls the application.
-        engines: How many engines will run; `local` has one core more, so that other jobs can run beside.
+        app_name: The name of the Spark application.
+        engines: The number of engines; master `local` gets one more core, so that other jobs can run alongside.
 
     Example:
         >>> spark_conf(SparkSettings(), "demo", 2)["spark.master"]
@@ -90,7 +91,7 @@ def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str
     """
     conf = {**(LOCAL if is_local(settings) else DEFAULTS), "spark.app.name": app_name, **settings.conf, **REQUIRED}
     if not is_local(settings):
-        # Other hosts may have their Python elsewhere; and the daemon that forks workers imports the shipped code too.
+        # Other hosts may have Python elsewhere; and the daemon that forks workers must import the shipped code, too.
         conf["spark.pyspark.python"] = settings.conf.get("spark.pyspark.python", sys.executable)
         own = settings.conf.get(_EXECUTOR_PATH, "")
         conf[_EXECUTOR_PATH] = f"{PACKAGE_ZIP}:{own}" if own else PACKAGE_ZIP
@@ -111,13 +112,13 @@ def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str
 
 
 def place_sockets(conf: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return where a local Spark has its sockets, if the user has not said so: in the folder that ends with it.
+    """Return the setting that puts a local Spark's sockets into its own folder, unless the user has chosen one.
 
-    Spark leaves the socket of a Python worker that was killed behind, by default in the folder for temporary files.
+    Spark leaves behind the socket of a Python worker that was killed, by default in the folder for temporary files.
 
     Args:
-        conf: Spark's whole configuration.
-        folder: The folder of this Spark.
+        conf: The complete Spark configuration.
+        folder: The folder of this Spark, removed when it ends.
 
     Example:
         >>> place_sockets({"spark.master": "local[2]"}, Path("/tmp/x"))
@@ -137,12 +138,12 @@ def _choose_jvm_options(settings: SparkSettings) -> str:
 
 
 def bounded_conf(settings: SparkSettings, app_name: str, cores: int) -> dict[str, str]:
-    """Return the Spark configuration of a bounded run: an ordinary job, whose tasks Spark itself starts again.
+    """Return the Spark configuration of a bounded run: an ordinary job whose tasks Spark itself restarts.
 
     Args:
         settings: The `spark` section.
-        app_name: What Spark calls the application.
-        cores: How many tasks run at the same time with master `local`.
+        app_name: The name of the Spark application.
+        cores: How many tasks run at once with master `local`.
 
     Example:
         >>> bounded_conf(SparkSettings(), "demo", 2)["spark.master"]
@@ -153,6 +154,6 @@ def bounded_conf(settings: SparkSettings, app_name: str, cores: int) -> dict[str
     if settings.master == "local":
         conf["spark.master"] = f"local[{cores}]"
     if only_cores := _LOCAL_CORES.fullmatch(conf["spark.master"]):
-        # A local master would give up at the first failure.
+        # By default a local master gives up at the first failure of a task.
         conf["spark.master"] = f"local[{only_cores[1]},{conf['spark.task.maxFailures']}]"
     return conf

@@ -19,8 +19,9 @@ from tidemill.spark.session.session import Spark
 def launched_early(settings: SparkSettings) -> Iterator[Spark]:
     """Launch a JVM for a block, which may start it; if it does not, the JVM is ended.
 
-    A SIGTERM or SIGHUP during the block ends this process, unless somebody else handles it, and the JVM before that; so
-    does a SIGINT that would end it anyway.
+    During the block, a SIGTERM or SIGHUP without another handler ends first the JVM and then this process; so does a
+    SIGINT
+    that would end the process anyway.
 
     Args:
         settings: The `spark` section as it is now.
@@ -32,7 +33,7 @@ def launched_early(settings: SparkSettings) -> Iterator[Spark]:
 
 @contextlib.contextmanager
 def _killed_by_signals(spark: Spark) -> Iterator[None]:
-    # Where the command line does not end at a SIGINT, it raises KeyboardInterrupt.
+    # Elsewhere, a SIGINT raises KeyboardInterrupt, which unwinds through the block.
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     untouched = [number for number, each in before.items() if each is signal.SIG_DFL or isinstance(each, EarlyStop)]
     if threading.current_thread() is not threading.main_thread():

@@ -1,18 +1,18 @@
-"""What a Java exception says, in one line: the innermost of its causes names the fault, the others where it came up."""
+"""Describes a Java exception in one line: its innermost cause names the fault."""
 
 from __future__ import annotations
 
 import re
 
 _CAUSE = re.compile(r"^Caused by: (.+)", re.MULTILINE)
-#: What py4j writes above the exception.
+#: The line that py4j puts before the exception.
 _CALL = re.compile(r"\AAn error occurred while calling [^\n]+\n: (.+)")
-#: The name of a class of exceptions, with its package, before its message.
+#: The name of an exception class, with its package, before its message.
 _CLASS = re.compile(r"\A(?:[\w$]+\.)+([\w$]+)(?=\Z|:)")
 
 
 def find_cause(text: str) -> str:
-    """Return the innermost cause in the text of an exception; of a text without causes, its first line.
+    r"""Return the innermost cause in the text of an exception, or the first line of a text without causes.
 
     Example:
         >>> find_cause("An error occurred while calling o1.x.\\n: a.b.E: one\\n\\tat x\\nCaused by: a.c.F: two")

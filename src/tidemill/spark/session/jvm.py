@@ -1,9 +1,9 @@
-"""Spark's JVM as a process: launched here rather than by pyspark, so that a launch that hangs can be ended.
+"""The process of Spark's JVM, launched here rather than by pyspark, so that a launch that hangs can be ended.
 
-Invariants: the JVM alone ignores SIGTERM, SIGINT and SIGHUP (Ctrl-C in a terminal, and its end, reach the whole process
-group, and the engines have to drain first), from before the first instruction of Spark's launcher; nothing is changed
-in this process for that. The JVM does not outlive this process: the end of its standard input ends a JVM that listens,
-and a guard, which reads that input as well, kills one that does not listen yet.
+Invariants: only the JVM ignores SIGTERM, SIGINT and SIGHUP, from before the first instruction of Spark's launcher,
+because Ctrl-C and the end of a terminal reach the whole process group, and the engines must drain first. This process's
+own handlers stay unchanged. The JVM does not outlive this process: when its standard input closes, a JVM that listens
+exits by itself, and a guard that reads the same input kills one that does not listen yet.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from tidemill.spark.session.process_tree import kill_tree
 
 log = structlog.get_logger(__name__)
 
-#: How long a stopped JVM may take to end before it is killed.
+#: How long a stopped JVM may take to exit before it is killed.
 JVM_END_SECONDS = 10.0
-#: For how long a killed JVM is waited for.
+#: How long to wait for a killed JVM.
 KILLED_WAIT_SECONDS = 0.5
-#: How often to look whether the JVM says where it listens.
+#: The interval between checks for the JVM's address.
 _LOOK_SECONDS = 0.01
-#: How many lines of a JVM are kept, and how many of them an error has.
+#: How many lines of a JVM's output are kept, and how many of them an error quotes.
 _KEPT_LINES, _SAID_LINES = 200, 5
-#: For how long what a JVM that has ended wrote is waited for; what it started may keep the pipe open.
+#: How long to wait for the last output of a JVM that has exited; its descendants may keep the pipe open.
 _LAST_LINES_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
-#: What becomes the JVM. Signals that are ignored when a program is executed stay so. In the background, a child of the
-#: JVM waits for the end of the JVM's standard input; as long as its parent is the JVM, no other process has that id.
-#: A JVM that has written its address ends by itself. Only what Spark's launcher started is killed with it: below a JVM
-#: are engines, whose wardens have to outlive them.
+#: The script that becomes the JVM. A signal that is ignored at exec stays ignored. A child in the background, the guard,
+#: waits until the JVM's standard input closes; while the JVM is its parent, no other process can have the JVM's id. A
+#: JVM that has written its address exits by itself. Only processes of Spark's launcher are killed along with it: below
+#: a JVM there are engines, whose wardens must outlive them.
 _LAUNCH = """
 trap "" HUP INT TERM
 end() {
@@ -69,14 +69,14 @@ _NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.a
 
 
 class JvmEndedError(Exception):
-    """The JVM ended before it wrote its address."""
+    """The JVM exited before it wrote its address."""
 
 
 class JvmOutput:
-    """What a JVM and its descendants write to standard error: passed on, and its last lines kept.
+    """The standard error of a JVM and its descendants: relayed, with the last lines kept.
 
     Attributes:
-        quiet: Set when they can write only noise about their end.
+        quiet: Set once only noise about the end can still be written.
     """
 
     def __init__(self) -> None:
@@ -86,17 +86,17 @@ class JvmOutput:
 
     @contextlib.contextmanager
     def pipe(self) -> Iterator[int]:
-        """Yield a file descriptor whose lines a thread writes to `sys.stderr`, until all its writers are gone.
+        """Yield a file descriptor whose lines a thread writes to `sys.stderr`, until all writers have closed it.
 
-        The lines must not go past a live display into the terminal. Log entries of engines are shown as this process
-        shows its own.
+        Lines must not bypass a live display in the terminal. Log entries of engines are formatted like this process's
+        own.
         """
         self._ended.clear()
         with relayed_output("tidemill-jvm-stderr", self._take, self._ended.set) as writer:
             yield writer
 
     def describe_end(self) -> str:
-        """Return what a JVM that has ended wrote last, in one line; empty: nothing."""
+        """Return the last output of a JVM that has exited, in one line; empty if there is none."""
         self._ended.wait(_LAST_LINES_SECONDS)
         text = "\n".join(self._last)
         if "Caused by: " in text:
@@ -112,7 +112,7 @@ class JvmOutput:
 
 
 def is_given() -> bool:
-    """Tell whether a JVM was started for this process by another one (spark-submit)."""
+    """Return whether another program (spark-submit) has started a JVM for this process."""
     return _PORT in os.environ
 
 
@@ -133,12 +133,12 @@ def launch(
     """Start a JVM, or the launcher that becomes one; returns at once.
 
     Args:
-        command: What to execute.
-        environ: Its environment, to which what Spark's scripts set is added.
-        home: Spark's distribution.
-        connection_file: Where the JVM writes its address; see `gateway_to`.
-        output: Takes what it writes to standard error.
-        inherited: Descriptors that the JVM holds open until it ends, such as the lock of the folder of that file.
+        command: The command to execute.
+        environ: The environment; the variables that Spark's scripts set are added.
+        home: The folder of the Spark distribution.
+        connection_file: The file to which the JVM writes its address; see `gateway_to`.
+        output: Receives the standard error.
+        inherited: Descriptors that the JVM holds open until it exits, such as the lock of the folder of that file.
     """
     environ = {
         "SPARK_HOME": str(home),
@@ -162,15 +162,15 @@ def launch(
 
 
 def gateway_to(jvm: subprocess.Popen[bytes] | None, connection_file: Path, output: JvmOutput) -> Any:
-    """Return pyspark's gateway to a JVM, once it listens.
+    """Return pyspark's gateway to a JVM, once the JVM listens.
 
     Args:
-        jvm: What `launch` returned; None: the one that was started for this process.
-        connection_file: The same as at its launch.
-        output: The same as at its launch.
+        jvm: The process from `launch`; None: the JVM that another program started for this process.
+        connection_file: The file that was passed to `launch`.
+        output: The output that was passed to `launch`.
 
     Raises:
-        JvmEndedError: It ended before, or was ended.
+        JvmEndedError: The JVM exited before it listened, or was ended.
     """
     from pyspark.java_gateway import launch_gateway
     from pyspark.serializers import UTF8Deserializer, read_int
@@ -180,7 +180,7 @@ def gateway_to(jvm: subprocess.Popen[bytes] | None, connection_file: Path, outpu
     while not connection_file.is_file():
         if jvm.poll() is not None:
             said = output.describe_end()
-            text = f"the JVM ended with exit code {jvm.returncode} before it listened"
+            text = f"the JVM exited with code {jvm.returncode} before it was ready"
             raise JvmEndedError(f"{text}: {said}" if said else text)
         time.sleep(_LOOK_SECONDS)
     with connection_file.open("rb") as info:
@@ -196,35 +196,35 @@ def gateway_to(jvm: subprocess.Popen[bytes] | None, connection_file: Path, outpu
 
 
 def close_stdin(jvm: subprocess.Popen[bytes]) -> None:
-    """Ask a JVM to end, if it listens already."""
+    """Ask a JVM to exit; this has an effect once it listens."""
     if jvm.stdin is not None:
         with contextlib.suppress(OSError):
             jvm.stdin.close()
 
 
 def end(jvm: subprocess.Popen[bytes]) -> None:
-    """End a JVM that ran, by closing its standard input; one that does not end in time is killed."""
+    """End a JVM that was running by closing its standard input; kill it if it does not exit in time."""
     close_stdin(jvm)
     try:
         jvm.wait(JVM_END_SECONDS)
     except subprocess.TimeoutExpired:
-        log.warning("the JVM did not end in time and is killed", pid=jvm.pid)
+        log.warning("killing the JVM because it did not exit in time", pid=jvm.pid)
         jvm.kill()
         jvm.wait()
 
 
 def kill_launch(jvm: subprocess.Popen[bytes]) -> None:
-    """Kill a JVM that no engine runs below yet, with what its launcher started."""
+    """Kill a JVM below which no engine runs yet, with everything that its launcher started."""
     if jvm.poll() is None:
         kill_tree(jvm.pid)
-        # Nothing it holds keeps this process: the kernel frees the rest without a wait.
+        # Do not wait for long: it holds nothing that this process needs, and the kernel frees the rest.
         with contextlib.suppress(subprocess.TimeoutExpired):
             jvm.wait(KILLED_WAIT_SECONDS)
 
 
 @contextlib.contextmanager
 def keep_signal_handlers() -> Iterator[None]:
-    """Restore the signal handlers that a block replaces: pyspark's would cancel all jobs at Ctrl-C."""
+    """Restore the signal handlers that a block replaces: pyspark's handler would cancel all jobs at Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

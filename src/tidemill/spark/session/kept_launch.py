@@ -1,12 +1,13 @@
-"""What one launch of Spark's JVM leaves for later ones: its command line, and an archive of its classes.
+"""A cache of Spark's JVM launches: the command line, and an archive of the JVM's classes.
 
 Spark's launcher consists of three shell scripts, a Python interpreter and a JVM of its own, which together build a
-command line. It depends only on the Java runtime, Spark's jars and options that are known here, so it is read from the
-process of the first JVM and kept. The archive (class data sharing) is created by `archive`.
+command line. The command line depends only on the Java runtime, Spark's jars and options that are known here, so it is
+read from the process of the first JVM and cached. `archive` creates the archive (class data sharing).
 
-Invariants: the name of the folder is a digest of everything that its content depends on. What is in it may be missing,
-damaged, someone else's or not writable: that costs time, never a start. The user's options are never kept, because they
-may contain secrets. Where the launcher would read files or variables of the user, nothing is kept, and it runs.
+Invariants: the name of the folder is a digest of everything that its content depends on. Files in it may be missing,
+damaged, owned by another user or not writable; that costs time but never fails a start. The user's options are never
+cached, because they may contain secrets. If the launcher would read files or variables of the user, nothing is cached
+and the launcher runs.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ MEMORY, OPTIONS, DEFAULT_OPTIONS = (
     "spark.driver.extraJavaOptions",
     "spark.driver.defaultJavaOptions",
 )
-#: The JVM verifies the archive's checksums, and says nothing about an archive that it ignores.
+#: The JVM verifies the archive's checksums, and is silent about an archive that it ignores.
 _USE_ARCHIVE = ("-XX:+VerifySharedSpaces",)
 _SILENT = ("-Xlog:disable", "-Xlog:all=error:stderr")
 _RECORD = "-XX:DumpLoadedClassList="
 #: With any of these options, the user manages the archive.
 _THEIR_ARCHIVE = ("-Xshare", "SharedArchive", "SharedClassList", "DumpLoadedClassList", "ArchiveClassesAtExit")
-#: Variables with further options of the JVM.
+#: Environment variables with further JVM options.
 _OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 #: Options that may name files with more options.
 _MORE_OPTIONS = r"(^|\s)['\"]?@|-XX:Flags=|-XX:VMOptionsFile"
-#: With any of these, the JVM's logging is the user's.
+#: With any of these options, the user controls the JVM's logging.
 _THEIR_LOGGING = re.compile(f"-Xlog|-verbose|{_MORE_OPTIONS}")
-#: With any of these, a second JVM would write into the files of the first, or compete with it for a port.
+#: With any of these options, a second JVM would write to the files of the first, or compete with it for a port.
 _NOT_TWICE = re.compile(
     r"-Xlog:[^:\s]*:(?!std(out|err)\b)[^:\s]|-Xlog.*file=|-Xloggc|-javaagent|-agentlib|-agentpath|-Xrun|jmxremote"
     f"|FlightRecord|{_MORE_OPTIONS}"
@@ -56,19 +57,19 @@ _UNKNOWN_CONF = ("spark.driver.extraClassPath", "spark.driver.extraLibraryPath",
 _UNKNOWN_VARIABLES = ("PYSPARK_SUBMIT_ARGS", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "CLASSPATH")
 _HARMLESS_VARIABLES = (
     *("SPARK_HOME", "SPARK_USER", "SPARK_LOCAL_IP", "SPARK_LOCAL_DIRS", "SPARK_PUBLIC_DNS"),
-    # pyspark sets these in its own process.
+    # Variables that pyspark sets in its own process.
     *("SPARK_BUFFER_SIZE", "SPARK_AUTH_SOCKET_TIMEOUT"),
 )
 _CONF_FILES = ("spark-env.sh", "spark-defaults.conf", "java-opts")
 _COMMAND, _ARCHIVE, _SIZE, _FAILED = "command.json", "classes.jsa", "classes.size", "failed"
 #: An archive that has not been used for this long is removed when another one is created.
 UNUSED_SECONDS = 60 * 86400.0
-#: No archive is attempted for this long after one could not be created.
+#: After a failed attempt, no archive is created for this long.
 FAILED_SECONDS = 86400.0
 
 
 class _Command(msgspec.Struct, frozen=True):
-    """The JVM's arguments before and after those that the configuration decides, the main class excluded."""
+    """The JVM's arguments before and after those from the configuration, without the main class."""
 
     before: list[str]
     after: list[str]
@@ -77,13 +78,13 @@ class _Command(msgspec.Struct, frozen=True):
 def find_kept_launch(
     java: JavaRuntime, spark_home: Path, conf: Mapping[str, str], environ: Mapping[str, str] = os.environ
 ) -> KeptLaunch | None:
-    """Return what is kept for launches like this one; None if the launcher has to decide.
+    """Return the cache for launches like this one; None if the launcher must run.
 
     Args:
-        java: The runtime.
-        spark_home: Spark's distribution.
-        conf: Spark's whole configuration.
-        environ: The environment; also names the cache folder.
+        java: The Java runtime.
+        spark_home: The folder of the Spark distribution.
+        conf: The complete Spark configuration.
+        environ: The environment, which also determines the cache folder.
     """
     if not java.identity or any(name.startswith(_UNKNOWN_CONF) for name in conf):
         return None
@@ -103,7 +104,7 @@ def find_kept_launch(
 
 
 def _digest(java: JavaRuntime, spark_home: Path) -> str:
-    """Return a name for a Java runtime and the jars of a Spark, by their paths, sizes and times."""
+    """Return a name for a Java runtime and Spark's jars, based on their paths, sizes and times."""
     parts = [java.identity]
     for jar in sorted(os.scandir(spark_home / "jars"), key=lambda entry: entry.name):
         status = jar.stat()
@@ -112,17 +113,16 @@ def _digest(java: JavaRuntime, spark_home: Path) -> str:
 
 
 class KeptLaunch:
-    """What is kept for one Java runtime and one Spark.
+    """The cached launch of one Java runtime with one Spark distribution.
 
     Args:
-        folder: Where; it need not exist.
-        memory: The heap of the JVM that is launched now, for example `1g`.
-        options: Its options, as the configuration has them.
-        inherited: What variables of the environment add to them.
+        folder: The folder of the cache; it need not exist.
+        memory: The heap size of the JVM to launch, for example `1g`.
+        options: Its options from the configuration.
+        inherited: Its options from environment variables.
     """
 
     def __init__(self, folder: Path, memory: str, options: Sequence[str], inherited: Sequence[str] = ()) -> None:
-        """Read nothing yet."""
         self.folder = folder
         self._memory = f"-Xmx{memory}"
         self._options = list(options)
@@ -134,12 +134,12 @@ class KeptLaunch:
 
     @property
     def archive(self) -> Path:
-        """Where the archive is, or will be."""
+        """The path of the archive, existing or not."""
         return self.folder / _ARCHIVE
 
     @property
     def has_archive(self) -> bool:
-        """Whether there is one of the size that it was created with: one that was cut off crashes the JVM."""
+        """Whether an archive of the recorded size exists; a truncated archive would crash the JVM."""
         try:
             return self.archive.stat().st_size == int((self.folder / _SIZE).read_text())
         except (OSError, ValueError):
@@ -147,12 +147,12 @@ class KeptLaunch:
 
     @property
     def uses_archive(self) -> bool:
-        """Whether a launch now uses the archive."""
+        """Whether a launch now would use the archive."""
         return self._archives and self._trusted and self.has_archive
 
     @property
     def wants_archive(self) -> bool:
-        """Whether one should be created: there is none, no attempt failed recently, and the options allow it."""
+        """Whether to create an archive: there is none, no attempt failed recently, and the options allow one."""
         if not self._makes_archives or self.has_archive:
             return False
         try:
@@ -161,11 +161,11 @@ class KeptLaunch:
             return True
 
     def command(self, arguments: Sequence[str], classes: Path | None = None) -> list[str] | None:
-        """Return the command that runs Spark's main class, or None if it is not known.
+        """Return the command that runs Spark's main class; None if it is not cached.
 
         Args:
-            arguments: For the main class.
-            classes: Where the JVM is to record the classes that it loads.
+            arguments: The arguments for the main class.
+            classes: The file in which the JVM is to record the classes that it loads.
         """
         if not self._trusted:
             return None
@@ -175,19 +175,19 @@ class KeptLaunch:
             return None
         if not kept.before or not os.access(kept.before[0], os.X_OK):
             return None
-        with contextlib.suppress(OSError):  # that it is in use
+        with contextlib.suppress(OSError):  # mark the cache as used
             os.utime(self.folder)
         sharing = self.sharing_options(classes)
         return [*kept.before, self._memory, *self._options, *sharing, *kept.after, MAIN_CLASS, *arguments]
 
     def sharing_options(self, classes: Path | None) -> list[str]:
-        """Return the options with which the JVM uses the archive, or records what one has to contain."""
+        """Return the options with which the JVM uses the archive, or records the classes for one."""
         if self.uses_archive:
             return [f"-XX:SharedArchiveFile={self.archive}", *_USE_ARCHIVE, *self._silent]
         return [f"{_RECORD}{classes}"] if classes is not None and self.wants_archive else []
 
     def learn(self, pid: int) -> None:
-        """Keep the command line of a JVM that the launcher started, if it is as expected."""
+        """Cache the command line of a JVM that the launcher started, if it has the expected form."""
         arguments = read_arguments(pid)
         if MAIN_CLASS not in arguments or self._memory not in arguments:
             return
@@ -196,7 +196,7 @@ class KeptLaunch:
         rest = words[at + 1 :]
         if rest[: len(self._options)] != self._options:
             return
-        # The sharing options follow the user's; an archive may have appeared or gone since the launch.
+        # The sharing options follow the user's; an archive may have appeared or vanished since the launch.
         ours = (f"-XX:SharedArchiveFile={self.archive}", *_USE_ARCHIVE, *_SILENT)
         after = [word for word in rest[len(self._options) :] if word not in ours and not word.startswith(_RECORD)]
         kept = _Command(words[:at], after)
@@ -205,7 +205,7 @@ class KeptLaunch:
             _write(self.folder / _COMMAND, msgspec.json.encode(kept))
 
     def dump_command(self, classes: Path, target: Path) -> list[str] | None:
-        """Return the command that creates an archive of recorded classes; it runs nothing of Spark."""
+        """Return the command that creates an archive from recorded classes; it runs no Spark code."""
         command = self.command([])
         if command is None:
             return None
@@ -213,10 +213,10 @@ class KeptLaunch:
         return [*command[:1], *options, *command[1 : command.index(MAIN_CLASS)]]
 
     def prepare(self) -> None:
-        """Create the folder for an archive, and remove folders that have not been used for long.
+        """Create the folder for an archive, and remove folders that have not been used for a long time.
 
         Raises:
-            OSError: It cannot be written, or is someone else's.
+            OSError: The folder cannot be written to, or belongs to another user.
         """
         self._make_folder()
         for other in self.folder.parent.iterdir():
@@ -225,10 +225,10 @@ class KeptLaunch:
                     shutil.rmtree(other, ignore_errors=True)
 
     def keep_archive(self, file: Path) -> None:
-        """Take an archive that is complete from the file in which it was created.
+        """Move a complete archive into the cache.
 
         Raises:
-            OSError: The folder cannot be written.
+            OSError: The folder cannot be written to.
         """
         file.chmod(0o600)
         _write(self.folder / _SIZE, str(file.stat().st_size).encode())
@@ -240,7 +240,7 @@ class KeptLaunch:
             (self.folder / _FAILED).touch()
 
     def forget(self) -> None:
-        """Remove what is kept, after a launch with it failed."""
+        """Remove the cached files after a launch with them has failed."""
         for name in (_COMMAND, _ARCHIVE, _SIZE):
             with contextlib.suppress(OSError):
                 (self.folder / name).unlink()
@@ -253,7 +253,7 @@ class KeptLaunch:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Tell whether nobody but this user, and root, can have written what is in a folder."""
+    """Return whether only this user and root can have written to a folder."""
     try:
         status = folder.stat()
     except OSError:
@@ -262,7 +262,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace a file as a whole."""
+    """Replace a file atomically."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

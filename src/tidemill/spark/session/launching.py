@@ -1,7 +1,8 @@
-"""One launch of Spark's JVM, in a thread of its own, with what earlier launches left if there is anything.
+"""A launch of Spark's JVM, in its own thread, using the cache of earlier launches if there is one.
 
-Invariants: after `stop` no JVM is launched. A launch that fails with what an earlier one left is repeated without it
-if the JVM ends before it listens; if Spark fails later, nothing of it is kept for the next start.
+Invariants: after `stop` no JVM is launched. If the JVM of a launch from the cache exits before it listens, the launch
+is
+repeated without the cache; if Spark fails later, the cache is removed for the next start.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from tidemill.spark.session.kept_launch import OPTIONS, KeptLaunch, find_kept_la
 
 log = structlog.get_logger(__name__)
 
-#: The archive of the JVM's classes is created this long after the first engine connected: later than a start needs the
-#: processor, and never for runs so short that it would not be completed.
+#: How long after the first engine has connected the class archive is created: late enough not to compete with the start
+#: for the CPU, and never in runs too short to complete it.
 ARCHIVE_AFTER_SECONDS = 10.0
-#: How long an archive that is not needed any more may take to end.
+#: How long the process of an archive that is no longer needed may take to end.
 _MAKER_END_SECONDS = 0.7
 
 
@@ -47,21 +48,20 @@ class JvmLaunch:
     """A JVM from its launch to its end.
 
     Args:
-        conf: Spark's whole configuration.
-        local: Whether its master is a local one; only then is anything kept of launches.
-        folder: For its files; stays locked as long as the JVM lives.
+        conf: The complete Spark configuration.
+        local: Whether the master is local; only then are launches cached.
+        folder: The folder for its files; it stays locked as long as the JVM lives.
 
     Attributes:
-        jvm: Its process; None before it is launched, and if it was started for this process by another one.
-        output: What it writes to standard error.
+        jvm: The process; None before the launch, or if another program started the JVM for this process.
+        output: The standard error of the JVM.
     """
 
     def __init__(self, conf: Mapping[str, str], local: bool, folder: OwnedFolder) -> None:
-        """Launch nothing; `begin` does."""
         self._conf = dict(conf)
         self._local = local
         self._folder = folder
-        # The thread must not see what other code, such as the handler's module, changes in the environment.
+        # Copied now: the thread must not see changes that other code, such as the handler's module, makes later.
         self._inherited = dict(os.environ)
         self._described = _describe_launch(conf, self._inherited)
         self._result: Future[None] = Future()
@@ -72,13 +72,13 @@ class JvmLaunch:
         self._maker: ArchiveMaker | None = None
         self._lock = threading.Lock()
         self.jvm: subprocess.Popen[bytes] | None = None
-        #: Set once nothing is to be launched any more.
+        #: Set once nothing may be launched any more.
         self.stopping = threading.Event()
         self.output = JvmOutput()
 
     @property
     def listens(self) -> bool:
-        """Whether the JVM is up, so that the end of its standard input ends it."""
+        """Whether the JVM listens, so that closing its standard input ends it."""
         return self._connection_file.exists()
 
     @property
@@ -90,21 +90,21 @@ class JvmLaunch:
         return self._folder.path / "classes"
 
     def begin(self) -> None:
-        """Launch it in a thread; returns at once. What goes wrong is raised by `open_gateway`."""
+        """Launch the JVM in a thread; returns at once. `open_gateway` raises its errors."""
         if not self._begun:
             self._begun = True
             threading.Thread(target=self._run, name="tidemill-launch", daemon=True).start()
 
     def find_changes(self, conf: Mapping[str, str]) -> list[str]:
-        """Return the names of what a JVM launched now, for this configuration, would be given in another way."""
+        """Return the names of all inputs that would differ if a JVM were launched now with this configuration."""
         return self._described.find_changes(_describe_launch(conf, dict(os.environ)))
 
     def open_gateway(self) -> Any:
-        """Return pyspark's gateway to the JVM, once it listens.
+        """Return pyspark's gateway to the JVM, once the JVM listens.
 
         Raises:
-            ConfigError: There is no Java to run it.
-            JvmEndedError: It ended before it listened, or was ended.
+            ConfigError: No Java runtime was found.
+            JvmEndedError: The JVM exited before it listened, or was ended.
         """
         self._result.result()
         try:
@@ -112,7 +112,7 @@ class JvmLaunch:
         except JvmEndedError:
             if not self._uses_kept or self.stopping.is_set():
                 raise
-            log.info("Spark's JVM ended at once; launching it again, without what earlier launches left")
+            log.info("Spark's JVM exited at once; launching it again without the cache")
             self.forget_kept()
             if self.jvm is not None:
                 close_stdin(self.jvm)
@@ -123,12 +123,12 @@ class JvmLaunch:
         return gateway
 
     def forget_kept(self) -> None:
-        """Remove what earlier launches left if this one used it: a JVM that listens may not work, either."""
+        """Remove the cache if this launch used it, because even a JVM that listens may be broken by it."""
         if self._kept is not None and self._uses_kept:
             self._kept.forget()
 
     def note_running(self) -> None:
-        """Note that an engine runs: by now, the JVM has loaded all classes that a start needs."""
+        """Record that an engine is running: the JVM has now loaded all classes that a start needs."""
         if self._kept is None or self._ran:
             return
         self._ran = True
@@ -137,7 +137,7 @@ class JvmLaunch:
         timer.start()
 
     def stop(self) -> subprocess.Popen[bytes] | None:
-        """Launch nothing from now on, and archive nothing; return the JVM, which is not ended by this."""
+        """Prevent further launches and archives; return the JVM, which keeps running."""
         with self._lock:
             self.stopping.set()
             if self._maker is not None:
@@ -145,7 +145,7 @@ class JvmLaunch:
             return self.jvm
 
     def close(self) -> None:
-        """Remove its files; it has ended."""
+        """Remove the files of the JVM, which has exited."""
         if self._maker is not None:
             self._maker.wait(_MAKER_END_SECONDS)
         self.jvm = None
@@ -167,7 +167,7 @@ class JvmLaunch:
             self._result.set_result(None)
 
     def _launch(self, *, by_launcher: bool = False) -> None:
-        """Execute the JVM's command if it is known and wanted, else Spark's launcher."""
+        """Execute the cached command if there is one and it is wanted, or else Spark's launcher."""
         conf, home, kept = _launch_conf(self._conf), find_spark_home(self._inherited), self._kept
         arguments = functools.partial(submit_arguments, environ=self._inherited)
         command = None
@@ -192,13 +192,13 @@ class JvmLaunch:
 
 
 def find_spark_home(environ: Mapping[str, str]) -> Path:
-    """Return the Spark that pyspark would start, without importing it."""
+    """Return the folder of the Spark distribution that pyspark would use, without importing pyspark."""
     given = environ.get("SPARK_HOME")
     return Path(given) if given else spark_home()
 
 
 def _launch_conf(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return what the JVM has to be told at its launch; the rest, like the number of cores, comes with the context."""
+    """Return the settings that the JVM needs at its launch; the rest, like the cores, comes with the context."""
     launch = {name: value for name, value in conf.items() if name != "spark.app.name"}
     if launch["spark.master"].startswith("local["):
         launch["spark.master"] = "local"
@@ -206,14 +206,14 @@ def _launch_conf(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Description(NamedTuple):
-    """What a JVM is given: options, environment, current folder."""
+    """The inputs of a JVM: options, environment, working directory."""
 
     conf: Mapping[str, str]
     environ: Mapping[str, str]
     folder: Path | None
 
     def find_changes(self, now: _Description) -> list[str]:
-        """Return the names, never the values, of what is different now."""
+        """Return the names, never the values, of all inputs that differ now."""
         names = [
             *_find_differences(self.conf, now.conf),
             *(f"environment variable {name}" for name in _find_differences(self.environ, now.environ)),
@@ -226,8 +226,8 @@ def _find_differences(before: Mapping[str, str], now: Mapping[str, str]) -> list
 
 
 def _describe_launch(conf: Mapping[str, str], environ: Mapping[str, str]) -> _Description:
-    """Return what a JVM launched now would be given."""
+    """Return the inputs of a JVM launched now."""
     folder: Path | None = None
-    with contextlib.suppress(OSError):  # it has been removed
+    with contextlib.suppress(OSError):  # the directory has been removed
         folder = Path.cwd()
     return _Description(_launch_conf(conf), environ, folder)

@@ -1,11 +1,11 @@
 """Packs a handler and this package for the engines, and names what cannot be pickled.
 
-The files beside the user's program travel as source, and the engine imports them by name; the main module travels by
-value. Installed packages and this one are imported from the engine's host. So is an extension module of the user, which
-an engine finds if its host has the driver's folders, as it has in local mode.
+The files beside the user's program are sent as source, and the engine imports them by name; the main module is sent by
+value. Installed packages, including this one, are imported on the engine's host. So are extension modules of the user,
+which an engine finds if its host has the driver's folders, as in local mode.
 
-What counts is how a module was found, not where its file is. A folder below site-packages that was put on the path for
-itself, as the demo's example is, belongs to the user: no engine has it on its path.
+What counts is how a module was found, not where its file is. A folder below site-packages that was itself added to the
+path, as for the demo's example, belongs to the user, because no engine has it on its path.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from tidemill.spark.session.shipped_modules import Parcel, ShippedModule
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-#: Engines have their own, wherever the driver's are: spark-submit puts an archive of them on the path.
+#: Engines have their own copies, wherever the driver's are: spark-submit puts an archive of them on the path.
 _SPARK = ("pyspark", "py4j")
 
 
 def pack_handler(handler: Handler[Any, Any]) -> bytes:
-    """Return the handler, pickled with all of its code that engines do not have.
+    """Return the handler, pickled with all its code that engines do not have.
 
     Raises:
-        HandlerError: Something in it cannot be pickled; names it, and says what to do.
+        HandlerError: Something in the handler cannot be pickled; the message names it and says what to do.
     """
     try:
         packed: bytes = cloudpickle.dumps(handler)
@@ -54,14 +54,14 @@ def pack_handler(handler: Handler[Any, Any]) -> bytes:
         cloudpickle.loads(packed)
     except Exception as error:
         raise HandlerError(
-            f"{type(handler).__name__} can be pickled, but not unpickled as engines have to: "
+            f"{type(handler).__name__} can be pickled but not unpickled, which every engine must do: "
             f"{type(error).__name__}: {error}"
         ) from error
     return pickle.dumps(Parcel(_collect_modules(), packed))
 
 
 def list_own_folders() -> list[str]:
-    """Return the folders that this process imports from besides installed packages."""
+    """Return the folders from which this process imports, apart from installed packages."""
     folders = [Path(entry or ".").resolve() for entry in sys.path]
     return [str(folder) for folder in folders if folder.is_dir() and folder not in _installed()]
 
@@ -70,8 +70,8 @@ def ship_package(context: SparkContext, folder: Path | None = None) -> None:
     """Send this package to the executors of a cluster, once per context.
 
     Args:
-        context: The cluster's.
-        folder: Where the zip can stay as long as the context lives; None: one that ends with this process.
+        context: The Spark context of the cluster.
+        folder: A folder for the zip that exists as long as the context; None: one that is removed with this process.
     """
     if is_local_context(context) or PACKAGE_ZIP in (context._python_includes or ()):
         return
@@ -83,9 +83,9 @@ def ship_package(context: SparkContext, folder: Path | None = None) -> None:
 
 
 def find_own_modules() -> list[ModuleType]:
-    """Return the modules of the user that this process has imported, each once whatever its names; from any thread.
+    """Return the user's modules that this process has imported, each once whatever its names; callable from any thread.
 
-    Those of libraries that `pip install --target` put into a folder of the user are left out.
+    Modules of libraries that `pip install --target` put into a folder of the user are left out.
     """
     return [module for module, is_library in _find_travelling_modules() if not is_library]
 
@@ -103,7 +103,7 @@ def _find_travelling_modules() -> list[tuple[ModuleType, bool]]:
 
 
 def _collect_modules() -> list[ShippedModule]:
-    """Return the source of the user's modules, and the packages without a file that they are in."""
+    """Return the source of the user's modules, and the namespace packages that contain them."""
     shipped = {}
     for module, is_library in _find_travelling_modules():
         if (source := _read_source(module)) is not None:
@@ -125,11 +125,11 @@ def _find_package_folders(module: ModuleType | None) -> list[str] | None:
 
 
 def _read_source(module: ModuleType) -> bytes | None:
-    """Return the source of a module from a file or an archive; None: it has none, as an extension module."""
+    """Return the source of a module from a file or an archive; None if it has none, like an extension module."""
     file = str(module.__file__)
     with contextlib.suppress(OSError):
         return Path(file).read_bytes() if file.endswith(".py") else None
-    with contextlib.suppress(Exception):  # what a loader raises for a file that it cannot read is its own
+    with contextlib.suppress(Exception):  # a loader may raise anything for a file that it cannot read
         source: str | None = module.__loader__.get_source(module.__name__)  # type: ignore[union-attr]
         return None if source is None else source.encode()
     return None
@@ -138,7 +138,7 @@ def _read_source(module: ModuleType) -> bytes | None:
 def _explain(handler: Handler[Any, Any], error: Exception) -> str:
     name = type(handler).__name__
     advice = (
-        "handlers are pickled after on_startup and travel to the engines; make what cannot travel "
+        "handlers are pickled after on_startup and sent to the engines; create what cannot be pickled "
         "(connections, locks, open files, clients) in on_ready, which runs in each engine"
     )
     for owner, values in ((name, vars(handler)), (f"class {name}", _class_values(type(handler)))):
@@ -154,7 +154,7 @@ def _explain(handler: Handler[Any, Any], error: Exception) -> str:
 
 
 def _class_values(cls: type) -> dict[str, Any]:
-    """Return what the class and its bases hold, without what every class has."""
+    """Return the attributes of the class and its bases, without those that every class has."""
     values: dict[str, Any] = {}
     for klass in cls.__mro__:
         if klass not in (Handler, object) and not (klass.__module__ or "").startswith("typing"):
@@ -163,13 +163,13 @@ def _class_values(cls: type) -> dict[str, Any]:
 
 
 class _Resolver:
-    """Resolves the links in paths of many files of few folders, each folder once."""
+    """Resolves the links in the paths of many files, each folder once."""
 
     def __init__(self) -> None:
         self._folders: dict[str, str] = {}
 
     def __call__(self, path: str) -> str:
-        # As `Path` this would take a tenth of a second for the thousands of modules there are.
+        # `Path` would take a tenth of a second for the thousands of modules.
         if os.path.islink(path):  # noqa: PTH114
             return os.path.realpath(path)
         folder, name = os.path.split(path)
@@ -179,17 +179,17 @@ class _Resolver:
 
 
 def _is_own(module: ModuleType, folders: list[str], resolve: Callable[[str], str]) -> bool:
-    """Tell whether a module is a file of the user's, not one that every process of this Python can import.
+    """Return whether a module is a file of the user rather than one that every process of this Python can import.
 
     Args:
         module: The module.
-        folders: Those of `list_own_folders`.
-        resolve: Resolves the links of a path.
+        folders: The result of `list_own_folders`.
+        resolve: Resolves the links in a path.
     """
     file = getattr(module, "__file__", None)
     name = getattr(module, "__name__", "")
     if not file or not name or name == "__main__" or sys.modules.get(name) is not module:
-        return False  # cloudpickle itself takes __main__ by value
+        return False  # cloudpickle itself sends __main__ by value
     if name.partition(".")[0] in (_package_folder().name, *_SPARK):
         return False
     path = resolve(file)
@@ -200,7 +200,7 @@ def _is_own(module: ModuleType, folders: list[str], resolve: Callable[[str], str
 
 
 def _module_name(path: Path) -> str:
-    """Return the name under which a file is imported, from its path below a folder of `sys.path`.
+    """Return the name under which a file is imported, from its path relative to a folder of `sys.path`.
 
     Example:
         >>> _module_name(Path("orders/__init__.py")), _module_name(Path("orders/rules.py"))
@@ -211,7 +211,7 @@ def _module_name(path: Path) -> str:
 
 @functools.cache
 def _installed() -> frozenset[Path]:
-    """Return the folders that every process of this Python imports from."""
+    """Return the folders from which every process of this Python imports."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     paths = [path for name in names if (path := sysconfig.get_paths().get(name))]
     paths += [f"{path}/lib-dynload" for path in paths] + site.getsitepackages()

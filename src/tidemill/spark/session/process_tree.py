@@ -1,6 +1,6 @@
-"""Waits for, or kills, processes that are not this one's children: those below the JVM, which outlive it briefly.
+"""Waits for, or kills, processes that are not children of this one: those below the JVM, which briefly outlive it.
 
-Where the system has no /proc or no pidfd (only Linux has both), nothing is waited for.
+Without /proc and pidfd, which only Linux has, nothing is waited for.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tidemill.runtime.process.table import find_descendants
 
 
 class Descendants:
-    """The processes that descend from one, held by pidfds, which stay theirs even after their ids are reused.
+    """The descendants of a process, held by pidfds, which stay valid even if process ids are reused.
 
     Args:
-        root: The id of the process; it is not among them itself.
+        root: The id of the process; it is not itself included.
 
     Example:
         >>> import subprocess
@@ -30,28 +30,27 @@ class Descendants:
     """
 
     def __init__(self, root: int) -> None:
-        """Find those that there are now."""
+        """Find the current descendants."""
         self._files: dict[int, int] = {}
         self.look(root)
 
     def look(self, root: int) -> None:
-        """Look again, and add those that were started since."""
+        """Add descendants that were started since the last call."""
         for pid in set(find_descendants(root)) - set(self._files.values()):
-            with contextlib.suppress(OSError, AttributeError):  # it has ended; or this is not Linux
+            with contextlib.suppress(OSError, AttributeError):  # the process has exited, or this is not Linux
                 self._files[os.pidfd_open(pid)] = pid
 
     def __enter__(self) -> Self:
-        """Nothing more to do."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the files."""
+        """Close the pidfds."""
         for file in self._files:
             os.close(file)
         self._files = {}
 
     def wait(self, seconds: float) -> list[int]:
-        """Wait up to this long until all of them have ended; return the ids of those that have not."""
+        """Wait up to `seconds` until all processes have exited; return the ids of those that have not."""
         deadline = time.monotonic() + seconds
         poll = select.poll()
         for file in self._files:
@@ -65,10 +64,10 @@ class Descendants:
 
 
 def kill_tree(root: int) -> None:
-    """Kill a process and all its descendants; they are stopped first, so that none starts another that is missed.
+    """Kill a process and all its descendants; stop them first, so that none can start another one unnoticed.
 
     Args:
-        root: The id of a child of this process that was not reaped yet.
+        root: The id of a child of this process that has not been reaped yet.
     """
     seen: set[int] = set()
     found = {root}
@@ -84,7 +83,7 @@ def kill_tree(root: int) -> None:
 
 
 def kill_below(root: int, pid: int) -> bool:
-    """Kill a process if it is below another one; tell whether it was."""
+    """Kill a process if it is a descendant of another one; return whether it was."""
     if pid not in find_descendants(root):
         return False
     with contextlib.suppress(ProcessLookupError):

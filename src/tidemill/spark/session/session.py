@@ -1,11 +1,11 @@
 """Starts and stops the SparkContext that the engines run on.
 
-The JVM can be launched before everything else of a start, by `launching`: it needs a second, in which this process
-imports, checks and asks the brokers. `start` continues from there.
+`launching` launches the JVM before all other steps of a start: it needs a second, during which this process imports,
+checks and queries the brokers. `start` continues from there.
 
-Invariants: afterwards the process has the signal handlers that it had before; a start ends by itself after
-`spark.start_timeout_seconds`, and at once when it is aborted. A JVM that was launched early is used only if one would
-be launched in the same way now. Importing this module does not import pyspark.
+Invariants: afterwards the process has its previous signal handlers; a start ends by itself after
+`spark.start_timeout_seconds`, and at once when it is aborted. A JVM that was launched early is used only if it would be
+launched the same way now. Importing this module does not import pyspark.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: How long a start that is aborted may take to tidy up.
+#: How long an aborted start may take to clean up.
 ABORT_SECONDS = 0.7
 #: How long a context may take to stop before its JVM is ended anyway.
 CONTEXT_STOP_SECONDS = 10.0
-#: The same for a context without engines: it would wait for Python processes that are still importing.
+#: The same for a context without engines, which would wait for Python processes that are still importing.
 UNUSED_STOP_SECONDS = 0.3
-#: How long the Python processes below a JVM that has ended may take after that.
+#: How long the Python processes below a JVM may outlive it.
 WORKERS_END_SECONDS = 5.0
 
 
@@ -51,26 +51,25 @@ class Spark:
 
     Args:
         settings: The `spark` section.
-        app_name: What Spark calls the application.
-        engines: How many engines will run.
-        conf: The whole configuration of Spark; None: that of `spark_conf`.
+        app_name: The name of the Spark application.
+        engines: The number of engines.
+        conf: The complete Spark configuration; None: that of `spark_conf`.
     """
 
     def __init__(
         self, settings: SparkSettings, app_name: str, engines: int, conf: Mapping[str, str] | None = None
     ) -> None:
-        """Start nothing; `start` does."""
         self._settings = settings
         self._conf = spark_conf(settings, app_name, engines) if conf is None else dict(conf)
         self._folder = OwnedFolder("tidemill-spark-")
         self._context: SparkContext | None = None
         self._launch = JvmLaunch(self._conf, is_local(settings), self._folder)
         self._begun = self._started = self._given_up = False
-        #: The variables that engines on this host are to have, from before Spark set its own; None on a cluster.
+        #: The environment for engines on this host, from before Spark set its own variables; None on a cluster.
         self.environ: dict[str, str] | None = None
-        #: Whether an engine may run below it; while none does, a stop need not wait for Spark to tidy up.
+        #: Whether an engine may be running below the JVM; if not, a stop need not wait for Spark's cleanup.
         self.used = True
-        #: Held only briefly, unlike the other lock.
+        #: Held only briefly, unlike `_ending`.
         self._lock = threading.Lock()
         self._ending = threading.Lock()
 
@@ -87,12 +86,12 @@ class Spark:
 
     @property
     def jvm_pid(self) -> int | None:
-        """The JVM's process, None if it was started by another one."""
+        """The process id of the JVM; None if another program started it."""
         return self._jvm.pid if self._jvm is not None else None
 
     @property
     def driver_host(self) -> str:
-        """The address under which executors reach this process."""
+        """The address at which executors reach this process."""
         return str(self.context.getConf().get("spark.driver.host"))
 
     @contextlib.contextmanager
@@ -105,11 +104,12 @@ class Spark:
             self.abandon()
 
     def configure(self, settings: SparkSettings, app_name: str, engines: int) -> list[str]:
-        """Use another configuration from `start` on, if the JVM that was launched can serve it. Does not block.
+        """Use another configuration from `start` on, if the launched JVM supports it; does not block.
 
         Returns:
-            Why it cannot, as names of options, of environment variables, or of the current folder: this process would
-            launch its JVM in another way now. Then nothing is changed here. Empty if it can.
+            The names of options, environment variables or "current folder" that a JVM launched now would get
+                differently; in
+            this case nothing changes here. Empty if the launched JVM supports the configuration.
         """
         conf = spark_conf(settings, app_name, engines)
         if not (changes := self._launch.find_changes(conf)):
@@ -117,17 +117,17 @@ class Spark:
         return changes
 
     def abandon(self) -> None:
-        """End a JVM that was launched but not started; does nothing after `start`."""
+        """End a JVM that was launched but not started; after `start` this does nothing."""
         if not self._begun:
             self.kill()
             self.stop()
 
     def start(self) -> None:
-        """Start the JVM, unless it was launched before, and the context; another thread can end that with `abort`.
+        """Start the JVM, unless it is already launched, and the context; another thread can end the start with `abort`.
 
         Raises:
-            ConfigError: There is no Java to run it.
-            RemoteError: Spark does not start in time or at all, or its master does not answer.
+            ConfigError: No Java runtime was found.
+            RemoteError: Spark does not start, or not in time, or its master does not respond.
         """
         limit = threading.Timer(self._settings.start_timeout_seconds, self._give_up)
         limit.daemon = True
@@ -136,7 +136,7 @@ class Spark:
         try:
             self._start()
         except Exception as error:
-            failure = self._describe_failure(error)  # asks the JVM, which is ended next
+            failure = self._describe_failure(error)  # asks the JVM, so call it before the JVM is ended
             if self._given_up or not self._launch.stopping.is_set():
                 self._launch.forget_kept()
             self.stop()
@@ -153,11 +153,11 @@ class Spark:
     def _start(self) -> None:
         self._launch.begin()
         self.environ = list_environment(self._settings.conf) if is_local(self._settings) else None
-        # This takes about as long as the JVM.
+        # This import takes about as long as the JVM's start.
         from pyspark import SparkConf, SparkContext
 
         os.environ["PYSPARK_PYTHON"] = self._conf["spark.pyspark.python"]
-        # Python threads have JVM threads of their own, with their own job group and pool.
+        # Give each Python thread its own JVM thread, with its own job group and pool.
         os.environ["PYSPARK_PIN_THREAD"] = "true"
         conf = SparkConf(loadDefaults=False)
         for key, value in (self._conf | place_sockets(self._conf, self._folder.path)).items():
@@ -174,7 +174,7 @@ class Spark:
         raise JvmEndedError("it was stopped")
 
     def note_running(self) -> None:
-        """Note that an engine runs. Does not block."""
+        """Record that an engine is running; does not block."""
         self._launch.note_running()
 
     def _describe_failure(self, error: Exception) -> str:
@@ -191,7 +191,7 @@ class Spark:
         )
 
     def abort(self) -> None:
-        """End a start in another thread, which raises there. Does not block."""
+        """End a start in another thread, which raises an error there; does not block."""
         threading.Thread(target=self._end_start, args=(ABORT_SECONDS,), name="tidemill-abort", daemon=True).start()
 
     def kill(self) -> None:
@@ -208,7 +208,7 @@ class Spark:
         self._end_start(ABORT_SECONDS)
 
     def _end_start(self, seconds: float) -> None:
-        """End what starts: a JVM that listens already may end by itself, and tidy up, within these seconds."""
+        """End a start; a JVM that already listens gets these seconds to clean up and exit by itself."""
         self._launch.output.quiet.set()
         with self._lock:
             jvm, started = self._launch.stop(), self._started
@@ -219,11 +219,11 @@ class Spark:
         try:
             jvm.wait(seconds if listens else 0.0)
         except subprocess.TimeoutExpired:
-            # Below a Spark that ran are engines, and their wardens have to outlive them.
+            # Below a started Spark there are engines, whose wardens must outlive the JVM, so kill only the JVM itself.
             jvm.kill() if started else kill_launch(jvm)
 
     def watch(self, on_dead: Callable[[], None]) -> None:
-        """Call a function, in another thread, when the JVM ends without having been stopped."""
+        """Call a function, in another thread, when the JVM exits without having been stopped."""
         jvm = self._jvm
         if jvm is None:
             return
@@ -236,34 +236,34 @@ class Spark:
         threading.Thread(target=wait, name="tidemill-jvm", daemon=True).start()
 
     def is_alive(self) -> bool:
-        """Tell whether the JVM still accepts jobs; asks it, because its process may be about to end."""
+        """Return whether the JVM still accepts jobs; asks the JVM itself, because its process may be about to exit."""
         if self._context is None or self._launch.stopping.is_set() or (self._jvm and self._jvm.poll() is not None):
             return False
         try:
             return not self._context._jsc.sc().isStopped()
         except Exception:
-            return False  # py4j has many ways to say that the JVM is gone
+            return False  # py4j signals a JVM that has exited in many ways
 
     def cancel(self, job_group: str) -> None:
-        """Cancel the jobs of a job group, if Spark runs."""
+        """Cancel the jobs of a job group, if Spark is running."""
         if not self.is_alive():
             return
         try:
             self.context.cancelJobGroup(job_group)
         except Exception as error:
-            # A Spark that is being stopped refuses, and ends the job all the same.
+            # A Spark that is being stopped refuses the call, but ends the job anyway.
             if not self._launch.stopping.is_set():
                 log.warning(
                     "could not cancel a Spark job", job_group=job_group, error=_describe(error) or type(error).__name__
                 )
 
     def kill_worker(self, pid: int) -> None:
-        """Kill a Python worker, if it runs below this process's JVM; its warden ends what it started."""
+        """Kill a Python worker if it runs below this process's JVM; its warden ends its child processes."""
         if self._jvm is not None and kill_below(self._jvm.pid, pid):
             log.warning("killed a Python worker", pid=pid)
 
     def stop(self) -> None:
-        """Stop the context and the JVM; what does not end in time is killed. Local engines have ended by then, too."""
+        """Stop the context and the JVM; kill what does not end in time. Afterwards local engines have ended, too."""
         with self._lock:
             jvm = self._launch.stop()
         with self._ending:
@@ -273,11 +273,11 @@ class Spark:
             with Descendants(jvm.pid) as local:
                 self._stop(local)
                 if left := local.wait(WORKERS_END_SECONDS):
-                    log.warning("processes that Spark started are still there", pids=left)
+                    log.warning("processes that Spark started are still running", pids=left)
 
     def _stop(self, local: Descendants | None = None) -> None:
         if self._context is not None:
-            # All engines have ended, and Python workers that find the JVM gone show pages of traces.
+            # All engines have ended, and Python workers without a JVM would print pages of traces.
             self._launch.output.quiet.set()
             if self._jvm is None or self._jvm.poll() is None:
                 self._stop_context(self._context, CONTEXT_STOP_SECONDS if self.used else UNUSED_STOP_SECONDS)
@@ -295,14 +295,14 @@ class Spark:
         def stop() -> None:
             try:
                 with warnings.catch_warnings():
-                    if not self.used:  # its JVM is killed meanwhile
+                    if not self.used:  # its JVM is being killed
                         warnings.simplefilter("ignore", RuntimeWarning)
                     context.stop()
             except Exception as error:
                 if self.used:
                     log.warning("the Spark context did not stop", error=_describe(error) or type(error).__name__)
 
-        # A JVM that hangs would never answer.
+        # In a thread, because a hung JVM would never respond.
         thread = threading.Thread(target=stop, name="tidemill-stop", daemon=True)
         thread.start()
         thread.join(seconds)
@@ -311,34 +311,34 @@ class Spark:
 
 
 def _forget_gateway(jvm: subprocess.Popen[bytes]) -> None:
-    """Let a later context in this process start a new JVM instead of asking this one."""
+    """Make a later context in this process start a new JVM instead of using this one."""
     context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
     if context is None or getattr(context._gateway, "proc", None) is not jvm:
         return
-    with contextlib.suppress(Exception):  # it is going in any case
+    with contextlib.suppress(Exception):  # it is ending in any case
         context._gateway.shutdown()
     context._gateway = context._jvm = context._active_spark_context = None
 
 
 def _describe(error: BaseException) -> str:
-    """Return the cause of an error; empty: only the JVM knew it, and is gone."""
+    """Return the cause of an error; empty if only a JVM that has exited knew it."""
     try:
         return find_cause(str(error)) or type(error).__name__
-    except Exception:  # py4j has many ways to say that the JVM is gone
+    except Exception:  # py4j signals a JVM that has exited in many ways
         return ""
 
 
 def keep_accumulators_quiet(context: SparkContext) -> None:
-    """Keep PySpark's server of accumulators from printing a traceback when the JVM ends first, as at a second Ctrl-C.
+    """Keep PySpark's accumulator server from printing a traceback when the JVM exits first, as at a second Ctrl-C.
 
     Args:
-        context: One that has just been created.
+        context: A context that has just been created.
     """
     from pyspark.errors import PySparkRuntimeError
 
     def note(request: object, address: object) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, (EOFError, OSError, PySparkRuntimeError)):
-            log.error("PySpark's server of accumulators failed", exc_info=error)
+            log.error("PySpark's accumulator server failed", exc_info=error)
 
     context._accumulatorServer.handle_error = note

@@ -1,11 +1,11 @@
-"""The user's modules on their way to an engine: their source travels with the handler, and they are imported by name.
+"""The user's modules in transit to an engine: their source is sent with the handler, and they are imported by name.
 
-An engine imports these modules as the driver did, so what cannot be pickled (a lock, a context variable, a cache) is
-created there again, and a class has one identity. The source is that of the moment when the handler was packed: an
-engine that is replaced while a file is being edited runs the code of its neighbours.
+An engine imports these modules as the driver did, so objects that cannot be pickled (a lock, a context variable, a
+cache) are created again there, and a class has a single identity. The source is that from the time of packing, so an
+engine that is replaced while a file is being edited runs the same code as the other engines.
 
-Invariants: what this process has imported by itself stays, and so do libraries, whose compiled parts cannot be loaded
-twice; a module of the user that arrived with an earlier parcel gives way to that of a later one, also to the same.
+Invariants: modules that this process has imported itself stay, and so do libraries, whose compiled parts cannot be
+loaded twice; a user's module from an earlier parcel is always replaced by that of a later one, even if they are equal.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class ShippedModule(msgspec.Struct, frozen=True):
     """A module of the user.
 
     Attributes:
-        name: The name it is imported by.
-        file: Where the driver found it.
-        folders: Where a package looks for its modules; None: it is not a package.
-        source: Its text, encoded as its file is; None: a package without a file.
-        is_library: Whether it was installed, into a folder of the user.
+        name: The name under which it is imported.
+        file: The path of the file on the driver.
+        folders: The search path of a package; None if the module is not a package.
+        source: The source, in the encoding of its file; None for a namespace package.
+        is_library: Whether it is an installed library, in a folder of the user.
     """
 
     name: str
@@ -44,10 +44,10 @@ class ShippedModule(msgspec.Struct, frozen=True):
 
 
 class Parcel:
-    """A pickled handler and the modules it needs; unpickling one returns the handler.
+    """A pickled handler and its modules; unpickling a parcel returns the handler.
 
     Args:
-        modules: Modules that the engine imports by name, from this source.
+        modules: The modules that the engine imports by name, with their source.
         handler: The handler, cloudpickled.
     """
 
@@ -71,7 +71,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._modules: dict[str, ShippedModule] = {}
 
     def replace(self, modules: dict[str, ShippedModule]) -> None:
-        """Find these modules from now on, apart from those that this process has imported by itself."""
+        """Find these modules from now on, except those that this process has imported itself."""
         for name, module in self._modules.items():
             if not module.is_library:
                 sys.modules.pop(name, None)
@@ -94,7 +94,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.SourceLoader):
-    """Loads a module whose file this host lacks, or has with another content."""
+    """Loads a module whose file is missing on this host or has other content."""
 
     def __init__(self, file: str, source: bytes) -> None:
         self._file = file
@@ -113,7 +113,7 @@ def _choose_loader(module: ShippedModule) -> importlib.abc.Loader:
         is_here = Path(module.file).read_bytes() == module.source
     except OSError:
         is_here = False
-    # Python keeps the compiled code of a file, not that of a text.
+    # Python caches bytecode for files only, so load from the file if it is the same.
     if is_here:
         return importlib.machinery.SourceFileLoader(module.name, module.file)
     return _Loader(module.file, module.source)

@@ -1,1 +1,1 @@
-"""Triggers that ship: what most want to wait for, by classpath."""
+"""The built-in triggers."""

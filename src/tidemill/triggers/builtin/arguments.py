@@ -1,6 +1,6 @@
-"""Arguments of triggers: names of callables, paths, and secrets that are named instead of written out.
+"""Helpers for trigger arguments: callables by name, paths, and secrets from environment variables.
 
-Invariant: a secret is looked up when it is needed, so no serialized trigger, key or log contains it.
+Invariant: a secret is looked up when it is used, so no serialized trigger, key or log contains it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidemill.core.errors import ConfigError
 
 
 def resolve_environment(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return a copy of a mapping in which every `{"env": NAME}` is replaced by the variable.
+    """Return a copy of a mapping in which every `{"env": NAME}` is replaced by the value of that environment variable.
 
     Raises:
         ConfigError: A variable is not set.
@@ -28,10 +28,10 @@ def resolve_environment(values: Mapping[str, Any], environ: Mapping[str, str] = 
 
 
 def load_callable(classpath: str) -> Callable[..., Any]:
-    """Return the function that a text like `package.module.function` or `package.module:function` names.
+    """Return the function named by `package.module.function` or `package.module:function`.
 
     Raises:
-        ConfigError: It does not exist, or is not callable.
+        ConfigError: The function does not exist, or is not callable.
     """
     module_name, _, name = classpath.replace(":", ".").rpartition(".")
     if not isinstance(classpath, str) or not module_name or not name:
@@ -40,32 +40,32 @@ def load_callable(classpath: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module_name), name)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{classpath}: the module {error.name!r} is not installed; install it where the host runs"
+            f"{classpath}: the module {error.name!r} is not installed; install it on the triggerer's host"
         ) from error
     except AttributeError as error:
         raise ConfigError(f"{classpath}: the module {module_name!r} has no {name!r}; correct the name") from error
     if not callable(found):
-        raise ConfigError(f"{classpath} is not a function but of type {type(found).__name__}")
+        raise ConfigError(f"{classpath} is of type {type(found).__name__}; name a function")
     function: Callable[..., Any] = found
     return function
 
 
 def check_path(path: str, what: str) -> None:
-    """Refuse a path at which nothing can ever be found.
+    """Reject a path at which a file can never appear.
 
     Args:
         path: The path.
-        what: What it names, for the message.
+        what: A description of the path's target, for the message.
 
     Raises:
-        ValueError: It is empty, the address of something elsewhere, or begins with a `~`.
+        ValueError: The path is empty, is a URL, or starts with `~`.
     """
     if not path:
         raise ValueError(f"path is empty; give {what}")
     if "://" in path:
-        raise ValueError(f"path {redact_text(path)!r} is a URL; give {what} as a path on the host of the triggers")
+        raise ValueError(f"path {redact_text(path)!r} is a URL; give {what} as a path on the triggerer's host")
     if path == "~" or path.startswith("~/"):
-        raise ValueError(f"path {path!r} begins with ~, which only a shell replaces; give {what} with its whole path")
+        raise ValueError(f"path {path!r} starts with ~, which only a shell expands; give {what} as a full path")
 
 
 def _look_up(name: str, value: Any, environ: Mapping[str, str]) -> Any:
@@ -73,7 +73,7 @@ def _look_up(name: str, value: Any, environ: Mapping[str, str]) -> Any:
         variable = value["env"]
         if variable not in environ:
             raise ConfigError(
-                f"{name} comes from the environment variable {variable}, which is not set; set it where the host runs"
+                f"{name} comes from the environment variable {variable}, which is not set; set it for the triggerer"
             )
         return environ[variable]
     return value

@@ -1,8 +1,8 @@
-"""Fires for files of a folder: first for those that are there, then for new ones; triggers of one folder share a watch.
+"""Fires for the files of a folder: first the existing ones, then new ones. Triggers on one folder share a watch.
 
-Each trigger lists the existing files itself, so that one that starts later, or is slow, gets all of them.
+Each trigger lists the existing files itself, so a trigger that starts later or is slow still sees all of them.
 
-Invariants: no file is missed between the existing and the new ones; no version of a file is fired twice.
+Invariants: no file is missed between the existing and the new ones; no version of a file fires twice.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ from tidemill.triggers.producers.directory import DirectorySettings, FoundFile, 
 
 
 class DirectoryTrigger(BaseEventTrigger):
-    """Fires for every file of a folder, once it is complete, and again when it has changed.
+    """Fires for every complete file of a folder, and again whenever a file has changed.
 
-    What is fired holds `path`, `name` (the path within the folder), `size_bytes` and `modified_ns`. Its identity is
-    name, size, time and inode, so that a version of a file is stored once per trigger, although all files are
-    listed again after a restart.
+    The payload has `path`, `name` (the path within the folder), `size_bytes` and `modified_ns`. The identity is name,
+    size,
+    modification time and inode, so each version of a file is stored once per trigger, although all files are listed
+    again
+    after a restart.
 
     Args:
         path: The folder.
-        pattern: Which names, as a shell would match them; `*` also matches `/`, but not names that begin with a dot.
-        recursive: Whether subfolders are included.
-        settle_seconds: How long a file has to be unchanged to count as complete; 0 if all files are moved there.
-        rescan_seconds: How often the whole folder is scanned, whatever the operating system reports.
+        pattern: A shell pattern for names; `*` also matches `/`, but not names that start with a dot.
+        recursive: Whether to include subfolders.
+        settle_seconds: How long a file must be unchanged to count as complete; 0 if all files are moved into the
+            folder.
+        rescan_seconds: The interval of full scans, regardless of the notifications of the operating system.
         missing: What to do if the folder does not exist: `fail`, or `wait` for it.
 
     Raises:
@@ -56,19 +59,19 @@ class DirectoryTrigger(BaseEventTrigger):
         check_path(os.fspath(path), "the folder to watch")
         if not pattern or pattern.startswith("/") or ("/" in pattern and not recursive):
             raise ValueError(
-                f"pattern {pattern!r} matches no file: it is compared with the path of each file within {path}"
-                f"{'' if recursive else ', which has no / unless recursive is true'}; give one such as *.csv"
+                f"pattern {pattern!r} can never match: it is compared with the path of each file within {path}"
+                f"{'' if recursive else ', which has no / unless recursive is true'}; use a pattern such as *.csv"
             )
         self._pattern = pattern
         self._settings = DirectorySettings(os.fspath(path), recursive, settle_seconds, rescan_seconds, missing)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments of this trigger."""
+        """Return the classpath and arguments of this trigger."""
         settings = {name: getattr(self._settings, name) for name in DirectorySettings.__slots__}
         return "tidemill.triggers.builtin.directory.DirectoryTrigger", {**settings, "pattern": self._pattern}
 
     def shared_stream_key(self) -> Hashable:
-        """Return the folder, and how it is watched."""
+        """Return the folder and the settings of its watch."""
         return ("directory", self._settings)
 
     @classmethod
@@ -80,14 +83,14 @@ class DirectoryTrigger(BaseEventTrigger):
         self, shared_stream: AsyncIterator[FoundFile | Looked]
     ) -> AsyncIterator[TriggerEvent]:
         """Fire for existing files, then for new ones."""
-        # Files that were fired and that the stream may still yield.
+        # Versions that this trigger has fired itself and that the stream may still yield.
         fired: dict[str, Version] = {}
         async for event in self._fire_existing(fired):
             yield event
         listed_at = seen_at = math.inf
         async for found in shared_stream:
             if listed_at == math.inf:
-                # The stream may have begun after that scan: from now on it misses nothing.
+                # The stream may have started after the first scan; from here on it misses nothing.
                 async for event in self._fire_existing(fired):
                     yield event
                 listed_at = asyncio.get_running_loop().time()
@@ -95,13 +98,13 @@ class DirectoryTrigger(BaseEventTrigger):
                 if fired.get(found.path) != found.version and self._is_wanted(found.path):
                     yield self._build_event(found.path, found.version)
             elif found.at > seen_at + self._settings.settle_seconds:
-                # Everything that existed then, the stream has yielded, if it yields it at all.
+                # The stream has now yielded every version in `fired` that it will ever yield.
                 fired.clear()
             elif found.at > listed_at:
                 seen_at = min(seen_at, found.at)
 
     async def _fire_existing(self, fired: dict[str, Version]) -> AsyncIterator[TriggerEvent]:
-        """Fire for existing files that were not fired yet."""
+        """Fire for existing files that have not been fired yet."""
         for path, version in await look_twice(self._settings):
             if fired.get(path) != version and self._is_wanted(path):
                 fired[path] = version
@@ -115,7 +118,7 @@ class DirectoryTrigger(BaseEventTrigger):
         try:
             path.encode()
         except UnicodeEncodeError:
-            self.log.warning("the name of a file is not valid text, so it cannot be fired", path=repr(path))
+            self.log.warning("skipped a file because its name is not valid Unicode; rename it", path=repr(path))
             return False
         return True
 

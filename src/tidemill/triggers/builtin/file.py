@@ -1,4 +1,4 @@
-"""Waits for a file to exist: that of a path, one that a pattern matches, or one in a folder."""
+"""Waits for a file: at a path, matching a pattern, or below a folder."""
 
 from __future__ import annotations
 
@@ -21,19 +21,23 @@ from tidemill.triggers.builtin.identities import build_file_identity
 class FileTrigger(BaseTrigger):
     """Fires once, when a file exists.
 
-    What is fired holds `path`, `size_bytes` and `modified_ns` of the file that was found. Its identity is path, size,
-    time and inode: with `restart: always` each version of the file is stored once. Whenever what it sees changes, its
-    log says so.
+    The payload has `path`, `size_bytes` and `modified_ns` of the file. The identity is path, size, modification time
+    and
+    inode: with `restart: always`, each version of the file is stored once. The log says what was found instead,
+    whenever
+    that changes.
 
     Args:
-        path: The file; a folder, for any file below it; or a pattern with `*`, `?` and `[...]`, which is one if nothing
-            has it as its name. A relative path begins in the working folder of the process that hosts the trigger.
-        poll_seconds: How often to look.
-        settle_seconds: How long it has to be unchanged, for writers that do not move a complete file into place.
+        path: The file; or a folder, for any file below it; or a pattern with `*`, `?` and `[...]`, unless a file has
+            this
+            very name. Relative paths start at the working directory of the triggerer.
+        poll_seconds: The time between two checks.
+        settle_seconds: How long the file must be unchanged, for writers that do not move a complete file into the
+            folder.
         recursive: Whether `**` in a pattern matches any number of folders.
 
     Raises:
-        ValueError: A number is out of its bounds, or the path can never be one of a file.
+        ValueError: A number is out of bounds, or no file can ever be at the path.
     """
 
     def __init__(
@@ -56,12 +60,12 @@ class FileTrigger(BaseTrigger):
         self.recursive = recursive
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments of this trigger."""
+        """Return the classpath and arguments of this trigger."""
         names = ("path", "poll_seconds", "settle_seconds", "recursive")
         return "tidemill.triggers.builtin.file.FileTrigger", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Poll, and fire.
+        """Poll, then fire.
 
         Raises:
             OSError: A folder cannot be read.
@@ -69,7 +73,7 @@ class FileTrigger(BaseTrigger):
         stable_files = StableFiles(self.settle_seconds)
         said = ""
         while True:
-            # In a thread: a network file system may be slow.
+            # In a thread, because network file systems can be slow.
             files, why = await asyncio.to_thread(look, self.path, self.recursive, every=self.settle_seconds > 0)
             stable_files.see_all(files, time.monotonic())
             settled = stable_files.take(time.monotonic())
@@ -89,12 +93,12 @@ class FileTrigger(BaseTrigger):
 
 
 def look(path: str, recursive: bool, *, every: bool) -> tuple[dict[str, Version], str]:
-    """Return the files that a path leads to, and what is there instead if there are none.
+    """Return the files at a path, and a description of what is there if there are none.
 
     Args:
         path: A file, a folder or a pattern.
         recursive: Whether `**` in a pattern matches any number of folders.
-        every: Whether to return all files; else the first one that is found.
+        every: Whether to return all files; if False, only the first one found.
 
     Raises:
         OSError: A folder cannot be read.
@@ -102,25 +106,25 @@ def look(path: str, recursive: bool, *, every: bool) -> tuple[dict[str, Version]
     is_pattern = glob.has_magic(path) and not (Path(path).exists() or Path(path).is_symlink())
     files: dict[str, Version] = {}
     why = _explain_missing(path, is_pattern=is_pattern)
-    # Not by `Path.glob`, which has one folder, and hidden files.
-    for place in sorted(glob.iglob(path, recursive=recursive)) if is_pattern else [path]:  # noqa: PTH207
-        for file, version in _read_files(place):
+    # Not `Path.glob`, which needs a base folder and matches hidden files.
+    for target in sorted(glob.iglob(path, recursive=recursive)) if is_pattern else [path]:  # noqa: PTH207
+        for file, version in _read_files(target):
             files[file] = version
             if not every:
                 return files, why
-        if not files and (kind := _describe_kind(place)):
-            why = f"{kind} at {place}" if is_pattern else kind
-    return files, "a file that still changes" if files else why
+        if not files and (kind := _describe_kind(target)):
+            why = f"{kind} at {target}" if is_pattern else kind
+    return files, "a file that is still changing" if files else why
 
 
-def _read_files(place: str) -> Iterator[tuple[str, Version]]:
-    """Yield the file of a path, or those below a folder."""
-    if (version := read_version(place)) is not None:
-        yield place, version
-    elif Path(place).is_dir():
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it is gone by now
-            os.scandir(place).close()  # `walk` does not say that it may not read it
-        for folder, _, names in os.walk(place):
+def _read_files(path: str) -> Iterator[tuple[str, Version]]:
+    """Yield the file at a path, or the files below a folder."""
+    if (version := read_version(path)) is not None:
+        yield path, version
+    elif Path(path).is_dir():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed in the meantime
+            os.scandir(path).close()  # raises if the folder cannot be read; `walk` would ignore that
+        for folder, _, names in os.walk(path):
             for name in names:
                 file = str(Path(folder, name))
                 if (version := read_version(file)) is not None:
@@ -128,7 +132,7 @@ def _read_files(place: str) -> Iterator[tuple[str, Version]]:
 
 
 def read_version(path: str) -> Version | None:
-    """Return the version of a file; None if it is not a regular file, or does not exist."""
+    """Return the version of a file; None if it does not exist or is not a regular file."""
     try:
         found = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -138,14 +142,14 @@ def read_version(path: str) -> Version | None:
     return Version(found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-def _describe_kind(place: str) -> str:
-    """Return what is at a path that has no file; empty: nothing is."""
-    there = Path(place)
+def _describe_kind(path: str) -> str:
+    """Return a description of what is at a path without a file; empty if nothing is."""
+    there = Path(path)
     if there.is_dir():
         return "a folder without files"
     if there.exists():
-        return "no regular file, but a device, a pipe or a socket"
-    return "a link that leads nowhere" if there.is_symlink() else ""
+        return "a device, pipe or socket instead of a regular file"
+    return "a broken link" if there.is_symlink() else ""
 
 
 def _show(path: str) -> str:
@@ -153,10 +157,10 @@ def _show(path: str) -> str:
 
 
 def _explain_missing(path: str, *, is_pattern: bool) -> str:
-    """Return why there may be nothing at a path.
+    """Return why no file was found at a path.
 
     Raises:
-        OSError: The folder of a pattern cannot be read, which `glob` does not say.
+        OSError: The folder of a pattern cannot be read; `glob` would ignore that.
     """
     above = Path(path).parent
     while is_pattern and glob.has_magic(str(above)):
@@ -169,5 +173,5 @@ def _explain_missing(path: str, *, is_pattern: bool) -> str:
     except FileNotFoundError:
         return f"no folder {above}"
     except NotADirectoryError:
-        return f"no folder {above}: it is, or is below, a file"
-    return "nothing that the pattern matches" if is_pattern else "nothing"
+        return f"no folder {above}: the path leads through a file"
+    return "no match for the pattern" if is_pattern else "nothing"

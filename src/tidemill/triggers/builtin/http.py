@@ -1,7 +1,7 @@
-"""Polls a URL until its answer is as expected.
+"""Polls a URL until the response is as expected.
 
-Invariants: temporary failures are retried with backoff, a limited number of times in a row; what a retry cannot change
-is an error at once; no answer is read beyond a limit; URLs are shown without user and query, which may hold secrets.
+Invariants: transient failures are retried with backoff, up to a limit in a row; permanent failures raise at once; no
+response is read beyond a limit; URLs are shown without user and query, which may contain secrets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _BACKOFF: Final = Backoff(0.5, 60.0)
 #: The longest Retry-After that is obeyed.
 _MAX_RETRY_AFTER_SECONDS: Final = 3600.0
-#: The random part of a pause between polls, up and down.
+#: The jitter of the pause between polls, as a fraction in both directions.
 _SPREAD: Final = 0.1
 
 
@@ -46,25 +46,27 @@ class _HttpAnswer:
 
 
 class HttpTrigger(BaseTrigger):
-    """Fires once, when a URL answers as expected.
+    """Fires once, when a URL responds as expected.
 
-    What is fired holds `url` (without user and query), `status` and `body`: JSON where it is, else text. Its identity
-    is `url` and a digest of the request, the answer and what is waited for: with `restart: always` each answer that
-    differs from those before is stored once. Headers are not in it, and of `params` only the names of secrets.
+    The payload has `url` (without user and query), `status` and `body`, which is decoded if it is JSON and text
+    otherwise.
+    The identity is `url` and a digest of the request, the response and the expectation: with `restart: always`, each
+    distinct response is stored once. Headers are not part of the digest, and of secrets in `params` only the names are.
 
     Args:
-        url: http:// or https://.
-        method: Of the requests.
-        params: The query of the address, instead of one in `url`; secrets as `{"env": NAME}`.
-        headers: Of the requests; secrets likewise.
-        json: What to send as JSON; None: nothing.
-        status: The status, or those, that are waited for. Others of 2xx, and 404, 409, 410, 423 and 425, mean: not yet.
-        where: A condition on the answer's JSON, see `core.triggers.json_condition`; None: the status is enough.
-        poll_seconds: How long to wait between an answer that is not as expected and the next request; spread by 10 %.
-        timeout_seconds: For a whole request and its answer.
-        max_retries: How many requests in a row may fail (no connection, no answer in time, 408, 429, 5xx) after the
-            first one, each after a longer wait.
-        max_body_bytes: An answer beyond this is an error.
+        url: An http:// or https:// URL.
+        method: The HTTP method.
+        params: The query parameters, which replace a query in `url`; write secrets as `{"env": NAME}`.
+        headers: The request headers; write secrets as `{"env": NAME}`.
+        json: A body to send as JSON; None: no body.
+        status: The expected status, or several. Any other 2xx, and 404, 409, 410, 423 and 425, mean "not yet".
+        where: A condition on the JSON of the response, see `core.triggers.json_condition`; None: the status is enough.
+        poll_seconds: The time between an unexpected response and the next request, with a jitter of 10 %.
+        timeout_seconds: The timeout for a whole request and its response.
+        max_retries: How many requests in a row may fail after the first one (no connection, no response in time, 408,
+            429,
+            5xx), with a growing delay before each.
+        max_body_bytes: The limit for a response; a larger one is an error.
 
     Raises:
         TypeError: A value has the wrong type.
@@ -90,7 +92,7 @@ class HttpTrigger(BaseTrigger):
         super().__init__()
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url must begin with http:// or https:// and a host, got {_mask_url(url)!r}")
+            raise ValueError(f"url must start with http:// or https:// and a host, got {_mask_url(url)!r}")
         positive = {"poll_seconds": poll_seconds, "timeout_seconds": timeout_seconds, "max_body_bytes": max_body_bytes}
         for name, value in positive.items():
             if value <= 0:
@@ -99,9 +101,7 @@ class HttpTrigger(BaseTrigger):
             raise ValueError(f"max_retries must not be negative, got {max_retries}")
         self._expected = frozenset([status] if isinstance(status, int) else status)
         if not self._expected or not all(100 <= one <= 599 for one in self._expected):
-            raise ValueError(
-                f"status must be one or more from 100 to 599, got {status!r}: no server answers with another"
-            )
+            raise ValueError(f"status must be an HTTP status from 100 to 599, or a list of them, got {status!r}")
         self._condition = None if where is None else parse_condition(where)
         self._kwargs: dict[str, Any] = {
             "url": url,
@@ -119,15 +119,15 @@ class HttpTrigger(BaseTrigger):
         self._shown_url = _mask_url(url)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments of this trigger."""
+        """Return the classpath and arguments of this trigger."""
         return "tidemill.triggers.builtin.http.HttpTrigger", dict(self._kwargs)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Poll, and fire.
+        """Poll, then fire.
 
         Raises:
             ConfigError: httpx is not installed, or a secret is not in the environment.
-            RemoteError: The server refuses, or failed too often.
+            RemoteError: The server refused the request, or failed too often.
         """
         headers = resolve_environment(self._kwargs["headers"])
         params = self._kwargs["params"]
@@ -143,7 +143,7 @@ class HttpTrigger(BaseTrigger):
                 failures = 0
                 if (why := self._explain(answered)) != said:
                     said = why
-                    self.log.info("a polled URL does not answer as expected yet", url=self._shown_url, answer=why)
+                    self.log.info("a polled URL does not respond as expected yet", url=self._shown_url, answer=why)
                 spread = 1 + _SPREAD * (2 * random.getrandbits(JITTER_BITS) / (1 << JITTER_BITS) - 1)
                 await asyncio.sleep(self._kwargs["poll_seconds"] * spread)
             else:
@@ -154,8 +154,8 @@ class HttpTrigger(BaseTrigger):
         answer = judge_answer(answered.status, self._expected)
         if answer is PollAnswer.REFUSED:
             raise RemoteError(
-                f"{self._shown_url} answered with status {answered.status}, which a retry does not change; "
-                f"correct the address or the credentials, or expect that status",
+                f"{self._shown_url} responded with status {answered.status}, which a retry will not change; correct "
+                f"the URL or the credentials, or add the status to `status`",
                 retryable=False,
             )
         if answer is not PollAnswer.EXPECTED:
@@ -172,14 +172,14 @@ class HttpTrigger(BaseTrigger):
         return TriggerEvent(payload, identity=self._build_identity(answered))
 
     def _explain(self, answered: _HttpAnswer) -> str:
-        """Return why an answer is not what is waited for."""
+        """Return why a response is not the expected one."""
         if answered.status not in self._expected:
             return f"status {answered.status}"
         try:
             msgspec.json.decode(answered.body)
         except (ValueError, RecursionError):
-            return f"status {answered.status}, but its body is not JSON, so `where` cannot hold"
-        return f"status {answered.status}, but `where` does not hold"
+            return f"status {answered.status}, but the body is not JSON, so `where` is false"
+        return f"status {answered.status}, but `where` is false"
 
     def _build_identity(self, answered: _HttpAnswer) -> str:
         given = self._kwargs
@@ -189,15 +189,16 @@ class HttpTrigger(BaseTrigger):
         return f"{shorten_place(self._shown_url)}#{digest}"
 
     async def _ask(self, headers: dict[str, Any], params: dict[str, Any] | None) -> _HttpAnswer | str:
-        """Return the answer, or how the request failed."""
+        """Return the response, or a description of the failure."""
         httpx, verify = await asyncio.to_thread(_load_client)
         given, seconds = self._kwargs, self._kwargs["timeout_seconds"]
         try:
             async with asyncio.timeout(seconds):
-                # Made for each request, since they are seldom; what bounds its time is around it.
+                # Polls are rare, so each request has its own client. The timeout around it covers everything.
                 async with (
                     httpx.AsyncClient(
-                        # It would refuse hosts of NO_PROXY that have nothing to do with this one.
+                        # httpx rejects some NO_PROXY entries for unrelated hosts, so `find_proxy` reads the environment
+                        # instead.
                         verify=verify,
                         timeout=None,
                         trust_env=False,
@@ -210,9 +211,9 @@ class HttpTrigger(BaseTrigger):
                     body = await self._read(answer)
                     return _HttpAnswer(answer.status_code, answer.headers.get("retry-after"), body)
         except TimeoutError:
-            return f"no answer within {seconds:g} s"
+            return f"no response within {seconds:g} s"
         except httpx.TransportError as error:
-            # Its text may hold the address.
+            # The text of the error may contain the URL.
             return type(error).__name__
         except (httpx.InvalidURL, httpx.DecodingError) as error:
             raise RemoteError(f"{self._shown_url}: {type(error).__name__}", retryable=False) from None
@@ -223,8 +224,8 @@ class HttpTrigger(BaseTrigger):
             body += chunk
             if len(body) > self._kwargs["max_body_bytes"]:
                 raise RemoteError(
-                    f"{self._shown_url} answered with more than {self._kwargs['max_body_bytes']} bytes; poll a smaller "
-                    f"answer, or raise max_body_bytes",
+                    f"{self._shown_url} responded with more than {self._kwargs['max_body_bytes']} bytes; poll a "
+                    f"smaller resource, or raise max_body_bytes",
                     retryable=False,
                 )
         return bytes(body)
@@ -236,14 +237,14 @@ class HttpTrigger(BaseTrigger):
             asked = parse_retry_after(answered.retry_after, _MAX_RETRY_AFTER_SECONDS)
         decision = decide(failures, self._kwargs["max_retries"], _BACKOFF, random.getrandbits(JITTER_BITS))
         if isinstance(decision, GiveUp):
-            raise RemoteError(f"{self._shown_url} failed {failures} times in a row, the last time with: {how}")
-        self.log.info("a polled URL failed; it is retried", url=self._shown_url, error=how)
+            raise RemoteError(f"{self._shown_url} failed {failures} times in a row; the last failure: {how}")
+        self.log.info("a polled URL failed; retrying", url=self._shown_url, error=how)
         await asyncio.sleep(max(decision.delay_seconds, asked))
 
 
 @functools.cache
 def _load_client() -> tuple[Any, ssl.SSLContext]:
-    """Return httpx and a TLS context, which both take long to load: only once, and in a thread."""
+    """Return httpx and a TLS context; both are slow to load, so load them once, in a thread."""
     try:
         import httpx
     except ModuleNotFoundError as error:
@@ -254,5 +255,5 @@ def _load_client() -> tuple[Any, ssl.SSLContext]:
 def _mask_url(url: str) -> str:
     """Return a URL without user, query and fragment."""
     shown = redact_text(url.partition("#")[0])
-    place, mark, _ = shown.partition("?")
-    return f"{place}?***" if mark else place
+    base, mark, _ = shown.partition("?")
+    return f"{base}?***" if mark else base

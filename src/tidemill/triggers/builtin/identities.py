@@ -1,9 +1,9 @@
-"""Identities of events: texts that are equal for one occurrence, however often it is seen, and different for two.
+"""Identities of events: strings that are equal for one occurrence, however often it is seen, and differ for two.
 
-An identity says where and when something occurred, and ends in a digest of the selection, if there is one: a trigger
-that selects differently under the same name gets its own events.
+An identity says where and when something occurred. If the trigger selects events, it ends in a digest of the selection,
+so that a trigger with a changed selection under the same name fires its own events.
 
-Invariants: an identity stays below the 1,024 bytes that a store accepts; what goes into a digest cannot be recovered.
+Invariants: an identity stays below the 1,024 bytes that a store accepts; the input of a digest cannot be recovered.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Final
 
 from tidemill.core.triggers.stable_files import Version
 
-#: Longer places are shortened, to leave room for the rest.
+#: Longer locations are shortened, to leave room for the rest.
 MAX_PLACE_BYTES: Final = 512
 _DIGEST_CHARACTERS: Final = 32
 _SHOWN_CHARACTERS: Final = 64
 
 
 def compute_digest(*parts: Any) -> str:
-    """Return 32 hexadecimal digits (128 bits) for values that JSON can hold, or bytes; the order of keys is ignored.
+    """Return 32 hexadecimal digits (128 bits) for JSON values or bytes; the order of keys does not matter.
 
     Example:
         >>> compute_digest("GET", {"a": 1, "b": 2}) == compute_digest("GET", {"b": 2, "a": 1})
@@ -33,7 +33,7 @@ def compute_digest(*parts: Any) -> str:
 
 
 def shorten_place(text: str) -> str:
-    """Return a text, or its end with a digest of all of it where it is long.
+    """Return a location unchanged; if it is too long, return a digest of it and its end.
 
     Example:
         >>> shorten_place("/data/in.csv"), len(shorten_place("/data" * 1000)) < 200
@@ -45,7 +45,7 @@ def shorten_place(text: str) -> str:
 
 
 def build_suffix(selects: Mapping[str, Any]) -> str:
-    """Return the suffix of an identity for a selection; '' without one.
+    """Return the suffix of identities for a selection; '' without one.
 
     Example:
         >>> build_suffix({}), len(build_suffix({"key": "a"}))

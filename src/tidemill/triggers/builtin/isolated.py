@@ -1,6 +1,6 @@
-"""Runs an event trigger by itself, on a stream of its own.
+"""Runs a single event trigger on a stream of its own.
 
-It is the same stream that a host would share between triggers: an event counts as dealt with when the next one is
+The stream works exactly like one that a host shares between triggers: an event counts as resolved when the next one is
 requested.
 """
 
@@ -13,7 +13,7 @@ from tidemill.triggers.shared_stream import SharedStreamManager
 
 
 async def run_alone(trigger: BaseEventTrigger) -> AsyncIterator[TriggerEvent]:
-    """Yield the events of a trigger that has a key, without sharing its stream."""
+    """Yield the events of a trigger that has a stream key, without sharing its stream."""
     manager = SharedStreamManager()
     stream = manager.subscribe(trigger_id=trigger.trigger_id, trigger=trigger, key=trigger.shared_stream_key())
     events = trigger.filter_shared_stream(stream)

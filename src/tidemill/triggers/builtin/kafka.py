@@ -1,7 +1,7 @@
-"""Fires for messages of a Kafka topic; triggers of one topic and group share one consumer.
+"""Fires for messages of a Kafka topic; triggers with the same topic and group share one consumer.
 
-A message is committed when every trigger of its group is done with it and what they fired is stored; `producers.kafka`
-describes what becomes of those that failed or were rejected.
+The offset of a message is committed when every trigger of the group has resolved it and the fired events are stored;
+`producers.kafka` describes the handling of failed and rejected messages.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, Valu
 from tidemill.triggers.producers.kafka import kafka_claim, kafka_stream
 from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
 
-#: librdkafka's keys that are set here, and what to use instead.
+#: librdkafka settings that are set here, and what to use instead.
 _OWNED_KEYS = {
-    **dict.fromkeys(OWNED_SOURCE_KEYS, "tidemill sets it for its streams; remove it"),
+    **dict.fromkeys(OWNED_SOURCE_KEYS, "tidemill sets this for its streams; remove it"),
     "bootstrap.servers": "set brokers",
     "metadata.broker.list": "set brokers",
     "group.id": "set group",
@@ -29,28 +29,29 @@ _OWNED_KEYS = {
 
 
 class KafkaTrigger(BaseEventTrigger):
-    """Fires for every message of a topic that is selected.
+    """Fires for every selected message of a topic.
 
-    What is fired holds topic, partition, offset, timestamp, key, headers and value. Its identity is the message's place
-    and time, and a digest of what selects: a message is stored once per trigger, however often it is delivered, and
-    once more for a trigger that selects or applies something else under the same name.
+    The payload has topic, partition, offset, timestamp, key, headers and value. The identity is the message's topic,
+    partition, offset and timestamp, and a digest of the selection. So a message is stored once per trigger, however
+    often
+    it is delivered, and once more if a trigger of the same name later has another selection or function.
 
     Args:
-        topic: The topic to read; it has to exist.
-        brokers: host:port of one or more brokers, with commas.
-        group: The consumer group. Triggers of one topic and group share one consumer, and so all but the selection:
-            the first one's settings apply.
-        apply: See `Selection`, as the next ones.
-        key: Likewise; the message's key, as UTF-8.
-        where: Likewise.
-        value_format: Likewise.
-        on_invalid: Likewise.
-        dlq_topic: Where rejected and failed messages go; '' means `<topic>_dlq`.
-        max_redeliveries: How often a failed message is redelivered.
-        client_config: Passed to librdkafka, for example for security; secrets as `{"env": NAME}`.
+        topic: The topic to read; it must exist.
+        brokers: One or more `host:port`, separated by commas.
+        group: The consumer group. Triggers with the same topic and group share one consumer and therefore all settings
+            except the selection; those of the first trigger apply.
+        apply: See `Selection`.
+        key: See `Selection`; compared with the message's key as UTF-8.
+        where: See `Selection`.
+        value_format: See `Selection`.
+        on_invalid: See `Selection`.
+        dlq_topic: The topic for rejected and failed messages; '' means `<topic>_dlq`.
+        max_redeliveries: How often to redeliver a failed message.
+        client_config: Settings for librdkafka, for example for security; write secrets as `{"env": NAME}`.
 
     Raises:
-        ConfigError: The function to apply does not exist.
+        ConfigError: The function in `apply` does not exist.
         TypeError: A value has the wrong type.
         ValueError: A value is not allowed.
     """
@@ -72,7 +73,7 @@ class KafkaTrigger(BaseEventTrigger):
     ) -> None:
         """Check the arguments; do not connect yet."""
         super().__init__()
-        # A wrong argument is this trigger's own failure, not that of all triggers of its stream.
+        # Checking here makes a wrong argument fail this trigger alone, instead of the stream with all its triggers.
         for name, check, value in (
             ("topic", check_topic, topic),
             ("brokers", check_brokers, brokers),
@@ -100,15 +101,15 @@ class KafkaTrigger(BaseEventTrigger):
         self._claim = kafka_claim(topic, group)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments of this trigger."""
+        """Return the classpath and arguments of this trigger."""
         return "tidemill.triggers.builtin.kafka.KafkaTrigger", dict(self._kwargs)
 
     def shared_stream_key(self) -> Hashable:
-        """Return brokers, topic and group: two consumers of the same would each see half of the messages."""
+        """Return brokers, topic and group: two consumers in one group would each see half of the messages."""
         return self._key
 
     def upstream_claim(self) -> str:
-        """Return topic and group: no other running list may read them."""
+        """Return topic and group, which no other running list may read."""
         return self._claim
 
     @classmethod
@@ -124,7 +125,7 @@ class KafkaTrigger(BaseEventTrigger):
         )
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[SourceMessage]) -> AsyncIterator[TriggerEvent]:
-        """Fire for what is selected."""
+        """Fire for selected messages."""
         selection = self._selection
         async for message in shared_stream:
             fired = await selection.select(message, message.key, message.value, _describe)
@@ -134,9 +135,10 @@ class KafkaTrigger(BaseEventTrigger):
                 if selection.rejects_invalid:
                     reject_shared_stream_event()
                 continue
-            # With its time, because a topic that was deleted and created again counts from 0.
-            place = f"{message.topic}/{message.partition}/{message.offset}@{message.timestamp}"
-            yield TriggerEvent(fired, identity=place + selection.identity_suffix)
+            # The timestamp tells apart messages of a topic that was deleted and created again, where offsets restart at
+            # 0.
+            position = f"{message.topic}/{message.partition}/{message.offset}@{message.timestamp}"
+            yield TriggerEvent(fired, identity=position + selection.identity_suffix)
 
     def run(self) -> AsyncIterator[TriggerEvent]:
         """Fire without sharing the consumer."""

@@ -1,7 +1,7 @@
-"""Waits for a process to end.
+"""Waits for a process to exit.
 
-The process is distinguished from a later one with the same id by the time when it started, counted from the boot of its
-host. It has to be on the host where the trigger runs.
+The start time, counted from the boot of the host, distinguishes the process from a later one with the same id. The
+process must be on the triggerer's host.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from typing import Any, Final
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
 _PROC = "/proc"
-#: The `started` of a process that did not exist when its trigger was created.
+#: The `started` value of a process that did not exist when its trigger was created.
 GONE: Final = "gone"
 
 
 class ProcessExitTrigger(BaseTrigger):
-    """Fires once, when a process has ended; at once if there is none.
+    """Fires once, when a process has exited; at once if it does not exist.
 
-    What is fired holds `pid` and `found`: whether the process still existed when the wait began. Only its parent
-    knows how it ended.
+    The payload has `pid` and `found`: whether the process still existed when the wait began. The exit code is not
+    included,
+    because only the parent process can read it.
 
     Args:
-        pid: The process.
-        started: Distinguishes it from a later one with the same id; None: take the process that has it now.
-        poll_seconds: How often to check where the system does not notify (Linux does).
+        pid: The process id.
+        started: Distinguishes the process from a later one with the same id; None: use the current process.
+        poll_seconds: The time between two checks on systems that do not notify (Linux does).
 
     Raises:
         TypeError: The id is not a number.
@@ -36,7 +37,7 @@ class ProcessExitTrigger(BaseTrigger):
     """
 
     def __init__(self, pid: int, *, started: str | None = None, poll_seconds: float = 1.0) -> None:
-        """Find the process."""
+        """Read the start time of the process."""
         super().__init__()
         if isinstance(pid, bool) or not isinstance(pid, int):
             raise TypeError(f"pid must be the id of a process, got {pid!r}")
@@ -49,14 +50,14 @@ class ProcessExitTrigger(BaseTrigger):
         self.poll_seconds = poll_seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments of this trigger, including when the process started."""
+        """Return the classpath and arguments of this trigger, including the process's start time."""
         return (
             "tidemill.triggers.builtin.process.ProcessExitTrigger",
             {"pid": self.pid, "started": self.started, "poll_seconds": self.poll_seconds},
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait, and fire."""
+        """Wait, then fire."""
         found = self._is_there()
         if found:
             await self._wait()
@@ -71,11 +72,12 @@ class ProcessExitTrigger(BaseTrigger):
         except ProcessLookupError:
             return
         except (AttributeError, OSError):
-            # Not on this system, or too many files are open.
+            # The system has no pidfd, or too many files are open.
             await self._poll()
             return
         try:
-            # The descriptor refers to the process that had the id when it was opened: was it still the right one?
+            # The descriptor refers to the process that had the id when it was opened; check that it was still the right
+            # one.
             if self._is_there():
                 await _wait_readable(fd)
         finally:
@@ -102,15 +104,15 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _read_start(pid: int) -> str:
-    """Return the boot and the time at which a process started; 'gone' if there is none, or it has ended.
+    """Return boot id and start time of a process; 'gone' if it does not exist or has exited.
 
-    Where that cannot be read, the id itself has to do.
+    Where /proc cannot be read, fall back to the process id.
     """
     try:
         stat = Path(_PROC, str(pid), "stat").read_text(errors="replace")
     except OSError:
         return _check_alive(pid)
-    # The name, in parentheses, may hold anything.
+    # The program name, in parentheses, may contain spaces and parentheses.
     fields = stat.rpartition(")")[2].split()
     if fields[0] in "ZX":
         return GONE

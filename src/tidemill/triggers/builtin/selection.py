@@ -1,7 +1,7 @@
-"""Which messages a trigger fires for, and what it fires; shared by the triggers over brokers.
+"""Selects the messages that a trigger fires for, and builds the payload; shared by the triggers over brokers.
 
-A message passes if its key is one of the given ones, its value (read as JSON) meets a condition, and a function of the
-user accepts it; each of these is optional. The function may also return what is fired.
+A message passes if its key is among the given ones, its value (read as JSON) meets a condition, and a user's function
+accepts it. Each of these is optional. The function may also return the payload.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ class Selection:
     """A selection; it consists of JSON values, which are in `kwargs`.
 
     Args:
-        apply: Classpath of a function that is called with the raw event: what it returns (or its coroutine does) is
-            fired; True fires what would be fired without it, None and False nothing.
-        key: The key, or the keys, that pass; None: all do.
+        apply: The classpath of a function that is called with the raw event. Its return value (or that of its
+            coroutine)
+            is the payload; True stands for the default payload, None and False for none.
+        key: The key, or several, that pass; None: all pass.
         where: A condition on the value, see `core.triggers.json_condition`; None: every value passes.
-        value_format: How the value is read for what is fired: `text` (UTF-8, else `{"base64": ...}`) or `json`.
+        value_format: How the value appears in the payload: `text` (UTF-8, else `{"base64": ...}`) or `json`.
         on_invalid: What to do with a value that is not JSON where JSON is needed: `skip` it, or `reject` it, so that
-            its producer dead-letters it.
+            its
+            producer dead-letters it.
 
     Raises:
         ConfigError: The function does not exist.
@@ -57,13 +59,12 @@ class Selection:
         value_format: ValueFormat = "text",
         on_invalid: OnInvalid = "skip",
     ) -> None:
-        """Check the arguments."""
         if value_format not in ("text", "json"):
             raise ValueError(f"value_format must be text or json, got {value_format!r}")
         if on_invalid not in ("skip", "reject"):
             raise ValueError(f"on_invalid must be skip or reject, got {on_invalid!r}")
         if apply is not None and not isinstance(apply, str):
-            raise TypeError(f"apply must be the path of a function (package.module.function), got {apply!r}")
+            raise TypeError(f"apply must name a function as package.module.function, got {apply!r}")
         keys = [key] if isinstance(key, str) else key
         if keys is not None and not (isinstance(keys, list | tuple) and all(isinstance(one, str) for one in keys)):
             raise TypeError(f"key must be a string or a list of strings, got {key!r}")
@@ -78,7 +79,7 @@ class Selection:
             )
             if value != default
         }
-        #: The end of the identities of its events.
+        #: The suffix of the identities of selected events.
         self.identity_suffix: Final = build_suffix(self._describe_selection(apply, keys))
         self.rejects_invalid: Final = on_invalid == "reject"
         self._keys = None if keys is None else frozenset(one.encode() for one in keys)
@@ -88,7 +89,7 @@ class Selection:
         self._apply = None if apply is None else load_callable(apply)
 
     def _describe_selection(self, apply: str | None, keys: Sequence[str] | None) -> dict[str, Any]:
-        """Return what determines which events are fired and what they contain, in a canonical form."""
+        """Return everything that determines which events are fired and with which payload, in a canonical form."""
         selecting: dict[str, Any] = {name: value for name, value in self.kwargs.items() if name != "on_invalid"}
         if keys is not None:
             selecting["key"] = sorted(set(keys))
@@ -99,13 +100,13 @@ class Selection:
     async def select(
         self, event: E, key: bytes | None, value: bytes | None, describe: Callable[[E], dict[str, Any]]
     ) -> Any:
-        """Return what to fire for a raw event, or why nothing is.
+        """Return the payload for a raw event, or why nothing is fired.
 
         Args:
-            event: What the user's function gets.
-            key: The message's.
-            value: The message's.
-            describe: Returns what is fired by default, but for its `value`; called only if it may be.
+            event: The raw event, passed to the user's function.
+            key: The key of the message.
+            value: The value of the message.
+            describe: Returns the default payload without `value`; called only if needed.
         """
         if self._keys is not None and key not in self._keys:
             return Left.OUT
@@ -130,7 +131,7 @@ class Selection:
 
 
 def encode_bytes(data: bytes | None) -> str | dict[str, str] | None:
-    """Return bytes as JSON can hold them: as text where they are UTF-8, else as base64.
+    """Return bytes in a form that JSON can hold: a string if they are UTF-8, base64 otherwise.
 
     Example:
         >>> encode_bytes(b"tide"), encode_bytes(bytes([255]))

@@ -1,7 +1,8 @@
 """Fires for messages of an SQS queue; triggers of one queue share one poll.
 
-A message is deleted when every trigger of the queue is done with it and what they fired is stored; see `producers.sqs`
-for what becomes of the others. Credentials are found as the AWS SDK finds them, and are not part of a trigger.
+A message is deleted when every trigger of the queue has resolved it and the fired events are stored; `producers.sqs`
+describes the handling of failed and rejected messages. Credentials are found the way the AWS SDK finds them, and are
+not part of a trigger.
 """
 
 from __future__ import annotations
@@ -18,27 +19,29 @@ from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_
 
 
 class SqsTrigger(BaseEventTrigger):
-    """Fires for every message of a queue that is selected.
+    """Fires for every selected message of a queue.
 
-    What is fired holds queue, message_id, group_id, sent_ms, attributes and value (the body). Its identity is the
-    message's id and a digest of what selects: a message is stored once per trigger, however often it is delivered, and
-    once more for a trigger that selects or applies something else under the same name.
+    The payload has queue, message_id, group_id, sent_ms, attributes and value (the body). The identity is the message's
+    id
+    and a digest of the selection. So a message is stored once per trigger, however often it is delivered, and once more
+    if
+    a trigger of the same name later has another selection or function.
 
     Args:
-        queue: Its name or URL. Triggers of one queue share one poll, and so all but the selection: the first one's
-            settings apply.
-        apply: See `Selection`, as the next ones.
-        where: Likewise.
-        value_format: Likewise.
-        on_invalid: Likewise.
-        reject_queue: See `SqsSettings`, as the next ones.
-        region: Likewise.
-        endpoint_url: Likewise.
-        visibility_seconds: Likewise.
-        wait_seconds: Likewise.
+        queue: The name or URL of the queue. Triggers of one queue share one poll and therefore all settings except the
+            selection; those of the first trigger apply.
+        apply: See `Selection`.
+        where: See `Selection`.
+        value_format: See `Selection`.
+        on_invalid: See `Selection`.
+        reject_queue: See `SqsSettings`.
+        region: See `SqsSettings`.
+        endpoint_url: See `SqsSettings`.
+        visibility_seconds: See `SqsSettings`.
+        wait_seconds: See `SqsSettings`.
 
     Raises:
-        ConfigError: The function to apply does not exist.
+        ConfigError: The function in `apply` does not exist.
         TypeError: A value has the wrong type.
         ValueError: A value is not allowed.
     """
@@ -72,11 +75,11 @@ class SqsTrigger(BaseEventTrigger):
         self._key = ("sqs", queue, region, endpoint_url)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments of this trigger."""
+        """Return the classpath and arguments of this trigger."""
         return "tidemill.triggers.builtin.sqs.SqsTrigger", {**self._settings, **self._selection.kwargs}
 
     def shared_stream_key(self) -> Hashable:
-        """Return the queue and its location: two polls of the same would each see half of the messages."""
+        """Return the queue and its endpoint: two polls of one queue would each see half of the messages."""
         return self._key
 
     @classmethod
@@ -85,7 +88,7 @@ class SqsTrigger(BaseEventTrigger):
         return SqsStreamProducer(SqsSettings(**{name: kwargs[name] for name in SqsSettings.__slots__}))
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[SqsMessage]) -> AsyncIterator[TriggerEvent]:
-        """Fire for what is selected."""
+        """Fire for selected messages."""
         selection = self._selection
         async for message in shared_stream:
             fired = await selection.select(message, None, message.body.encode(), _describe)

@@ -1,7 +1,7 @@
 """Triggers that wait for a point in time.
 
-The wall clock counts: it is read again at least every minute, so that a clock that was set, or a machine that slept, is
-noticed, and no sleep is too long. A trigger never fires before its moment.
+The wall clock decides. It is read at least once a minute, so a clock change or a suspended machine is noticed soon. A
+trigger never fires early.
 """
 
 from __future__ import annotations
@@ -27,55 +27,53 @@ async def wait_until(
     now: Callable[[], datetime] = _now,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> None:
-    """Return once a moment has come, not before."""
+    """Return once a point in time has come, never earlier."""
     while (left := (moment - now()).total_seconds()) > 0:
         await sleep(min(left, LOOK_SECONDS))
 
 
 class DateTimeTrigger(BaseTrigger):
-    """Fires once, at a moment; at once if it has passed.
+    """Fires once, at a point in time; at once if it has passed.
 
-    What is fired is the moment, in ISO 8601, UTC.
+    The payload is that time, as ISO 8601 in UTC.
 
     Args:
-        moment: A datetime, or a text in ISO 8601; with its time zone.
+        moment: A datetime with a time zone, or a string in ISO 8601 with one.
 
     Raises:
-        TypeError: It is neither.
-        ValueError: It has no time zone, or the text is not a date and time.
+        TypeError: The argument is neither.
+        ValueError: There is no time zone, or the string is not a date and time.
     """
 
     def __init__(self, moment: datetime | str) -> None:
-        """Check it."""
         super().__init__()
         self.moment = _parse_moment(moment)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the arguments of this trigger: the moment."""
+        """Return the classpath and arguments of this trigger."""
         return "tidemill.triggers.builtin.temporal.DateTimeTrigger", {"moment": self.moment.isoformat()}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait, and fire."""
+        """Wait, then fire."""
         await wait_until(self.moment)
         moment = self.moment.isoformat()
         yield TriggerEvent(moment, identity=moment)
 
 
 class TimeDeltaTrigger(DateTimeTrigger):
-    """Fires once, some time after it was created for the first time.
+    """Fires once, some time after its first creation.
 
-    It serializes as a `DateTimeTrigger`, so that creating it again elsewhere does not restart its time.
+    It serializes as a `DateTimeTrigger`, so recreating it elsewhere does not restart the wait.
 
     Args:
-        delta: The time, as a timedelta or in seconds.
+        delta: The duration, as a timedelta or in seconds.
 
     Raises:
-        TypeError: It is neither.
-        ValueError: The moment would be after the year 9999, or before the year 1.
+        TypeError: The argument is neither.
+        ValueError: The resulting time is after the year 9999 or before the year 1.
     """
 
     def __init__(self, delta: timedelta | float) -> None:
-        """Take the time."""
         if isinstance(delta, bool) or not isinstance(delta, timedelta | int | float):
             raise TypeError(f"delta must be a timedelta or a number of seconds, got {type(delta).__name__}")
         try:
@@ -98,7 +96,7 @@ def _parse_moment(moment: object) -> datetime:
         raise TypeError(f"moment must be a datetime or a string in ISO 8601, got {type(moment).__name__}")
     if moment.utcoffset() is None:
         raise ValueError(
-            f"moment {moment.isoformat()} has no time zone, so it would mean different moments on different hosts; add "
-            f"one, for example {moment.isoformat()}+00:00"
+            f"moment {moment.isoformat()} has no time zone, so its meaning would depend on the host; add a zone, for "
+            f"example {moment.isoformat()}+00:00"
         )
     return make_plain_moment(moment).astimezone(UTC)

@@ -1,1 +1,1 @@
-"""Producers of shared streams, one file a broker."""
+"""Producers of shared streams, one module per broker."""

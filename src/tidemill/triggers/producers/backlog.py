@@ -1,6 +1,6 @@
-"""A queue whose items one task processes in order, a few at a time.
+"""A queue whose items a single task processes in order, in small batches.
 
-Invariant: what `wait_first` returned stays in the queue until it is removed.
+Invariant: items returned by `wait_first` stay in the queue until they are removed.
 """
 
 from __future__ import annotations
@@ -18,27 +18,25 @@ class Backlog(Generic[T]):
     """The items that wait for one task."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._items: deque[T] = deque()
         self._changed = asyncio.Event()
         self._emptied = asyncio.Event()
         self._emptied.set()
 
     def add(self, item: T) -> None:
-        """Append an item."""
         self._items.append(item)
         self._changed.set()
         self._emptied.clear()
 
     async def wait_first(self, limit: int) -> list[T]:
-        """Wait until there are items, and return the oldest ones."""
+        """Wait until there are items, and return the oldest ones, at most `limit`."""
         while not self._items:
             self._changed.clear()
             await self._changed.wait()
         return list(islice(self._items, limit))
 
     def remove(self, done: Sequence[T]) -> None:
-        """Remove some of the items that `wait_first` returned last, in their order."""
+        """Remove some of the items that `wait_first` last returned; `done` is in queue order."""
         kept = []
         for item in done:
             while (oldest := self._items.popleft()) is not item:
@@ -48,5 +46,5 @@ class Backlog(Generic[T]):
             self._emptied.set()
 
     async def wait_empty(self) -> None:
-        """Wait until nothing is left."""
+        """Wait until the queue is empty."""
         await self._emptied.wait()

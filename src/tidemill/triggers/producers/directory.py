@@ -1,11 +1,11 @@
-"""A shared stream over one folder: every file that is new, or has changed, once it is complete.
+"""A shared stream over one folder: every new or changed file, once it is complete.
 
-Notifications of the operating system (`watchfiles`, on a thread of its own) say where to look; what counts is what is
-found there. The whole folder is scanned regularly, so that a lost notification, or a folder that was replaced, only
-costs time. Files that exist when the stream begins are not reported: `look` lists them.
+Notifications of the operating system (`watchfiles`, on its own thread) only say where to look; what is found there
+counts. The whole folder is also scanned regularly, so a lost notification or a replaced folder causes a delay at most.
+Files that exist when the stream starts are not reported; `look` lists them.
 
-Invariants: nothing that appears after the first `Looked` was yielded is left out; no version of a file comes twice; a
-file comes once it was unchanged for `settle_seconds`; nothing blocks the loop, and the thread ends with the stream.
+Invariants: no file that appears after the first `Looked` is left out; no version of a file is yielded twice; a file is
+yielded once it was unchanged for `settle_seconds`; nothing blocks the loop, and the thread ends with the stream.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from tidemill.core.triggers.stable_files import StableFiles, Version
 
 log = structlog.get_logger(__name__)
 
-#: How often `Looked` is yielded; seldom, since it takes room in the queue of a subscriber that does not read.
+#: How often `Looked` is yielded; rarely, because each one occupies a slot in the queues of slow subscribers.
 LOOKED_SECONDS = 60.0
 _MISSING_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class DirectorySettings:
-    """What to watch, and how.
+    """The folder to watch, and the settings of the watch.
 
     Attributes:
         path: The folder.
-        recursive: Whether subfolders are included.
-        settle_seconds: How long a file has to be unchanged to count as complete.
-        rescan_seconds: How often the whole folder is scanned, whatever the operating system reports.
+        recursive: Whether to include subfolders.
+        settle_seconds: How long a file must be unchanged to count as complete.
+        rescan_seconds: The interval of full scans, regardless of the notifications of the operating system.
         missing: What to do if the folder does not exist: `fail`, or `wait` for it.
     """
 
@@ -55,7 +55,7 @@ class DirectorySettings:
         """Check the values.
 
         Raises:
-            ValueError: Something is out of its bounds.
+            ValueError: A value is out of bounds.
         """
         if not self.path:
             raise ValueError("path is empty; give the folder to watch")
@@ -71,8 +71,8 @@ class FoundFile(msgspec.Struct, frozen=True):
     """A complete file.
 
     Attributes:
-        path: Relative to the folder.
-        version: Identifies this state of the file.
+        path: The path relative to the folder.
+        version: Identifies the state of the file.
     """
 
     path: str
@@ -80,10 +80,10 @@ class FoundFile(msgspec.Struct, frozen=True):
 
 
 class Looked(msgspec.Struct, frozen=True):
-    """A raw event that means: from now on, no file that appears is missed.
+    """A raw event that says: from now on, every file that appears will be yielded.
 
     Attributes:
-        at: When the last scan took place, in seconds of the loop.
+        at: The time of the last scan, in seconds of the loop's clock.
     """
 
     at: float
@@ -94,7 +94,7 @@ def look(settings: DirectorySettings) -> dict[str, Version]:
 
     Raises:
         FileNotFoundError: The folder does not exist.
-        OSError: It cannot be read.
+        OSError: The folder cannot be read.
     """
     found: dict[str, Version] = {}
     folders = [""]
@@ -105,7 +105,7 @@ def look(settings: DirectorySettings) -> dict[str, Version]:
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             if not folder:
                 raise
-            continue  # it was removed meanwhile, or may not be read
+            continue  # a subfolder that was removed in the meantime, or cannot be read
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
             if settings.recursive and entry.is_dir(follow_symlinks=False):
@@ -116,7 +116,7 @@ def look(settings: DirectorySettings) -> dict[str, Version]:
 
 
 async def look_twice(settings: DirectorySettings) -> list[tuple[str, Version]]:
-    """Return the files of a folder that do not change between two looks, oldest first; none if there is no folder."""
+    """Return the files that are unchanged between two scans, oldest first; none if the folder is missing."""
     try:
         first = await asyncio.to_thread(look, settings)
         await asyncio.sleep(settings.settle_seconds)
@@ -128,11 +128,11 @@ async def look_twice(settings: DirectorySettings) -> list[tuple[str, Version]]:
 
 
 async def directory_stream(settings: DirectorySettings) -> AsyncIterator[FoundFile | Looked]:
-    """Yield what is new in a folder, for `open_shared_stream`.
+    """Yield the new files of a folder, for `open_shared_stream`.
 
     Raises:
-        ConfigError: The folder does not exist, or was removed, and is not to be waited for.
-        OSError: It cannot be read.
+        ConfigError: The folder is missing, and the settings do not say to wait for it.
+        OSError: The folder cannot be read.
     """
     watch = _Watch(settings)
     try:
@@ -144,7 +144,7 @@ async def directory_stream(settings: DirectorySettings) -> AsyncIterator[FoundFi
 
 
 class _Watch:
-    """The state of a stream, and its thread."""
+    """The state of one stream, with its thread."""
 
     def __init__(self, settings: DirectorySettings) -> None:
         self._settings = settings
@@ -156,7 +156,7 @@ class _Watch:
         self._folder: tuple[int, int] | None = None
 
     async def run(self) -> AsyncGenerator[FoundFile | Looked, None]:
-        """Yield what is new, forever."""
+        """Yield new files forever."""
         files = await self._look_at_all()
         self._stable_files.know_all(files, self._loop.time())
         looked = said_at = self._loop.time()
@@ -197,7 +197,7 @@ class _Watch:
             await asyncio.sleep(_MISSING_SECONDS)
 
     async def _watch_folder(self) -> None:
-        """Watch the folder that has the name now, in a thread."""
+        """Start a thread that watches the folder now at the path, unless one already does."""
         found = await asyncio.to_thread(os.stat, self._settings.path)
         if not stat.S_ISDIR(found.st_mode):
             raise NotADirectoryError(self._settings.path)
@@ -223,7 +223,7 @@ class _Watch:
         self._bell.clear()
 
     async def _look_at_news(self) -> None:
-        # Notifications may be late: files that are about to be reported are checked once more.
+        # Notifications may be late, so check files once more right before they are reported.
         paths, self._news = self._news.union(self._stable_files.list_candidates(self._loop.time())), set()
         if paths:
             versions = await asyncio.to_thread(_read_versions, self._settings, paths)
@@ -233,7 +233,7 @@ class _Watch:
 
 
 class _WatchThread:
-    """A thread that watches one folder; if that fails, it ends, and the regular scans have to do."""
+    """A thread that watches one folder; if the watch fails, the thread exits, and only the regular scans remain."""
 
     def __init__(
         self, settings: DirectorySettings, loop: asyncio.AbstractEventLoop, on_news: Callable[[set[str]], None]
@@ -244,15 +244,15 @@ class _WatchThread:
         self._stop = threading.Event()
         self._began = asyncio.Event()
         self._ended = asyncio.Event()
-        # Not a thread of a pool: those are few, and this one stays.
+        # A dedicated thread: it runs as long as the stream and would occupy a thread of a pool.
         threading.Thread(target=self._run, name=f"directory[{settings.path}]", daemon=True).start()
 
     async def wait_watching(self) -> None:
-        """Wait until changes are noticed."""
+        """Wait until the thread notices changes."""
         await self._began.wait()
 
     async def end(self) -> None:
-        """Stop, and wait until the thread is done."""
+        """Stop the thread, and wait until it has exited."""
         self._stop.set()
         await asyncio.shield(self._ended.wait())
 
@@ -261,7 +261,7 @@ class _WatchThread:
             self._watch()
         except Exception as error:
             log.warning(
-                "a folder cannot be watched; it is scanned regularly instead",
+                "cannot watch a folder; only regular scans will find new files",
                 path=self._settings.path,
                 every_seconds=self._settings.rescan_seconds,
                 error=describe_error(error),
@@ -293,12 +293,12 @@ class _WatchThread:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            # The loop has ended, and so has everything that could wait.
+            # The loop is closed, so nothing waits for news any more.
             self._stop.set()
 
 
 def _read_versions(settings: DirectorySettings, paths: set[str]) -> dict[str, Version | None]:
-    """Return the versions of single files."""
+    """Return the current versions of single files; None for those that are gone."""
     found: dict[str, Version | None] = {}
     for path in paths:
         try:
@@ -312,7 +312,7 @@ def _read_entry(entry: os.DirEntry[str]) -> Version | None:
     try:
         return _build_read_entry(entry.stat())
     except OSError:
-        return None  # removed meanwhile, or a broken link
+        return None  # removed in the meantime, or a broken link
 
 
 def _build_read_entry(found: os.stat_result) -> Version | None:

@@ -1,17 +1,17 @@
-"""A shared stream over one Kafka topic: what every subscriber is done with is committed, what failed is redelivered.
+"""A shared stream over one Kafka topic: offsets that every subscriber has resolved are committed, failures redelivered.
 
-Raw events are `SourceMessage`s; a lane is a partition. The consumer lives on its own thread (`sources.kafka`) with a
-bounded buffer per partition, so a stream that is not pulled never leaves its group. `core.streams.redelivery` decides
-about offsets; this module connects the two and the dead-letter topic.
+Raw events are `SourceMessage`s; a lane is a partition. The consumer runs on its own thread (`sources.kafka`) with a
+bounded buffer per partition, so it stays in its group even while the stream is not pulled. `core.streams.redelivery`
+decides about offsets; this module connects it to the consumer and the dead-letter topic.
 
-Invariants: nothing is committed that is not clean or dead-lettered and confirmed; an event that failed, or was left
-unread, is redelivered only when the subscribers concerned are back or gone for good; if that takes too long, the stream
-ends and the broker redelivers it; only failures, rejects and unreadable headers lead to dead letters; `advance` waits
-for nothing, so that no lane waits for another. Clean offsets above the floor, and how often others failed, are
-committed as metadata of the offset: the next producer of the group continues there.
+Invariants: an offset is committed only if its event is clean, or its dead letter is confirmed. An event that failed or
+was left unread is redelivered only when the subscribers concerned have returned or are gone for good; if that takes too
+long, the stream ends and the broker redelivers the event. Only failures, rejects and unreadable headers lead to dead
+letters. `advance` never waits, so no lane waits for another. Clean offsets above the floor, and failure counts, are
+committed as metadata of the offset, so that the group's next producer continues from them.
 
-The manager of the stream has to call the methods of `SubscriberObserver`. While it does not pull (the store cannot be
-reached, too much is outstanding) the time for redeliveries stands still.
+The manager of the stream must call the methods of `SubscriberObserver`. While it does not pull (the store is
+unreachable, or too many events are outstanding), the clock for redeliveries is paused.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ log = structlog.get_logger(__name__)
 
 #: Commits within this many seconds are combined.
 COMMIT_SECONDS = 0.05
-#: At the end: how long to wait for letters and for commits in flight, each.
+#: How long closing waits for letters in flight, and then for commits in flight.
 SETTLE_SECONDS = 5.0
-#: If a pull comes later than this after the last one, the time between does not count for redeliveries.
+#: Time beyond this between two pulls does not count for redeliveries.
 PAUSE_SECONDS = 1.0
 _PULL_MESSAGES = 64
 _NOBODY = Blame()
@@ -63,7 +63,7 @@ Event = Delivery[TopicPartition, SourceMessage]
 
 
 class AbsentSubscriberError(TidemillError):
-    """An event cannot be redelivered, because a trigger that failed it, or left it unread, is not back in time."""
+    """An event cannot be redelivered, because a trigger that failed it or left it unread did not return in time."""
 
 
 def kafka_stream(
@@ -78,12 +78,12 @@ def kafka_stream(
     """Return a producer for `create_shared_stream_producer`.
 
     Args:
-        brokers: host:port of one or more brokers, with commas.
-        topic: The topic to read; it has to exist.
-        group: The consumer group, one per kind of stream.
-        dlq_topic: Where rejected and failed events go; '' means `<topic>_dlq`, created if it does not exist.
-        max_redeliveries: How often a failed event is redelivered.
-        client_config: Passed to librdkafka, for example for security.
+        brokers: One or more `host:port`, separated by commas.
+        topic: The topic to read; it must exist.
+        group: The consumer group; use one per kind of stream.
+        dlq_topic: The topic for rejected and failed events; '' means `<topic>_dlq`, which is created if missing.
+        max_redeliveries: How often to redeliver a failed event.
+        client_config: Settings for librdkafka, for example for security.
 
     Example:
         >>> producer = kafka_stream("localhost:9092", "orders", "order-triggers")
@@ -97,12 +97,13 @@ class KafkaStreamProducer(SharedStreamProducer):
     """One consumer of one topic, for one shared stream.
 
     Args:
-        settings: `kafka` says what to read, `dlq` where letters go. `worker_name_env` names this host, which
-            matters where no list of triggers is run.
-        limits: How often and how long; the defaults are those of `RedeliveryLimits`.
-        source: Instead of a Kafka consumer.
-        letters: Instead of the dead-letter topic.
-        clock: Seconds, monotonic.
+        settings: `kafka` selects the topic, `dlq` the dead-letter topic. `worker_name_env` names this host, which
+            matters
+            only outside of trigger lists.
+        limits: The limits for redeliveries; by default those of `RedeliveryLimits`.
+        source: Replaces the Kafka consumer.
+        letters: Replaces the dead-letter topic.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         letters: DeadLetters | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; nothing is connected before the stream is opened."""
+        """Prepare; the stream connects when it is opened."""
         self._limits = limits or RedeliveryLimits()
         self._source = source or KafkaSource(settings, build_member_id(settings))
         self._letters = letters or KafkaDeadLetters(settings)
@@ -135,16 +136,16 @@ class KafkaStreamProducer(SharedStreamProducer):
         self._settled = asyncio.Event()
         self._past = PastCommits()
 
-    # -- the manager's side -----------------------------------------------------------------------------------
+    # -- called by the manager ------------------------------------------------------------------------------------
 
     async def open_stream(self) -> AsyncIterator[tuple[SourceMessage, Event]]:
-        """Connect, and yield messages with what `advance` wants back.
+        """Connect, and yield messages with the deliveries that `advance` expects back.
 
         Raises:
-            AbsentSubscriberError: A trigger that failed an event, or left it unread, did not come back in time.
-            FencedError: Another process reads under this member's id.
+            AbsentSubscriberError: A trigger that failed an event or left it unread did not return in time.
+            FencedError: Another process reads under this member id.
             ConfigError: The dead-letter topic cannot be used.
-            RemoteError: The brokers refuse, or the topic was created again.
+            RemoteError: The brokers refuse, or the topic was deleted and created again.
         """
         self._started = True
         await self._letters.open()
@@ -165,10 +166,10 @@ class KafkaStreamProducer(SharedStreamProducer):
         return broker_payload.lane
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Process outcomes: clean events are committed soon, others redelivered or dead-lettered.
+        """Process outcomes: commit clean events soon, redeliver or dead-letter others.
 
         Raises:
-            FencedError: Another process reads under this member's id.
+            FencedError: Another process reads under this member id.
             RemoteError: The consumer failed.
         """
         if self._error is not None:
@@ -184,7 +185,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         self._commit_soon()
 
     async def aclose(self) -> None:
-        """Wait briefly for letters and commits in flight, and leave the group, if this is still its member."""
+        """Wait briefly for letters and commits in flight, then leave the group, unless this member was replaced."""
         if not self._started:
             return
         if self._error is None:
@@ -193,28 +194,25 @@ class KafkaStreamProducer(SharedStreamProducer):
             await self._wait_until(lambda: not self._sent)
         if self._commit_timer is not None:
             self._commit_timer.cancel()
-        # A member that was replaced would leave in the name of the one that replaced it.
+        # A replaced member must not leave, because the request would remove its replacement.
         await self._source.close(leave=self._error is None)
         await self._letters.close()
 
     def describe_stall(self) -> str | None:
-        """Return why nothing comes or goes, if that is known."""
+        """Return why the stream is stalled, if that is known."""
         source = self._source
         return self._letters.describe_stall() or source.describe_refusal() or source.describe_stall()
 
     # -- SubscriberObserver -------------------------------------------------------------------------------------------
 
     def subscriber_joined(self, trigger_id: Hashable) -> None:
-        """See `SubscriberObserver`."""
         self._redelivery.note_joined(trigger_id)
         self._wake.set()
 
     def subscriber_left(self, trigger_id: Hashable) -> None:
-        """See `SubscriberObserver`."""
         self._redelivery.note_left(trigger_id)
 
     def subscriber_gone(self, trigger_id: Hashable) -> None:
-        """See `SubscriberObserver`."""
         self._redelivery.note_gone(trigger_id)
         self._wake.set()
         self._commit_soon()
@@ -222,12 +220,11 @@ class KafkaStreamProducer(SharedStreamProducer):
     def event_failed(
         self, broker_payload: Event, failures: Mapping[Hashable, str], unread: Collection[Hashable]
     ) -> None:
-        """See `SubscriberObserver`."""
         blame = self._blame.setdefault(broker_payload.number, Blame())
         blame.failures.update(failures)
         blame.unread.update(unread)
 
-    # -- the next event --------------------------------------------------------------------------------------
+    # -- the next event ---------------------------------------------------------------------------------------
 
     def _check(self) -> None:
         if self._error is not None:
@@ -237,7 +234,7 @@ class KafkaStreamProducer(SharedStreamProducer):
             raise AbsentSubscriberError(describe_absence(overdue, self._limits.wait_seconds))
 
     def _take_next(self) -> Event | None:
-        # One at a time, numbered when it is delivered: joins and leaves are numbered by the same counter.
+        # Take one delivery at a time: joins and leaves are numbered by the same counter, so the order must be exact.
         if again := self._redelivery.take(self._read_clock(), 1):
             self._counts.redelivered += 1
             return again[0]
@@ -250,10 +247,10 @@ class KafkaStreamProducer(SharedStreamProducer):
                 self._redelivery.resolve(found, RedeliveryVerdict.REJECTED, self._read_clock(), 0)
                 self._write(found, build_unreadable_letter(message, message.headers_error))
             if found is Skip.STALE:
-                # The source drops what it fetched twice.
+                # The source already drops duplicate fetches, so an old offset means that the topic was created again.
                 raise RemoteError(
                     f"topic {message.topic!r}, partition {message.partition} went back to offset {message.offset}: "
-                    f"the topic was created again; the stream ends and starts again there"
+                    f"the topic was deleted and created again; the stream restarts from that offset"
                 )
         return None
 
@@ -282,7 +279,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         return max(0.0, self._clock() - self._given_at - PAUSE_SECONDS)
 
     def _read_clock(self) -> float:
-        """Seconds, without those in which nothing was pulled."""
+        """Return the time in seconds, excluding pauses between pulls."""
         return self._clock() - self._paused_seconds - self._count_paused()
 
     # -- letters and commits ----------------------------------------------------------------------------------
@@ -327,16 +324,14 @@ class KafkaStreamProducer(SharedStreamProducer):
                     self._settled.clear()
                     await self._settled.wait()
         except TimeoutError:
-            log.warning("a stream ends with letters or commits that are not confirmed; events will be redelivered")
+            log.warning("closing a stream before all letters and commits are confirmed; events will be redelivered")
 
-    # -- the source's side ------------------------------------------------------------------------------------
+    # -- called by the source ---------------------------------------------------------------------------------
 
     def on_messages(self, partitions: Collection[TopicPartition]) -> None:
-        """See `SourceEvents`."""
         self._wake.set()
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """See `SourceEvents`."""
         self._forget(partitions)
         for lane in partitions:
             self._redelivery.assign(lane, self._past.read(lane, self._source.noted(lane)))
@@ -344,7 +339,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         self._wake.set()
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Return the floors to commit; the next reader of the partitions redelivers what is outstanding."""
+        """Return the offsets to commit; the next reader of the partitions redelivers outstanding events."""
         for lane in partitions:
             self._redelivery.offer_again(lane)
         floors = self._take_floors()
@@ -356,7 +351,6 @@ class KafkaStreamProducer(SharedStreamProducer):
         return floors
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """See `SourceEvents`."""
         self._forget(partitions)
 
     def _forget(self, partitions: Sequence[TopicPartition]) -> None:
@@ -369,7 +363,6 @@ class KafkaStreamProducer(SharedStreamProducer):
         self._settled.set()
 
     def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
-        """See `SourceEvents`."""
         for lane, offset in offsets.items():
             if status is CommitStatus.DONE:
                 if self._sent.get(lane) == offset:
@@ -381,11 +374,10 @@ class KafkaStreamProducer(SharedStreamProducer):
         self._settled.set()
 
     def on_fatal(self, fatal: Fatal, text: str) -> None:
-        """See `SourceEvents`."""
         if fatal is Fatal.FENCED:
             text = (
-                f"another process reads this stream under the same member id ({text}): it has taken this list over, or "
-                f"runs the same trigger outside of a list; run it once, or give it a consumer group of its own"
+                f"another process reads this stream under the same member id ({text}): it has taken over this list, or "
+                f"runs the same trigger outside of a list; run the trigger once, or give it its own consumer group"
             )
             self._error = FencedError(text)
         else:

@@ -1,6 +1,6 @@
-"""Which triggers did not accept an event of a shared stream over Kafka, as dead letters and errors report it.
+"""Records which triggers did not accept an event of a shared stream over Kafka, for dead letters and errors.
 
-Invariants: no trigger is blamed for leaving an event unread; the error of a letter is bounded, whatever a trigger
+Invariants: no trigger is blamed for leaving an event unread; the error text of a letter is bounded, whatever a trigger
 raised, and contains no recognisable secret, no NUL and no lone surrogate.
 """
 
@@ -17,20 +17,20 @@ from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sources.base import TopicPartition
 from tidemill.triggers.shared_stream import AdvanceOutcome
 
-#: Most characters of the error of one trigger.
+#: The limit for the error text of one trigger.
 MAX_ERROR_CHARACTERS: Final = 500
-#: Triggers that a letter names; how many more there are is counted.
+#: The number of triggers that a letter names; further ones are only counted.
 MAX_NAMED: Final = 5
 _MAX_NAME_CHARACTERS: Final = 200
 
 
 @dataclass(slots=True)
 class Blame:
-    """Who did not accept one delivery of an event.
+    """The triggers that did not accept one delivery of an event.
 
     Attributes:
-        failures: Who failed or rejected it, with the error.
-        unread: Who never read it.
+        failures: Triggers that failed or rejected it, with the error.
+        unread: Triggers that never read it.
     """
 
     failures: dict[Hashable, str] = field(default_factory=dict)
@@ -38,22 +38,22 @@ class Blame:
 
     @property
     def left_unread(self) -> int:
-        """How many never read it; 0 if any trigger failed it."""
+        """The number of triggers that never read the event; 0 if any trigger failed it."""
         return 0 if self.failures else len(self.unread)
 
     @property
     def names(self) -> set[Hashable]:
-        """All of them."""
+        """The triggers in `failures` and `unread`."""
         return self.unread.union(self.failures)
 
 
 def build_letter(delivery: Delivery[TopicPartition, SourceMessage], outcome: AdvanceOutcome, blame: Blame) -> Letter:
-    """Return the letter about an event.
+    """Return the dead letter for an event.
 
     Args:
-        delivery: The last one of the event.
-        outcome: How that ended.
-        blame: Who failed or rejected it.
+        delivery: The last delivery of the event.
+        outcome: The outcome of that delivery.
+        blame: The triggers that failed or rejected it.
     """
     rejected = outcome.rejected > 0
     return Letter.about(
@@ -65,20 +65,20 @@ def build_letter(delivery: Delivery[TopicPartition, SourceMessage], outcome: Adv
 
 
 def build_unreadable_letter(message: SourceMessage, error: str) -> Letter:
-    """Return the letter about a message that no trigger is given."""
+    """Return the dead letter for a message that no trigger receives, because its headers cannot be read."""
     return Letter.about([message], LetterKind.PARSE, error)
 
 
 def describe_absence(overdue: Overdue[TopicPartition, SourceMessage], seconds: float) -> str:
-    """Return the error about an event whose subscribers did not come back in time."""
+    """Return the error for an event whose subscribers did not return in time."""
     (topic, partition), offset = overdue.delivery.lane, overdue.delivery.offset
     event = f"the event at offset {offset} of topic {topic!r}, partition {partition}"
     if not overdue.missing:
-        return f"no trigger subscribed for {event} within {seconds:g} s; it is not committed, and the stream ends"
+        return f"no trigger subscribed for {event} within {seconds:g} s; the stream ends without committing it"
     names = ", ".join(sorted(str(name) for name in overdue.missing))
     return (
         f"{event} waits for {names}, which failed it or left it unread and did not subscribe again within "
-        f"{seconds:g} s; it is not committed, the stream ends, and the next one reads from there"
+        f"{seconds:g} s; the stream ends without committing it, and the next stream reads it again"
     )
 
 
@@ -86,8 +86,8 @@ def _describe_reject(outcome: AdvanceOutcome, blame: Blame) -> str:
     if not blame.failures:
         return "a trigger rejected the event"
     if outcome.failed > len(blame.unread):
-        # Some of these failed it: which of them rejected it is not known.
-        return f"a trigger rejected the event; reported of this delivery: {_describe_failures(blame.failures)}"
+        # Some of these triggers failed the event rather than rejecting it; which ones is unknown.
+        return f"a trigger rejected the event; errors of this delivery: {_describe_failures(blame.failures)}"
     return f"the event was rejected by {_describe_failures(blame.failures)}"
 
 
@@ -95,7 +95,8 @@ def _describe_failure(failures: int, blame: Blame) -> str:
     times = "once" if failures == 1 else f"{failures} times"
     if not blame.failures:
         return f"the event failed {times}"
-    return f"the event failed {times}, {'in' if failures == 1 else 'at last in'} {_describe_failures(blame.failures)}"
+    where = "in" if failures == 1 else "most recently in"
+    return f"the event failed {times}, {where} {_describe_failures(blame.failures)}"
 
 
 def _describe_failures(failures: Mapping[Hashable, str]) -> str:
@@ -109,7 +110,7 @@ def _describe_failures(failures: Mapping[Hashable, str]) -> str:
 
 
 def _clean_text(text: str, most_characters: int) -> str:
-    # Cut twice: masking takes time, and a secret that is cut may not be recognised.
+    # Cut before masking, which is slow, and again after it; an early tight cut could make a secret unrecognisable.
     text = text[: 4 * most_characters].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
     text = redact_text(text)
     return text if len(text) <= most_characters else f"{text[: most_characters - 3]}..."

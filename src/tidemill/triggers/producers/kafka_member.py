@@ -1,7 +1,7 @@
-"""The identity of a shared stream over Kafka in its consumer group, and its claim for its list of triggers.
+"""The member id of a shared stream over Kafka in its consumer group, and the claim for its trigger list.
 
-A list is run by one host at a time, so its member id is that of the list, not of the host: a host that takes over a
-list fences the one that had it. Without a list, only the host distinguishes members.
+One host at a time runs a list, so the member id is derived from the list rather than the host: a host that takes over a
+list fences the previous one. Outside of lists, the host name distinguishes members.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from tidemill.triggers.stream_api import LIST_NAME
 
 
 def kafka_claim(topic: str, group: str) -> str:
-    """Return what `BaseEventTrigger.upstream_claim` is to return for a trigger over Kafka.
+    """Return the value for `BaseEventTrigger.upstream_claim` of a trigger over Kafka.
 
-    Two lists that read one topic as one group would each see a part of the messages, and the events of one would be
-    committed by the other; of two lists with the same claim the host refuses to start the second.
+    If two lists read one topic in one group, each would see only a part of the messages, and each would commit events
+    of
+    the other. The host therefore refuses to start a second list with the same claim.
 
     Example:
         >>> kafka_claim("orders", "order-triggers")
@@ -29,10 +30,10 @@ def kafka_claim(topic: str, group: str) -> str:
 
 
 def build_member_id(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the static member id of a stream that is created now: at most 249 letters, digits, '.', '_' and '-'.
+    """Return the static member id for a new stream: at most 249 letters, digits, '.', '_' and '-'.
 
     Raises:
-        ConfigError: There is no list, and the name of the host cannot be part of a Kafka id.
+        ConfigError: There is no list, and the host name cannot be part of a Kafka id.
     """
     kafka = settings.kafka
     group, topic, listed = kafka.consumer_group, kafka.source_topic, LIST_NAME.get()

@@ -1,4 +1,4 @@
-"""What was beside the committed offset of a partition, as the previous reader left it."""
+"""The state that the previous reader of a partition committed together with the offset."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ _SHOWN_CHARACTERS: Final = 100
 
 
 class PastCommits:
-    """Reads them, and says once per partition that one cannot be read."""
+    """Decodes the metadata of committed offsets, and warns once per partition if it cannot."""
 
     def __init__(self) -> None:
-        """Start with nothing said."""
         self._unreadable: set[TopicPartition] = set()
 
     def read(self, lane: TopicPartition, text: str) -> Commit[TopicPartition] | None:
-        """Return the last commit of a partition; None if the text beside it is not ours."""
+        """Return the last commit of a partition; None if the metadata was not written by this program."""
         past = decode_metadata(lane, text)
         if text and past is None and lane not in self._unreadable:
             self._unreadable.add(lane)
             topic, partition = lane
             log.warning(
-                "the metadata of a committed offset cannot be read: all events from that offset on are redelivered, "
-                "and their failures are counted from 0",
+                "cannot read the metadata of a committed offset; all events from that offset on are redelivered, and "
+                "their failure counts restart at 0",
                 topic=topic,
                 partition=partition,
                 note=redact_text(text)[:_SHOWN_CHARACTERS],

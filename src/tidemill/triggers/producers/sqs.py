@@ -1,13 +1,12 @@
-"""A shared stream over one SQS queue: what every subscriber is done with is deleted, SQS redelivers the rest.
+"""A shared stream over one SQS queue: messages that every subscriber has resolved are deleted, SQS redelivers the rest.
 
-Raw events are `SqsMessage`s. On a FIFO queue a lane is a message group; elsewhere there is no order to keep, so every
-message is a lane of its own and a slow one delays no other. A message stays invisible to others while it is pending
-here (`core.triggers.leases`); one that failed, or was never read, is left alone until its visibility timeout, and SQS
-counts its deliveries and moves it away (`RedrivePolicy`) if the queue is configured so. A rejected message goes to
-another queue.
+Raw events are `SqsMessage`s. On a FIFO queue a lane is a message group; on other queues every message is a lane of its
+own, so a slow one delays no other. A message stays invisible to other consumers while it is pending here
+(`core.triggers.leases`). One that failed or was never read is left to its visibility timeout; SQS counts its deliveries
+and moves it away if the queue has a `RedrivePolicy`. A rejected message is sent to another queue.
 
-Invariants: nothing is deleted that is not clean, or rejected and confirmed by the other queue; `advance` waits for
-nothing: deletions are collected, and retried until they succeed or the visibility timeout of the message has passed.
+Invariants: a message is deleted only if it is clean, or if the other queue has confirmed the rejected copy. `advance`
+never waits: deletions are collected, and retried until they succeed or the visibility timeout of the message passes.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ from tidemill.triggers.stream_api import UPSTREAM_COUNTS, UpstreamCounts
 
 log = structlog.get_logger(__name__)
 
-#: SQS does not allow a message to be held for longer.
+#: The maximum time for which SQS allows a message to stay invisible.
 MAX_HELD_SECONDS = 12 * 3600.0
-#: At the end: how long to wait for deletions and rejects in flight.
+#: How long closing waits for deletions and rejects in flight.
 SETTLE_SECONDS = 5.0
-#: Most messages of one call.
+#: The maximum number of messages per call.
 BATCH = 10
 _BACKOFF = Backoff(0.2, 30.0)
 _LOG_SECONDS = 60.0
@@ -57,8 +56,8 @@ def sqs_stream(queue: str, **settings: Any) -> SqsStreamProducer:
     """Return a producer for `create_shared_stream_producer`.
 
     Args:
-        queue: The queue's name or URL; it has to exist.
-        settings: What else `SqsSettings` has.
+        queue: The name or URL of the queue; it must exist.
+        settings: Further fields of `SqsSettings`.
 
     Example:
         >>> producer = sqs_stream("orders", reject_queue="orders-rejected", region="eu-central-1")
@@ -70,19 +69,19 @@ class SqsStreamProducer(SharedStreamProducer):
     """One poll of one queue, for one shared stream.
 
     Args:
-        settings: What to read, and how.
-        clock: Seconds, monotonic.
+        settings: The queue, and how to read it.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, settings: SqsSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Prepare; nothing is connected before the stream is opened."""
+        """Prepare; the stream connects when it is opened."""
         self._settings = settings
         self._clock = clock
         self._counts = UPSTREAM_COUNTS.get() or UpstreamCounts()
         self._leases = Leases(settings.visibility_seconds, MAX_HELD_SECONDS)
         self._leased = asyncio.Event()
         self._numbers = itertools.count()
-        #: What is kept invisible, and of that what has not been yielded yet.
+        #: Messages that are kept invisible; `_unseen` has those of them that have not been yielded yet.
         self._pending: dict[int, Delivered] = {}
         self._unseen: dict[int, Delivered] = {}
         self._to_delete: Backlog[Delivered] = Backlog()
@@ -94,14 +93,14 @@ class SqsStreamProducer(SharedStreamProducer):
         self._error: Exception | None = None
         self._stalled: dict[str, str] = {}
 
-    # -- the manager's side -----------------------------------------------------------------------------------
+    # -- called by the manager ------------------------------------------------------------------------------------
 
     async def open_stream(self) -> AsyncIterator[tuple[SqsMessage, Delivered]]:
-        """Connect, and yield messages with what `advance` wants back.
+        """Connect, and yield messages with the deliveries that `advance` expects back.
 
         Raises:
             ConfigError: A queue does not exist, or the client is not installed.
-            RemoteError: SQS fails in a way that a retry cannot change.
+            RemoteError: SQS failed in a way that a retry cannot change.
         """
         queue = await self._open()
         failures = 0
@@ -121,12 +120,12 @@ class SqsStreamProducer(SharedStreamProducer):
                 yield held.message, held
 
     def get_advance_lane(self, broker_payload: Delivered) -> Hashable:
-        """Return the message group, or a lane of its own."""
+        """Return the message group of a FIFO queue, or a lane for this message alone."""
         group = broker_payload.message.group_id
         return broker_payload.number if group is None else group
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Process outcomes: clean ones are deleted, rejected ones moved, others left to their visibility timeout.
+        """Process outcomes: delete clean messages, move rejected ones, leave others to their visibility timeout.
 
         Raises:
             RemoteError: The stream has failed.
@@ -159,7 +158,7 @@ class SqsStreamProducer(SharedStreamProducer):
         await self._stack.aclose()
 
     def describe_stall(self) -> str | None:
-        """Return why nothing comes or goes, if that is known."""
+        """Return why the stream is stalled, if that is known."""
         return "; ".join(self._stalled.values()) or None
 
     # -- connecting and failing -------------------------------------------------------------------------------
@@ -174,7 +173,7 @@ class SqsStreamProducer(SharedStreamProducer):
                     self._reject_queue = await open_queue(client, self._settings.reject_queue)
             except Fault as fault:
                 if fault.missing:
-                    raise ConfigError(f"{fault}; create the queue, or name another one") from fault
+                    raise ConfigError(f"{fault}; create the queue, or configure another one") from fault
                 await self._stack.aclose()
                 failures = await self._retry(fault, failures, "connecting")
             else:
@@ -188,7 +187,7 @@ class SqsStreamProducer(SharedStreamProducer):
         try:
             await work
         except Exception as error:
-            # The next pull or advance raises it.
+            # The next pull or advance raises the error.
             self._error = error
             log.warning("a stream over SQS failed", queue=self._settings.queue, error=describe_error(error))
 
@@ -197,7 +196,7 @@ class SqsStreamProducer(SharedStreamProducer):
             raise self._error
 
     async def _retry(self, fault: Fault, failures: int, doing: str, most_seconds: float = 30.0) -> int:
-        """Wait before the next attempt; return how many have failed by now.
+        """Wait before the next attempt, and return the number of failures so far.
 
         Raises:
             RemoteError: A retry cannot help.
@@ -206,7 +205,7 @@ class SqsStreamProducer(SharedStreamProducer):
             raise RemoteError(f"{fault}; the stream ends", retryable=False) from fault
         self._stalled[doing] = f"{doing}: {fault}"
         throttle(log, _LOG_SECONDS).warning(
-            "SQS failed; the call is retried", queue=self._settings.queue, doing=doing, error=str(fault)
+            "SQS failed; retrying the call", queue=self._settings.queue, doing=doing, error=str(fault)
         )
         await asyncio.sleep(min(most_seconds, _BACKOFF.compute_delay(failures + 1, random.getrandbits(JITTER_BITS))))
         return failures + 1
@@ -216,7 +215,7 @@ class SqsStreamProducer(SharedStreamProducer):
             self._stalled.pop(doing, None)
         return 0
 
-    # -- what is held -----------------------------------------------------------------------------------------
+    # -- messages held ------------------------------------------------------------------------------------------
 
     def _hold(self, queue: SqsQueue, found: Mapping[str, Any], asked: float) -> Delivered:
         held = read_delivery(queue, next(self._numbers), found)
@@ -239,7 +238,7 @@ class SqsStreamProducer(SharedStreamProducer):
             entries = [self._pending[number] for number in self._leases.list_due(asked, BATCH)]
             if not entries:
                 continue
-            fault = Fault("SQS did not extend all of them")
+            fault = Fault("SQS did not extend all messages of a batch")
             try:
                 partly = await queue.extend(entries, self._settings.visibility_seconds)
             except Fault as error:
@@ -258,7 +257,7 @@ class SqsStreamProducer(SharedStreamProducer):
             if held.number not in left_out:
                 self._leases.note_renewed(held.number, asked)
             elif held.number in refused:
-                # Deleted meanwhile, or received by another consumer.
+                # The message was deleted in the meantime, or received by another consumer.
                 self._leases.release(held.number)
 
     async def _wait_until_due(self) -> None:
@@ -271,7 +270,7 @@ class SqsStreamProducer(SharedStreamProducer):
         lost = self._leases.give_up(self._clock())
         if lost:
             log.warning(
-                "messages could not be kept invisible any longer; they will be delivered again",
+                "the visibility timeout of messages has expired; SQS will redeliver them",
                 queue=self._settings.queue,
                 messages=len(lost),
             )
@@ -283,16 +282,16 @@ class SqsStreamProducer(SharedStreamProducer):
                 async with asyncio.timeout(SETTLE_SECONDS):
                     await queue.extend(unseen, 0)
             except (Fault, TimeoutError) as error:
-                log.info("messages that were not read are redelivered later", queue=queue.name, error=str(error))
+                log.info("unread messages stay invisible until their timeout", queue=queue.name, error=str(error))
 
     # -- settled messages --------------------------------------------------------------------------------------
 
     async def _delete(self, queue: SqsQueue) -> None:
-        """Delete messages that are clean, or were moved."""
+        """Delete messages that are clean or were moved."""
         failures = 0
         while True:
             batch = await self._to_delete.wait_first(BATCH)
-            fault = Fault("SQS did not delete all of them")
+            fault = Fault("SQS did not delete all messages of a batch")
             try:
                 partly = await queue.delete(batch)
             except Fault as error:
@@ -303,14 +302,14 @@ class SqsStreamProducer(SharedStreamProducer):
                     self._release(held)
                 self._to_delete.remove(done)
                 if partly.refused:
-                    log.warning("messages came back before they could be deleted", queue=queue.name)
+                    log.warning("messages were redelivered before they could be deleted", queue=queue.name)
                 if not partly.failed:
                     failures = self._note_success("deleting")
                     continue
             failures = await self._retry(fault, failures, "deleting")
 
     async def _move(self) -> None:
-        """Send rejected messages to their queue, then have them deleted."""
+        """Send rejected messages to their queue, then mark them for deletion."""
         failures = 0
         while True:
             (held,) = await self._rejected.wait_first(1)
@@ -318,7 +317,7 @@ class SqsStreamProducer(SharedStreamProducer):
             try:
                 await self._reject_queue.send(held)
             except Fault as fault:
-                # Forever: the message stays where it is until the other queue accepts it.
+                # Retry forever: the message stays in its queue until the other queue accepts the copy.
                 failures = await self._retry(Fault(str(fault)), failures, "moving a rejected message")
                 continue
             failures = self._note_success("moving a rejected message")
@@ -332,4 +331,4 @@ class SqsStreamProducer(SharedStreamProducer):
                 await self._rejected.wait_empty()
                 await self._to_delete.wait_empty()
         except TimeoutError:
-            log.warning("a stream ends with deletions that are not confirmed", queue=self._settings.queue)
+            log.warning("closing a stream before all deletions are confirmed", queue=self._settings.queue)

@@ -1,7 +1,7 @@
-"""The calls of the SQS producer, whose failures say whether a retry may help.
+"""The API calls of the SQS producer; their errors say whether a retry may help.
 
-Invariants: no retries here, the caller decides; every failure of a call is a `Fault`, whose text names the call and the
-queue, with secrets masked; credentials are found as the AWS SDK finds them, and are never kept or shown.
+Invariants: there are no retries here, the caller decides; every failed call raises a `Fault`, whose text names the call
+and the queue, with secrets masked; credentials are found the way the AWS SDK finds them, and are never stored or shown.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tidemill.core.errors import ConfigError, TidemillError, describe_error
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-#: Errors with a status below 500 that are temporary.
+#: Transient errors with a status below 500.
 _PASSING = ("throttl", "requestlimit", "toomanyrequests", "slowdown", "requesttimeout", "overlimit", "kms.throttl")
-#: Errors without an answer from SQS that are not temporary.
+#: Permanent errors that occur before SQS responds.
 _LASTING = (
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -32,22 +32,22 @@ _LASTING = (
     "CredentialRetrievalError",
 )
 _CONNECT_SECONDS = 5.0
-#: By what the SDK searches: `AWS_DATA_PATH` and its own folders.
+#: Loaders by the SDK's search path: `AWS_DATA_PATH` and its own folders.
 _LOADERS: dict[tuple[str, ...], Any] = {}
-#: How many seconds longer than a long poll an answer may take.
+#: How many seconds longer than its long poll a response may take.
 _ANSWER_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class SqsSettings:
-    """What to read from SQS, and how.
+    """The SQS queue to read, and how to read it.
 
     Attributes:
-        queue: Its name or URL.
-        reject_queue: Name or URL of the queue that rejected messages go to; '': there is none.
-        region: The region of both; '': as the AWS SDK finds it.
-        endpoint_url: Instead of AWS, for example of a server for tests; '': AWS.
-        visibility_seconds: How long a message stays invisible to others after its reader is gone.
+        queue: The name or URL of the queue.
+        reject_queue: The name or URL of the queue for rejected messages; '': none.
+        region: The region of both queues; '': as the AWS SDK finds it.
+        endpoint_url: A server to use instead of AWS, for example in tests; '': AWS.
+        visibility_seconds: How long a message stays invisible to other consumers after its reader is gone.
         wait_seconds: How long a poll waits for messages.
     """
 
@@ -62,7 +62,7 @@ class SqsSettings:
         """Check what can be checked without SQS.
 
         Raises:
-            ValueError: Something is out of its bounds.
+            ValueError: A value is out of bounds.
         """
         if not self.queue:
             raise ValueError("queue is empty; give the name or the URL of an SQS queue")
@@ -85,13 +85,13 @@ class SqsMessage(msgspec.Struct, frozen=True):
     """One message of a queue.
 
     Attributes:
-        queue: The queue's name.
-        message_id: Its id in SQS, the same at every delivery.
-        body: What was sent.
+        queue: The name of the queue.
+        message_id: The message's id in SQS, the same for every delivery.
+        body: The body.
         attributes: The message attributes; binary ones as bytes.
-        group_id: Its message group; None on a queue that is not FIFO.
-        receive_count: How often it was delivered, this time included.
-        sent_ms: When it was sent, in milliseconds since the epoch, UTC.
+        group_id: The message group; None if the queue is not FIFO.
+        receive_count: How often the message was delivered, including this time.
+        sent_ms: When the message was sent, in milliseconds since the epoch, UTC.
     """
 
     queue: str
@@ -107,10 +107,10 @@ class Delivered(msgspec.Struct, frozen=True):
     """One delivery of a message.
 
     Attributes:
-        number: Its number among those of this process.
-        receipt: Its receipt handle.
+        number: The number of the delivery in this process.
+        receipt: The receipt handle.
         message: The message.
-        raw_attributes: The message attributes as SQS gave them.
+        raw_attributes: The message attributes as SQS returned them.
     """
 
     number: int
@@ -120,16 +120,15 @@ class Delivered(msgspec.Struct, frozen=True):
 
 
 class Fault(TidemillError):
-    """A call of SQS failed.
+    """A call to SQS failed.
 
     Args:
-        message: Which call, on which queue, and how.
+        message: The call, the queue and the error.
         passing: Whether the same call may succeed later.
         missing: Whether the queue does not exist.
     """
 
     def __init__(self, message: str, *, passing: bool = True, missing: bool = False) -> None:
-        """Keep what decides about a retry."""
         super().__init__(message)
         self.passing = passing
         self.missing = missing
@@ -137,11 +136,11 @@ class Fault(TidemillError):
 
 @dataclass(frozen=True, slots=True)
 class PartialFailure:
-    """The deliveries of a call that did not succeed, by number.
+    """The deliveries of a batch call that did not succeed, by number.
 
     Attributes:
-        refused: Failed for good: the receipt is no longer valid.
-        failed: A retry may succeed.
+        refused: Permanent failures: the receipt is no longer valid.
+        failed: Failures that a retry may resolve.
     """
 
     refused: frozenset[int]
@@ -149,21 +148,20 @@ class PartialFailure:
 
 
 class SqsQueue:
-    """One queue.
+    """A queue.
 
     Args:
         client: An SQS client of aiobotocore.
-        url: Of the queue.
+        url: The URL of the queue.
     """
 
     def __init__(self, client: Any, url: str) -> None:
-        """Keep both."""
         self._client = client
         self._url = url
         self.name = url.rstrip("/").rpartition("/")[2]
 
     async def receive(self, limit: int, wait_seconds: int, visibility_seconds: int) -> Sequence[Mapping[str, Any]]:
-        """Return the next messages as SQS describes them; empty if none came in time."""
+        """Return the next messages in SQS's format; empty if none arrived in time."""
         async with _translate_errors("receive_message", self.name):
             answer = await self._client.receive_message(
                 QueueUrl=self._url,
@@ -177,7 +175,7 @@ class SqsQueue:
         return found
 
     async def extend(self, held: Collection[Delivered], visibility_seconds: int) -> PartialFailure:
-        """Keep deliveries invisible for this many seconds from now on; 0 returns them to the queue."""
+        """Keep deliveries invisible for this many seconds from now; 0 returns them to the queue."""
         entries = [
             {"Id": str(one.number), "ReceiptHandle": one.receipt, "VisibilityTimeout": visibility_seconds}
             for one in held
@@ -188,17 +186,16 @@ class SqsQueue:
             )
 
     async def delete(self, held: Collection[Delivered]) -> PartialFailure:
-        """Delete messages."""
         entries = [{"Id": str(one.number), "ReceiptHandle": one.receipt} for one in held]
         async with _translate_errors("delete_message", self.name):
             return _read_failure(await self._client.delete_message_batch(QueueUrl=self._url, Entries=entries))
 
     async def send(self, held: Delivered) -> None:
-        """Send a copy of a message of another queue: body and attributes as they are."""
+        """Send a copy of another queue's message, with the same body and attributes."""
         message = held.message
         extra: dict[str, Any] = {}
         if self.name.endswith(".fifo"):
-            # With the id, SQS drops a second copy of the same message, sent after an answer was lost.
+            # With this id, SQS drops a second copy that is sent because the response to the first was lost.
             extra = {"MessageGroupId": message.group_id or "rejected", "MessageDeduplicationId": message.message_id}
         async with _translate_errors("send_message", self.name):
             await self._client.send_message(
@@ -207,7 +204,7 @@ class SqsQueue:
 
 
 async def open_client(stack: AsyncExitStack, settings: SqsSettings) -> Any:
-    """Return an SQS client that is closed with a stack.
+    """Return an SQS client that is closed with `stack`.
 
     Raises:
         ConfigError: aiobotocore is not installed.
@@ -228,7 +225,7 @@ async def open_client(stack: AsyncExitStack, settings: SqsSettings) -> Any:
 
 
 def _prepare_session(read_timeout_seconds: float) -> tuple[Any, Any]:
-    """Return a session and its configuration, having loaded what would block the loop later (for half a second)."""
+    """Return a session and its configuration; loads in advance what would block the loop for half a second."""
     from aiobotocore.config import AioConfig
     from aiobotocore.session import get_session
 
@@ -243,7 +240,7 @@ def _prepare_session(read_timeout_seconds: float) -> tuple[Any, Any]:
 
 
 def _load_descriptions(session: Any) -> Any:
-    """Return what knows the SDK's descriptions of SQS: megabytes of JSON, read once per process and search path."""
+    """Return a loader with the SDK's SQS descriptions: megabytes of JSON, read once per process and search path."""
     loader = session.get_component("data_loader")
     known = _LOADERS.setdefault(tuple(loader.search_paths), loader)
     for name in ("service-2", "endpoint-rule-set-1"):
@@ -254,10 +251,10 @@ def _load_descriptions(session: Any) -> Any:
 
 
 async def open_queue(client: Any, queue: str) -> SqsQueue:
-    """Return the queue of a name or a URL.
+    """Return the queue with a name or URL.
 
     Raises:
-        Fault: There is no queue of that name, or SQS fails.
+        Fault: There is no queue of that name, or SQS failed.
     """
     if "://" in queue:
         return SqsQueue(client, queue)
@@ -267,7 +264,7 @@ async def open_queue(client: Any, queue: str) -> SqsQueue:
 
 
 def read_delivery(queue: SqsQueue, number: int, found: Mapping[str, Any]) -> Delivered:
-    """Return the delivery that SQS describes."""
+    """Return a delivery from SQS's description of it."""
     system = found.get("Attributes", {})
     raw = {name: _copy_attribute(one) for name, one in found.get("MessageAttributes", {}).items()}
     message = SqsMessage(
@@ -296,7 +293,7 @@ def _read_failure(answer: Mapping[str, Any]) -> PartialFailure:
 
 @asynccontextmanager
 async def _translate_errors(call: str, queue: str) -> AsyncIterator[None]:
-    """Turn what the client raises into a `Fault`."""
+    """Turn the client's exceptions into a `Fault`."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

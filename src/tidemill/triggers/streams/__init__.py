@@ -1,1 +1,1 @@
-"""Shared streams: one poll for many triggers; never imports the store."""
+"""Shared streams: one poll for many triggers; this room never imports the store."""

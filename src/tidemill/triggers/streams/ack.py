@@ -1,13 +1,13 @@
-"""A shared stream whose producer is told what was dealt with: it polls, and watches the deadlines.
+"""A shared stream with acknowledgements: it polls the producer, tells it the outcomes, and enforces the deadlines.
 
-`core.streams.group` makes the decisions, which are carried out here and in `advancer`.
+`core.streams.group` makes the decisions; this module and `advancer` carry them out.
 
 Invariants:
 1. The producer is closed once, after the poll and the last advance have ended, however the stream ended.
-2. Where seats are kept, the producer is pulled only while somebody is there to read.
-3. When the poll fails, subscribers can still finish the event that they are on: what they move past meanwhile is
-   advanced. Where seats are kept, so is what the last one that leaves has moved past.
-4. A task of the stream that raises ends the stream, and every subscriber gets the error.
+2. Where seats are kept, the producer is pulled only while a subscriber is present.
+3. When the poll fails, subscribers can still finish their current event: events that they move past in that time are
+   advanced. Where seats are kept, this also holds for the last subscriber that leaves.
+4. An exception in a task of the stream ends the stream and fails every subscriber.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from tidemill.triggers.streams.life import Life, Stream, StreamSettings, build_o
 from tidemill.triggers.streams.stream_counts import Incident, IncidentKind
 from tidemill.triggers.streams.subscription import AckSubscription, Subscription
 
-#: How long subscribers may take to finish the events that they are on, and have them stored, after the poll ended.
+#: After the poll has ended, how long subscribers may take to finish their current events and have the results stored.
 DRAIN_SECONDS: Final = 5.0
 _SEAT_ENDS: Final = (Cause.SEAT_TIMEOUT, Cause.SEAT_FULL)
 
 
 class AckStream:
-    """A stream whose producer is told what was dealt with.
+    """A shared stream whose events are acknowledged.
 
     Args:
-        key: Its key.
+        key: The key of the stream.
         make_producer: Creates the producer when the poll begins.
-        settings: Its limits.
-        on_end: Called, synchronously, when it has ended.
-        on_closed: Called when everything it held is closed.
-        on_deserted: Called when the last seat has ended and nobody is left.
+        settings: The limits.
+        on_end: Called synchronously when the stream has ended.
+        on_closed: Called when all resources are closed.
+        on_deserted: Called when the last seat has ended and no subscriber is left.
         log: A structlog logger.
-        pending_events: The numbers of the manager.
+        pending_events: The numbering of pending events, shared by all streams of the manager.
         list_name: The value of `LIST_NAME` while the producer is created.
     """
 
@@ -67,7 +67,6 @@ class AckStream:
         pending_events: PendingEvents,
         list_name: str = "",
     ) -> None:
-        """Start nothing yet."""
         self.key = key
         self.subscriptions: dict[Any, Subscription] = {}
         self.group: StreamGroup[Hashable, Any, Any] = StreamGroup(settings.limits, pending_events, self)
@@ -82,7 +81,7 @@ class AckStream:
         self._on_deserted = on_deserted
         self._list_name = list_name
         self._waiting: dict[Subscription, None] = {}
-        # The triggers that have not failed, and so read.
+        # The subscribed triggers that have not failed, and so can read.
         self._live: set[Any] = set()
         self._room = Bell()
         self._deadlines = Bell()
@@ -99,7 +98,7 @@ class AckStream:
         self.closed = self._life.closed
 
     def subscribe(self, trigger_id: Any) -> AckSubscription:
-        """Subscribe a trigger: in its seat, if it has one, else to the events from now on."""
+        """Subscribe a trigger: in its seat, if it has one, or else to all events from now on."""
         seat = self.group.find_seat(trigger_id)
         if seat is not None:
             self.group.resume(seat, self._settings.now())
@@ -113,27 +112,27 @@ class AckStream:
         return subscription
 
     def unsubscribe(self, trigger_id: Any) -> None:
-        """End the subscription of a trigger; what it never read has failed."""
+        """End the subscription of a trigger; events that it never read count as failed."""
         subscription = self._drop(trigger_id)
         self.group.leave(subscription.member)
         if (seat := self.group.find_seat(trigger_id)) is not None:
-            # It was forced to fail, and has had its seat since.
+            # The trigger was forced to fail, and has held a seat since.
             self.group.leave(seat)
         self._note_left(trigger_id)
 
     def keep_seat(self, trigger_id: Any) -> None:
-        """End the subscription of a trigger that will be back: what is published meanwhile waits for it."""
+        """End the subscription of a trigger that will return; events published in the meantime wait in its seat."""
         subscription = self._drop(trigger_id)
         now = self._settings.now()
         if subscription.member.present:
             self.group.suspend(subscription.member, now)
             self._note_seated(trigger_id)
         elif (seat := self.group.find_seat(trigger_id)) is not None:
-            # It was forced to fail, and has had its seat since.
+            # The trigger was forced to fail, and has held a seat since.
             self.group.keep_seat(seat, now + self._settings.seat_seconds)
 
     def release(self, trigger_id: Any) -> None:
-        """Remove a trigger for good: nothing waits for it, and it no longer fails anything."""
+        """Remove a trigger for good: no event waits for it or fails because of it."""
         members = [self._drop(trigger_id).member] if trigger_id in self.subscriptions else []
         if (seat := self.group.find_seat(trigger_id)) is not None:
             members.append(seat)
@@ -168,20 +167,20 @@ class AckStream:
         self._deadlines.ring()
 
     def note_resolved(self) -> None:
-        """Note that there may be something to advance."""
+        """Wake the advancer, because an event may have been resolved."""
         self.pump.ring()
 
     def hold(self, held: bool) -> None:
-        """Stop pulling from the producer, or continue."""
+        """Stop pulling from the producer if `held`, or else resume."""
         self._held = held
         self._room.ring()
 
     def report(self, lanes: Iterable[Hashable] | None = None) -> list[LaneReport[Hashable]]:
-        """Return what each lane waits for; or only those that are named, which must not be empty."""
+        """Return what each lane waits for, or only the given lanes, which must not be empty."""
         return self.group.report(lanes)
 
     def count_lanes(self) -> list[LaneCount[Hashable]]:
-        """Return how far each lane is, without those who hold it up."""
+        """Return the progress of each lane, without the subscribers that it waits for."""
         return count_lanes(self.group.ledger)
 
     # -- polling
@@ -210,7 +209,7 @@ class AckStream:
             if forced:
                 self._force(forced)
             if waiting:
-                # They had their turn since.
+                # The subscribers have had a turn since.
                 left = burst
                 wake_all(waiting)
             left -= 1
@@ -225,18 +224,18 @@ class AckStream:
             await self._room.wait()
 
     def _has_only_seats(self) -> bool:
-        """Whether all triggers are away and expected back."""
+        """Return whether all triggers are away and expected to return."""
         return not self._live and self._settings.seat_seconds > 0
 
     def _start_task(self, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task of the stream; an error in it ends the stream."""
+        """Start a task of the stream; an exception in it ends the stream."""
 
         async def watched() -> None:
             try:
                 await work
             except (Exception, SystemExit) as error:
                 self._log.exception(
-                    "a task of a shared stream failed; all its subscribers fail", key=self.key, task=what
+                    "a task of a shared stream failed; failing all its subscribers", key=self.key, task=what
                 )
                 self._life.end(error)
 
@@ -253,10 +252,10 @@ class AckStream:
             else:
                 error = AckTimeout(
                     f"trigger {member.name} of the shared stream {self.key!r} did not finish event {position} within "
-                    f"{self._settings.ack_timeout} s: it is still on it, or what it derived from it is not stored"
+                    f"{self._settings.ack_timeout} s: it is still processing it, or derived events are not stored"
                 )
             self._log.warning(
-                "a subscriber of a shared stream is forced to fail",
+                "failing a subscriber of a shared stream",
                 key=self.key,
                 trigger_id=member.name,
                 cause=cause.value,
@@ -265,7 +264,7 @@ class AckStream:
             counts = self._settings.counts
             counts.find_tally(self.key).forced += 1
             counts.tell(Incident(kind, self.key, member.name, None, position, str(error)))
-            # It is gone from the group, but its trigger has not left yet.
+            # The member has left the group, but its trigger has not unsubscribed yet.
             self._live.discard(member.name)
             end = self.subscriptions[member.name].end
             end.failed_at = self._settings.now()
@@ -276,8 +275,8 @@ class AckStream:
 
     def _end_seat(self, trigger_id: Any, cause: Cause) -> None:
         self._log.warning(
-            "the seat of a trigger in its shared stream ends before the trigger is back; events that waited for it "
-            "are not acknowledged",
+            "a trigger did not return to its shared stream in time and loses its seat; events that waited for it are "
+            "not acknowledged",
             key=self.key,
             trigger_id=trigger_id,
             cause=cause.value,
@@ -301,7 +300,7 @@ class AckStream:
             if forced:
                 self._force(forced)
             elif self.group.outstanding:
-                # Members that have left time out, too, without a subscription to notify.
+                # Members that have left can time out too, but have no subscription to notify.
                 self.pump.ring()
 
     # -- the end
@@ -338,21 +337,21 @@ class AckStream:
         self._on_closed(self)
 
     def abandon(self, error: BaseException) -> None:
-        """End at once without advancing anything more; synchronous.
+        """End at once, synchronously, without advancing any more events.
 
         Args:
-            error: What every subscriber gets.
+            error: The error for every subscriber.
         """
         self._advancer.abandon()
         self._life.end(error)
 
     def cut_short(self) -> None:
-        """Give up what is not finished; synchronous, for a stream that has ended."""
+        """Give up all unfinished events, synchronously; for a stream that has already ended."""
         self.group.close()
         self._advancer.cut_short()
 
 
 def _find_lane_function(producer: SharedStreamProducer) -> Callable[[Any], Hashable] | None:
-    """Return the function that finds the lane of an event; None if all events are in one lane."""
+    """Return the function that finds the lane of an event; None if all events share one lane."""
     lane_of = producer.get_advance_lane
     return None if getattr(lane_of, "__func__", None) is SharedStreamProducer.get_advance_lane else lane_of

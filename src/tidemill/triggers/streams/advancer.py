@@ -1,7 +1,7 @@
-"""Tells the producer of a shared stream what its subscribers have dealt with, lane by lane.
+"""Tells the producer of a shared stream which events its subscribers have resolved, lane by lane.
 
-Invariants: `advance` is awaited by one task, one call at a time; there is no call after one that raised, or after the
-stream was abandoned.
+Invariants: one task awaits `advance`, one call at a time; there is no call after one that raised, or after the stream
+was abandoned.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tidemill.triggers.stream_api import (
 from tidemill.triggers.streams.bell import Bell
 from tidemill.triggers.streams.stream_counts import Incident, IncidentKind, LaneTally, StreamCounts
 
-#: The tallies of so many lanes are found without making their names again.
+#: The number of lanes whose tallies are cached, to avoid building their names again.
 _KNOWN_LANES = 1_024
 
 
 class Advancer:
-    """Advances what is resolved of one stream.
+    """Advances the resolved events of one stream.
 
     Args:
         key: The key of the stream.
-        group: Decides what is resolved.
+        group: Decides which events are resolved.
         room: Rung when the group is no longer full.
-        on_failed: Called when `advance` raised, with what every subscriber gets.
+        on_failed: Called when `advance` raised, with the error for every subscriber.
         log: A structlog logger.
         counts: Where advanced events are counted.
 
@@ -52,7 +52,6 @@ class Advancer:
         log: Any,
         counts: StreamCounts,
     ) -> None:
-        """Advance nothing yet."""
         self.pump = Bell()
         self._key = key
         self._group = group
@@ -63,18 +62,18 @@ class Advancer:
         self._tally = counts.find_tally(key)
         self._lanes: dict[Hashable, LaneTally] = {}
         self._drained = Bell()
-        # Nothing more is advanced.
+        # No further event will be advanced.
         self._abandoned = False
-        # Nothing more can be resolved.
+        # No further event can be resolved.
         self._final = False
 
     @property
     def abandoned(self) -> bool:
-        """Whether nothing more is advanced."""
+        """Whether advancing has stopped for good."""
         return self._abandoned
 
     async def run(self, producer: SharedStreamProducer, observer: SubscriberObserver | None) -> None:
-        """Advance what is resolved until `finish`, then what is left of that."""
+        """Advance resolved events until `finish` is called, then advance the rest and return."""
         group = self._group
         while True:
             final = self._final
@@ -111,21 +110,23 @@ class Advancer:
             tally.rejected += sum(entry.rejected > 0 for entry in entries)
 
     def finish(self) -> None:
-        """Let `run` return once everything that is resolved by now is advanced."""
+        """Make `run` return once all events resolved so far are advanced."""
         self._final = True
         self.pump.ring()
 
     def abandon(self) -> None:
-        """Advance nothing more."""
+        """Stop advancing for good."""
         self._abandoned = True
         self._drained.ring()
 
     def cut_short(self) -> None:
-        """Let `drain` look again: the group was closed."""
+        """Make `drain` check again, because the group was closed."""
         self._drained.ring()
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Wait until subscribers have finished the events that they are on, and what they derived is stored."""
+        """Wait until subscribers have finished their current events and the derived events are stored, or the timeout
+        passes.
+        """
         until = asyncio.get_running_loop().time() + timeout_seconds
         while self._group.busy and not self._abandoned and asyncio.get_running_loop().time() < until:
             with contextlib.suppress(TimeoutError):
@@ -140,7 +141,7 @@ class Advancer:
 
     def _fail(self, batch: Batch[Hashable, Any], error: BaseException) -> None:
         self._log.error(
-            "broker advance failed; the shared stream ends, and the broker will redeliver the events",
+            "broker advance failed; ending the shared stream, the broker will redeliver the events",
             key=self._key,
             lane=batch.lane,
             events=len(batch.entries),
@@ -153,10 +154,10 @@ class Advancer:
 
 
 def _build_items(batch: Batch[Hashable, Any]) -> list[AdvanceItem]:
-    """Return what a producer is given of a batch; most outcomes are that of the first, and are one object."""
+    """Return the items of a batch for the producer; most outcomes equal the first one and share one object."""
     acked = batch.entries[0].acked
     clean = AdvanceOutcome(acked, 0, 0)
-    new = tuple.__new__  # what `AdvanceItem(...)` does, in half the time
+    new = tuple.__new__  # creates an `AdvanceItem` in half the time of its constructor
     return [
         new(
             AdvanceItem,

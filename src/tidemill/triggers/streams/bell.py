@@ -1,4 +1,4 @@
-"""Wakes one task of a shared stream that waits for something to change."""
+"""Wakes a task of a shared stream that waits for a change."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import asyncio
 
 
 class Bell:
-    """Wakes the one task that waits for it; if it is rung while nobody waits, the next wait returns at once."""
+    """Wakes the one task that waits; if no task waits, the next wait returns at once."""
 
     __slots__ = ("_future", "rung")
 
     def __init__(self) -> None:
-        """Start silent."""
         self.rung = False
         self._future: asyncio.Future[None] | None = None
 
     def ring(self) -> None:
-        """Wake the task that waits."""
+        """Wake the waiting task."""
         self.rung = True
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
     async def wait(self) -> None:
-        """Wait until it is rung, and silence it."""
+        """Wait until the bell is rung, then reset it."""
         if not self.rung:
             self._future = asyncio.get_running_loop().create_future()
             try:

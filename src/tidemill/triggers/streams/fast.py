@@ -1,6 +1,6 @@
-"""A shared stream that is only read: one task polls and fans out.
+"""A shared stream without acknowledgements: one task polls and fans out.
 
-`core.streams.fanout` makes the decisions, which are carried out here.
+`core.streams.fanout` makes the decisions; this module carries them out.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tidemill.triggers.streams.subscription import FastSubscription, Subscriptio
 
 
 class FastStream:
-    """A stream that is not acknowledged.
+    """A shared stream whose events are not acknowledged.
 
     Args:
-        key: Its key.
+        key: The key of the stream.
         open_source: Opens the source of raw events.
-        settings: Its limits.
-        on_end: Called, synchronously, when it has ended.
-        on_closed: Called when everything it held is closed.
+        settings: The limits.
+        on_end: Called synchronously when the stream has ended.
+        on_closed: Called when all resources are closed.
         log: A structlog logger.
     """
 
@@ -37,7 +37,6 @@ class FastStream:
         on_closed: Callable[[Stream], None],
         log: Any,
     ) -> None:
-        """Start nothing yet."""
         self.key = key
         self.subscriptions: dict[Any, Subscription] = {}
         self._settings = settings
@@ -55,7 +54,7 @@ class FastStream:
         self.closed = self._life.closed
 
     def subscribe(self, trigger_id: Any) -> FastSubscription:
-        """Subscribe a trigger to the events from now on."""
+        """Subscribe a trigger to all events from now on."""
         reader: LogReader[Any] = LogReader(trigger_id)
         self._fanout.join(reader)
         subscription = FastSubscription(reader, self._fanout, self._waiting)
@@ -81,14 +80,14 @@ class FastStream:
         left = burst
         self._source = source = self._open_source()
         async for event in source:
-            # `fanout.publish`, inlined: it is called for every event.
+            # `fanout.publish`, inlined because it runs for every event.
             fanout.items.append(event)
             fanout.room = room = fanout.room - 1
             if not room:
                 for reader in fanout.find_late():
                     self._overflow(reader)
             if waiting:
-                # They have had their turn since.
+                # The subscribers have had a turn since.
                 left = burst
                 wake_all(waiting)
             left -= 1
@@ -107,7 +106,7 @@ class FastStream:
         end = subscription.end
         end.failed_at = self._settings.now()
         end.fail(error)
-        self._log.warning("a subscriber of a shared stream is too slow; it fails", key=self.key, trigger_id=reader.name)
+        self._log.warning("failing a slow subscriber of a shared stream", key=self.key, trigger_id=reader.name)
 
     def _end(self, error: BaseException | None) -> None:
         self._on_end(self, error)

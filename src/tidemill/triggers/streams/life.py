@@ -1,12 +1,12 @@
-"""What shared streams of both kinds have in common: limits, start and end.
+"""The part that both kinds of shared streams have in common: limits, start and end.
 
-One task polls, and another one closes the stream after it.
+One task polls; another closes the stream afterwards.
 
 Invariants:
-1. The end is reported synchronously (`on_end`), once, before anything is awaited: nothing can join a stream that is
-   not polled.
-2. `close` runs once, after the poll has ended; cancelling a caller that waits for it does not end it.
-3. No step of the end takes longer than `STEP_SECONDS`: one that hangs is cancelled, named in the log, and left behind.
+1. The end is reported synchronously (`on_end`), once, before anything is awaited, so nothing can join a stream that is
+   no longer polled.
+2. `close` runs once, after the poll has ended; cancelling a caller that waits for it does not cancel it.
+3. No step of the end takes longer than `STEP_SECONDS`: a step that hangs is cancelled, logged, and left behind.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tidemill.triggers.stream_api import StreamEnded, SubscriberOverflow
 from tidemill.triggers.streams.stream_counts import StreamCounts
 from tidemill.triggers.streams.subscription import AckSubscription, FastSubscription, Subscription
 
-#: How many events are fanned out before the subscribers get a turn, if the source never waits for anything.
+#: How many events are fanned out before the subscribers get a turn, if the source never waits.
 _BURST = 512
-#: How long a broker that does not answer may hold up each step of the end; producers give up after 5 s themselves.
+#: How long an unresponsive broker may delay each step of the end; producers themselves give up after 5 s.
 STEP_SECONDS: Final = 15.0
-#: How long a step that is cancelled after that may take to end.
+#: How long a step may take to end after it was cancelled.
 _CANCEL_SECONDS: Final = 1.0
 #: How often seats and deadlines are checked while there are seats.
 _SEAT_CHECK_SECONDS: Final = 0.5
 
 
 async def at_once() -> None:
-    """Wait for nothing."""
+    """Return at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """The limits of a shared stream, as `SharedStreamManager` describes them."""
+    """The limits of a shared stream; `SharedStreamManager` documents them."""
 
     max_subscriber_queue: int
     ack_timeout: float
@@ -51,17 +51,17 @@ class StreamSettings:
 
     @property
     def burst(self) -> int:
-        """How many events may be fanned out in a row: never enough to overflow a subscriber that keeps up."""
+        """How many events to fan out in a row; low enough never to overflow a subscriber that keeps up."""
         return max(1, min(_BURST, self.max_subscriber_queue // 2))
 
     @property
     def deadline_check_seconds(self) -> float:
-        """How often deadlines are checked."""
+        """How often to check deadlines."""
         return max(0.01, self.ack_timeout / 10)
 
     @property
     def seat_check_seconds(self) -> float:
-        """How often seats are checked, where there are any."""
+        """How often to check seats while there are any."""
         return min(self.deadline_check_seconds, _SEAT_CHECK_SECONDS, max(0.01, self.seat_seconds / 10))
 
     @property
@@ -77,28 +77,26 @@ class StreamSettings:
 
 
 class Stream(Protocol):
-    """A shared stream of either kind, as the manager sees it."""
+    """A shared stream of either kind, as the manager uses it."""
 
     key: Hashable
     subscriptions: dict[Any, Subscription]
 
     def start(self, before: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Begin to poll, after the grace period."""
+        """Start polling after the grace period; `before` is awaited first."""
 
-    def subscribe(self, trigger_id: Any) -> AckSubscription | FastSubscription:
-        """Subscribe a trigger."""
+    def subscribe(self, trigger_id: Any) -> AckSubscription | FastSubscription: ...
 
-    def unsubscribe(self, trigger_id: Any) -> None:
-        """End the subscription of a trigger."""
+    def unsubscribe(self, trigger_id: Any) -> None: ...
 
     def end(self) -> None:
-        """End without failing anybody; synchronous."""
+        """End the stream, synchronously, without failing any subscriber."""
 
     async def stop(self) -> None:
-        """End without failing anybody, and wait until everything is closed."""
+        """End the stream without failing any subscriber, and wait until all resources are closed."""
 
     async def closed(self) -> None:
-        """Wait until everything is closed, if it has ended."""
+        """If the stream has ended, wait until all resources are closed."""
 
 
 class Life:
@@ -108,7 +106,7 @@ class Life:
         key: The key of the stream.
         poll: Polls until it is cancelled; returning is a failure.
         close: Called once the poll has ended.
-        on_end: Called at once when the stream has ended, with the error for all subscribers, or None if it was stopped.
+        on_end: Called at once when the stream has ended, with the error for all subscribers; None if it was stopped.
         log: A structlog logger.
         step_seconds: How long one step of the end may take.
     """
@@ -122,7 +120,6 @@ class Life:
         log: Any,
         step_seconds: float = STEP_SECONDS,
     ) -> None:
-        """Start nothing yet."""
         self.key = key
         self.ended = False
         self._step_seconds = step_seconds
@@ -135,7 +132,7 @@ class Life:
         self._closing: asyncio.Task[None] | None = None
 
     def start(self, before: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Start the poll.
+        """Start polling.
 
         Args:
             before: Awaited first: the close of an earlier stream over the same upstream.
@@ -144,25 +141,25 @@ class Life:
         self._polling = asyncio.create_task(self._run(), name=f"shared-stream-poll[{self.key!r}]")
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the stream; synchronous. What has to be awaited is left to a task.
+        """End the stream, synchronously; steps that must be awaited run in a task.
 
         Args:
-            error: What every subscriber gets; None: nothing.
+            error: The error for every subscriber; None: end without an error.
         """
         if self.ended:
             return
         self.ended = True
         self._on_end(error)
         if self._polling is not None:
-            # Also when the poll itself calls: the event that it fanned out may have ended the last seat.
+            # This may run inside the poll itself: the event that it fanned out may have ended the last seat.
             self._polling.cancel()
         self._closing = asyncio.create_task(self._finish(), name=f"shared-stream-close[{self.key!r}]")
 
     async def stop(self) -> None:
-        """End without failing anybody, and wait until everything is closed."""
+        """End the stream without failing any subscriber, and wait until all resources are closed."""
         self.end()
         if self._closing is not None:
-            # The caller may be cancelled; closing continues.
+            # Closing continues even if the caller is cancelled.
             await asyncio.shield(self._closing)
 
     async def _run(self) -> None:
@@ -175,18 +172,18 @@ class Life:
             raise
         except (Exception, SystemExit) as error:
             if not self.ended:
-                self._log.exception("the poll of a shared stream failed; all its subscribers fail", key=self.key)
+                self._log.exception("the poll of a shared stream failed; failing all its subscribers", key=self.key)
             self.end(error)
         else:
             self.end(
                 StreamEnded(
                     f"the poll of the shared stream {self.key!r} returned; it is expected to run for the lifetime of "
-                    f"the group: let it wait forever when there is nothing more"
+                    f"the group; when there are no more events, wait forever instead of returning"
                 )
             )
 
     async def closed(self) -> None:
-        """Wait until a stream that has ended is closed."""
+        """If the stream has ended, wait until it is closed."""
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
@@ -196,15 +193,15 @@ class Life:
         await self._close()
 
     async def join(self, what: str, task: asyncio.Task[Any]) -> None:
-        """Wait for a task of the stream; one that takes too long is cancelled, and left behind if it does not notice.
+        """Wait for a task of the stream; cancel it if it takes too long, and leave it behind if it ignores that.
 
-        What it raises is not raised here.
+        Exceptions of the task are not raised here.
         """
-        # `wait` neither raises what the task raised nor ends when the task is cancelled.
+        # `wait` does not raise the task's exception, and does not cancel the task if the caller is cancelled.
         await asyncio.wait({task}, timeout=self._step_seconds)
         if not task.done():
             self._log.error(
-                "a step of the end of a shared stream hangs; it is cancelled, and the stream ends without it",
+                "closing a shared stream hangs; cancelling the step and continuing without it",
                 key=self.key,
                 step=what,
                 seconds=self._step_seconds,
@@ -213,7 +210,7 @@ class Life:
             await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
 
     async def close_step(self, what: str, closing: Callable[[], Awaitable[Any]] | None) -> None:
-        """Await a closing method, if there is one, for as long as a step may take; log what it raises."""
+        """Await a close method, if there is one, for at most the time of one step; log exceptions."""
         if closing is None:
             return
 
@@ -234,7 +231,7 @@ def wake_all(waiting: dict[Subscription, None]) -> None:
 
 
 def build_overflow(key: Hashable, trigger_id: Any, queue: int) -> SubscriberOverflow:
-    """Return the error of a subscriber that was too slow."""
+    """Return the error for a subscriber that was too slow."""
     return SubscriberOverflow(
         f"trigger {trigger_id} of the shared stream {key!r} is too slow: its queue of unread raw events exceeded "
         f"maxsize={queue}"

@@ -1,15 +1,16 @@
-"""Shared streams: many triggers, one poll, and a broker that advances only when all of them are done.
+"""Shared streams: many triggers, one poll, and a broker that advances only when all triggers have resolved an event.
 
-`SharedStreamManager` keeps one stream per key. A trigger class that overrides `create_shared_stream_producer` has its
-stream acknowledged: the producer is told, per lane and in order, what every subscriber has dealt with and what of
-it is stored. One that overrides `open_shared_stream` is only read. Filters see the same raw events in both.
+`SharedStreamManager` has one stream per key. The stream of a class that overrides `create_shared_stream_producer` is
+acknowledged: the producer learns, per lane and in order, which events every subscriber has resolved and which derived
+events are stored. The stream of a class that overrides `open_shared_stream` is only read. Filters see the same raw
+events in both cases.
 
 Invariants:
 1. A key is present only while its stream is polled; it is removed before anything is awaited.
 2. The stream is created from the first subscriber's class and serialized kwargs; classpaths are not imported.
-3. A number that `bind_pending_event` returns is never returned again.
+3. `bind_pending_event` never returns the same number twice.
 
-Everything belongs to one event loop.
+All calls belong to one event loop.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tidemill.triggers.streams.report import StreamReport, report_stream
 from tidemill.triggers.streams.stream_counts import StreamCounts
 from tidemill.triggers.streams.subscription import AckSubscription, FastSubscription
 
-#: Raw events that a subscriber may leave unread.
+#: How many raw events a subscriber may leave unread.
 DEFAULT_SUBSCRIBER_QUEUE_MAX: Final = 1024
 
 
@@ -41,18 +42,19 @@ class SharedStreamManager:
     """The shared streams of a process.
 
     Args:
-        log: A structlog logger, or one of the standard library; None: one with the name of this module.
+        log: A logger of structlog or of the standard library; None: one named after this module.
         max_subscriber_queue: How many raw events a subscriber may leave unread before it fails.
-        ack_timeout: How many seconds a subscriber may hold an event, from its fan-out, before it fails.
+        ack_timeout: How many seconds a subscriber may hold an event, counted from its fan-out, before it fails.
         cohort_grace_period: How many seconds a new stream waits for more subscribers before it polls.
-        max_outstanding: How many events of a stream may wait to be advanced before its producer is not pulled.
-        now: A monotonic clock. Deadlines stand still while it does.
-        seat_seconds: How long `keep_seat` keeps the place of a trigger in an acknowledged stream. 0, as in Airflow:
-            a subscriber that leaves is in no later event, and one whose stream ends is not expected back.
+        max_outstanding: How many events of a stream may wait to be advanced before the producer is no longer pulled.
+        now: A monotonic clock; deadlines are paused while it stands still.
+        seat_seconds: How long `keep_seat` keeps a trigger's seat in an acknowledged stream. 0, as in Airflow: a
+            subscriber that leaves takes part in no later event, and is not expected to return after its stream has
+            ended.
         list_name: The value of `LIST_NAME` for the producers.
         step_seconds: How long each step of the end of a stream may take.
-        may_open: Awaited before a producer's stream is opened; returns when this process may read from upstream.
-        counts: Where events are counted; None: in an object of its own.
+        may_open: Awaited before a producer's stream is opened; returns when this process may read from the upstream.
+        counts: Where events are counted; None: in a new object.
     """
 
     def __init__(
@@ -71,7 +73,6 @@ class SharedStreamManager:
         counts: StreamCounts | None = None,
         _now: Callable[[], float] | None = None,
     ) -> None:
-        """Start without streams."""
         if log is None:
             log = structlog.get_logger(__name__)
         elif isinstance(log, logging.Logger):
@@ -91,33 +92,33 @@ class SharedStreamManager:
         )
         self._list_name = list_name
         self._pending_events = PendingEvents()
-        # Called for every trigger event, so without a call in between. They are documented where they are defined.
+        # Bound directly, because they are called for every trigger event; they are documented where they are defined.
         self.bind_pending_event = self._pending_events.bind_pending_event
         self.confirm_persisted = self._pending_events.confirm_persisted
         self.refuse_persisted = self._pending_events.refuse_persisted
         self._groups: dict[Hashable, Stream] = {}
-        # Ended, but not closed yet.
+        # Streams that have ended but are not closed yet.
         self._closing: dict[Stream, None] = {}
-        # The triggers that are expected back, and by when, where there is no stream to keep the seat.
+        # By key: triggers that are expected to return, with the deadline, while no stream exists to keep their seats.
         self._seats: dict[Hashable, dict[Any, float]] = {}
-        # The triggers that have not left yet the stream that failed under them, and since when.
+        # Triggers that have not yet left a stream that failed under them, with the time of the failure.
         self._stranded: dict[tuple[Hashable, Any], float] = {}
         self._held = False
 
     def subscribe(
         self, *, trigger_id: Any, trigger: BaseEventTrigger, key: Hashable
     ) -> AckSubscription | FastSubscription:
-        """Subscribe a trigger to the stream of a key, which the first subscriber starts.
+        """Subscribe a trigger to the stream of a key; the first subscriber starts the stream.
 
         Returns:
-            The raw events from now on; those that waited in its seat first, if it has one.
+            The raw events from now on, after those that waited in the trigger's seat, if it has one.
 
         Raises:
             ValueError: The key is None.
             RuntimeError: The trigger is already subscribed.
         """
         if key is None:
-            raise ValueError("the key of a shared stream must not be None: such a trigger runs by itself")
+            raise ValueError("the key of a shared stream must not be None; a trigger without a key runs by itself")
         self._stranded.pop((key, trigger_id), None)
         stream = self._groups.get(key)
         if stream is None:
@@ -129,9 +130,10 @@ class SharedStreamManager:
         return stream.subscribe(trigger_id)
 
     async def unsubscribe(self, trigger_id: Any, key: Hashable) -> None:
-        """End the subscription of a trigger; with the last one the stream ends, and this waits until it is closed.
+        """End the subscription of a trigger; the last one ends the stream, and this call waits until the stream is
+        closed.
 
-        Unknown triggers and keys change nothing.
+        Unknown triggers and keys are ignored.
         """
         self._stranded.pop((key, trigger_id), None)
         stream = self._groups.get(key)
@@ -142,30 +144,32 @@ class SharedStreamManager:
         await stream.closed()
 
     def fail_held(self, trigger_id: Any, key: Hashable, error: str | None) -> None:
-        """Fail the event that a trigger is on, at once.
+        """Fail the current event of a trigger at once.
 
-        What it has moved past is acked once that is stored, and fails if the store refuses it. Unknown triggers and
-        keys change nothing.
+        Events that the trigger has moved past are acked once their derived events are stored, and fail if the store
+        refuses
+        them. Unknown triggers and keys are ignored.
 
         Args:
             trigger_id: The trigger.
             key: The key of its stream.
-            error: Why; None: it was interrupted through no fault of its own, and is not blamed.
+            error: The reason; None if the trigger was interrupted through no fault of its own and is not to be blamed.
         """
         stream = self._groups.get(key)
         if stream is not None and trigger_id in stream.subscriptions:
             stream.subscriptions[trigger_id].fail_held(error)
 
     def keep_seat(self, trigger_id: Any, key: Hashable) -> None:
-        """End the subscription of a trigger that will be back; what is published within `seat_seconds` waits for it.
+        """End the subscription of a trigger that will return; events published within `seat_seconds` wait for it.
 
-        The event that it is on counts as moved past; call `fail_held` first where it is not. A stream that is not
-        acknowledged has no seats.
+        Its current event counts as moved past; call `fail_held` first if it was not. Streams without acknowledgements
+        have no
+        seats.
         """
         self._stranded.pop((key, trigger_id), None)
         stream = self._groups.get(key)
         if stream is None:
-            # It failed under its subscribers.
+            # The stream failed under its subscribers.
             if (seats := self._seats.get(key)) is not None and trigger_id in seats:
                 seats[trigger_id] = self._compute_seat_end()
         elif trigger_id in stream.subscriptions:
@@ -175,21 +179,22 @@ class SharedStreamManager:
                 stream.unsubscribe(trigger_id)
                 self._end_deserted(stream)
         elif isinstance(stream, AckStream) and (seat := stream.group.find_seat(trigger_id)) is not None:
-            # The stream failed under its subscribers, and another one has started it again.
+            # The stream failed under its subscribers, and another subscriber has restarted it.
             stream.group.keep_seat(seat, self._compute_seat_end())
 
     def hand_over(self, trigger_id: Any, key: Hashable) -> None:
-        """Give up a trigger that another process has claimed; its stream ends at once, and advances nothing more.
+        """Release a trigger that another process has claimed; its stream ends at once and advances no more events.
 
-        All triggers of a key belong to one process. Later events would be advanced without the one that left, so
-        the others get an error, and subscribe to the next stream.
+        All triggers of a key belong to one process. Without this trigger, later events would be advanced although it
+        has not
+        seen them, so the other subscribers get an error and subscribe to the next stream.
         """
         stream = self._groups.get(key)
         if isinstance(stream, AckStream):
             stream.abandon(
                 StreamEnded(
-                    f"another process has claimed trigger {trigger_id} of the shared stream {key!r}, which ends here; "
-                    f"the broker redelivers the events that are not acknowledged"
+                    f"another process has claimed trigger {trigger_id} of the shared stream {key!r}, so the stream "
+                    f"ends here; the broker redelivers events that are not acknowledged"
                 )
             )
         elif stream is not None and trigger_id in stream.subscriptions:
@@ -198,9 +203,10 @@ class SharedStreamManager:
         self._forget_seat(trigger_id, key)
 
     def note_gone(self, trigger_id: Any, key: Hashable) -> None:
-        """Remove a trigger that will not subscribe to a key again: it finished, was removed, or is not restarted.
+        """Remove a trigger that will not subscribe to a key again: it finished, was removed, or will not be restarted.
 
-        It is released from all it holds: it no longer counts in any outcome, and nothing is redelivered because of it.
+        It releases all events that it holds: it no longer counts in any outcome, and no event is redelivered because of
+        it.
         """
         stream = self._forget_seat(trigger_id, key)
         if stream is None:
@@ -221,17 +227,20 @@ class SharedStreamManager:
         await asyncio.gather(*(stream.stop() for stream in streams))
 
     def hold(self) -> None:
-        """Pull no producer until `release`, because the store cannot be reached. The clock has to stand still, too."""
+        """Stop pulling producers until `release`, because the store is unreachable. The caller must also pause the
+        clock.
+        """
         self._hold(True)
 
     def release(self) -> None:
-        """Pull the producers again."""
+        """Resume pulling producers."""
         self._hold(False)
 
     def list_forced(self) -> dict[Any, float]:
-        """Return the triggers that were forced to fail and have not left, and when, in seconds of the manager's clock.
+        """Return the triggers that were forced to fail and have not left, with the time of the failure by the manager's
+        clock.
 
-        This includes those whose stream has failed.
+        This includes triggers whose stream has failed.
         """
         stranded = {name: failed_at for (_, name), failed_at in self._stranded.items()}
         return stranded | {
@@ -243,20 +252,20 @@ class SharedStreamManager:
 
     @property
     def streams(self) -> Mapping[Hashable, Stream]:
-        """The streams that are polled, by their keys."""
+        """The streams that are being polled, by key."""
         return self._groups
 
     def count_lanes(self) -> dict[Hashable, list[LaneCount[Hashable]]]:
-        """Return, by the key of each stream that is acknowledged, how far its lanes are."""
+        """Return the progress of the lanes of each acknowledged stream, by key."""
         return {key: stream.count_lanes() for key, stream in self._groups.items() if isinstance(stream, AckStream)}
 
     def count_failed(self) -> int:
-        """Return how many streams have failed, and are not started again yet."""
+        """Return the number of streams that have failed and have not been restarted."""
         keys = {key for key, _ in self._stranded} | self._seats.keys()
         return sum(key not in self._groups for key in keys)
 
     def report(self) -> list[StreamReport]:
-        """Return what each stream is doing, what its lanes wait for and who has failed."""
+        """Return a report on each stream: its subscribers, failures and lanes."""
         return [report_stream(stream) for stream in self._groups.values()]
 
     def _hold(self, held: bool) -> None:
@@ -269,7 +278,7 @@ class SharedStreamManager:
         return self._settings.now() + self._settings.seat_seconds
 
     def _forget_seat(self, trigger_id: Any, key: Hashable) -> Stream | None:
-        """Stop expecting a trigger back; return the stream of the key."""
+        """Stop expecting a trigger to return; return the stream of the key."""
         self._stranded.pop((key, trigger_id), None)
         if (seats := self._seats.get(key)) is not None:
             seats.pop(trigger_id, None)
@@ -278,7 +287,7 @@ class SharedStreamManager:
         return self._groups.get(key)
 
     def _end_deserted(self, stream: Stream) -> None:
-        """End a stream that has no subscribers, and to which none is expected back."""
+        """End a stream that has no subscribers and expects none to return."""
         if self._groups.get(stream.key) is not stream or stream.subscriptions:
             return
         if isinstance(stream, AckStream) and stream.group.members:
@@ -286,7 +295,7 @@ class SharedStreamManager:
         stream.end()
 
     def _closed_before(self, key: Hashable) -> Callable[[], Awaitable[None]] | None:
-        """Return a wait for the close of earlier streams of a key: two polls would disturb one upstream."""
+        """Return a function that waits until earlier streams of a key are closed: an upstream allows one poll only."""
         before = [stream for stream in self._closing if stream.key == key]
         if not before:
             return None
@@ -322,7 +331,7 @@ class SharedStreamManager:
         )
         stream.hold(self._held)
         for earlier in self._closing:
-            # From here on the names of this key refer to members of the new stream.
+            # From here on, the trigger names of this key refer to members of the new stream.
             if earlier.key == key and isinstance(earlier, AckStream) and not self._settings.seat_seconds:
                 earlier.cut_short()
         self._pending_events.open(key, stream.group.members)
@@ -332,8 +341,8 @@ class SharedStreamManager:
                 stream.group.add_seat(name, until)
             else:
                 self._log.warning(
-                    "the seat of a trigger in its shared stream has ended before the trigger is back; the stream "
-                    "starts again without it",
+                    "a trigger did not return to its shared stream in time and loses its seat; the stream restarts "
+                    "without it",
                     key=key,
                     trigger_id=name,
                 )
@@ -347,7 +356,7 @@ class SharedStreamManager:
                 for name, one in stream.subscriptions.items():
                     self._stranded[stream.key, name] = now if one.end.failed_at is None else one.end.failed_at
             if error is not None and isinstance(stream, AckStream) and self._settings.seat_seconds > 0:
-                # All subscribers will be back, unless the manager is told otherwise.
+                # All subscribers are expected to return, unless the manager is told otherwise.
                 until = self._compute_seat_end()
                 self._seats[stream.key] = stream.group.list_seats() | dict.fromkeys(stream.subscriptions, until)
         self._closing[stream] = None
@@ -359,7 +368,7 @@ class SharedStreamManager:
 
 
 def _is_acknowledged(cls: type[BaseEventTrigger]) -> bool:
-    """Tell whether a class, or any that it inherits from, overrides `create_shared_stream_producer`."""
+    """Return whether a class or one of its bases overrides `create_shared_stream_producer`."""
     found = cls.create_shared_stream_producer
     return getattr(found, "__func__", found) is not getattr(
         BaseEventTrigger.create_shared_stream_producer, "__func__", None

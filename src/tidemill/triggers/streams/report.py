@@ -1,4 +1,4 @@
-"""The report about a shared stream."""
+"""The status report of a shared stream."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tidemill.triggers.streams.life import Stream
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """What a shared stream is doing.
+    """The status of a shared stream.
 
     Attributes:
         key: The key of the stream.
-        subscribers: The trigger ids that take part, including those that have failed and not left yet.
-        failed: Those that were forced to fail and have not left yet, with the time.
-        outstanding: How many events are not advanced; 0 for a stream that is not acknowledged.
-        full_since: Since when the producer is not pulled because of `max_outstanding`; None: it is pulled.
-        lanes: What each lane waits for, by whom and since when, in seconds of the manager's clock.
+        subscribers: The ids of all subscribed triggers, including those that have failed and not left yet.
+        failed: Triggers that were forced to fail and have not left yet, with the time of the failure.
+        outstanding: How many events have not been advanced; 0 for a stream without acknowledgements.
+        full_since: Since when the producer is not pulled because of `max_outstanding`; None if it is pulled.
+        lanes: What each lane waits for, with the triggers and since when, in seconds of the manager's clock.
     """
 
     key: Hashable
@@ -33,7 +33,7 @@ class StreamReport:
 
 
 def report_stream(stream: Stream) -> StreamReport:
-    """Return what a stream is doing."""
+    """Return the status of a stream."""
     failed = {name: one.end.failed_at for name, one in stream.subscriptions.items() if one.end.failed_at is not None}
     subscribers = tuple(stream.subscriptions)
     if not isinstance(stream, AckStream):

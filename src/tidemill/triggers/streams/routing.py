@@ -1,4 +1,4 @@
-"""Where the events of a trigger come from: the shared stream of its key, or its own `run`."""
+"""Connects a trigger to its events: from the shared stream of its key, or from its own `run`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Where the events of a trigger come from.
+    """The events of a trigger, and where they come from.
 
     Attributes:
-        key: The key of its shared stream; None: it runs by itself.
-        events: Its events.
-        subscription: Its end of the stream.
+        key: The key of the shared stream; None if the trigger runs by itself.
+        events: The events of the trigger.
+        subscription: The subscription to the shared stream, if there is one.
     """
 
     key: Hashable | None
@@ -32,10 +32,11 @@ class Routed:
 
 
 def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -> Routed:
-    """Start a trigger: on the shared stream of its key, or by itself if it has none.
+    """Start a trigger: on the shared stream of its key, or by itself if it has no key.
 
-    A key function that raises, or returns what cannot be a key, is logged, and the trigger runs by itself. After the
-    events have ended, for whatever reason, unsubscribe the trigger from its key.
+    If `shared_stream_key` raises or returns an unhashable value, this logs a warning, and the trigger runs by itself.
+    When
+    the events have ended, for any reason, unsubscribe the trigger from its key.
     """
     key = None
     if isinstance(trigger, BaseEventTrigger):
@@ -45,7 +46,7 @@ def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -
         except (Exception, SystemExit) as error:
             key = None
             log.warning(
-                "shared_stream_key raised, or returned a key that cannot be hashed; the trigger runs by itself",
+                "shared_stream_key raised or returned an unhashable key; the trigger runs by itself",
                 trigger_id=trigger_id,
                 exc_info=error,
             )
@@ -57,10 +58,10 @@ def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -
 
 
 def find_events(trigger: BaseTrigger) -> AsyncIterator[TriggerEvent]:
-    """Return what a trigger yields when it runs by itself.
+    """Return the events of a trigger that runs by itself.
 
     Raises:
-        TypeError: Its `run` is not an async generator.
+        TypeError: `run` is not an async generator.
     """
     return _check_events(trigger, "run(self)", trigger.run())
 
@@ -69,8 +70,8 @@ def _check_events(trigger: BaseTrigger, method: str, events: Any) -> AsyncIterat
     if isinstance(events, AsyncIterable):
         return events  # type: ignore[return-value]
     if inspect.iscoroutine(events):
-        events.close()  # or Python warns that nobody awaited it
+        events.close()  # otherwise Python warns that the coroutine was never awaited
     raise TypeError(
         f"{type(trigger).__name__}.{method.partition('(')[0]} must be an async generator, but returned a "
-        f"{type(events).__name__}: write `async def {method}`, and `yield TriggerEvent(...)` in it"
+        f"{type(events).__name__}; write `async def {method}` with `yield TriggerEvent(...)` in it"
     )

@@ -1,7 +1,7 @@
-"""What happened in the shared streams of a process: counts for metrics, charts and pages, and incidents one by one.
+"""Counts of the shared streams of a process, for metrics, charts and pages, and single incidents.
 
-Invariants: nothing is done per event, only per batch that is advanced and per incident; lanes that are no names have
-no place of their own, and the number of lanes and streams that are counted is bounded.
+Invariants: there is no work per event, only per advanced batch and per incident; lanes without a name are not counted
+separately, and the number of counted lanes and streams is bounded.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any, Final, NamedTuple
 
 from tidemill.triggers.stream_api import UpstreamCounts
 
-#: So many lanes of a stream are counted one by one, the rest together.
+#: The number of lanes of a stream that are counted separately; all further lanes are counted together.
 MAX_LANES: Final = 256
 OTHERS: Final = "(others)"
-#: Of so many streams it is known what happened in them; of more, the oldest is forgotten.
+#: The number of streams that are counted; beyond it, the oldest stream is forgotten.
 MAX_STREAMS: Final = 10_000
 _MAX_NAME: Final = 200
 
 
 class IncidentKind(enum.StrEnum):
-    """What may go wrong in a stream."""
+    """Kinds of incidents in a stream."""
 
     ACK_TIMEOUT = "ack_timeout"
     OVERFLOW = "overflow"
@@ -33,15 +33,15 @@ class IncidentKind(enum.StrEnum):
 
 
 class Incident(NamedTuple):
-    """One thing that went wrong.
+    """A single failure.
 
     Attributes:
-        kind: What.
+        kind: The kind of the incident.
         key: The key of the stream.
-        trigger: The trigger that it happened to; None: it happened to all of them.
-        lane: Where; None: not in one lane.
-        position: The event, as numbered by the stream; None: not at one event.
-        text: The error or the reason; not masked.
+        trigger: The affected trigger; None if all triggers are affected.
+        lane: The affected lane; None if the incident does not concern a single lane.
+        position: The number of the event in the stream; None if the incident does not concern a single event.
+        text: The error or the reason; secrets are not masked.
     """
 
     kind: IncidentKind
@@ -54,12 +54,12 @@ class Incident(NamedTuple):
 
 @dataclass(slots=True)
 class LaneTally:
-    """What happened in a lane.
+    """Counts of a lane.
 
     Attributes:
-        advanced: Events that the producer was told about.
-        given_up: Events that were fanned out and not advanced when their stream ended.
-        given_up_resolved: Of these, those that every subscriber had dealt with.
+        advanced: Events that were advanced.
+        given_up: Events that were fanned out but not advanced when their stream ended.
+        given_up_resolved: Those of `given_up` that every subscriber had resolved.
     """
 
     advanced: int = 0
@@ -69,15 +69,15 @@ class LaneTally:
 
 @dataclass(slots=True)
 class StreamTally:
-    """What happened in the streams of one key.
+    """Counts of the streams of one key.
 
     Attributes:
-        advanced: Events that the producer was told about.
-        failed: Of these, those that a subscriber failed.
-        rejected: Of these, those that a subscriber rejected.
+        advanced: Events that were advanced.
+        failed: Advanced events that a subscriber failed.
+        rejected: Advanced events that a subscriber rejected.
         forced: How often a subscriber was forced to fail.
         ended: How often the stream failed.
-        lanes: By the name of the lane.
+        lanes: Counts of the lanes, by name.
     """
 
     advanced: int = 0
@@ -93,7 +93,7 @@ class StreamTally:
         return name if name in self.lanes or len(self.lanes) < MAX_LANES else OTHERS
 
     def find_lane(self, lane: Hashable) -> LaneTally:
-        """Return the tally of a lane."""
+        """Return the counts of a lane."""
         return self.lanes.setdefault(self.find_name(lane), LaneTally())
 
 
@@ -103,13 +103,13 @@ def _tell_nobody(incident: Incident) -> None:
 
 @dataclass(slots=True)
 class StreamCounts:
-    """What happened in all shared streams of a process.
+    """Counts of all shared streams of a process.
 
     Attributes:
-        advanced: Events that producers were told about.
-        upstream: What the producers did.
-        tallies: What happened in each stream, by its key.
-        tell: Called with each incident, on the loop; it must neither block nor raise.
+        advanced: Events that were advanced.
+        upstream: Counts of the producers.
+        tallies: Counts of each stream, by key.
+        tell: Called on the loop with each incident; it must neither block nor raise.
     """
 
     advanced: int = 0
@@ -118,14 +118,14 @@ class StreamCounts:
     tell: Callable[[Incident], None] = _tell_nobody
 
     def find_tally(self, key: Hashable) -> StreamTally:
-        """Return the tally of a key."""
+        """Return the counts of a key."""
         if key not in self.tallies and len(self.tallies) >= MAX_STREAMS:
             del self.tallies[next(iter(self.tallies))]
         return self.tallies.setdefault(key, StreamTally())
 
 
 def name_lane(lane: Hashable) -> str:
-    """Return a short name of a lane; numbers, which are lanes of single events, have none.
+    """Return a short name for a lane; '' for numbers, which are lanes of single events.
 
     Example:
         >>> name_lane(("orders", 3)), name_lane("group-a"), name_lane(17), name_lane(None)

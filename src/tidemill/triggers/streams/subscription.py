@@ -1,12 +1,12 @@
-"""A subscriber's end of a shared stream: the async iterator that its filter pulls raw events from.
+"""A subscription to a shared stream: the async iterator from which a filter pulls raw events.
 
-Pulling an event moves past the one before; nothing else is required of a filter. What is there to be read is taken
-from the log without a switch to the loop; a pull waits only when nothing is there. After a failure every pull raises it
-again; after leaving, the iterator has ended; `stop_all` ends nothing: a pull then waits until it is cancelled.
+Pulling an event moves past the previous one; a filter need not do anything else. Available events are read from the log
+without switching to the loop; a pull waits only when there is none. After a failure every pull raises the same error;
+after leaving, the iteration has ended. `stop_all` does not end the iteration: a pull then waits until it is cancelled.
 
-`__anext__` is a coroutine per delivery, the price of an iterator that any task may drive; so it does as little as
-possible, and the rest is in `_next`. An `async for` never sees what it awaits, so where many read what is not
-acknowledged, it awaits futures that are made once for all of them (`_Ahead`).
+`__anext__` must be a coroutine, because any task may drive the iterator. That costs one coroutine per delivery, so it
+does as little as possible and leaves the rest to `_next`. An `async for` never exposes the awaited object; if many
+subscribers read an unacknowledged stream, it awaits futures that they all share (`_Ahead`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from tidemill.core.streams.members import Member, Refusal, Sent
 from tidemill.triggers.streams.async_for import is_async_for
 from tidemill.triggers.streams.bell import Bell
 
-#: From this many subscribers on, a future per event costs less than a coroutine per delivery.
+#: From this number of subscribers on, one future per event is cheaper than one coroutine per delivery.
 _MANY: Final = 3
 
 
 class End:
-    """How a subscription waits and how it ends; the part that fast and acking subscriptions share."""
+    """How a subscription waits and ends; shared by both kinds of subscriptions."""
 
     __slots__ = ("_future", "_traceback", "error", "failed_at", "left")
 
     def __init__(self) -> None:
-        """Start open."""
         self._future: asyncio.Future[None] | None = None
         self._traceback: TracebackType | None = None
         self.error: BaseException | None = None
@@ -44,27 +43,27 @@ class End:
         self.left = False
 
     def fail(self, error: BaseException) -> None:
-        """Make every pull raise an error from now on; the first error counts."""
+        """Make every further pull raise an error; the first error wins."""
         if self.error is None:
             self.error = error
             self._traceback = error.__traceback__
             self.wake()
 
     def leave(self) -> None:
-        """Make every pull end the iteration."""
+        """Make every further pull end the iteration."""
         self.left = True
         self.wake()
 
     def check(self) -> None:
-        """Raise the error, or end the iteration, if the subscription has ended."""
+        """Raise the error or end the iteration if the subscription has ended."""
         if self.error is not None:
-            # It is raised in many tasks, maybe often: each time with its original traceback.
+            # Many tasks may raise this error, repeatedly; restore its original traceback each time.
             raise self.error.with_traceback(self._traceback)
         if self.left:
             raise StopAsyncIteration
 
     def wake(self) -> None:
-        """Let a waiting pull look again."""
+        """Make a waiting pull check again."""
         future = self._future
         if future is not None and not future.done():
             future.set_result(None)
@@ -81,27 +80,27 @@ class End:
 
 
 class Subscription(Protocol):
-    """What both kinds of subscription have in common."""
+    """The interface of both kinds of subscriptions."""
 
     @property
     def end(self) -> End:
-        """How it waits and ends."""
+        """How the subscription waits and ends."""
 
     @property
     def taken(self) -> int:
-        """How many events it has read."""
+        """The number of events read."""
 
     def fail_held(self, error: str | None) -> None:
-        """Fail the event that it is on."""
+        """Fail the current event."""
 
 
 class FastSubscription:
-    """A subscriber of a stream that is not acknowledged.
+    """A subscription to a stream without acknowledgements.
 
     Args:
-        reader: Its position in the log.
-        log: That log.
-        waiting: It adds itself here to be woken by the next event.
+        reader: The position in the log.
+        log: The log.
+        waiting: The subscription adds itself here to be woken by the next event.
     """
 
     __slots__ = ("_ahead", "_from", "_log", "_unread", "_waiting", "end", "reader")
@@ -109,7 +108,6 @@ class FastSubscription:
     def __init__(
         self, reader: LogReader[Any], log: Fanout[Any, LogReader[Any]], waiting: dict[Subscription, None]
     ) -> None:
-        """Start at the current position."""
         self.reader = reader
         self._unread = reader.unread
         self._ahead: _Ahead | None = None
@@ -120,15 +118,15 @@ class FastSubscription:
 
     @property
     def taken(self) -> int:
-        """How many events it has read."""
+        """The number of events read."""
         return self.reader.position - self._from
 
     def fail_held(self, error: str | None) -> None:
-        """Do nothing: nothing is acknowledged here."""
+        """Do nothing, because events are not acknowledged here."""
         return
 
     def __aiter__(self) -> FastSubscription | _Ahead:
-        """Return itself; for an `async for` over what many subscribers read, what costs less per event."""
+        """Return this iterator, or a cheaper one for an `async for` if many subscribers read the stream."""
         if self._log.size < _MANY or not is_async_for(sys._getframe(1)):
             return self
         if self._ahead is None:
@@ -147,17 +145,17 @@ class FastSubscription:
         return next(self._unread)
 
     async def _wait_unread(self) -> None:
-        """Wait until there is something to read."""
+        """Wait until there is an event to read."""
         if _CURRENT.get() is not None:
             _CURRENT.set(None)
-        # What was read ahead ends before the chunk does.
+        # `reader.unread` may be exhausted by reading ahead before the chunk of the log is.
         while not (length_hint(self.reader.unread) or self._log.load_more(self.reader)):
             self.end.check()
             self._waiting[self] = None
             await self.end.wait()
 
     async def read_ahead(self, ahead: _Ahead) -> Any:
-        """Return the next raw event, and take those after it ahead."""
+        """Return the next raw event, and prepare the following ones in `ahead`."""
         await self._wait_unread()
         futures = self.reader.take_all(_build_futures)
         futures.reverse()
@@ -167,17 +165,18 @@ class FastSubscription:
         return first.result()
 
     def drop(self) -> None:
-        """Discard what is unread."""
+        """Discard all unread events."""
         self._unread = iter(())
         if self._ahead is not None:
             del self._ahead[1:]
 
 
 class _Ahead(list[Any]):
-    """What a subscriber has taken ahead, as futures that are done, last first; the iterator of an `async for`.
+    """Events that a subscriber has read ahead, as finished futures in reverse order; the iterator for an `async for`.
 
-    A delivery is then `list.pop`, and the `await` of a future that is done: no code of ours runs. The first element is
-    the list itself: to await it is to take more.
+    A delivery is then a `list.pop` and an `await` of a finished future, without running any of our code. The first
+    element
+    is the list itself; awaiting it reads more events.
     """
 
     __slots__ = ("_subscription",)
@@ -196,17 +195,17 @@ class _Ahead(list[Any]):
         return self._subscription.read_ahead(self).__await__()
 
     def __len__(self) -> int:
-        """Return how many events there are."""
+        """Return the number of events."""
         return max(0, super().__len__() - 1)
 
     def yield_events(self) -> Iterator[Any]:
-        """Take the events one by one."""
+        """Remove and yield the events one by one."""
         while len(self):
             yield self.pop().result()
 
 
 def _build_futures(events: Sequence[Any]) -> list[asyncio.Future[Any]]:
-    """Return a future for each event that is done."""
+    """Return a finished future for each event."""
     future, loop = asyncio.Future, asyncio.get_running_loop()
     futures: list[asyncio.Future[Any]] = [future(loop=loop) for _ in events]
     for each, event in zip(futures, events, strict=True):
@@ -215,13 +214,13 @@ def _build_futures(events: Sequence[Any]) -> list[asyncio.Future[Any]]:
 
 
 class AckSubscription:
-    """A subscriber of a stream that is acknowledged.
+    """A subscription to a stream with acknowledgements.
 
     Args:
-        member: Its member of the group.
+        member: The subscriber's member of the group.
         group: The group.
-        waiting: It adds itself here to be woken by the next event.
-        pump: Rung when it has moved.
+        waiting: The subscription adds itself here to be woken by the next event.
+        pump: Rung when the subscriber has moved past an event.
         note_rejected: Called with the member's name and each event that it rejects.
     """
 
@@ -235,7 +234,6 @@ class AckSubscription:
         pump: Bell,
         note_rejected: Callable[[Any, Sent[Any, Any, Any]], None],
     ) -> None:
-        """Start at the current position."""
         self._note_rejected = note_rejected
         self.member = member
         self.end = End()
@@ -243,22 +241,23 @@ class AckSubscription:
         self._waiting = waiting
         self._pump = pump
         self._from = member.position
-        #: Makes the event that it is on wait for what was derived from it; see `PendingEvents.bind_pending_event`.
+        #: Makes the current event wait for an event derived from it; see `PendingEvents.bind_pending_event`.
         self.bind: Callable[[], int | None] = partial(group.bind, member)
 
     @property
     def taken(self) -> int:
-        """How many events it has read."""
+        """The number of events read."""
         return self.member.position - self._from
 
     def __aiter__(self) -> AckSubscription | _AckLoop:
-        """Return itself, or what costs less where nobody sees what is awaited."""
+        """Return this iterator, or a cheaper one for an `async for`, which never exposes the awaited object."""
         return _AckLoop(self, self.member, self._pump) if is_async_for(sys._getframe(1)) else self
 
     def __anext__(self) -> Coroutine[Any, Any, Any]:
-        """Return what moves past the event that it is on, and returns the next one.
+        """Return a coroutine that moves past the current event and returns the next one.
 
-        Who calls this can reject that event, whichever task awaits it: `asyncio.wait_for` starts one.
+        The caller of this method can reject that event, whichever task awaits the coroutine; `asyncio.wait_for` starts
+        one.
         """
         request = _Request(self, self.member.window)
         _set_current(request)
@@ -278,7 +277,7 @@ class AckSubscription:
         return sent.event
 
     async def take_later(self) -> Sent[Any, Any, Any]:
-        """Wait until there is an event to be read, and be on it."""
+        """Wait for an event, and make it the current one."""
         group, member = self._group, self.member
         while not group.load_more(member):
             self._pump.ring()
@@ -290,16 +289,16 @@ class AckSubscription:
         return sent
 
     def fail_held(self, error: str | None) -> None:
-        """Fail the event that it is on, at once; what it moved past is acked once stored, and fails if that is refused.
+        """Fail the current event at once; events moved past are acked once stored, and fail if the store refuses them.
 
         Args:
-            error: Why; None: it was interrupted through no fault of its own.
+            error: The reason; None if the subscriber was interrupted through no fault of its own.
         """
         self._group.fail_held(self.member, error)
         self._pump.ring()
 
     def reject(self, sent: Sent[Any, Any, Any]) -> Refusal:
-        """Reject an event, if it is still on it."""
+        """Reject an event if it is still the current one."""
         refusal = self._group.reject(self.member, sent)
         if refusal is Refusal.REJECTED:
             self._note_rejected(self.member.name, sent)
@@ -308,7 +307,7 @@ class AckSubscription:
 
 
 class _AckLoop:
-    """What an `async for` reads an `AckSubscription` by."""
+    """The iterator of an `AckSubscription` for an `async for`."""
 
     __slots__ = ("_member", "_pump", "_subscription")
 
@@ -326,7 +325,7 @@ class _AckLoop:
             if member.newest:
                 member.carry()
             member.window = sent
-            # The task that drives the filter, and the tasks that it starts from here, can reject this event.
+            # The task that drives the filter, and tasks that it starts from here on, can reject this event.
             _set_current((self._subscription, sent))
             if not self._pump.rung:
                 self._pump.ring()
@@ -337,7 +336,7 @@ class _AckLoop:
 
 
 class _Request:
-    """A call of `__anext__`: it is known to who made it, and answered in whichever task awaits it."""
+    """A call of `__anext__`: bound to its caller's context, and answered in whichever task awaits it."""
 
     __slots__ = ("sent", "subscription")
 
@@ -346,8 +345,10 @@ class _Request:
         self.sent = sent
 
 
-#: The subscription that the running filter reads from, and the event that it is on; a task that it started keeps those
-#: of its start. A pair in one variable costs less than two variables; all of it costs a sixth of a delivery.
+#: The subscription that the running filter reads from, and its current event; a task started by the filter keeps the
+#: values from its start. One variable with a pair is cheaper than two variables; setting it takes a sixth of the time
+#: of a
+#: delivery.
 _CURRENT: ContextVar[tuple[AckSubscription, Sent[Any, Any, Any]] | _Request | None] = ContextVar(
     "tidemill_event", default=None
 )
@@ -355,7 +356,7 @@ _set_current = _CURRENT.set
 
 
 def find_current() -> tuple[AckSubscription, Sent[Any, Any, Any]] | None:
-    """Return the subscription that the calling filter reads from, and the event that it is on, if there is one."""
+    """Return the subscription that the calling filter reads from, and its current event; None outside of a filter."""
     current = _CURRENT.get()
     if isinstance(current, _Request):
         return None if current.sent is None else (current.subscription, current.sent)
