@@ -192,7 +192,7 @@ def test_wrong_setups_and_teardowns_are_refused(wrong: Any, message: str) -> Non
 
 
 def test_the_rule_of_a_teardown_cannot_be_chosen() -> None:
-    with DAG("d"), pytest.raises(DagError, match="trigger_rule of a teardown cannot be set"):
+    with DAG("d"), pytest.raises(DagError, match="a teardown cannot have a trigger_rule"):
         EmptyOperator(task_id="a", trigger_rule="one_done").as_teardown()
 
 

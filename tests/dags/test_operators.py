@@ -168,7 +168,7 @@ def test_a_command_is_over_although_something_in_the_background_holds_its_output
     tmp_path: Path, command: str, last: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert value_of(bash(command.format(pid=tmp_path / "pid"))) == last
-    assert "the command has ended, but what it left in the background holds its output" in caplog.text
+    assert "killing background processes that still hold its output open" in caplog.text
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: not is_alive(pid))
 
@@ -260,7 +260,7 @@ def test_a_function_may_return_the_command() -> None:
             return f"echo {n} {ds} $A"
 
         t(3)
-        with pytest.raises(DagError, match=r"@task\.bash runs what the function returns; leave bash_command out"):
+        with pytest.raises(DagError, match=r"@task\.bash runs the command that the function returns; leave bash_command out"):
             task.bash(bash_command="x")(lambda: "")()
     assert value_of(attempt(dag, "t")) == "3 2026-01-01 b"
 

@@ -252,9 +252,9 @@ class Local(BaseTrigger):
         ({"kwargs": {1: 2}}, "task 't': the kwargs of the deferral have the key 1; argument names must be strings"),
         (
             {"kwargs": {"context": 1}},
-            "task 't': the kwargs of the deferral have 'context', which resumed is given anyway",
+            "task 't': the kwargs of the deferral have 'context', which tidemill passes to resumed itself",
         ),
-        ({"kwargs": {"event": 1}}, "task 't': the kwargs of the deferral have 'event', which resumed is given anyway"),
+        ({"kwargs": {"event": 1}}, "task 't': the kwargs of the deferral have 'event', which tidemill passes to resumed itself"),
         (
             {"kwargs": [1]},
             "task 't': the kwargs of the deferral must be a dict with the arguments of resumed, not list",
@@ -419,8 +419,8 @@ def test_a_task_reads_xcoms_and_states_of_other_runs() -> None:
     [
         ("{{ outlet_events }}", "the context has no 'outlet_events': tidemill has no assets"),
         ("{{ prev_ds }}", "the context has no 'prev_ds': Airflow 3 no longer has it; use logical_date"),
-        ("{{ ti.log_url }}", "a task instance has no 'log_url': it does not know the address of the web UI"),
-        ("{{ ti.get_ti_count('d') }}", "a task instance has no 'get_ti_count': a task does not look at other tasks"),
+        ("{{ ti.log_url }}", "a task instance has no 'log_url': a task does not know the address of the web UI"),
+        ("{{ ti.get_ti_count('d') }}", "a task instance has no 'get_ti_count': a task cannot query other tasks"),
         ("{{ nothing }}", "'nothing' is undefined"),
     ],
 )
@@ -647,9 +647,9 @@ def test_outputs_are_passed_to_tasks_that_wait_for_them() -> None:
     result = attempt(dag, "use", services, params='{"n":4}')
     assert value_of(result) == [1, [2, {"k": {"a": 1, "b": 2}}], 4, "use", "run"]
     assert value_of(attempt(dag, "bash", services)) == "got 2"
-    with pytest.raises(TypeError, match="is not known while the file is read"):
+    with pytest.raises(TypeError, match="is not known while the file is parsed"):
         list(found)
-    with pytest.raises(TypeError, match="is not known while the file is read"):
+    with pytest.raises(TypeError, match="is not known while the file is parsed"):
         bool(found)
     with pytest.raises(TypeError, match="so it has no item 0"):
         found[0]

@@ -578,7 +578,7 @@ def captured(schedule: Schedule) -> Iterator[None]:
     def keep(_: Any, level: str, entry: Any) -> Any:
         schedule.log.append(entry)
         said = {name: value for name, value in entry.items() if name not in ("event", "exc_info")}
-        if entry["event"].startswith("the seat of a trigger"):
+        if entry["event"].startswith("a trigger did not return to its shared stream"):
             schedule.world.seatless[entry["trigger_id"]].append([schedule.world.ticks, float("inf")])
         if entry.get("cause") == "overflow":
             schedule.world.overflows[entry["trigger_id"]].append(schedule.world.ticks)

@@ -245,7 +245,7 @@ async def test_no_secret_of_an_address_is_in_errors_logs_or_events(site, capfd):
         await fired(HttpTrigger(secret, max_retries=0))
     site.will_answer(200)
     (event,) = await fired(HttpTrigger(secret))
-    with pytest.raises(ValueError, match="must begin with") as refused:
+    with pytest.raises(ValueError, match="must start with") as refused:
         HttpTrigger("ftp://me:hunter2@host/x?sig=hunter3")
     out, err = capfd.readouterr()
     said = f"{raised.value!r} {failed.value!r} {refused.value!r} {event.payload} {event.identity} {out} {err}"
@@ -297,6 +297,6 @@ def test_it_is_created_again_as_it_was():
 )
 def test_arguments_that_make_no_sense_are_refused(url, kwargs):
     with pytest.raises(
-        ValueError, match=r"url must begin|poll_seconds must be positive|max_retries must not|status must be|'about'"
+        ValueError, match=r"url must start|poll_seconds must be positive|max_retries must not|status must be|'about'"
     ):
         HttpTrigger(url, **kwargs)

@@ -101,7 +101,7 @@ def test_only_values_that_are_not_the_default_are_serialized():
         ({"apply": f"{HERE}.absent"}, ConfigError, "has no 'absent'"),
         ({"apply": f"{HERE}.NO_FUNCTION"}, ConfigError, "is of type int; name a function"),
         ({"apply": "f"}, ConfigError, "write package.module.function"),
-        ({"apply": doubled}, TypeError, "apply must be the path of a function"),
+        ({"apply": doubled}, TypeError, "apply must name a function"),
         ({"key": [1]}, TypeError, "key must be a string or a list of strings"),
         ({"key": 1}, TypeError, "key must be a string or a list of strings"),
         ({"value_format": "xml"}, ValueError, "value_format must be text or json"),

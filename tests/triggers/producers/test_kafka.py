@@ -568,7 +568,7 @@ async def test_a_note_that_cannot_be_read_is_reported_once_with_its_partition(sc
         one.stream.producer.on_lost([("topic", 1)])
         one.source.notes["topic", 1] = "tidemill1;8;-9+2;"
         one.stream.producer.on_assigned([("topic", 1)])
-    (told,) = [entry for entry in logs if "metadata of a committed offset cannot be read" in entry["event"]]
+    (told,) = [entry for entry in logs if "cannot read the metadata of a committed offset" in entry["event"]]
     assert (told["log_level"], told["topic"], told["partition"]) == ("warning", "topic", 1)
     assert told["note"] == "tidemill1;8;-9+2;"
 
