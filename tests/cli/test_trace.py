@@ -257,8 +257,8 @@ def test_a_wrong_question_to_a_process_is_answered_with_what_is_wrong():
     with RecordWriter(DebugSettings(db_dir=""), "g", "w") as writer:
         recorder = RunRecorder()
         recorder.writer = writer
-        assert "not a question" in answer_trace(recorder, "g", "w", {"query": {"offset": "seven"}})["error"]
-        assert "not a question" in answer_trace(recorder, "g", "w", {})["error"]
+        assert "not a valid message query" in answer_trace(recorder, "g", "w", {"query": {"offset": "seven"}})["error"]
+        assert "not a valid message query" in answer_trace(recorder, "g", "w", {})["error"]
 
 
 def test_replacements_are_not_counted_as_what_a_message_was_arranged_into(tmp_path: Path):

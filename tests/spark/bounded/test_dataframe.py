@@ -227,7 +227,7 @@ def test_what_goes_wrong_with_a_batch_is_told_by_its_handlers_words(session, set
     (tmp_path / "full" / "mine").touch()
     with pytest.raises(ConfigError, match="full is not empty"):
         process(rows_of(session, 1), Known, settings, outcomes=tmp_path / "full")
-    with pytest.raises(ConfigError, match="checkpoint and trigger are for streams"):
+    with pytest.raises(ConfigError, match="checkpoint and trigger apply to streams only"):
         process(rows_of(session, 1), Known, settings, checkpoint=tmp_path / "c")
     with pytest.raises(HandlerError, match="range 0 failed: on_ready raised LookupError: no such table"):
         process(rows_of(session, 1).coalesce(1), Unready, settings)
@@ -331,7 +331,7 @@ def test_a_stream_from_files_is_worked_off_batch_by_batch_and_goes_on_where_it_w
     assert seen(settings) == Counter(range(250)), "rows of an earlier micro-batch were delivered again"
     told = session.read.schema(f"{OUTCOME_SCHEMA}, batch INT").parquet(str(outcomes))
     assert {(row.batch, row["count"]) for row in told.groupBy("batch").count().collect()} == {(0, 100), (1, 150)}
-    with pytest.raises(ConfigError, match=r"a stream needs outcomes=.* and checkpoint="):
+    with pytest.raises(ConfigError, match=r"a stream needs two persistent folders.*outcomes=.* and checkpoint="):
         process(session.readStream.text(str(source)).selectExpr("value AS key", "value"), Known, settings)
 
 
@@ -525,7 +525,7 @@ def test_a_backfill_in_order_of_keys_demands_whole_partitions_and_keeps_the_orde
         produce(embedded_kafka.bootstrap, topic, values, key=str(key), partition=key % 2)
     settings.executor.order_by = "key"
     arguments: dict[str, Any] = {"session": session, "start": "earliest", "outcomes": tmp_path / "outcomes"}
-    with pytest.raises(ConfigError, match="give --whole-partitions"):
+    with pytest.raises(ConfigError, match="use --whole-partitions"):
         backfill(Shuffled, settings, **arguments)
     done = backfill(Shuffled, settings, **arguments, whole_partitions=True, range_messages=50)
     assert done.count() == 300

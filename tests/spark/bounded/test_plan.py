@@ -68,7 +68,7 @@ def test_a_plan_that_cannot_be_read_is_refused(folder: Folder) -> None:
 
 
 def test_two_processes_do_not_work_in_one_folder(folder: Folder) -> None:
-    with folder.locked(), pytest.raises(ConfigError, match="another process works on the backfill"), folder.locked():
+    with folder.locked(), pytest.raises(ConfigError, match="another process is running the backfill"), folder.locked():
         pass
     with folder.locked():
         pass

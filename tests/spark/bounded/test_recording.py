@@ -115,7 +115,7 @@ def test_a_folder_that_does_not_answer_holds_the_run_up_for_a_bounded_time(
     try:
         with capture_logs() as logs, record_bounded_run(make_settings(tmp_path), "w", make_run()) as recorder:
             assert recorder is None
-        assert "the folder of recordings does not answer" in logs[0]["event"]
+        assert "the folder of recordings does not respond" in logs[0]["event"]
     finally:
         answered.set()
     wait_until(lambda: "tidemill-run-recorder" not in [thread.name for thread in threading.enumerate()], 60)

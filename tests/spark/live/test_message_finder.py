@@ -136,5 +136,5 @@ async def test_a_message_is_probed_by_the_engine_of_slot_0() -> None:
             await probe_message(failing, SLOTS, message, 3.0)
     with pytest.raises(UserActionError, match="engine 0 is not connected"):
         await probe_message(server, SLOTS[1:], message, 3.0)
-    with pytest.raises(UserActionError, match="no engine runs"):
+    with pytest.raises(UserActionError, match="no engine is running"):
         LinkedEngines(lambda: "t").probe(message, 3.0)

@@ -263,7 +263,7 @@ def test_an_endpoint_answers_from_the_start_to_the_end_of_a_run() -> None:
         assert ask(f"{address}/readyz") == (503, ["it is starting: Spark is starting (0 s)"])
         state[0] = RUNNING
         progress[0] = sum_progress((), [BUSY], [EngineStatus(0, "running", 7, "h", 1, 0.1, BUSY)])
-        assert ask(f"{address}/readyz") == (503, ["the brokers cannot be reached", "partition t/1 stands still"])
+        assert ask(f"{address}/readyz") == (503, ["the brokers cannot be reached", "partition t/1 is stalled"])
         well = msgspec.structs.replace(BUSY, stalled={})
         progress[0] = sum_progress((), [well], [EngineStatus(0, "running", 7, "h", 1, 0.1, well)])
         assert ask(f"{address}/readyz") == (200, [])

@@ -225,7 +225,7 @@ def test_a_save_while_a_load_never_ends_is_answered(run: Run, logs: list[Any], m
 
     run.files.save("c")
 
-    assert "saved again, but other code is still being loaded" in logs[1]["event"]
+    assert "saved again while an earlier load is still running" in logs[1]["event"]
     assert logs[1]["log_level"] == "warning"
     release.set()
     wait_until(lambda: run.reloader.step() or run.live.told)  # type: ignore[func-returns-value]

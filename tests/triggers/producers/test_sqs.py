@@ -294,7 +294,7 @@ async def test_a_message_that_cannot_be_kept_invisible_is_released_and_logged(qu
     monkeypatch.setattr(stream.producer._queue, "extend", extend)
     (again,) = await stream.take(1)
     assert again[0].message_id == first[0].message_id
-    await until(lambda: "could not be kept invisible" in "".join(capfd.readouterr()))
+    await until(lambda: "the visibility timeout of messages has expired" in "".join(capfd.readouterr()))
     await stream.advance(first, again)
     await queues.wait_for_count(queue, 0)
 

@@ -213,7 +213,7 @@ async def test_a_factory_that_raises_is_a_poll_that_raises(ack: bool) -> None:
 
 async def test_a_class_with_a_key_that_overrides_nothing_is_reported() -> None:
     stream = SharedStreamManager(log=Log()).subscribe(trigger_id=1, trigger=Trigger(), key=KEY)
-    with pytest.raises(NotImplementedError, match="must override open_shared_stream"):
+    with pytest.raises(NotImplementedError, match="override open_shared_stream"):
         await pull(stream)
 
 
