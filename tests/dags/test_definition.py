@@ -204,7 +204,10 @@ def empty(**arguments: Any) -> Any:
         (lambda: Plain(task_id="t", value=Forgetful(3)), None),
         (lambda: Plain(task_id="t", value=Renamed()), "task 't': argument 'value': Renamed cannot be imported as"),
         (lambda: Plain(task_id="t", value=Picky()), "task 't': argument 'value': .*Picky does not accept the kwargs"),
-        (lambda: Plain(task_id="t", value=Rising()), r"must return the arguments that the trigger was created with; .*number=1"),
+        (
+            lambda: Plain(task_id="t", value=Rising()),
+            r"must return the arguments that the trigger was created with; .*number=1",
+        ),
         (
             lambda: Plain(task_id="t", value=Foreign()),
             r"task 't': argument 'value': kwargs of Foreign\['number'\] is of",
@@ -296,7 +299,9 @@ def test_a_circle_is_shown() -> None:
 def test_what_follows_a_setup_directly_has_to_wait_for_its_success() -> None:
     with DAG("d") as found:
         EmptyOperator(task_id="s").as_setup() >> EmptyOperator(task_id="w", trigger_rule="all_done")
-    with pytest.raises(DagError, match="task 'w' directly follows the setup 's'; its trigger_rule must be 'all_success'"):
+    with pytest.raises(
+        DagError, match="task 'w' directly follows the setup 's'; its trigger_rule must be 'all_success'"
+    ):
         found.validate()
 
 

@@ -17,7 +17,8 @@ from tidemill.services.parser.program import parse_file
         (
             "from tidemill.dags import DAG, PythonOperator\n"
             "with DAG('d'): PythonOperator(task_id='a', python_callable=print, provide_context=True)",
-            "PythonOperator has no argument 'provide_context'; remove it: a function receives the context values that its parameters name",
+            "PythonOperator has no argument 'provide_context'; remove it: a function receives the context values "
+            "that its parameters name",
         ),
     ],
 )

@@ -260,7 +260,9 @@ def test_a_function_may_return_the_command() -> None:
             return f"echo {n} {ds} $A"
 
         t(3)
-        with pytest.raises(DagError, match=r"@task\.bash runs the command that the function returns; leave bash_command out"):
+        with pytest.raises(
+            DagError, match=r"@task\.bash runs the command that the function returns; leave bash_command out"
+        ):
             task.bash(bash_command="x")(lambda: "")()
     assert value_of(attempt(dag, "t")) == "3 2026-01-01 b"
 

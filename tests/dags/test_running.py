@@ -254,7 +254,10 @@ class Local(BaseTrigger):
             {"kwargs": {"context": 1}},
             "task 't': the kwargs of the deferral have 'context', which tidemill passes to resumed itself",
         ),
-        ({"kwargs": {"event": 1}}, "task 't': the kwargs of the deferral have 'event', which tidemill passes to resumed itself"),
+        (
+            {"kwargs": {"event": 1}},
+            "task 't': the kwargs of the deferral have 'event', which tidemill passes to resumed itself",
+        ),
         (
             {"kwargs": [1]},
             "task 't': the kwargs of the deferral must be a dict with the arguments of resumed, not list",

@@ -266,7 +266,7 @@ def check_client_config(settings: Settings) -> None:
         ck.Consumer(config, logger=LibraryLog()).close()
     except (ck.KafkaException, TypeError, ValueError) as error:
         raise ConfigError(
-            f"invalid client configuration: {scrub(describe_client_error(error), config)}; correct kafka.client_config"
+            f"bad client configuration: {scrub(describe_client_error(error), config)}; correct kafka.client_config"
         ) from None
 
 

@@ -76,5 +76,8 @@ def test_two_processes_do_not_work_in_one_folder(folder: Folder) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot use the outcomes folder .*file/out"), Folder(tmp_path / "file" / "out").locked():
+    with (
+        pytest.raises(ConfigError, match=r"cannot use the outcomes folder .*file/out"),
+        Folder(tmp_path / "file" / "out").locked(),
+    ):
         pass

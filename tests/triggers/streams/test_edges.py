@@ -236,9 +236,7 @@ async def test_a_trigger_whose_method_is_not_an_async_generator_is_told_what_to_
             return TriggerEvent(1)
 
     manager = Scene().manager
-    with pytest.raises(
-        TypeError, match=r"Returns\.run must be .* returned a coroutine; write `async def run\(self\)`"
-    ):
+    with pytest.raises(TypeError, match=r"Returns\.run must be .* returned a coroutine; write `async def run\(self\)`"):
         route(manager, 1, Returns())
     with pytest.raises(
         TypeError, match=r"Filters\.filter_shared_stream must be an async generator, but returned a corou"

@@ -86,7 +86,9 @@ class HttpOperator(BaseOperator):
             ) from error
         self.log.info("%s %s: %s", self.method, self._shown_url(), answer.status_code)
         if answer.is_error:
-            raise TaskError(f"{self.method} {self._shown_url()} responded with {answer.status_code}: {answer.text[:500]}")
+            raise TaskError(
+                f"{self.method} {self._shown_url()} responded with {answer.status_code}: {answer.text[:500]}"
+            )
         if self.response_check is not None and not self.response_check(answer):
             raise TaskError(f"response_check refused the response of {self._shown_url()}")
         if self.response_filter is not None:

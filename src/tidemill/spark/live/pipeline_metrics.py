@@ -67,9 +67,7 @@ def _by_partition(view: EngineView, values: Mapping[str, float]) -> list[Sample]
 
 
 def _read_breakers(view: EngineView) -> list[Sample]:
-    states = dict.fromkeys(view.total.sinks, 0) | {
-        path: stats.breaker_state for path, stats in view.now.sinks.items()
-    }
+    states = dict.fromkeys(view.total.sinks, 0) | {path: stats.breaker_state for path, stats in view.now.sinks.items()}
     return [((view.name, path.removeprefix(_SINKS)), state) for path, state in states.items()]
 
 
