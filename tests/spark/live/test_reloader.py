@@ -145,7 +145,7 @@ def test_the_first_code_runs_again_after_new_code_that_fails(run: Run, logs: lis
         (lambda: (Handler(), make_settings()), "does not define arrange"),
         (lambda: (Unpackable(), make_settings()), "'lock' of Unpackable"),
         (lambda: (Plain(), Settings()), "no sink is configured"),
-        (lambda: (Plain(), make_settings(source_topic="other")), "kafka has changed; stop and start tidemill"),
+        (lambda: (Plain(), make_settings(source_topic="other")), "kafka has changed; restart tidemill"),
     ],
 )
 def test_code_that_no_engine_could_run_is_shown_and_drains_nothing(
