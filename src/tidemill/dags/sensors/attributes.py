@@ -1,7 +1,8 @@
 """Carries a sensor's attributes from one poke to the next: those that `poke` has set or changed.
 
-Each poke runs in a new process, on an instance built from the DAG file. Invariant: an attribute that `runtime.json.codec`
-can encode has the same type and value at the next poke; other attributes are as the constructor left them.
+Each poke runs in a new process, on an instance built from the DAG file. Invariant: an attribute that
+`runtime.json.codec` can encode has the same type and value at the next poke; other attributes are as the constructor
+left them.
 """
 
 from __future__ import annotations
