@@ -1,1 +1,1 @@
-"""The metadata database: tables, queries over a connection, SQLite and PostgreSQL, and group commit of events."""
+"""The metadata database: tables, queries, the SQLite and PostgreSQL engines, and group commit of trigger events."""

@@ -1,7 +1,7 @@
-"""Answers named calls: which function of `queries` answers which call.
+"""Dispatches named calls to the functions of `queries`.
 
-Invariants: every call of `calls` has one function here; a call runs in a transaction, or in a savepoint of one, that is
-rolled back if it raises.
+Invariants: every call of `calls` has exactly one function here. A call runs inside a transaction or a savepoint, which
+is rolled back if the function raises.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def answer(connection: Connection, request: Call[T], context: CallContext) -> T:
     """Answer a call.
 
     Args:
-        connection: In a transaction.
+        connection: A connection inside a transaction.
         request: The call.
-        context: The time, and what the transaction leaves besides rows.
+        context: The transaction's time, cipher and side effects.
 
     Raises:
-        CallRefusedError: It is refused; the transaction has to be rolled back to where the call began.
+        CallRefusedError: The call was refused; the caller must roll back to the state before the call.
     """
     function = FUNCTIONS.get(type(request))
     if function is None:

@@ -1,11 +1,11 @@
-"""Passes many rows as few parameters: a FROM clause over values of the program, the same for both databases.
+"""Passes many rows as few parameters, through one FROM clause that works on both databases.
 
-PostgreSQL gets one array per column (`unnest`), SQLite one JSON text (`json_each`). One statement then reads or writes
-a whole batch: it is compiled once whatever its size, is not subject to a limit of parameters, and releases the GIL once
-instead of once per row, which matters while the event loop is busy.
+PostgreSQL receives one array per column (`unnest`), SQLite one JSON text (`json_each`). One statement then reads or
+writes a whole batch. It is compiled once whatever the batch size, never exceeds the parameter limit, and releases the
+GIL once instead of once per row, which matters while the event loop is busy.
 
-Building a statement costs more than executing it over a small batch. So the frequent ones are built once per database,
-by a function of the dialect that is cached; what differs from call to call is a parameter.
+Building a statement costs more than executing it over a small batch. Frequent statements are therefore built once per
+database by a cached function of the dialect; everything that differs between calls is a parameter.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RowSet:
-    """The columns of a batch; its rows are given when a statement is executed.
+    """The columns of a batch; the rows are passed when a statement is executed.
 
     Args:
         name: The alias within statements.
-        columns: Names and types: int or str; either may be None.
+        columns: Column names and types (int or str); values of either type may be None.
 
     Example:
         >>> names = RowSet("names", name=str)
@@ -36,7 +36,6 @@ class RowSet:
     """
 
     def __init__(self, name: str, /, **columns: type[int] | type[str]) -> None:
-        """Convert the columns to the types of SQL."""
         self._name = name
         self._columns: dict[str, TypeEngine[Any]] = {
             name: BigInteger() if kind is int else Text() for name, kind in columns.items()
@@ -44,7 +43,7 @@ class RowSet:
 
     @cache  # noqa: B019 (batches are constants of modules)
     def build_source(self, dialect: str) -> FromClause:
-        """Return the batch as something to select from: the columns, and `position`, which numbers the rows."""
+        """Return the batch as a FROM clause with its columns and `position`, the index of each row."""
         return self._build_unnest() if dialect == "postgresql" else self._build_json_each()
 
     def _build_unnest(self) -> FromClause:
@@ -68,11 +67,11 @@ class RowSet:
         return statement.subquery(self._name)
 
     def build_parameters(self, dialect: str, rows: Iterable[Sequence[int | str | None]]) -> dict[str, Any]:
-        """Return the parameters of a statement over the batch.
+        """Return the statement parameters that carry the rows.
 
         Args:
-            dialect: The database's name, as `find_dialect` returns it.
-            rows: The rows, with one value per column each.
+            dialect: The dialect's name, as returned by `find_dialect`.
+            rows: The rows, with one value per column.
         """
         if dialect != "postgresql":
             return {f"{self._name}_rows": _encode(list(rows)).decode()}
@@ -81,5 +80,5 @@ class RowSet:
 
 
 def find_dialect(connection: Connection) -> str:
-    """Return the name of the database behind a connection: sqlite or postgresql."""
+    """Return the dialect of a connection: sqlite or postgresql."""
     return connection.dialect.name

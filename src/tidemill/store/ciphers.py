@@ -1,8 +1,8 @@
-"""Encrypts what must not lie readable in the database: variables, connections, and what deferrals keep.
+"""Encrypts the secrets in the database: variables, connections, and the arguments stored by deferrals.
 
-Invariants: a key file is never created over values that another key encrypted; a text says by its first word how it
-was written, so that texts from before a key was set, and with an older key, stay readable; the first key encrypts, all
-of them decrypt; without a key nothing is encrypted.
+Invariants: a new key file is never created while the store has values encrypted with another key. Each stored text
+starts with a prefix that names its encoding, so texts written without a key or with an older key stay readable. The
+first key encrypts; all keys decrypt. Without a key nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet
 
 _PLAIN = "plain:"
-#: What an encrypted text begins with.
+#: The prefix of an encrypted text.
 ENCRYPTED = "fernet:"
 
 
@@ -28,10 +28,10 @@ class Cipher:
 
     Args:
         keys: The keys, newest first: 32 bytes each, as URL-safe base64.
-        key_file: Where the key is if none is given; None: texts stay readable then.
+        key_file: The file that holds the key if `keys` is empty; None: texts are stored unencrypted.
 
     Raises:
-        ConfigError: One of them is not a key.
+        ConfigError: A key is invalid.
 
     Example:
         >>> Cipher().decrypt(Cipher().encrypt("secret"))
@@ -39,7 +39,6 @@ class Cipher:
     """
 
     def __init__(self, keys: Sequence[str] = (), key_file: Path | None = None) -> None:
-        """Check the keys."""
         self._key_file, self._key = key_file, ""
         self._fernet = _build_fernet(keys) if keys else None
         if keys and self._fernet is None:
@@ -49,13 +48,14 @@ class Cipher:
             )
 
     def prepare(self, list_encrypted: Callable[[], Sequence[str]]) -> None:
-        """Read the key file, and create it if it is missing; only the process that writes to the store may call this.
+        """Read the key file and create it if it is missing; only the process that writes to the store may call this.
 
         Args:
-            list_encrypted: Names what the store holds that is encrypted, and would be lost with a new key.
+            list_encrypted: Returns descriptions of the encrypted values in the store, which a new key could not
+                decrypt.
 
         Raises:
-            ConfigError: The file holds no key, cannot be used, or is missing and would be missed.
+            ConfigError: The key file is unusable, holds no key, or is missing while the store has encrypted values.
         """
         path = self._key_file
         if self._fernet is not None or path is None:
@@ -75,22 +75,22 @@ class Cipher:
             )
 
     def save_key(self, path: Path) -> None:
-        """Write the key of the key file, if that is used, to another file that does not exist."""
+        """Copy the key of the key file, if one is in use, to a new file."""
         if self._key:
             _write_key_file(path, self._key)
 
     def encrypt(self, text: str) -> str:
-        """Return what is stored in place of a text."""
+        """Return the text as it is stored: encrypted if there is a key."""
         self.prepare(tuple)
         if self._fernet is None:
             return _PLAIN + text
         return ENCRYPTED + self._fernet.encrypt(text.encode()).decode()
 
     def decrypt(self, stored: str) -> str:
-        """Return the text.
+        """Return the plain text of a stored text.
 
         Raises:
-            ConfigError: It was encrypted with a key that is not there.
+            ConfigError: The key that encrypted the text is missing.
         """
         if stored.startswith(_PLAIN):
             return stored[len(_PLAIN) :]
@@ -111,7 +111,7 @@ class Cipher:
 
 
 def create_key() -> str:
-    """Return a new key."""
+    """Return a new Fernet key."""
     from cryptography.fernet import Fernet
 
     return Fernet.generate_key().decode()
@@ -121,18 +121,18 @@ def build_cipher(configured: str, key_file: Path | None = None) -> Cipher:
     """Return the cipher of a store.
 
     Args:
-        configured: `store.encryption_key`.
-        key_file: Where the key is if none is configured; None: nothing is encrypted then.
+        configured: The value of `store.encryption_key`: keys separated by commas.
+        key_file: The file that holds the key if none is configured; None: nothing is encrypted.
 
     Raises:
-        ConfigError: A key is not one.
+        ConfigError: A key is invalid.
     """
     keys = [key.strip() for key in configured.split(",") if key.strip()]
     return Cipher(keys, key_file)
 
 
 def _build_fernet(keys: Sequence[str]) -> MultiFernet | None:
-    """Return what encrypts with these keys; None: one of them is not a key."""
+    """Return a Fernet for the keys; None if a key is invalid."""
     from cryptography.fernet import Fernet, MultiFernet
 
     try:
@@ -142,7 +142,7 @@ def _build_fernet(keys: Sequence[str]) -> MultiFernet | None:
 
 
 def _read_key_file(path: Path) -> str:
-    """Return the key of a file that only this user can read; create it if it is missing."""
+    """Return the key of the file; create the file, readable only by this user, if it is missing."""
     try:
         with contextlib.suppress(FileExistsError):
             _write_key_file(path, create_key())

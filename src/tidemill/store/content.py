@@ -1,28 +1,28 @@
-"""Checks that every database can store a text, before an event is handed over.
+"""Checks, before an event is queued, that every supported database can store its text.
 
-Invariant: no database refuses an event because of its text if payload and identity passed these checks.
+Invariant: if payload and identity pass these checks, no database refuses the event because of its text.
 """
 
 from __future__ import annotations
 
-#: An index entry of PostgreSQL may have 2,704 bytes; an identity of less than half of that always fits.
+#: PostgreSQL limits an index entry to 2,704 bytes; an identity of less than half that always fits.
 MAX_IDENTITY_BYTES = 1_024
 
 
 def check_payload(payload: str) -> None:
-    """Check that a payload can be stored.
+    """Check that the database can store a payload.
 
     Raises:
-        ValueError: It has a NUL character, or is not Unicode text.
+        ValueError: The payload has a NUL character or is not valid Unicode.
     """
     _check_text("payload", payload)
 
 
 def check_identity(identity: str) -> None:
-    """Check that an identity can be stored, and found again.
+    """Check that the database can store and index an identity.
 
     Raises:
-        ValueError: It has a NUL character, is not Unicode text, or is longer than MAX_IDENTITY_BYTES.
+        ValueError: The identity has a NUL character, is not valid Unicode, or is longer than MAX_IDENTITY_BYTES.
     """
     _check_text("identity", identity)
     size_bytes = len(identity) if identity.isascii() else len(identity.encode())

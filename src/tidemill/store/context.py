@@ -1,4 +1,4 @@
-"""What the functions that answer calls are given besides the connection, and what they leave besides rows."""
+"""The context of a transaction that answers calls: time, cipher, and the side effects that follow the commit."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _NOW = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
 
 @dataclass(slots=True)
 class CallContext:
-    """A transaction's surroundings.
+    """The context of one transaction.
 
     Attributes:
         now_us: The database's time, in UTC microseconds since the epoch.
-        cipher: Encrypts what must not lie readable in the database.
-        bells: Which services have work once the transaction is committed.
-        left: Whether tasks were left to be decided by the scheduler.
-        broken_runs: Runs that could not be worked on, and are left as they are.
-        broken_dags: Likewise DAGs.
+        cipher: Encrypts the secrets in the database.
+        bells: The channels to ring after the commit.
+        left: Whether tasks are left for the scheduler to decide.
+        broken_runs: Runs that raised an error and were left unchanged.
+        broken_dags: DAGs that raised an error and were left unchanged.
     """
 
     now_us: int
@@ -38,12 +38,12 @@ class CallContext:
 
 
 def read_now(connection: Connection) -> int:
-    """Return the database's time in UTC microseconds since the epoch; that of SQLite is that of this machine."""
+    """Return the database's time in UTC microseconds since the epoch; for SQLite, the time of this machine."""
     if find_dialect(connection) == "postgresql":
         return int(execute_text(connection, _NOW)[0][0])
     return time.time_ns() // 1000
 
 
 def build_context(connection: Connection, cipher: Cipher, bells: Collection[Channel] = ()) -> CallContext:
-    """Return the surroundings of a transaction that begins now."""
+    """Return the context of a transaction that starts now."""
     return CallContext(read_now(connection), cipher, set(bells))

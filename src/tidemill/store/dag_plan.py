@@ -1,6 +1,6 @@
-"""What the store needs of the structure of a DAG, prepared once per version and kept.
+"""The parts of a DAG's structure that the store needs, prepared once per version and cached.
 
-Invariants: a plan depends on nothing but the text of the structure, by whose digest it is kept; it is never changed.
+Invariants: a plan is immutable and depends only on the text of the structure; the digest of that text is its cache key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemill.core.tasks.task_row import Policy
 
 _OUTCOMES = (Outcome.SUCCESS, Outcome.FAILED, Outcome.UPSTREAM_FAILED, Outcome.SKIPPED)
 _INDEX = {outcome: index for index, outcome in enumerate(_OUTCOMES)}
-#: How many plans are kept.
+#: The capacity of the cache.
 _KEPT = 256
 
 Counts = tuple[int, ...]
@@ -30,12 +30,13 @@ class TaskPlan:
     """A task of a DAG.
 
     Attributes:
-        number: Its place among the tasks, by id.
-        structure: What its author wrote.
-        policy: What the machine needs of that.
+        number: Its index among the tasks, in order of id.
+        structure: The task as its author defined it.
+        policy: The settings that the state machine needs.
         rule: Its trigger rule.
-        totals: How many tasks are directly before it, how many of those are setups, how many are in `scope`.
-        successors: Whom a change of its outcome is told, and which of their three tallies it changes.
+        totals: The number of direct upstream tasks, of setups among them, and of tasks in `scope`.
+        successors: The tasks whose tallies depend on this task's outcome, each with the indexes of the affected
+            tallies.
     """
 
     number: int
@@ -46,7 +47,7 @@ class TaskPlan:
     successors: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
     def build_upstream(self, counts: Counts) -> Upstream:
-        """Return the tallies that the machine decides by."""
+        """Return the tallies by which the state machine decides."""
         if len(counts) == 4:
             return Upstream(Tally(self.totals[0], *counts), Tally(self.totals[1]), Tally(self.totals[2]))
         direct, setups, scope = counts[:4], counts[4:8], counts[8:]
@@ -55,15 +56,15 @@ class TaskPlan:
 
 @dataclass(frozen=True, slots=True)
 class DagPlan:
-    """A DAG.
+    """The plan of a DAG.
 
     Attributes:
-        structure: What its author wrote.
+        structure: The DAG as its author defined it.
         tasks: Its tasks by id.
-        leaves: The tasks that decide how a run has ended.
-        limits: What may be active at once; None: everything.
-        teardowns: Its teardowns.
-        by_past: Whether tasks of a run wait for tasks of the run before.
+        leaves: The tasks whose outcomes decide the outcome of a run.
+        limits: The limits on active tasks; None: there are none.
+        teardowns: The ids of its teardowns.
+        by_past: Whether tasks of a run depend on tasks of the previous run.
     """
 
     structure: DagStructure
@@ -74,7 +75,12 @@ class DagPlan:
     by_past: bool
 
     def list_downstream(self, ids: Iterable[str], limit: int | None = None) -> list[str]:
-        """Return the tasks after these, nearest first; `limit`: about how many, None: all."""
+        """Return the tasks downstream of the given ones, nearest first.
+
+        Args:
+            ids: The tasks to start from.
+            limit: Stop after about this many; None: return all.
+        """
         found: dict[str, None] = {}
         edge = list(ids)
         while edge and (limit is None or len(found) < limit):
@@ -84,26 +90,26 @@ class DagPlan:
         return list(found)
 
     def list_skipped(self, task: str) -> list[str]:
-        """Return the tasks that a short circuit skips."""
+        """Return the tasks that a short circuit of this task skips."""
         return [name for name in self.list_downstream([task]) if not self.tasks[name].structure.is_teardown]
 
 
 def read_structure(text: str | bytes) -> DagStructure:
-    """Read a structure.
+    """Decode a structure.
 
     Raises:
-        msgspec.DecodeError: It is not the text of one.
+        msgspec.DecodeError: The text is not a structure.
     """
     return msgspec.json.decode(text, type=DagStructure)
 
 
 def compute_digest(structure: bytes) -> str:
-    """Return what two structures have in common if they are the same."""
+    """Return the digest that identifies a structure."""
     return hashlib.sha256(structure).hexdigest()
 
 
 def build_plan(structure: DagStructure) -> DagPlan:
-    """Prepare a structure."""
+    """Build the plan of a structure."""
     tasks = {}
     for number, one in enumerate(structure.tasks):
         totals = len(one.upstream), len(one.setups), len(one.scope)
@@ -139,7 +145,7 @@ def _build_policy(task: TaskStructure) -> Policy:
 
 
 def _find_leaves(tasks: dict[str, TaskPlan]) -> Iterator[str]:
-    """Find the tasks that nothing follows, teardowns left out unless their failure counts."""
+    """Find the tasks that have no downstream task; teardowns count only if their failure fails the run."""
 
     def counts(name: str) -> bool:
         one = tasks[name].structure
@@ -149,19 +155,18 @@ def _find_leaves(tasks: dict[str, TaskPlan]) -> Iterator[str]:
         return [after for after, kinds in tasks[name].successors if 0 in kinds]
 
     leaves = [name for name in tasks if counts(name) and not any(map(counts, list_after(name)))]
-    # A DAG of nothing but teardowns ends as they do.
+    # If all tasks are teardowns, the last of them decide the outcome.
     yield from leaves or [name for name in tasks if not list_after(name)]
 
 
 class PlanCache:
-    """The plans that were needed last, by the digest of the structure."""
+    """Caches the most recently used plans by the digest of the structure."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._plans: OrderedDict[str, DagPlan] = OrderedDict()
 
     def find(self, digest: str, load: Callable[[], str]) -> DagPlan:
-        """Return the plan of a structure; `load` returns its text, and is called if it is not kept."""
+        """Return the plan of a structure; if it is not cached, build it from the text that `load` returns."""
         plan = self._plans.get(digest)
         if plan is None:
             plan = self._plans[digest] = build_plan(read_structure(load()))
@@ -173,17 +178,17 @@ class PlanCache:
 
 
 def read_counts(text: str) -> Counts:
-    """Read the tallies of a task as they are stored: four counts for `direct`, or twelve for all three."""
+    """Parse the stored tallies of a task: four counts for `direct` alone, or twelve for all three tallies."""
     return tuple(map(int, text.split())) if text else (0, 0, 0, 0)
 
 
 def write_counts(counts: Counts) -> str:
-    """Return the tallies of a task as they are stored."""
+    """Format the tallies of a task for storage."""
     return " ".join(map(str, counts)) if any(counts) else ""
 
 
 def move_counts(counts: Counts, kinds: tuple[int, ...], before: Outcome | None, after: Outcome | None) -> Counts:
-    """Return the tallies after the outcome of one upstream task has changed.
+    """Return the tallies after the outcome of an upstream task changes from `before` to `after`.
 
     Example:
         >>> move_counts((0, 0, 0, 0), (0,), None, Outcome.SUCCESS)

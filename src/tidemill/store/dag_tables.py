@@ -1,9 +1,9 @@
-"""The tables of the DAG wing, as SQLAlchemy Core describes them; `migrations` creates the same tables.
+"""The tables for DAGs in SQLAlchemy Core; `migrations` creates the same tables.
 
-Invariants: as those of `tables`. A row of `task_instance` is changed by `queries.tasks` alone. Rows are locked in one
-order: service, DAG, pool, runs by id, tasks by id, then the cursors of triggers; claims take tasks that nobody has
-locked, and wait for none. Each state in which tasks wait has an index of its own, so that what waits is found without
-reading what has ended.
+Invariants: those of `tables`. Only `queries.dags.transition` and `queries.dags.task_rows` change rows of
+`task_instance`. Transactions lock rows in one order: service, DAG, pool, runs by id, tasks by id, trigger cursors.
+Claims skip locked tasks and never wait for them. Each waiting state has a partial index of its own, so queries find
+waiting tasks without reading finished ones.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from sqlalchemy import BigInteger, Column, ForeignKey, Index, LargeBinary, Table
 
 from tidemill.store.tables import Id, metadata
 
-#: Which tasks hold slots of their pools, and count against limits; queries use it as text, as the index is written.
+#: Tasks that hold pool slots and count against limits. Queries use this text verbatim so that it matches the index.
 HOLDS_SLOTS = "state IN ('queued', 'running', 'ending')"
 IS_DEFERRED = "state = 'deferred'"
-#: As `queries.task_rows.is_resumed` tells from the rank.
+#: The condition on the rank that `queries.dags.task_rows.is_resumed` checks.
 IS_RESUMED = "state = 'scheduled' AND rank < -549755813888"
 
 
@@ -23,7 +23,7 @@ def _partial(name: str, *columns: Column[object], where: str) -> None:
     Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
 
 
-#: One row per file of the folder that was ever parsed. `present`: 0 once it is gone.
+#: One row per file that was ever parsed. `present`: 0 once the file has been removed.
 dag_file = Table(
     "dag_file",
     metadata,
@@ -37,8 +37,10 @@ dag_file = Table(
     Column("unshared", Text),
 )
 
-#: One row per DAG that was ever stored. `next_us`: when its next run is due; `last_us`: when one was due last;
-#: `known_us`: since when its schedule is known, and not paused. `by_past`: 1, tasks of a run wait for the run before.
+#: One row per DAG that was ever stored. `next_us`: the due time of the next scheduled run; `last_us`: the due time of
+#: the last one; `known_us`: the time from which the schedule applies, that is, since it became known and was not
+#: paused.
+#: `by_past`: 1 if tasks of a run depend on the previous run.
 dag = Table(
     "dag",
     metadata,
@@ -64,7 +66,7 @@ dag = Table(
 Index("ix_dag_file", dag.c.file_id)
 _partial("ix_dag_due", dag.c.next_us, where="next_us IS NOT NULL AND active = 1 AND paused = 0")
 
-#: One row per structure that a DAG has had; `digest` is that of `structure`.
+#: One row per version of a DAG; `digest` is the digest of `structure`.
 dag_version = Table(
     "dag_version",
     metadata,
@@ -77,8 +79,9 @@ dag_version = Table(
     UniqueConstraint("dag", "number", name="uq_dag_version_number"),
 )
 
-#: One row per run. `unfinished`: how many of its tasks have not ended. `stop`: why its tasks are being ended, while
-#: some are left.
+#: One row per run. `unfinished`: the number of tasks that have not ended. `stop`: the reason why the remaining tasks
+#: are
+#: being stopped; NULL once none is left.
 dag_run = Table(
     "dag_run",
     metadata,
@@ -107,17 +110,19 @@ dag_run = Table(
 )
 
 Index("ix_dag_run_dag", dag_run.c.dag, dag_run.c.id)
-# With the state, so that SQLite takes them and not the one above, which has all runs.
+# These indexes include the state so that SQLite prefers them over the index above, which covers all runs.
 _partial("ix_dag_run_failed", dag_run.c.dag, dag_run.c.state, dag_run.c.id, where="state = 'failed'")
 _partial("ix_dag_run_queued", dag_run.c.dag, dag_run.c.state, dag_run.c.id, where="state = 'queued'")
 _partial("ix_dag_run_running", dag_run.c.dag, dag_run.c.state, dag_run.c.id, where="state = 'running'")
 _partial("ix_dag_run_stop", dag_run.c.id, where="stop IS NOT NULL")
 _partial("ix_dag_run_deadline", dag_run.c.deadline_us, where="deadline_us IS NOT NULL AND state = 'running'")
 
-#: One row per task of a run: what `core.tasks.attempt.TaskRow` has, what its upstream tasks did (`tallies`: the counts
-#: of `core.tasks.dependencies.Upstream`), and what it needs to be found by. `pending`: 1, it is still to be decided.
-#: `skip_votes`: how many upstream tasks skip it by name; `skips`: which tasks it skips. `rank`: the order of those that
-#: wait. `number`: its place in the structure. `ending_outcome`: what it becomes once it has ended; NULL: it runs again.
+#: One row per task of a run: the fields of `core.tasks.attempt.TaskRow`, the outcomes of its upstream tasks (`tallies`:
+#: the counts of `core.tasks.dependencies.Upstream`), and the columns that queries search by. `pending`: 1 if the
+#: scheduler
+#: must still decide the task. `skip_votes`: the number of upstream tasks that skip it by name; `skips`: the tasks it
+#: skips. `rank`: the order of waiting tasks. `number`: the index in the structure. `ending_outcome`: the state that
+#: follows the ending; NULL: the task is queued again.
 task_instance = Table(
     "task_instance",
     metadata,
@@ -168,7 +173,7 @@ _partial("ix_task_session", task_instance.c.session_id, where="session_id IS NOT
 _partial("ix_task_due", task_instance.c.next_due_us, where="next_due_us IS NOT NULL")
 _partial("ix_task_pending", task_instance.c.run, task_instance.c.id, where="pending = 1")
 
-#: One row per change of a task's state, by the epoch that it led to.
+#: One row per change of a task's state, keyed by the epoch that the change produced.
 task_journal = Table(
     "task_journal",
     metadata,
@@ -183,8 +188,9 @@ task_journal = Table(
     sqlite_with_rowid=False,
 )
 
-#: One row per callback of a user that is due, runs, or has ended. `task`: NULL, that of a run as a whole. `started_us`:
-#: when the try began that it is about; `origin`: the class and the places of the exception that `cause` tells of.
+#: One row per user callback that is due, running or done. `task`: NULL for a callback of the whole run. `started_us`:
+#: the start of the try that caused the callback; `origin`: the class and traceback locations of the exception in
+#: `cause`.
 task_callback = Table(
     "task_callback",
     metadata,
@@ -217,10 +223,10 @@ xcom = Table(
     Column("key", Text, primary_key=True),
     Column("value", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False),
-    # With row ids, because a value may have a megabyte.
+    # Stored with row ids, because a value may be up to a megabyte.
 )
 
-#: What tasks keep over their tries.
+#: Values that a task keeps across its tries.
 task_state = Table(
     "task_state",
     metadata,
@@ -230,7 +236,7 @@ task_state = Table(
     Column("changed_us", BigInteger, nullable=False),
 )
 
-#: The logs of tries in compressed parts. `try_number` 0: that of the callbacks.
+#: The logs of tries in compressed parts. `try_number` 0 holds the log of the callbacks.
 task_log = Table(
     "task_log",
     metadata,
@@ -253,7 +259,7 @@ pool = Table(
     Column("include_deferred", BigInteger, nullable=False),
 )
 
-#: `value` is encrypted (`ciphers`).
+#: `value` is encrypted (see `ciphers`).
 variable = Table(
     "variable",
     metadata,
@@ -263,7 +269,7 @@ variable = Table(
     Column("changed_us", BigInteger, nullable=False),
 )
 
-#: `value`, a JSON object of all that is not for lists, is encrypted (`ciphers`).
+#: `value` is encrypted (see `ciphers`): a JSON object of the fields that lists do not show.
 connection = Table(
     "connection",
     metadata,

@@ -1,9 +1,9 @@
-"""The interface of the store's databases, and how their failures are classified.
+"""The interface of the store's databases, and the classification of their errors.
 
-Invariants: `write` returns only after a durable commit; work is a function over a connection, called inside one
-transaction, and called again in another one only if the first lost to other transactions. A retryable `RemoteError`
-leaves open whether a commit took place: the answer may have been lost. One that is not retryable means that the
-database refuses the content.
+Invariants: `write` returns only after a durable commit. Work is a function of a connection; it runs inside one
+transaction, and runs again only if that transaction lost a conflict. After a retryable `RemoteError` the commit may or
+may not have happened, because the answer may have been lost. A `RemoteError` that is not retryable means that the
+database rejects the content.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tidemill.core.errors import RemoteError
 from tidemill.store.calls.call import Call
 from tidemill.store.doorbell import Doorbell
 
-# Services that only call a store start faster, and are smaller, without SQLAlchemy.
+# Services that only call a store start faster and use less memory without SQLAlchemy.
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 T = TypeVar("T")
 
-#: Classes of SQLSTATE that blame the content: data exceptions, constraints, exceeded program limits.
+#: SQLSTATE classes that blame the content: data exceptions, constraint violations, exceeded program limits.
 _CONTENT_CLASSES = frozenset({"22", "23", "54"})
-#: SQLSTATEs of a serialization failure and of a deadlock.
+#: The SQLSTATEs of serialization failures and deadlocks.
 _CONFLICTS = frozenset({"40001", "40P01"})
 _SQLITE_CONTENT = (sqlite3.DataError, sqlite3.IntegrityError, OverflowError)
 _TEXT_LIMIT = 2_000
@@ -37,16 +37,16 @@ class Database(Protocol):
 
     @property
     def label(self) -> str:
-        """Its name in messages, without secrets."""
+        """The store's name in messages, without secrets."""
         ...
 
     @property
     def exclusive(self) -> bool:
-        """Whether other processes cannot write to it while this one has it open."""
+        """Whether no other process can write to the store while this one has it open."""
         ...
 
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """Run work in a transaction; return its result once the transaction is committed.
+        """Run work in a transaction; return its result after the commit.
 
         Raises:
             RemoteError: The database failed.
@@ -54,7 +54,7 @@ class Database(Protocol):
         ...
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run work that changes nothing in a transaction, and return its result.
+        """Run read-only work in a transaction and return its result.
 
         Raises:
             RemoteError: The database failed.
@@ -63,41 +63,42 @@ class Database(Protocol):
 
     @property
     def doorbell(self) -> Doorbell:
-        """What tells services that they have work."""
+        """The doorbell that wakes services when they have work."""
         ...
 
     async def call(self, request: Call[T]) -> T:
-        """Answer a named call, once what it changes is committed.
+        """Answer a named call; return after its changes are committed.
 
         Raises:
-            CallRefusedError: The call is refused, and nothing has changed.
-            RemoteError: The database failed; if it is retryable, the call may have been carried out.
+            CallRefusedError: The call was refused and changed nothing.
+            RemoteError: The database failed; if the error is retryable, the call may have been executed.
         """
         ...
 
     def publish(self, address: str) -> None:
-        """Let other processes know where this one answers calls, if they cannot open the store themselves."""
+        """Publish the address at which this process answers calls, for processes that cannot open the store."""
         ...
 
     def find_loss(self) -> str | None:
-        """Return what has happened to its file, if that was removed or moved away; it may block for a moment."""
+        """Return a description of the loss if the store's file was removed or moved, else None; may block briefly."""
         ...
 
     async def recover(self) -> Path:
-        """Save what is in a store that lost its file to another one beside it, with its key, and return its path.
+        """Save the content of a store that lost its file to a new file beside it, together with its key; return the new
+        path.
 
         Raises:
-            StoreLostError: It cannot be saved.
+            StoreLostError: The content cannot be saved.
         """
         ...
 
     async def close(self) -> None:
-        """Wait for running transactions, and close it."""
+        """Wait for running transactions, then close the database."""
         ...
 
 
 class Calls(Protocol):
-    """What answers named calls, and nothing else: all that most services need of a store."""
+    """Answers named calls; most services need nothing else of a store."""
 
     async def call(self, request: Call[T]) -> T:
         """Answer a named call; see `Database.call`."""
@@ -105,46 +106,44 @@ class Calls(Protocol):
 
 
 class Caller(Calls, Protocol):
-    """A store for calls: a database, or a connection to the process that has it open."""
+    """A store that answers calls: a database, or a connection to the process that has it open."""
 
     @property
     def label(self) -> str:
-        """Its name in messages, without secrets."""
+        """The store's name in messages, without secrets."""
         ...
 
     @property
     def doorbell(self) -> Doorbell:
-        """What tells services that they have work."""
+        """The doorbell that wakes services when they have work."""
         ...
 
-    async def close(self) -> None:
-        """Close it."""
-        ...
+    async def close(self) -> None: ...
 
 
 def build_remote_error(label: str, error: BaseException) -> RemoteError:
-    """Return the store's error for a driver's error.
+    """Convert an error of SQLAlchemy, the driver or the network to a RemoteError.
 
     Args:
-        label: The name of the database.
-        error: An error of SQLAlchemy, a driver or the network.
+        label: The store's name.
+        error: The error.
     """
     cause = _find_cause(error)
     text = redact_text(f"{type(cause).__name__}: {cause}"[:_TEXT_LIMIT])
     if is_conflict(error):
-        return RemoteError(f"a transaction on the store {label} keeps losing to other transactions: {text}")
+        return RemoteError(f"a transaction on the store {label} keeps conflicting with other transactions: {text}")
     if _blames_content(cause):
-        return RemoteError(f"the store {label} refuses the content: {text}", retryable=False)
-    return RemoteError(f"the store {label} cannot be reached or does not work: {text}")
+        return RemoteError(f"the store {label} rejects the content: {text}", retryable=False)
+    return RemoteError(f"the store {label} is unreachable or failing: {text}")
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return whether a transaction was rolled back in favour of another one, and can be repeated at once."""
+    """Return whether a transaction was rolled back because of a conflict and can be repeated at once."""
     return getattr(_find_cause(error), "sqlstate", None) in _CONFLICTS
 
 
 def _find_cause(error: BaseException) -> BaseException:
-    # The driver's own text: SQLAlchemy adds the statement and its parameters, which contain users' data.
+    # Use the driver's own text: SQLAlchemy appends the statement and its parameters, which contain user data.
     original = getattr(error, "orig", None)
     return original if isinstance(original, BaseException) else error
 
@@ -153,5 +152,5 @@ def _blames_content(cause: BaseException) -> bool:
     state = getattr(cause, "sqlstate", None)
     if isinstance(state, str):
         return state[:2] in _CONTENT_CLASSES
-    # A text with lone surrogates fails before it reaches a database.
+    # A text with lone surrogates fails before it reaches the database.
     return isinstance(cause, (*_SQLITE_CONTENT, UnicodeError))

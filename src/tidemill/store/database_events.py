@@ -1,4 +1,7 @@
-"""Stores events in a database that this process has open; apart, so that who writes by calls needs no database."""
+"""Stores events in a database that this process has open.
+
+This module is separate from `group_commit` so that hosts that store events by named calls need no SQLAlchemy.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ class DatabaseEvents:
     """
 
     def __init__(self, database: Database) -> None:
-        """Store nothing yet."""
         self._database = database
         # The plan of the last attempt, which may or may not have been committed.
         self._tried: tuple[tuple[NewEvent, ...], Plan] | None = None
@@ -31,7 +33,7 @@ class DatabaseEvents:
         return plan.outcomes
 
     def _store(self, connection: Connection, events: tuple[NewEvent, ...]) -> Plan:
-        """Store events; runs on a thread of the database, and nothing else uses `_tried` meanwhile."""
+        """Store events. Runs on a database thread; nothing else uses `_tried` in the meantime."""
         tried = self._tried
         earlier = tried[1] if tried is not None and tried[0] is events else None
         plan = store_events(connection, events, earlier)

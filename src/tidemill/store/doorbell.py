@@ -1,10 +1,10 @@
-"""Wakes services that have work: a bell per channel, rung after the commit, and without content.
+"""Wakes services that have work: one bell per channel, rung after the commit, without content.
 
-Who is woken looks for work itself. So a bell that is rung twice, or for nothing, costs a look, and one that is lost is
-made up for: services look every two seconds, and whenever their connection to the store is new. They look, then wait,
-then look again: a bell that rang during the look ends the next wait at once.
+A woken service looks for work itself. A redundant ring only costs one query, and a lost ring is harmless: services also
+poll every two seconds and after each reconnect. They poll, wait, then poll again; a bell that rang during the poll ends
+the next wait at once.
 
-Invariants: ringing never fails and never waits; each channel has one waiter per doorbell.
+Invariants: ringing never fails and never blocks. Each channel of a doorbell has one waiter.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from typing import Protocol
 
 from tidemill.core.tasks.inputs import Channel
 
-#: Services look for work this often, whether a bell has rung or not.
+#: The interval at which services poll for work, whether or not a bell has rung.
 SCAN_SECONDS = 2.0
 
 
 class Bell(Protocol):
-    """Says that there may be something to do, and not what: all that a service needs of a doorbell."""
+    """The interface through which a service waits for work."""
 
     async def wait(self, channel: Channel, timeout_seconds: float) -> bool:
-        """Wait until it rings, or has rung since the last wait, or the time is over; return whether it rang."""
+        """Wait until the bell rings or the timeout passes; return whether it rang, now or since the last wait."""
         ...
 
 
 class Doorbell:
-    """The bells of a process."""
+    """The bells of one process."""
 
     def __init__(self) -> None:
-        """Start with all bells rung: the first look is due."""
+        """Start with all bells rung, because the first poll is due."""
         self._rung = {channel: asyncio.Event() for channel in Channel}
         self._listeners: list[Callable[[Channel], None]] = []
         for event in self._rung.values():
             event.set()
 
     def ring(self, channels: Iterable[Channel]) -> None:
-        """Ring bells, in this process and in those that are connected to it; call it on the loop."""
+        """Ring bells in this process and in connected processes; must be called on the loop."""
         for channel in channels:
             self.ring_here(channel)
             for listener in self._listeners:
                 listener(channel)
 
     def ring_here(self, channel: Channel) -> None:
-        """Ring a bell in this process alone."""
+        """Ring a bell in this process only."""
         self._rung[channel].set()
 
     def listen(self, listener: Callable[[Channel], None]) -> None:
-        """Call a function whenever a bell rings."""
+        """Call `listener` whenever a bell rings."""
         self._listeners.append(listener)
 
     def ignore(self, listener: Callable[[Channel], None]) -> None:
-        """Stop calling a function."""
+        """Stop calling `listener`."""
         self._listeners.remove(listener)
 
     async def wait(self, channel: Channel, timeout_seconds: float = SCAN_SECONDS) -> bool:
@@ -68,32 +68,31 @@ class Doorbell:
         return True
 
     async def close(self) -> None:
-        """Stop whatever carries bells to other processes."""
+        """Stop relaying bells to other processes."""
 
 
 class BellBatches:
-    """Passes bells on, each channel at most once in a while.
+    """Relays bells, each channel at most once per interval.
 
     Args:
         send: Called with the channels whose bells have rung.
-        pause_seconds: The shortest time between two calls.
+        pause_seconds: The minimum interval between two calls.
     """
 
     def __init__(self, send: Callable[[set[Channel]], None], pause_seconds: float = 0.005) -> None:
-        """Start with no bell rung."""
         self._send = send
         self._pause_seconds = pause_seconds
         self._rung: set[Channel] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, channel: Channel) -> None:
-        """Pass a bell on, now or soon."""
+        """Relay a bell: at once, or after the current pause."""
         self._rung.add(channel)
         if self._timer is None:
             self._flush()
 
     def close(self) -> None:
-        """Pass nothing on any more."""
+        """Stop relaying; drop pending bells."""
         if self._timer is not None:
             self._timer.cancel()
         self._rung.clear()

@@ -1,12 +1,12 @@
-"""Stores the events of many triggers in few transactions: the shell around `core.triggers.group_commit`.
+"""Stores the events of many triggers in few transactions: the asyncio shell of `core.triggers.group_commit`.
 
-A trigger host uses three parts of an `EventStore`: `add`, `wait_open`, which it awaits before it pulls the next event,
-and `on_standing`, which tells it when to hold deadlines. All decisions are made by the core; one asyncio task writes
-one batch at a time.
+A trigger host uses three parts of an `EventStore`: `add`; `wait_open`, which it awaits before it pulls the next event;
+and `on_standing`, which tells it when to suspend deadlines. The core makes all decisions; one asyncio task writes one
+batch at a time.
 
-Invariants: `done` is called once per event, in order, on the loop, and only when the outcome of the event is known;
-with `Stored` or `Duplicate` the event is on disk. While the database cannot be reached, `done` is not called, and no
-event fails. An event whose `done` was not called before the end was not confirmed, though it may be stored.
+Invariants: `done` is called once per event, in order, on the loop, and only after the outcome of the event is known.
+An event whose outcome is `Stored` or `Duplicate` is on disk. While the database is unreachable, `done` is not called
+and no event fails. An event whose `done` was not called before shutdown is unconfirmed, though it may be stored.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ log = structlog.get_logger(__name__)
 
 Done = Callable[[StoreOutcome], None]
 
-#: The approximate memory that an event takes besides its payload.
+#: The approximate memory overhead of an event besides its payload.
 _EVENT_BYTES = 200
-#: An outage is logged at most once in this many seconds.
+#: The minimum interval between log entries about an outage.
 _LOG_SECONDS = 10.0
 
 
 class EventWriter(Protocol):
-    """What stores a batch of events; `database_events.DatabaseEvents` is one."""
+    """Stores batches of events; implemented by `database_events.DatabaseEvents`."""
 
     async def store(self, events: tuple[NewEvent, ...]) -> Sequence[StoreOutcome]:
-        """Store events, and return what became of each; durably.
+        """Store events durably and return their outcomes, in the same order.
 
         Args:
-            events: In the order in which they fired. When an attempt has failed, the same tuple is given again;
-                whatever the failed attempt has stored is not stored twice.
+            events: The events, in the order in which they fired. After a failed attempt the same tuple is passed again;
+                events that the failed attempt stored are not stored twice.
 
         Raises:
-            RemoteError: They were not stored, or may have been.
+            RemoteError: The attempt failed; the events may or may not have been stored.
         """
 
 
@@ -60,9 +60,9 @@ class EventStore:
     """Stores events by group commit.
 
     Args:
-        writer: What stores a batch of them.
+        writer: Stores each batch.
         on_standing: Called on the loop whenever the standing changes.
-        limits: When to write, and how much may wait.
+        limits: When to write a batch, and how much may be pending.
 
     Example:
         >>> async def host(database, trigger_id, token):
@@ -78,7 +78,6 @@ class EventStore:
         on_standing: Callable[[Standing], None] | None = None,
         limits: CommitLimits | None = None,
     ) -> None:
-        """Start with nothing pending; `start` begins to write."""
         self._writer = writer
         self._on_standing = on_standing
         self._machine: GroupCommit[_Entry] = GroupCommit(limits or CommitLimits())
@@ -90,7 +89,7 @@ class EventStore:
         self._timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        # The events of the last batch, which are the same object when it is retried.
+        # The events of the last batch; a retry passes the same tuple object.
         self._given: tuple[Batch[_Entry], tuple[NewEvent, ...]] | None = None
 
     @property
@@ -100,26 +99,27 @@ class EventStore:
 
     @property
     def pending(self) -> int:
-        """How many events wait for their `done` to be called."""
+        """The number of events whose `done` has not been called."""
         return self._machine.pending
 
     def start(self) -> None:
-        """Start writing, in the running loop."""
+        """Start the writing task in the running loop."""
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run(), name="store events")
 
     def add(self, trigger_id: int, token: int, payload: str, identity: str | None, done: Done) -> None:
-        """Accept an event; it is written with others within 20 ms, if the database is idle.
+        """Accept an event; if the database is idle, it is written together with others within 20 ms.
 
-        Never waits, and never refuses because of what is pending: the caller awaits `wait_open` before it creates the
-        next event. An event that cannot be stored gets an outcome that says so.
+        This method never waits and never refuses an event because of backlog: the caller awaits `wait_open` before it
+        creates the next event. An event that cannot be stored gets an outcome that says so.
 
         Args:
             trigger_id: The trigger that fired it.
-            token: The token of the claim under which it fired (`claim_triggers`); an old one is refused (FENCED) in the
-                transaction that would store the event.
-            payload: JSON text that `content.check_payload` accepts.
-            identity: Identifies a repeated event of this trigger; `content.check_identity` must accept it. None: it has
+            token: The token of the claim under which it fired (`claim_triggers`). The transaction that would store the
+                event refuses a stale token (FENCED).
+            payload: JSON text that passes `content.check_payload`.
+            identity: Identifies repeated events of this trigger; must pass `content.check_identity`. None: the event
+                has
                 no identity.
             done: Called once on the loop with the outcome.
         """
@@ -131,24 +131,24 @@ class EventStore:
             self._report_standing()
 
     async def wait_open(self) -> None:
-        """Wait until the next event may be created: the database can be reached, and not too much waits for it."""
+        """Wait until the next event may be created: the database is reachable and the backlog is below its limit."""
         await self._open.wait()
 
     async def wait_settled(self) -> None:
-        """Wait until `done` was called for everything that was added, however long an outage takes."""
+        """Wait until `done` has been called for every added event, however long an outage takes."""
         while self._machine.pending:
             if self._empty is None:
                 self._empty = self._loop.create_future()
             await asyncio.shield(self._empty)
 
     async def close(self, timeout_seconds: float) -> int:
-        """Write what is pending, then stop; the database stays open.
+        """Write the pending events, then stop; the database stays open.
 
         Args:
-            timeout_seconds: How long writing may take.
+            timeout_seconds: The time limit for writing.
 
         Returns:
-            How many events were left unconfirmed.
+            The number of events left unconfirmed.
         """
         task, self._task = self._task, None
         if task is not None:
@@ -193,7 +193,7 @@ class EventStore:
             outcomes = await self._writer.store(self._find_events(batch))
         except RemoteError as error:
             self._note_failure(error)
-        except Exception as error:  # a bug in tidemill; the events are kept, and the log says so
+        except Exception as error:  # a bug in tidemill: keep the events and log the bug
             throttle(log, _LOG_SECONDS).error("events cannot be stored; this is a bug in tidemill", exc_info=True)
             self._note_failure(RemoteError(f"{type(error).__name__}: {error}"))
         else:
@@ -230,7 +230,7 @@ class EventStore:
             self._empty = None
 
     def _note_stall(self) -> None:
-        """Note that a write has not been answered for too long."""
+        """Update the standing when a write has taken too long."""
         self._machine.take(self._loop.time())
         if self._machine.standing is Standing.DOWN:
             throttle(log, _LOG_SECONDS).warning("the store does not answer; events wait", events=self._machine.pending)
@@ -258,5 +258,5 @@ def _call(done: Done, outcome: StoreOutcome) -> None:
     try:
         done(outcome)
     except Exception:
-        # One that raises must not keep the others from being called.
+        # A callback that raises must not prevent the remaining callbacks.
         log.exception("the confirmation of an event failed; this is a bug in tidemill")

@@ -1,8 +1,8 @@
 """Upgrades the tables of a database to this program's revision when a store is opened.
 
-Invariants: an upgrade is one transaction; of processes that start at the same time one upgrades and the others wait for
-it; a database that is up to date is only read, without importing alembic; a database that a newer tidemill has upgraded
-is refused.
+Invariants: an upgrade is one transaction. If several processes start at the same time, one upgrades and the others wait
+for it. A database that is up to date is only read, without importing alembic. A database that a newer tidemill has
+upgraded is refused.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tidemill.store.batches import find_dialect
 from tidemill.store.tables import HEAD, VERSION_TABLE
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-#: A number that no other program uses for its advisory lock: "tidemill" in ASCII.
+#: The key of the advisory lock: "tidemill" in ASCII, so that it differs from the keys of other programs.
 _LOCK_KEY = int.from_bytes(b"tidemill", "big")
 
 
 class NoTablesError(ConfigError):
-    """The store has no tables; one that is being created has none yet."""
+    """The store has no tables, for example because it is still being created."""
 
 
 def read_revision(connection: Connection) -> str | None:
-    """Return the revision of a database; None: it has no tables of tidemill."""
+    """Return the revision of a database; None if it has no tidemill tables."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608 - a constant
@@ -41,10 +41,10 @@ def upgrade(connection: Connection) -> None:
     """Upgrade the database to the newest revision.
 
     Args:
-        connection: In a transaction; on SQLite an immediate one.
+        connection: A connection inside a transaction; for SQLite, an immediate one.
 
     Raises:
-        ConfigError: A newer tidemill has upgraded it.
+        ConfigError: A newer tidemill has upgraded the database.
     """
     if is_current(connection):
         return
@@ -60,7 +60,7 @@ def check_readable(connection: Connection, label: str) -> None:
 
     Raises:
         NoTablesError: There are no tables.
-        ConfigError: They have another revision.
+        ConfigError: The tables have another revision.
     """
     found = read_revision(connection)
     if found is None:

@@ -1,6 +1,6 @@
-"""The values that go into the store and come out of it; frozen, and independent of any database.
+"""The values that queries about triggers take and return; frozen, and independent of the database.
 
-Invariants: what is read is what was written; a page says where the next one begins, or that there is none.
+Invariants: values are read back exactly as they were written. A page gives the cursor of the next page, or None.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ T = TypeVar("T")
 class TriggerState(enum.StrEnum):
     """The state of a trigger.
 
-    REGISTERED: known, but not yet run. RUNNING: a host runs it, or ran it when that host was killed. FINISHED: it ended
-    by itself. FAILED: it raised. CANCELLED: it was stopped, for a reason.
+    REGISTERED: stored, but never started. RUNNING: a host runs it, or was killed while running it. FINISHED: it ended
+    normally. FAILED: it raised. CANCELLED: it was stopped, for the recorded reason.
     """
 
     REGISTERED = "registered"
@@ -27,7 +27,7 @@ class TriggerState(enum.StrEnum):
 
 
 class ReportOutcome(enum.Enum):
-    """What became of a report about a trigger: recorded, or refused because its token is old or its id unknown."""
+    """The outcome of a report about a trigger: stored, or refused because its token is stale or its id unknown."""
 
     MARKED = "marked"
     FENCED = "fenced"
@@ -36,13 +36,13 @@ class ReportOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TriggerSpec:
-    """What a trigger is.
+    """The definition of a trigger.
 
     Attributes:
         name: Its stable name.
-        classpath: Where its class is imported from.
+        classpath: The import path of its class.
         kwargs: Its arguments, as JSON text with sorted keys, so that equal arguments are equal texts.
-        restart: When it runs again: always, on-failure or never.
+        restart: When to restart it: always, on-failure or never.
     """
 
     name: str
@@ -53,21 +53,21 @@ class TriggerSpec:
 
 @dataclass(frozen=True, slots=True)
 class TriggerRecord:
-    """A trigger as the store knows it.
+    """A stored trigger.
 
     Attributes:
-        id: Its number.
-        spec: What it is.
+        id: Its row id.
+        spec: Its definition.
         state: Its state.
         reason: Why it was cancelled.
-        error: The traceback it failed with.
-        list: The list that it belongs to; None: none yet.
-        session: Where it runs, in words: host and process of the live session that claimed it last.
-        serialized: What it is re-created from where that is not its spec: JSON text of classpath and kwargs.
-        token: Rises with every claim.
-        next_index: How many events of it are stored.
+        error: The traceback of its failure.
+        list: The trigger list that it belongs to; None: none yet.
+        session: The host and process of the live service session that last claimed it, for display.
+        serialized: JSON text of the classpath and kwargs to re-create it from, if they differ from its spec.
+        token: Increases with every claim.
+        next_index: The number of its events that are stored.
         created_us: When it was first registered, in UTC microseconds since the epoch.
-        changed_us: When its state last changed, likewise.
+        changed_us: When its state last changed, in UTC microseconds since the epoch.
     """
 
     id: int
@@ -86,15 +86,15 @@ class TriggerRecord:
 
 @dataclass(frozen=True, slots=True)
 class TriggerReport:
-    """The new state of a trigger, as reported by the run that has the token.
+    """The new state of a trigger, reported by the holder of its token.
 
     Attributes:
-        trigger_id: The trigger's number.
+        trigger_id: The trigger's id.
         token: The token of the claim under which it runs.
         state: Its new state.
         now_us: When it changed, in UTC microseconds since the epoch.
         reason: Why it was cancelled.
-        error: The traceback it failed with.
+        error: The traceback of its failure.
     """
 
     trigger_id: int
@@ -107,23 +107,23 @@ class TriggerReport:
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """One start of a process that runs triggers.
+    """The service session of a process that runs a trigger list: one start of that process.
 
     Attributes:
-        id: Its number; never used again.
-        kind: What runs: "triggerer".
+        id: Its id; ids are never reused.
+        kind: The kind of service: "triggerer".
         name: Its name.
         host: The name of its machine.
         boot_id: Changes with every boot of the machine.
         pid: The process id.
-        list: The name of the list that it runs.
+        list: The name of the trigger list.
         lock: Identifies the list's lock file on its machine.
         digest: The digest of the list's content.
-        beat: Rises while it is alive.
-        started_us: When it began, in UTC microseconds since the epoch, by its own clock.
-        beat_us: When it last beat, likewise.
-        ended_us: When it ended, likewise; None: it has not.
-        ended_by: The session that declared it dead; None: it ended by itself, or has not.
+        beat: The heartbeat counter.
+        started_us: When it started, in UTC microseconds since the epoch, by its own clock.
+        beat_us: The time of its last heartbeat, by its own clock.
+        ended_us: When it ended, by its own clock; None: it has not ended.
+        ended_by: The session that declared it dead; None: it ended cleanly or has not ended.
     """
 
     id: int
@@ -144,14 +144,14 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """An event as it is stored.
+    """A stored event.
 
     Attributes:
-        id: Its number among all events of the store.
+        id: Its id among all events of the store.
         trigger_id: The trigger that fired it.
         trigger_name: The trigger's name.
-        sequence_index: Its number among those of the trigger, from 0 without gaps.
-        identity: Identifies it among those of the trigger; None: it has no identity.
+        sequence_index: Its index among the trigger's events, from 0 without gaps.
+        identity: Identifies it among the trigger's events; None: it has no identity.
         payload: JSON text.
         created_us: When it fired, in UTC microseconds since the epoch.
     """
@@ -167,11 +167,11 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """Some rows of a list.
+    """One page of a list.
 
     Attributes:
-        rows: In the list's order.
-        next: Pass it to the same function to continue after these rows; None: there are no more.
+        rows: The rows, in the list's order.
+        next: The cursor to pass to the same function for the next page; None: this is the last page.
     """
 
     rows: list[T]

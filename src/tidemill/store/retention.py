@@ -1,7 +1,7 @@
-"""Removes old events and identities: the task that a trigger host runs besides its triggers.
+"""Removes old events and identities: a background task of a trigger host.
 
-Invariants: with nothing to remove it reads one index entry per round; batches are short transactions with pauses
-between them, so that events are stored meanwhile; after a failure of the store it waits for the next round.
+Invariants: if nothing is old enough, a round reads one index entry. Batches are short transactions with pauses between
+them, so that events are stored in the meantime. After a failure of the store, the next round tries again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tidemill.store.queries.triggers.retention import BATCH_COUNT, Removed, remo
 
 log = structlog.get_logger(__name__)
 
-#: Between rounds; rows are days old, so it does not matter how soon they are removed.
+#: The interval between rounds; rows are days old, so a minute does not matter.
 ROUND_SECONDS = 60.0
-#: Between batches of a round; leaves most of the time to the host's own writes.
+#: The pause between batches of a round, which leaves most of the time to the host's own writes.
 PAUSE_SECONDS = 0.02
 _DAY_US = 24 * 60 * 60 * 1_000_000
 
@@ -31,11 +31,11 @@ Remove = Callable[[Connection, int, int], Removed]
 
 
 class Retention:
-    """Removes what is older than the settings say.
+    """Removes rows that exceed the configured age.
 
     Args:
         database: The store, open for writing.
-        settings: `retention_events_days` and `retention_identities_days` are read; with 0 nothing is removed.
+        settings: Only `retention_events_days` and `retention_identities_days` are read; 0 keeps everything.
         round_seconds: The time between rounds.
         pause_seconds: The time between batches.
 
@@ -54,7 +54,6 @@ class Retention:
         round_seconds: float = ROUND_SECONDS,
         pause_seconds: float = PAUSE_SECONDS,
     ) -> None:
-        """Start without removing anything; `run` does."""
         self._database = database
         self._round_seconds = round_seconds
         self._pause_seconds = pause_seconds
@@ -65,7 +64,7 @@ class Retention:
         self._kinds = [kind for kind in kinds if kind[1]]
 
     async def run(self) -> None:
-        """Remove old rows, round after round, until cancelled; return at once if everything is kept."""
+        """Remove old rows, round after round, until cancelled; return at once if the settings keep everything."""
         while self._kinds:
             try:
                 await self.remove_old(time.time_ns() // 1000)
@@ -74,13 +73,13 @@ class Retention:
             await asyncio.sleep(self._round_seconds)
 
     async def remove_old(self, now_us: int) -> int:
-        """Remove all old rows, and return how many there were.
+        """Remove all old rows and return their number.
 
         Args:
             now_us: The time, in UTC microseconds since the epoch.
 
         Raises:
-            RemoteError: The database failed; rows that were removed before stay removed.
+            RemoteError: The database failed; batches that were committed before stay removed.
         """
         total = 0
         for name, days, remove in self._kinds:

@@ -1,7 +1,7 @@
-"""Removes old runs of DAGs: the task that the owner of a store of DAGs runs besides its services.
+"""Removes old DAG runs: a background task of the process that owns a store of DAGs.
 
-Invariants: as those of `queries.run_retention`; transactions are short, with pauses between them, so that services go
-on meanwhile; after a failure of the store it waits for the next round.
+Invariants: those of `queries.dags.run_retention`. Transactions are short, with pauses between them, so that services
+continue in the meantime. After a failure of the store, the next round tries again.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: Between rounds; runs are days old, so it does not matter how soon they are removed.
+#: The interval between rounds; runs are days old, so ten minutes do not matter.
 ROUND_SECONDS = 600.0
-#: After each transaction; leaves most of the time to the services.
+#: The pause after each transaction, which leaves most of the time to the services.
 PAUSE_SECONDS = 0.02
 _DAY_US = 24 * 60 * 60 * 1_000_000
 
 
 class RunRetention:
-    """Removes runs that are older than the settings say.
+    """Removes runs that exceed the configured age.
 
     Args:
         database: The store, open for writing.
-        settings: `retention_runs_days` and `retention_runs_count` are read; with 0 days everything stays.
+        settings: Only `retention_runs_days` and `retention_runs_count` are read; 0 days keeps everything.
         round_seconds: The time between rounds.
         pause_seconds: The time between transactions.
     """
@@ -60,7 +60,6 @@ class RunRetention:
         round_seconds: float = ROUND_SECONDS,
         pause_seconds: float = PAUSE_SECONDS,
     ) -> None:
-        """Start without removing anything; `run` does."""
         self._database = database
         self._days = settings.retention_runs_days
         self._keep = settings.retention_runs_count
@@ -68,7 +67,7 @@ class RunRetention:
         self._pause_seconds = pause_seconds
 
     async def run(self) -> None:
-        """Remove old runs, round after round, until cancelled; only wait if everything is kept."""
+        """Remove old runs, round after round, until cancelled; only sleep if the settings keep everything."""
         while True:
             if self._days:
                 try:
@@ -80,13 +79,13 @@ class RunRetention:
             await asyncio.sleep(self._round_seconds)
 
     async def remove_old(self, now_us: int) -> int:
-        """Remove all old runs, and versions of DAGs that no run has; return how many runs there were.
+        """Remove all old runs and the DAG versions that no run uses; return the number of runs.
 
         Args:
             now_us: The time, in UTC microseconds since the epoch.
 
         Raises:
-            RemoteError: The database failed; what was removed before stays removed.
+            RemoteError: The database failed; transactions that were committed before stay in effect.
         """
         before_us = now_us - round(self._days * _DAY_US)
         left = Counter(await self._database.read(count_runs))

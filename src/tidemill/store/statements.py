@@ -1,10 +1,11 @@
-"""Frequent statements: built and compiled once per database, and executed by the driver itself.
+"""Frequent statements, compiled once per database and executed directly by the driver.
 
-Building a statement, finding its compiled form and wrapping its rows costs SQLAlchemy several times what SQLite needs
-to execute it. So what runs with every step of a task is compiled once, and takes and returns plain values.
+In SQLAlchemy, building a statement, looking up its compiled form and wrapping its rows cost several times what SQLite
+needs to execute it. Statements that run with every step of a task are therefore compiled once, and take and return
+plain values.
 
-Invariants: errors of drivers are raised as those of SQLAlchemy, as they would be by `Connection.execute`; a statement
-has the same text whatever its parameters are.
+Invariants: driver errors are raised as SQLAlchemy errors, as `Connection.execute` would raise them. A statement's text
+does not depend on its parameters.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _NOTHING: dict[str, Any] = {}
 
 
 class Statement:
-    """A statement that is compiled once per database, and per variant of it; a decorator.
+    """A decorator for a statement that is compiled once per database and variant.
 
     Args:
-        build: Builds the statement for a dialect, as `find_dialect` returns it, and a variant.
+        build: Builds the statement for a dialect, as returned by `find_dialect`, and a variant.
 
     Example:
         >>> from sqlalchemy import Integer, bindparam, create_engine, select
@@ -40,15 +41,14 @@ class Statement:
     __slots__ = ("_build", "_compiled")
 
     def __init__(self, build: Callable[..., Executable]) -> None:
-        """Compile nothing yet."""
         self._build = build
         self._compiled: dict[tuple[Any, ...], tuple[str, tuple[tuple[str, Any], ...]]] = {}
 
     def fetch(self, connection: Connection, given: Mapping[str, Any] = _NOTHING, *variant: Any) -> list[Any]:
-        """Execute the statement, and return its rows as tuples.
+        """Execute the statement and return its rows as tuples.
 
         Args:
-            connection: In a transaction.
+            connection: A connection inside a transaction.
             given: The parameters.
             variant: Passed to `build`.
         """
@@ -79,7 +79,7 @@ class Statement:
 
 
 def execute_text(connection: Connection, text: str, values: Sequence[Any] = ()) -> list[Any]:
-    """Let the driver execute a text, and return the rows."""
+    """Execute SQL text with the driver and return the rows."""
     cursor = connection.connection.cursor()
     try:
         cursor.execute(text, values)
@@ -92,12 +92,12 @@ def execute_text(connection: Connection, text: str, values: Sequence[Any] = ()) 
 
 @contextmanager
 def savepoint(connection: Connection) -> Iterator[None]:
-    """Roll back what is done within it, and nothing else, if it raises."""
+    """Roll back the statements inside the block, and only those, if the block raises."""
     execute_text(connection, "SAVEPOINT step")
     try:
         yield
     except BaseException:
-        # Of several with one name the innermost is meant.
+        # Savepoints may nest under the same name; the innermost one applies.
         execute_text(connection, "ROLLBACK TO SAVEPOINT step")
         execute_text(connection, "RELEASE SAVEPOINT step")
         raise

@@ -1,7 +1,7 @@
-"""The tables, as SQLAlchemy Core describes them; `migrations` creates the same tables.
+"""The tables in SQLAlchemy Core; `migrations` creates the same tables.
 
-Invariants: times are UTC microseconds since the epoch (SQLite has no time zones); JSON is stored as text, so that it is
-read exactly as it was written, and is not refused by a database with other rules for JSON.
+Invariants: times are UTC microseconds since the epoch, because SQLite has no time zones. JSON is stored as text, so
+that it is read back exactly as written and no database rejects it under its own JSON rules.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from sqlalchemy import (
 
 #: The revision that this program reads and writes; the last one in `migrations/versions`.
 HEAD = "0008"
-#: Not alembic's default name: the database may be shared with another program that uses alembic.
+#: Not alembic's default name, because another program that uses alembic may share the database.
 VERSION_TABLE = "tidemill_version"
 
 metadata = MetaData()
 
-#: A number that the database gives.
+#: An id assigned by the database.
 Id = BigInteger().with_variant(Integer, "sqlite")
 
-#: One row per start of a service: a session, whose number is never used again. `beat` rises while it is alive; once
-#: `ended_us` is set, it stays dead. `list`, `lock` and `digest` are those of hosts that run a list of triggers;
-#: `events_request` and `events_answer` are what `StoreEvents` said last.
+#: One row per service session, that is, per start of a service. `beat` increases with each heartbeat; a session whose
+#: `ended_us` is set stays ended. `list`, `lock` and `digest` are set by hosts of trigger lists; `events_request` and
+#: `events_answer` hold the last `StoreEvents` call and its answer.
 service = Table(
     "service",
     metadata,
@@ -53,7 +53,7 @@ service = Table(
     Column("beat_us", BigInteger, nullable=False),
     Column("ended_us", BigInteger),
     Column("ended_by", Id),
-    # Ids are never reused: what a dead session held must not become another session's.
+    # Ids are never reused: a new session must not inherit the claims of a dead one.
     sqlite_autoincrement=True,
 )
 
@@ -64,7 +64,7 @@ Index(
     sqlite_where=service.c.ended_us.is_(None),
 )
 
-#: One row per list of triggers: the session that runs it.
+#: One row per trigger list: the session that runs it.
 trigger_list = Table(
     "trigger_list",
     metadata,
@@ -72,7 +72,7 @@ trigger_list = Table(
     Column("session_id", Id, ForeignKey("service.id")),
 )
 
-#: The upstreams that only one live list may read, by the session that reads them.
+#: The upstreams that only one live list may read, with the session that reads them.
 list_claim = Table(
     "list_claim",
     metadata,
@@ -82,9 +82,10 @@ list_claim = Table(
 
 Index("ix_list_claim_session", list_claim.c.session_id)
 
-#: One row per trigger that was ever registered, by its stable name, or made by a deferred task, which gives it no name.
-#: Wide, and written only when its state changes. `epoch`: that of the task, in whose name its first event speaks;
-#: `stream_key`: all triggers with the same one are run by the same service.
+#: One row per trigger that was ever registered: by a list under its stable name, or by a deferred task without a name.
+#: The row is wide and written only when the state changes. `epoch`: the epoch of the deferred task, which the first
+#: event
+#: resumes; `stream_key`: triggers with the same key run in the same service.
 trigger = Table(
     "trigger",
     metadata,
@@ -116,8 +117,9 @@ for _name, _columns, _where in (
 ):
     Index(_name, *_columns, postgresql_where=text(_where), sqlite_where=text(_where))
 
-#: One narrow row per trigger: which claim may store events for it, and the number of its next event. It is locked
-#: before any other row of the trigger, and written with every batch of events.
+#: One narrow row per trigger: the claim that may store its events, and the index of its next event. Transactions lock
+#: it
+#: before any other row of the trigger and update it with every batch of events.
 trigger_cursor = Table(
     "trigger_cursor",
     metadata,
@@ -128,29 +130,30 @@ trigger_cursor = Table(
     Column("claim_request", BigInteger),
 )
 
-#: Covers the query that a session makes with each beat.
+#: Covers the query that a session runs with each heartbeat.
 Index("ix_trigger_cursor_session", trigger_cursor.c.session_id, trigger_cursor.c.token)
 
-#: One row per event that a trigger fired. `id` orders all events of a store, `sequence_index` those of a trigger.
+#: One row per event. `id` orders all events of a store, `sequence_index` the events of one trigger.
 trigger_event = Table(
     "trigger_event",
     metadata,
     Column("id", Id, primary_key=True),
-    # Refers to the cursor's row, which is locked already; a reference to `trigger` would lock the wide row as well.
+    # References the cursor's row, which is locked already; a reference to `trigger` would also lock the wide row.
     Column("trigger_id", Id, ForeignKey("trigger_cursor.trigger_id"), nullable=False),
     Column("sequence_index", BigInteger, nullable=False),
     Column("identity", Text),
     Column("payload", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     UniqueConstraint("trigger_id", "sequence_index", name="uq_trigger_event_sequence"),
-    # Ids of events that retention has removed are not reused: pages continue after them.
+    # Ids of events removed by retention are not reused, because keyset pages continue after them.
     sqlite_autoincrement=True,
 )
 
 Index("ix_trigger_event_created", trigger_event.c.created_us)
 
-#: One row per identity of an event; kept for as long as repetitions are to be recognised, which may be longer than the
-#: event itself.
+#: One row per identity of an event; kept as long as repeated events must be recognised, which may be longer than the
+#: event
+#: itself.
 trigger_identity = Table(
     "trigger_identity",
     metadata,

@@ -1,8 +1,8 @@
-"""Writes that must not be lost: reports about triggers wait for the database as their events do.
+"""Retries writes that must not be lost: reports about triggers wait for the database, as their events do.
 
-Invariants: only an outage is waited for; a refusal by the database is raised at once. Because an attempt without an
-answer may have been committed, the work must be idempotent, and its last result is the one that counts; this holds for
-all functions of `queries.triggers`.
+Invariants: only an outage is retried; if the database rejects the content, the error is raised at once. An attempt
+without an answer may have been committed, so the work must be idempotent and its last result counts. All functions of
+`queries.triggers` are idempotent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BACKOFF = Backoff(0.1, 2.0)
 
 
 async def write_patiently(database: Database, work: Callable[[Connection], T], backoff: Backoff = BACKOFF) -> T:
-    """Run work and return its result once it is committed; wait for as long as an outage takes.
+    """Run work and return its result after the commit; wait as long as an outage takes.
 
     Args:
         database: The store, open for writing.
@@ -36,7 +36,7 @@ async def write_patiently(database: Database, work: Callable[[Connection], T], b
         backoff: The delays between attempts.
 
     Raises:
-        RemoteError: The database refuses the content.
+        RemoteError: The database rejects the content.
     """
     attempt = 0
     while True:

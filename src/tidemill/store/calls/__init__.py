@@ -1,1 +1,1 @@
-"""The named calls of the store: each a request as a value, with the type of its answer."""
+"""The named calls of the store: each is a request as a value, typed with its answer."""

@@ -1,7 +1,7 @@
-"""All named calls, in one place: services and the command line import them from here.
+"""Re-exports all named calls; services and the command line import them from here.
 
-`service_calls`: services, files, scheduler. `worker_calls`, `trigger_calls`: workers and triggerers. `task_calls`: what
-attempts ask for. `people_calls`, `setting_calls`: what people see and change.
+`service_calls`: services, files, scheduler. `worker_calls`, `trigger_calls`: workers and triggerers. `task_calls`:
+calls of running attempts. `people_calls`, `setting_calls`: the command line and the web pages.
 """
 
 from __future__ import annotations

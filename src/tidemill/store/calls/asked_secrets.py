@@ -1,4 +1,4 @@
-"""What of the calls of tasks and triggers, and of the answers of the store, must not be shown to people."""
+"""Finds the secrets in the calls of tasks and triggers and in their answers, so that logs can mask them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from tidemill.config.redaction import find_url_secrets, is_secret
 from tidemill.store.calls.task_calls import ConnectionRecord, GetConnection, GetVariable, SetVariable
 
-#: A smaller number in a secret value is a port, a size or a count; masking it would spoil every other line.
+#: Smaller numbers in a secret value are ports, sizes or counts; masking them would spoil every other line.
 _MIN_NUMBER = 100_000
 
 
 def find_secrets(call: object, answer: object = None) -> set[str]:
-    """Return the passwords of a connection, or what is secret in the value of a variable, that is read or set.
+    """Return the secrets in a connection or variable that a call reads or sets.
 
     Example:
         >>> find_secrets(GetVariable("api_key"), "abc123"), find_secrets(GetVariable("region"), "north")
@@ -41,7 +41,7 @@ def _find_in_json(text: str, key: str) -> Iterator[str]:
 
 
 def _find_in(value: Any, is_known: bool) -> Iterator[str]:
-    """Return what is secret in a value; `is_known`: whether all of it is, because a key around it says so."""
+    """Yield the secrets in a value; `is_known`: an enclosing key marks the whole value as secret."""
     match value:
         case dict():
             for name, item in value.items():

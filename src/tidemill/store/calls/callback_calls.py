@@ -1,4 +1,4 @@
-"""The named calls about callbacks of runs, for people."""
+"""The named calls about callbacks of runs, for the command line and the web pages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class CallbackRecord(msgspec.Struct, frozen=True):
     """A callback of a run, or of one of its tasks.
 
     Attributes:
-        id: Its number.
-        task_id: The task; None: it is one of the run as a whole.
-        map_index: -1: the task is not mapped.
+        id: Its row id.
+        task_id: The task; None: it is a callback of the whole run.
+        map_index: The map index; -1: the task is not mapped.
         name: `on_success`, `on_failure`, `on_retry` or `on_skipped`.
         state: `due`, `running`, `done` or `failed`.
-        error: What it raised.
-        created_us: When it was due.
-        ended_us: When it ended; None: it has not.
+        error: The exception that it raised.
+        created_us: When it became due.
+        ended_us: When it ended; None: it has not ended.
     """
 
     id: int
@@ -33,7 +33,7 @@ class CallbackRecord(msgspec.Struct, frozen=True):
 
 
 class ListCallbacks(Call[Listed[CallbackRecord]], frozen=True):
-    """Answer the callbacks of a run: those of the run as a whole, and those of tasks that have failed."""
+    """Return the callbacks of a run: those of the whole run, and the failed ones of its tasks."""
 
     dag_id: str
     run_id: str
@@ -42,7 +42,7 @@ class ListCallbacks(Call[Listed[CallbackRecord]], frozen=True):
 
 
 class ReadCallbackLog(Call[Listed[LogPartRecord]], frozen=True):
-    """Answer the parts of the log of a callback of a run as a whole, in order."""
+    """Return the log parts of a callback of the whole run, in order."""
 
     dag_id: str
     run_id: str

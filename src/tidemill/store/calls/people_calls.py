@@ -1,7 +1,7 @@
-"""The calls of people, through the command line and the pages: what there is, and what they change.
+"""The calls of the command line and the web pages about DAGs, runs and tasks.
 
-Invariants: a list is answered in pages by key, in a stable order: `after` is the `next` of the page before. `by` says
-who changes something, and stands in the journal. Times are UTC microseconds since the epoch.
+Invariants: lists are returned in keyset pages in a stable order; `after` is the `next` of the previous page. `by`
+names the user who makes a change and is recorded in the journal. Times are UTC microseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class DagRecord(msgspec.Struct, frozen=True):
     """A DAG.
 
     Attributes:
-        id: Its number in the store.
+        id: Its row id.
         dag_id: Its id.
         file: The file that defines it.
-        version: The number of its newest version, from 1.
+        version: Its newest version number, from 1.
         active: Whether its file still defines it.
-        paused: Whether its schedule rests, and its runs wait.
+        paused: Whether it is paused: no scheduled runs are created and queued runs do not start.
         next_us: The logical date of the next scheduled run; None: there is none.
-        schedule: The schedule for people: a cron expression, a duration, `@once`, or empty.
+        schedule: The schedule for display: a cron expression, a duration, `@once`, or empty.
         tags: Its tags.
-        label: What people see instead of its id; empty: its id.
+        label: Its display name; empty: its id.
     """
 
     id: int
@@ -47,7 +47,7 @@ class DagRecord(msgspec.Struct, frozen=True):
 
 
 class ListDags(Call[Listed[DagRecord]], frozen=True):
-    """Answer the DAGs by id. `inactive`: also those that no file defines any more. `tag`: only those with it."""
+    """Return the DAGs by id. `inactive`: include DAGs that no file defines any more. `tag`: only DAGs with this tag."""
 
     after: str | None = None
     limit: int = PAGE
@@ -56,12 +56,12 @@ class ListDags(Call[Listed[DagRecord]], frozen=True):
 
 
 class DagDetails(msgspec.Struct, frozen=True):
-    """A DAG.
+    """A DAG with its structure.
 
     Attributes:
-        dag: What is known of it.
+        dag: The DAG.
         structure: The JSON of its `core.tasks.structure.DagStructure`.
-        unshared: What of its file's import a forked process would not have; None: nothing, or nobody has looked.
+        unshared: The effects of importing its file that a forked process does not inherit; None: none, or not checked.
     """
 
     dag: DagRecord
@@ -70,14 +70,14 @@ class DagDetails(msgspec.Struct, frozen=True):
 
 
 class GetDag(Call[DagDetails | None], frozen=True):
-    """Answer a DAG; None: there is none. `version`: None, the newest."""
+    """Return a DAG; None if there is none. `version`: None for the newest."""
 
     dag_id: str
     version: int | None = None
 
 
 class PauseDag(Call[bool], frozen=True):
-    """Pause a DAG, or let it go on; False: it was so already. An unknown DAG is refused."""
+    """Pause or resume a DAG; return False if nothing changed. An unknown DAG is refused."""
 
     dag_id: str
     paused: bool
@@ -91,22 +91,22 @@ class RunRecord(msgspec.Struct, frozen=True):
     """A run of a DAG.
 
     Attributes:
-        id: Its number in the store.
+        id: Its row id.
         dag_id: Its DAG.
         run_id: Its name, unique within the DAG.
         kind: `manual`, `scheduled` or `dev`.
         state: `queued`, `running`, `success` or `failed`.
-        reason: Why it failed, if that does not follow from its tasks: it was cancelled, or took too long.
-        version: The version of the DAG that it keeps.
+        reason: Why it failed if not because of its tasks: it was cancelled or exceeded its timeout.
+        version: The version of the DAG that it uses.
         logical_us: Its logical date; None: it has none.
-        interval_start_us: Its data interval.
-        interval_end_us: Likewise.
+        interval_start_us: The start of its data interval.
+        interval_end_us: The end of its data interval.
         conf: Its configuration, encoded.
-        by: Who created it.
+        by: The user or service that created it.
         created_us: When it was created.
-        started_us: When it began.
+        started_us: When it started.
         ended_us: When it ended.
-        warnings: What is probably a mistake in its configuration; only in the answer to `CreateRun`.
+        warnings: Likely mistakes in its configuration; only in the answer to `CreateRun`.
     """
 
     id: int
@@ -128,18 +128,18 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 class CreateRun(Call[RunRecord], frozen=True):
-    """Create a run, and answer it; refused if the DAG is unknown or inactive, or has such a run (CONFLICT).
+    """Create a run and return it. Refused if the DAG is unknown or inactive, or already has such a run (CONFLICT).
 
     Attributes:
         dag_id: The DAG.
-        run_id: Its name; None: one is made of its kind and time.
+        run_id: Its name; None: generated from its kind and time.
         logical_us: Its logical date; None: it has none.
         conf: Its configuration, encoded.
-        kind: How it came about.
-        by: Who wants it.
-        request: Makes the call repeatable: with the same text the same run is answered; empty: it is not repeatable.
-        interval_start_us: Its data interval; None: that of its logical date.
-        interval_end_us: Likewise.
+        kind: `manual`, `scheduled` or `dev`.
+        by: The user or service that creates it.
+        request: An idempotency key: a repeated call with the same key returns the same run; empty: not idempotent.
+        interval_start_us: The start of its data interval; None: derived from its logical date.
+        interval_end_us: The end of its data interval; None: derived from its logical date.
     """
 
     dag_id: str
@@ -154,7 +154,7 @@ class CreateRun(Call[RunRecord], frozen=True):
 
 
 class CancelRun(Call[RunRecord], frozen=True):
-    """Cancel a run: started tasks fail, others are skipped, the run fails. One that has ended stays as it is."""
+    """Cancel a run: started tasks fail, the others are skipped, and the run fails. A finished run stays unchanged."""
 
     dag_id: str
     run_id: str
@@ -162,7 +162,7 @@ class CancelRun(Call[RunRecord], frozen=True):
 
 
 class ListRuns(Call[Listed[RunRecord]], frozen=True):
-    """Answer runs, newest first. `dag_id`: None, those of all DAGs. `states`: empty, all."""
+    """Return runs, newest first. `dag_id`: None for all DAGs. `states`: empty for all."""
 
     dag_id: str | None = None
     states: tuple[str, ...] = ()
@@ -171,14 +171,14 @@ class ListRuns(Call[Listed[RunRecord]], frozen=True):
 
 
 class RunProgress(msgspec.Struct, frozen=True):
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         run: The run.
-        total: How many tasks it has.
+        total: The number of its tasks.
         done: How many of them have ended.
-        running: How many run now.
-        waiting: The others: they wait for tasks before them, slots, workers, triggers or a retry.
+        running: How many of them are running.
+        waiting: The rest: tasks that wait for upstream tasks, slots, workers, triggers or a retry.
     """
 
     run: RunRecord
@@ -189,17 +189,17 @@ class RunProgress(msgspec.Struct, frozen=True):
 
 
 class WatchRuns(Call[tuple[RunProgress, ...]], frozen=True):
-    """Answer how far runs are: those that run, then those that wait to start, then the last that ended; newest first.
+    """Return the progress of runs: running ones first, then queued ones, then the last finished ones; newest first.
 
     Attributes:
-        limit: The most runs.
+        limit: The maximum number of runs.
     """
 
     limit: int = 10
 
 
 class GetRun(Call[RunRecord | None], frozen=True):
-    """Answer a run; None: there is none. `run_id`: None, the newest one of the DAG."""
+    """Return a run; None if there is none. `run_id`: None for the newest run of the DAG."""
 
     dag_id: str
     run_id: str | None = None
@@ -212,28 +212,28 @@ class TaskRecord(msgspec.Struct, frozen=True):
     """A task of a run.
 
     Attributes:
-        id: Its number in the store.
-        run: Its run, in the store.
+        id: Its row id.
+        run: The row id of its run.
         dag_id: Its DAG.
-        run_id: Its run.
+        run_id: The name of its run.
         task_id: Its name.
-        map_index: -1: it is not mapped.
+        map_index: The map index; -1: it is not mapped.
         state: A `core.tasks.attempt.TaskState`.
         epoch: How often its state has changed.
-        tries: How many tries have begun.
-        max_tries: After how many a failure is final.
-        operator: The name of its class.
-        queue: Which workers may run it.
-        pool: Where its slots are.
-        pool_slots: How many.
-        priority: Which one comes first.
-        since_us: Since when it is in its state.
-        started_us: When its last try began.
+        tries: How many tries have started.
+        max_tries: The number of tries after which a failure is final.
+        operator: The name of its operator class.
+        queue: The queue whose workers may run it.
+        pool: Its pool.
+        pool_slots: The number of pool slots that it needs.
+        priority: Its priority; higher ones are admitted first.
+        since_us: When it entered its state.
+        started_us: When its last try started.
         ended_us: When it ended.
-        due_us: When its state changes by itself: a retry, or a deadline.
-        service: The worker that runs it, in words; None: none does.
-        trigger: The trigger that it waits for, by its number; None: it is not deferred.
-        error: What its last failure was.
+        due_us: The time of its next retry or deadline.
+        service: The worker that runs it, for display; None: no worker runs it.
+        trigger: The id of the trigger that it waits for; None: it is not deferred.
+        error: The error of its last failure.
     """
 
     id: int
@@ -261,14 +261,14 @@ class TaskRecord(msgspec.Struct, frozen=True):
 
 
 class TriggerAbout(msgspec.Struct, frozen=True):
-    """What people are told about the trigger of a deferred task.
+    """The trigger of a deferred task, for display.
 
     Attributes:
-        id: Its number.
-        classpath: Its class.
-        arguments: Its arguments, as text, secrets masked.
-        due_us: The moment that it waits for; None: it waits for something else.
-        service: The triggerer that runs it, in words; None: none does.
+        id: Its id.
+        classpath: The import path of its class.
+        arguments: Its arguments as text, with secrets masked.
+        due_us: The time that it waits for; None: it waits for something else.
+        service: The triggerer that runs it, for display; None: no triggerer runs it.
     """
 
     id: int
@@ -279,13 +279,13 @@ class TriggerAbout(msgspec.Struct, frozen=True):
 
 
 class DescribeTriggers(Call[tuple[TriggerAbout, ...]], frozen=True):
-    """Answer what triggers of deferred tasks are, by their numbers; those that have ended may be missing."""
+    """Describe triggers of deferred tasks by id; finished triggers may be missing from the answer."""
 
     triggers: tuple[int, ...]
 
 
 class ListTasks(Call[Listed[TaskRecord]], frozen=True):
-    """Answer the tasks of a run, by name. `states`: empty, all."""
+    """Return the tasks of a run, by name. `states`: empty for all."""
 
     dag_id: str
     run_id: str
@@ -295,7 +295,9 @@ class ListTasks(Call[Listed[TaskRecord]], frozen=True):
 
 
 class HistoryRecord(msgspec.Struct, frozen=True):
-    """A change of a task's state. `given`: what happened; `by`: who said so; `detail`: more about it."""
+    """A change of a task's state. `given`: the input that caused it; `by`: the sender of the input; `detail`: further
+    text.
+    """
 
     epoch: int
     before: str
@@ -307,7 +309,7 @@ class HistoryRecord(msgspec.Struct, frozen=True):
 
 
 class TaskHistory(Call[Listed[HistoryRecord]], frozen=True):
-    """Answer what happened to a task, oldest first."""
+    """Return the state changes of a task, oldest first."""
 
     dag_id: str
     run_id: str
@@ -318,7 +320,7 @@ class TaskHistory(Call[Listed[HistoryRecord]], frozen=True):
 
 
 class LogPartRecord(msgspec.Struct, frozen=True):
-    """A piece of a log: see `worker_calls.LogPart`."""
+    """A part of a log; see `worker_calls.LogPart`."""
 
     number: int
     first_us: int
@@ -328,7 +330,7 @@ class LogPartRecord(msgspec.Struct, frozen=True):
 
 
 class ReadLog(Call[Listed[LogPartRecord]], frozen=True):
-    """Answer the parts of the log of a try, in order. `try_number`: None, the last one."""
+    """Return the parts of the log of a try, in order. `try_number`: None for the last try."""
 
     dag_id: str
     run_id: str
@@ -340,8 +342,6 @@ class ReadLog(Call[Listed[LogPartRecord]], frozen=True):
 
 
 class XComRecord(msgspec.Struct, frozen=True):
-    """An XCom."""
-
     task_id: str
     map_index: int
     key: str
@@ -350,7 +350,7 @@ class XComRecord(msgspec.Struct, frozen=True):
 
 
 class ListXComs(Call[Listed[XComRecord]], frozen=True):
-    """Answer the XComs of a run, by task and key. `task_id`: None, those of all tasks."""
+    """Return the XComs of a run, by task and key. `task_id`: None for all tasks."""
 
     dag_id: str
     run_id: str
@@ -360,16 +360,16 @@ class ListXComs(Call[Listed[XComRecord]], frozen=True):
 
 
 class ClearTasks(Call[tuple[str, ...]], frozen=True):
-    """Let tasks run again, from the beginning; answer their names. A run that had ended goes on.
+    """Reset tasks so that they run again; return their names. A finished run becomes active again.
 
     Attributes:
         dag_id: The DAG.
         run_id: The run.
         task_ids: The tasks; empty: all.
-        by: Who wants it.
-        downstream: Whether those that follow are cleared, too.
-        failed: Whether only those are cleared that failed, by themselves or with their upstream.
-        dry_run: Whether to say only which.
+        by: The user who clears them.
+        downstream: Whether to clear downstream tasks as well.
+        failed: Whether to clear only tasks that failed or whose upstream failed.
+        dry_run: Whether to only return the names.
     """
 
     dag_id: str
@@ -382,7 +382,7 @@ class ClearTasks(Call[tuple[str, ...]], frozen=True):
 
 
 class MarkTasks(Call[tuple[str, ...]], frozen=True):
-    """Decide how tasks have ended, and answer the names of those that this changed."""
+    """Set the outcome of tasks and return the names of the tasks that changed."""
 
     dag_id: str
     run_id: str
@@ -395,7 +395,7 @@ class MarkTasks(Call[tuple[str, ...]], frozen=True):
 
 
 class StoreCounts(msgspec.Struct, frozen=True):
-    """What metrics are made of: tasks by state that have not ended, runs by state, files that cannot be parsed."""
+    """The numbers for metrics: unfinished tasks by state, runs by state, and files that cannot be parsed."""
 
     tasks: dict[str, int]
     runs: dict[str, int]
@@ -403,4 +403,4 @@ class StoreCounts(msgspec.Struct, frozen=True):
 
 
 class CountStore(Call[StoreCounts], frozen=True):
-    """Answer what metrics are made of."""
+    """Return the numbers for metrics."""

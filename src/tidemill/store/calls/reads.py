@@ -1,4 +1,4 @@
-"""Which calls change nothing: they are answered beside the transactions that write."""
+"""The calls that change nothing; they are answered outside the write transactions."""
 
 from __future__ import annotations
 

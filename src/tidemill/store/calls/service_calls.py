@@ -1,8 +1,8 @@
-"""The calls of services: their life, the files of DAGs, and the turns of the scheduler.
+"""The calls of services: their lifecycle, the files of DAGs, and the turns of the scheduler.
 
-Invariants: a service is one start of a process, and its number is never used again; a request may be repeated with the
-same number if its answer was lost, and gets the same answer. Times are UTC microseconds since the epoch, durations
-microseconds; values of users are texts of `runtime.json.codec`.
+Invariants: a service session is one start of a process, and its id is never reused. If an answer was lost, the sender
+repeats the request with the same number and gets the same answer. Times are UTC microseconds since the epoch, durations
+are microseconds, and user values are texts of `runtime.json.codec`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tidemill.store.calls.call import Call
 
 
 class BeginService(Call[int], frozen=True):
-    """Begin a service, and answer its number.
+    """Start a service session and return its id.
 
     Attributes:
         kind: `scheduler`, `worker`, `triggerer`, `parser` or `dev`.
-        name: Its name, for people.
+        name: Its name, for display.
         host: The name of its machine.
         boot_id: Changes with every boot of the machine.
         pid: The process id.
-        queues: The queues that it serves; a triggerer that serves none in particular gives none.
+        queues: The queues that it serves; empty for a triggerer that serves all queues.
         capacity: How many tasks or triggers it runs at once.
     """
 
@@ -37,11 +37,11 @@ class BeginService(Call[int], frozen=True):
 
 
 class BeatService(Call[bool], frozen=True):
-    """Beat; False: somebody has ended the service, which stops at once.
+    """Send a heartbeat; False: another process has ended the session, and the service must stop at once.
 
     Attributes:
-        service: The service.
-        measures: What it says of itself, by name, for whoever passes its calls on; the store does not keep it.
+        service: The service session.
+        measures: Measurements of the service by name, for the process that relays its calls; the store ignores them.
     """
 
     service: int
@@ -49,17 +49,17 @@ class BeatService(Call[bool], frozen=True):
 
 
 class EndService(Call[bool], frozen=True):
-    """End a service that has stopped cleanly: what it still holds is free again. False: it had ended already."""
+    """End the session of a service that has stopped cleanly and release its claims. False: it had already ended."""
 
     service: int
 
 
 class LoseService(Call[bool], frozen=True):
-    """End a service that has died: its attempts are lost, its triggers free. False: it had ended already.
+    """End the session of a dead service: its attempts are lost and its triggers released. False: it had already ended.
 
     Attributes:
-        service: The dead one.
-        by: The service that found it dead; None: a process without one.
+        service: The dead session.
+        by: The session that found it dead; None: a process without a session.
     """
 
     service: int
@@ -67,14 +67,15 @@ class LoseService(Call[bool], frozen=True):
 
 
 class LoseOthers(Call[tuple[int, ...]], frozen=True):
-    """End every live service of DAGs but those named, and answer their numbers; hosts of lists of triggers stay.
+    """End every live DAG service session except the given ones and return the ids; hosts of trigger lists are not
+    affected.
 
-    For a process that is the only one with the right to run services on a store: all that are not its own have died.
+    Used by a process that holds the exclusive right to run services on a store: all other sessions must be dead.
 
     Attributes:
-        keep: The services that live.
-        host: Only those of this machine and boot; None: all.
-        boot_id: Likewise.
+        keep: The sessions that stay.
+        host: Only sessions of this machine and boot; None: all.
+        boot_id: The boot id that goes with `host`.
     """
 
     keep: tuple[int, ...] = ()
@@ -83,7 +84,9 @@ class LoseOthers(Call[tuple[int, ...]], frozen=True):
 
 
 class ServiceRecord(msgspec.Struct, frozen=True):
-    """A service, with the fields of `BeginService`. `beat` rises while it lives; `quiet_us`: how old it is."""
+    """A service session with the fields of `BeginService`. `beat`: heartbeat counter; `quiet_us`: time since the last
+    beat.
+    """
 
     id: int
     kind: str
@@ -100,7 +103,7 @@ class ServiceRecord(msgspec.Struct, frozen=True):
 
 
 class ListServices(Call[tuple[ServiceRecord, ...]], frozen=True):
-    """Answer the services that have not ended, by number. `kind`: empty, all kinds."""
+    """Return the sessions that have not ended, by id. `kind`: empty for all kinds."""
 
     kind: str = ""
 
@@ -109,13 +112,13 @@ class ListServices(Call[tuple[ServiceRecord, ...]], frozen=True):
 
 
 class StoredDag(msgspec.Struct, frozen=True):
-    """What became of a DAG of a file.
+    """The result of storing one DAG of a file.
 
     Attributes:
         dag_id: Its id.
-        changed: Whether it is new, or has a new version.
-        refused: Why it is not stored; empty: it is.
-        differs: What differs from its newest version though no file has changed; the version stays.
+        changed: Whether it is new or has a new version.
+        refused: Why it was refused; empty: it was stored.
+        differs: The differences from its newest version although no file has changed; the version stays.
     """
 
     dag_id: str
@@ -125,17 +128,18 @@ class StoredDag(msgspec.Struct, frozen=True):
 
 
 class StoreFile(Call[tuple[StoredDag, ...]], frozen=True):
-    """Store what a file defines; the DAGs that it no longer defines become inactive.
+    """Store the DAGs of a file; DAGs that it no longer defines become inactive.
 
     Attributes:
-        path: The file, relative to the folder of DAGs.
-        digest: The hash of the file and of what it imports below the folder.
-        modules: The files that it imports below the folder, with their hashes.
-        error: The traceback, if it cannot be parsed; its DAGs then stay as they are.
+        path: The file, relative to the DAG folder.
+        digest: The hash of the file and of the files in the folder that it imports.
+        modules: The files in the folder that it imports, with their hashes.
+        error: The traceback if it cannot be parsed; its DAGs then stay unchanged.
         structures: The DAGs, as the JSON of `core.tasks.structure.DagStructure`.
-        paused: Whether DAGs that are new begin paused.
-        unshared: What of its import a forked process would not have, for people; None: nothing.
-        reread: Whether nothing that it reads has changed since it was stored: then no DAG gets another version.
+        paused: Whether new DAGs start paused.
+        unshared: The effects of importing it that a forked process does not inherit, for display; None: none.
+        reread: Whether neither the file nor its imports have changed since it was stored; then no DAG gets a new
+            version.
     """
 
     path: str
@@ -149,13 +153,13 @@ class StoreFile(Call[tuple[StoredDag, ...]], frozen=True):
 
 
 class RemoveFile(Call[bool], frozen=True):
-    """Note that a file is gone: its DAGs become inactive, their runs finish. False: it was not known."""
+    """Mark a file as removed: its DAGs become inactive, and their runs finish. False: the file was unknown."""
 
     path: str
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """A file of DAGs, as `StoreFile` described it last. `dags`: the ids of the active DAGs in it."""
+    """A file of DAGs, as `StoreFile` last described it. `dags`: the ids of its active DAGs."""
 
     path: str
     digest: str
@@ -166,7 +170,7 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class ListFiles(Call[tuple[FileRecord, ...]], frozen=True):
-    """Answer all files, by path. `broken`: only those with an error."""
+    """Return all files by path. `broken`: only files with an error."""
 
     broken: bool = False
 
@@ -175,18 +179,18 @@ class ListFiles(Call[tuple[FileRecord, ...]], frozen=True):
 
 
 class SchedulerAnswer(msgspec.Struct, frozen=True):
-    """What a turn of the scheduler did.
+    """The result of a scheduler turn.
 
     Attributes:
-        next_due_us: When something is due next, by the clock of the store; None: nothing is.
-        now_us: What that clock said.
-        more: Whether there is more to do at once.
+        next_due_us: The time of the next due item, by the store's clock; None: nothing is due.
+        now_us: The store's time.
+        more: Whether there is more work to do at once.
         admitted: How many tasks got slots.
-        moved: How many tasks changed their state, those included.
-        created: How many runs were created by their schedule.
+        moved: How many tasks changed state, including the admitted ones.
+        created: How many scheduled runs were created.
         ended: How many runs ended.
-        broken_runs: The runs that could not be worked on, and were left as they are.
-        broken_dags: Likewise the DAGs, whose schedules make no runs.
+        broken_runs: Runs that raised an error and were left unchanged.
+        broken_dags: DAGs whose schedule raised an error and created no runs.
     """
 
     next_due_us: int | None
@@ -201,16 +205,17 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
 
 
 class SchedulerTurn(Call[SchedulerAnswer], frozen=True):
-    """Do what is to be done now, in a bounded transaction.
+    """Do all scheduling work that is due, in a bounded transaction.
 
-    Create the runs that are due, start those that wait, decide tasks whose upstream changed, feed what is due, give out
-    slots, and end runs. A run that cannot be worked on is left as it is, and the others go on.
+    Create due runs, start queued runs, decide tasks whose upstream changed, process deadlines and retries, admit tasks
+    to
+    slots, and end runs. A run that raises an error is left unchanged, and the turn continues with the others.
 
     Attributes:
-        service: The scheduler.
-        limit: About how many rows each step takes.
-        skip_runs: Runs that an earlier turn could not work on, and that this one passes over.
-        skip_dags: Likewise DAGs.
+        service: The scheduler's session.
+        limit: The approximate number of rows per step.
+        skip_runs: Runs that failed in an earlier turn and are skipped in this one.
+        skip_dags: DAGs that failed in an earlier turn and are skipped in this one.
     """
 
     service: int

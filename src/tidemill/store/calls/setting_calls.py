@@ -1,6 +1,6 @@
-"""The calls of people about pools, variables and connections.
+"""The calls of the command line and the web pages about pools, variables and connections.
 
-Invariants: a list is answered in pages by key; a list of connections has no secrets.
+Invariants: lists are returned in keyset pages; a list of connections contains no secrets.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tidemill.store.calls.call import PAGE, Call, Listed
 
 
 class PoolRecord(msgspec.Struct, frozen=True):
-    """A pool. `used`: slots that are held; `waiting`: tasks that wait for some."""
+    """A pool. `used`: slots in use; `waiting`: tasks that wait for slots."""
 
     name: str
     slots: int
@@ -22,17 +22,17 @@ class PoolRecord(msgspec.Struct, frozen=True):
 
 
 class ListPools(Call[tuple[PoolRecord, ...]], frozen=True):
-    """Answer all pools by name."""
+    """Return all pools by name."""
 
 
 class SetPool(Call[None], frozen=True):
-    """Create a pool, or change it.
+    """Create or change a pool.
 
     Attributes:
         name: Its name.
-        slots: How many slots it has.
-        description: What it is for; None: as it was, or empty if it is new.
-        include_deferred: Whether deferred tasks keep their slots; None: as it was, or no if it is new.
+        slots: Its number of slots.
+        description: Its purpose; None: unchanged, or empty for a new pool.
+        include_deferred: Whether deferred tasks keep their slots; None: unchanged, or False for a new pool.
     """
 
     name: str
@@ -42,13 +42,13 @@ class SetPool(Call[None], frozen=True):
 
 
 class DeletePool(Call[bool], frozen=True):
-    """Delete a pool; False: there was none. The default pool, and one that tasks wait for, is refused."""
+    """Delete a pool; False if there was none. Deleting the default pool, or a pool with waiting tasks, is refused."""
 
     name: str
 
 
 class VariableRecord(msgspec.Struct, frozen=True):
-    """A variable. `value`: None where the call did not ask for values."""
+    """A variable. `value`: None if the call did not ask for values."""
 
     key: str
     value: str | None
@@ -57,7 +57,7 @@ class VariableRecord(msgspec.Struct, frozen=True):
 
 
 class ListVariables(Call[Listed[VariableRecord]], frozen=True):
-    """Answer variables by key."""
+    """Return variables by key."""
 
     after: str | None = None
     limit: int = PAGE
@@ -77,7 +77,7 @@ class ConnectionRow(msgspec.Struct, frozen=True):
 
 
 class ListConnections(Call[Listed[ConnectionRow]], frozen=True):
-    """Answer connections by id, without password and extra."""
+    """Return connections by id, without password and extra."""
 
     after: str | None = None
     limit: int = PAGE
@@ -98,6 +98,6 @@ class SetConnection(Call[None], frozen=True):
 
 
 class DeleteConnection(Call[bool], frozen=True):
-    """Delete a connection; False: there was none."""
+    """Delete a connection; False if there was none."""
 
     id: str

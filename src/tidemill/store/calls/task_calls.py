@@ -1,7 +1,7 @@
 """The calls that attempts make through their worker: XComs, state, variables, connections, logs.
 
-Invariants: an attempt gives its epoch with everything that it writes, and is refused (FENCED) once its task has moved
-on; all of them may be repeated. Values are texts of `runtime.json.codec`.
+Invariants: every write of an attempt carries its epoch and is refused (FENCED) if the epoch is stale. All calls may be
+repeated. Values are texts of `runtime.json.codec`.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from tidemill.store.calls.call import Call
 from tidemill.store.calls.people_calls import RunRecord
 from tidemill.store.calls.worker_calls import LogPart
 
-#: What an XCom may hold, in bytes of its encoded value.
+#: The maximum size of an encoded XCom value, in bytes.
 MAX_XCOM_BYTES = 1024 * 1024
 
 
 class GetXCom(Call[tuple[str | None, ...]], frozen=True):
-    """Answer the XComs of tasks, in their order; None: there is none.
+    """Return the XComs of the given tasks, in the same order; None where there is none.
 
     Attributes:
-        run: The run in whose DAG, and in which, to look.
+        run: The row id of the run to read from, unless `dag_id` or `run_id` name another.
         task_ids: The tasks, by name.
         key: The key.
-        map_index: -1: tasks that are not mapped.
-        include_prior: Whether a task without such an XCom in this run gives that of its latest earlier run.
-        dag_id: Another DAG to look in; its latest run up to the logical date of `run`, unless `run_id` says which.
-        run_id: Another run to look in.
+        map_index: The map index; -1: tasks that are not mapped.
+        include_prior: Whether to fall back to the latest earlier run that has such an XCom.
+        dag_id: Another DAG to read from: its latest run up to the logical date of `run`, unless `run_id` is given.
+        run_id: Another run to read from.
     """
 
     run: int
@@ -39,11 +39,11 @@ class GetXCom(Call[tuple[str | None, ...]], frozen=True):
 
 
 class GetEarlierRun(Call[RunRecord | None], frozen=True):
-    """Answer the run of the same DAG with the latest logical date before that of a run; None: there is none.
+    """Return the run of the same DAG with the latest logical date before the given run; None if there is none.
 
     Attributes:
-        run: The run; if it has no logical date, no run is before it.
-        state: Only runs in this state; None: in any.
+        run: The run; a run without a logical date has no earlier run.
+        state: Only runs in this state; None: in any state.
     """
 
     run: int
@@ -51,7 +51,7 @@ class GetEarlierRun(Call[RunRecord | None], frozen=True):
 
 
 class PushXCom(Call[None], frozen=True):
-    """Store an XCom of an attempt at once; at most MAX_XCOM_BYTES."""
+    """Store an XCom of an attempt immediately; at most MAX_XCOM_BYTES."""
 
     task: int
     epoch: int
@@ -60,13 +60,13 @@ class PushXCom(Call[None], frozen=True):
 
 
 class GetVariable(Call[str | None], frozen=True):
-    """Answer the value of a variable; None: there is none."""
+    """Return the value of a variable; None if there is none."""
 
     key: str
 
 
 class SetVariable(Call[None], frozen=True):
-    """Store a variable. `description`: None, as it was."""
+    """Store a variable. `description`: None keeps the current one."""
 
     key: str
     value: str
@@ -74,7 +74,7 @@ class SetVariable(Call[None], frozen=True):
 
 
 class DeleteVariable(Call[bool], frozen=True):
-    """Delete a variable; False: there was none."""
+    """Delete a variable; False if there was none."""
 
     key: str
 
@@ -94,13 +94,13 @@ class ConnectionRecord(msgspec.Struct, frozen=True):
 
 
 class GetConnection(Call[ConnectionRecord | None], frozen=True):
-    """Answer a connection, with its secrets; None: there is none."""
+    """Return a connection with its secrets; None if there is none."""
 
     id: str
 
 
 class GetTaskState(Call[str | None], frozen=True):
-    """Answer a value that a task has kept over its tries; None: there is none."""
+    """Return a value that a task stored for its later tries; None if there is none."""
 
     task: int
     epoch: int
@@ -108,7 +108,7 @@ class GetTaskState(Call[str | None], frozen=True):
 
 
 class SetTaskState(Call[None], frozen=True):
-    """Keep a value over the tries of a task."""
+    """Store a value for later tries of the task."""
 
     task: int
     epoch: int
@@ -117,7 +117,7 @@ class SetTaskState(Call[None], frozen=True):
 
 
 class DeleteTaskState(Call[bool], frozen=True):
-    """Delete a value that a task has kept; False: there was none."""
+    """Delete a value that a task stored for its later tries; False if there was none."""
 
     task: int
     epoch: int
@@ -125,13 +125,13 @@ class DeleteTaskState(Call[bool], frozen=True):
 
 
 class ClearTaskState(Call[int], frozen=True):
-    """Delete all values that a task has kept, and answer how many."""
+    """Delete all values that a task stored for its later tries; return their number."""
 
     task: int
     epoch: int
 
 
 class AppendLog(Call[None], frozen=True):
-    """Store parts of logs; one that is stored already stays as it is."""
+    """Store log parts; a part that is already stored stays unchanged."""
 
     parts: tuple[LogPart, ...]

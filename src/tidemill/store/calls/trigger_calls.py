@@ -1,7 +1,7 @@
 """The calls of triggerers, which run the triggers of deferred tasks.
 
-Invariants: a trigger is run by who has the newest token; a request may be repeated with the same number if its answer
-was lost. Times are UTC microseconds since the epoch; values of users are texts of `runtime.json.codec`.
+Invariants: the holder of the newest token runs a trigger. If an answer was lost, the sender repeats the request with
+the same number. Times are UTC microseconds since the epoch; user values are texts of `runtime.json.codec`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidemill.store.calls.worker_calls import OutcomeKind
 
 
 class ClaimedTrigger(msgspec.Struct, frozen=True):
-    """A trigger of a deferred task. `token`: who stores events for it gives this one."""
+    """A trigger of a deferred task. `token`: required for storing its events."""
 
     id: int
     token: int
@@ -33,14 +33,14 @@ class ClaimedTrigger(msgspec.Struct, frozen=True):
 
 
 class ClaimTriggers(Call[tuple[ClaimedTrigger, ...]], frozen=True):
-    """Claim triggers that nobody runs.
+    """Claim unclaimed triggers.
 
     Attributes:
-        service: The service that is to run them.
-        request: As in `WorkerTurn`.
-        capacity: How many.
-        queues: Whose triggers; empty: all.
-        reserved: Only those that are reserved for the service, of any queue; who does not say so gets none of them.
+        service: The service session that will run them.
+        request: The request number; see `WorkerTurn`.
+        capacity: The maximum number of triggers.
+        queues: The queues to claim from; empty: all.
+        reserved: Claim only triggers reserved for this session, from any queue; without it, no reserved ones.
     """
 
     service: int
@@ -51,13 +51,13 @@ class ClaimTriggers(Call[tuple[ClaimedTrigger, ...]], frozen=True):
 
 
 class OwnedTrigger(msgspec.Struct, frozen=True):
-    """A trigger that a service has.
+    """A trigger owned by a service session.
 
     Attributes:
         id: The trigger.
-        token: Of its last claim or reservation.
-        running: Whether the service has claimed it; else it is only reserved for it.
-        stream: The shared stream that it reads; None: it reads none.
+        token: The token of its last claim or reservation.
+        running: Whether the session has claimed it; otherwise it is only reserved for the session.
+        stream: The key of the shared stream that it reads; None: it reads none.
     """
 
     id: int
@@ -67,18 +67,18 @@ class OwnedTrigger(msgspec.Struct, frozen=True):
 
 
 class ListOwnedTriggers(Call[tuple[OwnedTrigger, ...]], frozen=True):
-    """Answer which triggers of tasks a service has, by id."""
+    """Return the task triggers that a session owns, by id."""
 
     service: int
 
 
 class ReserveTriggers(Call[int], frozen=True):
-    """Take triggers from a service, and reserve them for another one, or for the same; answer how many.
+    """Take triggers from one session and reserve them for another, or for the same one; return their number.
 
     Attributes:
-        owner: The service that has them, and may have died.
-        service: Only this one may claim them.
-        triggers: Their ids; those that the owner does not have any more are passed over.
+        owner: The session that owns them; it may be dead.
+        service: The only session that may claim them afterwards.
+        triggers: Their ids; triggers that `owner` no longer owns are skipped.
     """
 
     owner: int
@@ -87,7 +87,7 @@ class ReserveTriggers(Call[int], frozen=True):
 
 
 class FiredEvent(msgspec.Struct, frozen=True, array_like=True):
-    """An event: see `core.triggers.event_plan.NewEvent`."""
+    """An event; see `core.triggers.event_plan.NewEvent`."""
 
     trigger: int
     token: int
@@ -97,7 +97,7 @@ class FiredEvent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventOutcomeKind(enum.StrEnum):
-    """What became of an event: see `core.triggers.event_plan`."""
+    """The kind of an event's outcome; see `core.triggers.event_plan`."""
 
     STORED = "stored"
     DUPLICATE = "duplicate"
@@ -106,18 +106,18 @@ class EventOutcomeKind(enum.StrEnum):
 
 
 class EventOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """What became of an event. `sequence_index`: its number, or that of the event it repeats."""
+    """The outcome of an event. `sequence_index`: its index, or the index of the event that it repeats."""
 
     kind: EventOutcomeKind
     sequence_index: int = -1
 
 
 class StoreEvents(Call[tuple[EventOutcome, ...]], frozen=True):
-    """Store events of any triggers, in order; the first event of a task's trigger resumes the task.
+    """Store events of triggers, in order; the first event of a task's trigger resumes the task.
 
     Attributes:
-        service: The service that runs the triggers.
-        request: The number of the batch; the same again if the answer was lost. Batches are sent one at a time.
+        service: The session that runs the triggers.
+        request: The number of the batch, repeated if the answer was lost. Only one batch is sent at a time.
         events: The events.
     """
 
@@ -127,7 +127,7 @@ class StoreEvents(Call[tuple[EventOutcome, ...]], frozen=True):
 
 
 class FailTrigger(Call[OutcomeKind], frozen=True):
-    """Report that a trigger of a task raised, or ended without an event. `error`: as in `TriggerFailed`."""
+    """Report that a task's trigger raised or ended without an event. `error`: as in `TriggerFailed`."""
 
     service: int
     trigger: int
@@ -136,17 +136,18 @@ class FailTrigger(Call[OutcomeKind], frozen=True):
 
 
 class ReleaseTriggers(Call[int], frozen=True):
-    """Give triggers back, as ids and tokens, so that another triggerer runs them; answer how many."""
+    """Release triggers, given as ids and tokens, so that another triggerer can claim them; return their number."""
 
     service: int
     triggers: tuple[tuple[int, int], ...]
 
 
 class StoppedTrigger(msgspec.Struct, frozen=True):
-    """A trigger that is to be stopped.
+    """A trigger that its triggerer must stop.
 
-    `reason`: `done`, `failed`, `timeout` or `user` (see `core.tasks.inputs.Stop`), or `hand-over`: another triggerer
-    runs it.
+    `reason`: `done`, `failed`, `timeout` or `user` (see `core.tasks.inputs.Stop`), or `hand-over` if another triggerer
+    has
+    taken it over.
     """
 
     id: int
@@ -155,7 +156,7 @@ class StoppedTrigger(msgspec.Struct, frozen=True):
 
 
 class HeldTriggers(Call[tuple[StoppedTrigger, ...]], frozen=True):
-    """Compare what a triggerer runs, as ids and tokens, with the store, and answer what is to be stopped."""
+    """Compare the triggers that a triggerer runs, as ids and tokens, with the store; return those it must stop."""
 
     service: int
     held: tuple[tuple[int, int], ...]

@@ -1,7 +1,7 @@
-"""The calls of workers: what their attempts ended with, and what they run next.
+"""The calls of workers: report finished attempts and claim new ones.
 
-Invariants: a turn may be repeated with the same number if its answer was lost, and gets the same attempts again. Times
-are UTC microseconds since the epoch; values of users are texts of `runtime.json.codec`.
+Invariants: if the answer to a turn was lost, the worker repeats it with the same number and gets the same attempts.
+Times are UTC microseconds since the epoch; user values are texts of `runtime.json.codec`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from tidemill.store.calls.call import Call
 
 
 class OutcomeKind(enum.StrEnum):
-    """What became of a report.
+    """The outcome of a report.
 
-    MOVED: it is stored. ALREADY: it had been stored. FENCED: the task has moved on, and the attempt does not count.
-    REFUSED: it does not apply.
+    MOVED: stored. ALREADY: stored before. FENCED: the epoch is stale, and the attempt does not count. REFUSED: the
+    report
+    does not apply.
     """
 
     MOVED = "moved"
@@ -27,21 +28,22 @@ class OutcomeKind(enum.StrEnum):
     REFUSED = "refused"
 
 
-#: The parts of a log are numbered from the epoch of the attempt, or the number of the callback, times this.
+#: Log parts of an attempt are numbered from its epoch times this; those of a callback from the callback's id times
+#: this.
 PART_BASE: Final = 1 << 20
 
 
 class LogPart(msgspec.Struct, frozen=True):
-    """A piece of the log of a try.
+    """A part of the log of a try.
 
     Attributes:
         task: The task.
-        try_number: Which try, from 1; 0 for the log of its callbacks.
-        number: The number of the part, from 0; a part that is stored already is not stored again.
+        try_number: The try, from 1; 0 for the log of its callbacks.
+        number: The number of the part, from 0; a part that is already stored is not stored again.
         first_us: When its first line was written.
         data: The lines, compressed with zlib.
-        lines: How many lines it has.
-        last: Whether no other part follows in this attempt.
+        lines: The number of lines.
+        last: Whether this is the last part of the attempt.
     """
 
     task: int
@@ -61,9 +63,9 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     """The attempt failed.
 
     Attributes:
-        error: What happened, for people.
+        error: The error, for display.
         may_retry: Whether its retries apply.
-        origin: The class and the places of the exception, for callbacks; None: there was none.
+        origin: The class and traceback locations of the exception, for callbacks; None: there was none.
     """
 
     error: str
@@ -76,16 +78,16 @@ class Skip(msgspec.Struct, frozen=True, tag=True):
 
 
 class Deferral(msgspec.Struct, frozen=True, tag=True):
-    """The attempt handed itself to a trigger.
+    """The attempt deferred itself to a trigger.
 
     Attributes:
-        classpath: Where the class of the trigger is imported from.
+        classpath: The import path of the trigger's class.
         kwargs: Its arguments, encoded.
-        method: The method of the operator that continues.
+        method: The operator method that resumes the task.
         method_kwargs: The arguments of that method, encoded.
-        timeout_us: How long the trigger may take; None: any time.
-        stream_key: The key of the stream that the trigger shares, as text; None: it shares none.
-        queue: Which triggerers may run it.
+        timeout_us: The time limit of the trigger; None: none.
+        stream_key: The key of the shared stream of the trigger, as text; None: it shares none.
+        queue: The queue whose triggerers may run it.
     """
 
     classpath: str
@@ -98,24 +100,24 @@ class Deferral(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loss(msgspec.Struct, frozen=True, tag=True):
-    """The attempt was lost, or is given back: it is queued again, and uses up no retry."""
+    """The attempt was lost or released: it is queued again without using up a retry."""
 
 
 Result = Success | Failure | Skip | Deferral | Loss
 
 
 class Report(msgspec.Struct, frozen=True):
-    """How an attempt ended.
+    """The result of an attempt.
 
     Attributes:
         task: The task.
         epoch: The epoch of the attempt, from its claim.
         result: How it ended.
-        xcoms: Keys and encoded values: what was returned and pushed. Stored only with `Success`.
-        skip: The tasks directly downstream that the attempt skips (`.branch`).
-        skip_all_downstream: Whether it skips all tasks downstream but teardowns (`.short_circuit`).
+        xcoms: Keys and encoded values, returned and pushed. Stored only with `Success`.
+        skip: The directly downstream tasks that the attempt skips (`.branch`).
+        skip_all_downstream: Whether it skips all downstream tasks except teardowns (`.short_circuit`).
         log_end: The last part of its log.
-        request: Identifies the report if an attempt could report twice; empty: its epoch does.
+        request: Identifies the report if an attempt can report twice; empty: the epoch identifies it.
     """
 
     task: int
@@ -129,7 +131,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class CallbackReport(msgspec.Struct, frozen=True):
-    """A callback has ended. `error`: the traceback, if it raised; `lost`: it was not run, and may be run again."""
+    """A callback ended. `error`: the traceback, if it raised; `lost`: it did not run and may be run again."""
 
     id: int
     error: str | None = None
@@ -138,7 +140,7 @@ class CallbackReport(msgspec.Struct, frozen=True):
 
 
 class ReportOutcome(msgspec.Struct, frozen=True):
-    """What became of a report. `reason`: why it was refused."""
+    """The outcome of a report. `reason`: why it was refused."""
 
     task: int
     kind: OutcomeKind
@@ -146,7 +148,7 @@ class ReportOutcome(msgspec.Struct, frozen=True):
 
 
 class ResumeWith(msgspec.Struct, frozen=True):
-    """How an attempt continues: the method, its encoded arguments, and the encoded event."""
+    """How an attempt resumes: the method, its encoded arguments, and the encoded event."""
 
     method: str
     kwargs: str
@@ -154,17 +156,17 @@ class ResumeWith(msgspec.Struct, frozen=True):
 
 
 class ClaimedCallback(msgspec.Struct, frozen=True):
-    """A callback of the user that is to be run.
+    """A user callback to run.
 
     Attributes:
-        id: Its number, for `CallbackReport`.
+        id: Its row id, for `CallbackReport`.
         name: `on_success`, `on_failure`, `on_retry` or `on_skipped`.
-        error: What made the task or the run fail.
-        ended_us: When the task, or the run, became what the callback is for.
+        error: The error that made the task or the run fail.
+        ended_us: When the task or the run entered the state that caused the callback.
         run_state: The state of the run.
-        run_ended_us: When the run ended; None: it has not.
-        started_us: When the try began; None: it is a callback of the run, or it never did.
-        origin: The class and the places of the exception; None: there was none.
+        run_ended_us: When the run ended; None: it has not ended.
+        started_us: When the try started; None: it is a callback of the whole run, or no try started.
+        origin: The class and traceback locations of the exception; None: there was none.
     """
 
     id: int
@@ -178,31 +180,31 @@ class ClaimedCallback(msgspec.Struct, frozen=True):
 
 
 class ClaimedAttempt(msgspec.Struct, frozen=True):
-    """What a worker runs now: an attempt of a task, or a callback.
+    """Work claimed by a worker: an attempt of a task, or a callback.
 
     Attributes:
-        task: The task; 0: a callback of the run as a whole.
-        epoch: The fencing token. A callback speaks for nothing: it has the epoch of the change that caused it.
-        run: The run, in the store.
+        task: The task; 0: a callback of the whole run.
+        epoch: The fencing token. For a callback, the epoch of the change that caused it, without fencing.
+        run: The row id of the run.
         dag_id: The DAG.
-        run_id: The run, by its name.
-        task_id: The task, by its name.
-        map_index: -1: it is not mapped.
-        try_number: Which try, from 1.
-        max_tries: After how many tries a failure is final.
-        file: The file of the DAG, relative to the folder.
-        queue: The queue that it was taken from.
-        operator: The name of its class, for people.
+        run_id: The name of the run.
+        task_id: The name of the task.
+        map_index: The map index; -1: the task is not mapped.
+        try_number: The try, from 1.
+        max_tries: The number of tries after which a failure is final.
+        file: The file of the DAG, relative to the DAG folder.
+        queue: The queue that it was claimed from.
+        operator: The name of its operator class, for display.
         run_kind: `manual`, `scheduled` or `dev`.
-        run_started_us: When the run began.
+        run_started_us: When the run started.
         logical_us: The logical date of the run; None: it has none.
-        interval_start_us: The data interval of the run.
-        interval_end_us: Likewise.
+        interval_start_us: The start of the run's data interval.
+        interval_end_us: The end of the run's data interval.
         conf: The run's configuration, encoded.
-        params: The parameters of the run, encoded: the defaults of the DAG with `conf` over them.
-        deadline_us: When the try has taken too long.
-        resume: How it continues after a deferral; None: from the beginning.
-        callback: Which callback is to be run; None: the attempt itself.
+        params: The run's parameters, encoded: the defaults of the DAG overridden by `conf`.
+        deadline_us: The deadline of the try.
+        resume: How it resumes after a deferral; None: it starts from the beginning.
+        callback: The callback to run; None: run the attempt itself.
     """
 
     task: int
@@ -230,13 +232,13 @@ class ClaimedAttempt(msgspec.Struct, frozen=True):
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True):
-    """The answer to a turn.
+    """The answer to a worker turn.
 
     Attributes:
-        outcomes: What became of each report, in order.
-        claimed: What is to be run now.
-        end: The attempts of `WorkerTurn.held` that have been replaced, and are to be ended: task and epoch.
-        now_us: What the clock of the store says, for the deadlines.
+        outcomes: The outcome of each report, in order.
+        claimed: The work to start now.
+        end: The attempts of `WorkerTurn.held` that have been replaced and must be stopped, as task and epoch.
+        now_us: The store's time, for deadlines.
     """
 
     outcomes: tuple[ReportOutcome, ...]
@@ -246,18 +248,18 @@ class WorkerAnswer(msgspec.Struct, frozen=True):
 
 
 class WorkerTurn(Call[WorkerAnswer], frozen=True):
-    """Report what ended, and claim what is next, in one transaction; one turn at a time.
+    """Report finished work and claim new work, in one transaction; a worker sends one turn at a time.
 
-    A service that has been ended gets a `CallRefusedError` (FENCED), and stops.
+    If the worker's session has ended, the call raises `CallRefusedError` (FENCED), and the worker must stop.
 
     Attributes:
-        service: The worker.
-        request: The number of this turn; the same again if the answer was lost.
+        service: The worker's session.
+        request: The number of this turn, repeated if the answer was lost.
         reports: The attempts that ended.
         callbacks: The callbacks that ended.
-        held: All attempts that it runs besides, as task and epoch: it is told which of them to end.
-        capacity: How many attempts it can take.
-        queues: The queues that it takes them from.
+        held: The other attempts that the worker is running, as task and epoch; the answer lists those to stop.
+        capacity: The number of additional attempts that it can take.
+        queues: The queues to claim from.
     """
 
     service: int
