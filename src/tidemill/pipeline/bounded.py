@@ -125,9 +125,7 @@ class BoundedEngine:
         self._engine.fail(text)
 
     def abandon(self) -> None:
-        """Note that this engine is no longer supervised; another engine may already be processing the rest of its
-        messages.
-        """
+        """Note that this engine is no longer supervised; another engine may already process its remaining messages."""
         self._outcomes.in_part = False
 
     def pause(self, partitions: Collection[int] | None = None) -> None:

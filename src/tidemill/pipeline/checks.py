@@ -170,7 +170,7 @@ def check_action(action: Any) -> ErrorAction | list[ExecutorTask]:
 
 
 def check_collect_result(value: Any) -> CollectResult | None:
-    """Return what a hook collected; None: there is nothing to deliver.
+    """Return a hook's CollectResult; None: there is nothing to deliver.
 
     Raises:
         TypeError: The hook returned neither a CollectResult nor None.

@@ -48,8 +48,7 @@ class CommitStatistics(msgspec.Struct, frozen=True):
 
 
 class PartitionFlow:
-    """Counts of the messages of each partition that were taken, committed, and given up uncommitted since the engine
-    started.
+    """Counts of each partition's messages since the engine started: taken, committed, and given up uncommitted.
 
     Attributes:
         totals: The counts by the partition's name; a live view.
@@ -158,7 +157,7 @@ class Commits:
             self._timer = asyncio.get_running_loop().call_later(delay, self.send)
 
     def send(self) -> None:
-        """Commit what is ready now."""
+        """Commit the resolved prefixes now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

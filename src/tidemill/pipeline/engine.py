@@ -303,7 +303,7 @@ class Engine:
         self._stop.set()
 
     def pause(self, partitions: Collection[int] | None = None) -> None:
-        """Stop taking new messages until `resume`; what is in flight continues.
+        """Stop taking new messages until `resume`; messages in flight are finished.
 
         Args:
             partitions: Pause only these partitions of the source topic; None: pause all.

@@ -202,7 +202,7 @@ def check_returned(check: Callable[..., T], *arguments: Any) -> T:
     except Exception:
         raise
     except BaseException as error:
-        raise HandlerError(f"what the hook returned raised {describe_error(error)}") from error
+        raise HandlerError(f"the hook's result raised {describe_error(error)}") from error
 
 
 def log_hook_error(log: Any, hook: str, error: Exception, event: str = "a hook raised", **details: object) -> str:

@@ -140,7 +140,7 @@ class Intake:
         self._pump_soon()
 
     def assign(self, partition: TopicPartition) -> None:
-        """Take ownership of a partition; what is left of an earlier ownership is dropped."""
+        """Take ownership of a partition; work of an earlier ownership is dropped."""
         if partition in self.partitions:
             self.forget(self.partitions[partition])
         limits = self._limits
@@ -257,7 +257,7 @@ class Intake:
         self._pumping = False
         if self._paused or not self._open:
             return
-        if self._shares_grew:
+        if self._shares_grew:  # a partition was given up: starved ones may have room now
             self._shares_grew = False
             self._news |= self._starved
         if self._braked:
@@ -270,7 +270,7 @@ class Intake:
             # Paused partitions are visited again after `resume`.
             self._news |= {each.owned.partition: each for each in hungry if self.is_paused(each.owned.partition)}
             hungry = [intake for intake in hungry if intake.owned.partition not in self._news]
-        while hungry:
+        while hungry:  # one window each per round, so that a busy partition does not delay the others
             still = []
             for intake in hungry:
                 room = self._room(intake.owned)

@@ -320,9 +320,7 @@ class OwnedPartition:
     # -- messages that the brake holds ------------------------------------------------------------------------
 
     def hold(self, offsets: Sequence[int], *, is_window: bool) -> None:
-        """Count a failure that the brake holds: its messages are stuck, or (`is_window`) the window's hook is not
-        waited for.
-        """
+        """Count a failure that the brake holds: its messages, or its window's hook (`is_window`), are not awaited."""
         for offset in offsets:
             self.held[offset] = self.held.get(offset, 0) + 1
         self.windows -= is_window
@@ -360,7 +358,7 @@ class OwnedPartition:
         waiting = self.order.find_unstarted_offsets() if self.order is not None else ()
         self.handover = Handover(context.commits.find_unresolved(self.partition), [*unarranged, *self.held, *waiting])
         for run in unstarted:
-            run.owner.park(run)
+            run.owner.park(run)  # withdraws its messages, because the partition is leaving
 
     def withdraw(self, offsets: Iterable[int]) -> None:
         """Leave messages to the next owner, because their work would have to start now; only during a handover."""

@@ -333,9 +333,7 @@ class KafkaSource:
             self._lag.forget(tp)
 
     def _restart_replaced(self) -> None:
-        """Restart replaced partitions at the new topic once the fetched messages are done, or the revoke timeout is
-        over.
-        """
+        """Restart replaced partitions at the new topic after the fetched messages are done, or the revoke timeout."""
         ended = self._watch.find_ended(self._buffers, self._revoke_seconds)
         if ended and self._leave is None:
             self._hand_back(self._consumer, ended)

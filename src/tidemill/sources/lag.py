@@ -64,6 +64,7 @@ class LagWatch:
         for partition in self._positions:
             high = read_cached_end(consumer, partition)
             if high >= 0:
+                # The cached end of a paused partition is as old as its last fetch; a requested end may be newer.
                 self._ends[partition] = max(high, self._ends.get(partition, 0)) if partition in held else high
         if may_ask:
             self._ask(consumer, held, now)

@@ -55,17 +55,14 @@ class OutgoingRecords:
         self._records, self._sent, self._flush_began = records, 0, None
 
     def judge(self) -> None:
-        """Set the verdicts of records that may have caused a failure, at the end of the transaction; forget all
-        records.
-        """
+        """Set the verdicts of records that may have caused a failure, when the transaction ends; forget all records."""
         suspects = [record for record in self._records if record.error is not None]
         for record, verdict in zip(suspects, judge_records([each.isolated for each in suspects]), strict=True):
             record.verdict = verdict
         self._records = []
 
     def send(self, producer: ck.Producer, seconds_left: Callable[[], float]) -> TransactionAnswer:
-        """Send records from where the last call stopped; an isolated record waits for the records before it, and delays
-        the next.
+        """Send records from where the last call stopped; flushes before and after isolated records.
 
         Args:
             producer: The producer.

@@ -336,9 +336,7 @@ class TransactionalProducer:
         return TransactionAnswer.DONE
 
     def _start_replacement(self) -> bool:
-        """Let a new producer raise the epoch and abort the old one's transaction; return whether there is a new
-        producer.
-        """
+        """Let a new producer, if there is one, raise the epoch and abort the old transaction; return whether it did."""
         if not self._replaced:
             return False
         self._producer.init_transactions(self._find_seconds_left())

@@ -46,4 +46,4 @@ class Delivery(Protocol):
         """Wait until nothing is in flight, or the deadline has passed."""
 
     async def close(self) -> None:
-        """Drop what is left."""
+        """Drop the remaining payloads."""

@@ -67,9 +67,7 @@ class DeliveryMode(Protocol):
 
     @property
     def binds_windows(self) -> bool:
-        """Whether payloads of `on_window_complete` are committed with the window's messages, which therefore wait for
-        them.
-        """
+        """Whether payloads of `on_window_complete` are committed with the window's messages, which wait for them."""
 
     @property
     def cut(self) -> Cut | None:

@@ -180,7 +180,7 @@ class Outbox:
         self._changed()
 
     async def close(self) -> None:
-        """Drop what is left and close all sinks; errors are logged."""
+        """Drop the remaining payloads and close all sinks; errors are logged."""
         self._closed = True
         await self.tasks.stop(*self._hooks)
         await asyncio.gather(*(sender.close() for sender in self._all))

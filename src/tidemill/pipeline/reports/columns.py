@@ -32,7 +32,7 @@ def is_constant(values: Sequence[object]) -> bool:
 
 
 def encode_words(words: Sequence[str | None]) -> pa.DictionaryArray:
-    """Dictionary-encode words, most of which are the same."""
+    """Dictionary-encode a column of repeated words."""
     import pyarrow as pa
 
     if is_constant(words):

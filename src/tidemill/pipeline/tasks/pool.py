@@ -197,6 +197,7 @@ class TaskPool:
         run.process = None
         run.ended_at = time.time_ns() // 1000
         is_late = run.owner.group.closed or self._closed  # another engine owns the work by now
+        # Fast successes without details are stored, and recorded in bulk when their message leaves.
         if (
             outcome.duration_seconds < self.kept_below_seconds
             and outcome.kind is None

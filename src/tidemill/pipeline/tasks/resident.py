@@ -347,6 +347,7 @@ class ResidentExecutor:
         while copy.stdout_fd >= 0 and outcome.pid is not None and self._read(copy):
             pass  # an answer that arrived together with the exit counts
         copy.read_stderr()
+        # A working copy that exited before it was sent any of its tasks: other copies can run them.
         was_idle = copy.answered and len(copy.unwritten) == len(copy.jobs) > 0 and copy.number in self._copies
         copy.close()
         self._alive.discard(copy)

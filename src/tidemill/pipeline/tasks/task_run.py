@@ -166,8 +166,6 @@ class TaskRun:
         return self.named_offsets if len(self.named_offsets) == 1 else self.owner.find_task_offsets(self)
 
     def leave_owner(self) -> None:
-        """Drop the reference to the owner when the task has its final outcome; otherwise only the cyclic GC would free
-        both.
-        """
+        """Drop the reference to the owner, because the task has ended; otherwise only the cyclic GC frees both."""
         self.owner = NOBODY
         self.key = None

@@ -72,13 +72,14 @@ class _KnownResults:
         if not self._left:
             return
         loop, turn, hooks = asyncio.get_running_loop(), asyncio.Event(), self._window.context.hooks
+        # Runs in the next turn if a hook suspends, and then hands the rest to another job.
         timer = loop.call_soon(self._pass_on, turn)
         for _ in range(BURST):
             await self._collect(self._left.popleft())
             if not self._left or turn.is_set() or hooks.is_turn_due:
                 break
         self._hand_over()
-        if not turn.is_set():
+        if not turn.is_set():  # no hook suspended, so `_pass_on` has not run
             timer.cancel()
             self._go_on()
 
