@@ -143,6 +143,7 @@ def _take_certain(parts: Mapping[int, _Part[RowT]], limit: int) -> Newest[RowT]:
     taken = {id(match) for _, _, match in certain}
     rest, others = {}, 0
     for number, part in parts.items():
+        # The next search ends after the newest match that is not returned; older records are read again.
         left = [match.offset for match in part.matches if id(match) not in taken]
         end = max(left, default=part.start - 1) + 1
         others += sum(offset >= end for offset in part.others)

@@ -155,6 +155,7 @@ class KafkaSink(Sink):
         """
         waiting: set[int] = set()
         refused = [(index, error) for index, error in enumerate(outcomes) if error is not None]
+        # If the broker names the invalid records, it reports the others of their batch as innocent.
         innocent = {index for index, error in refused if error.code() == ck.KafkaError._INVALID_DIFFERENT_RECORD}
         suspects = {index for index, error in refused if not worth_retrying(error)}
         if len(suspects) < 2 and not innocent:
@@ -169,6 +170,7 @@ class KafkaSink(Sink):
             elif index in innocent:
                 together.append(index)
             else:
+                # Without innocent records, any suspect may have been refused for another one's fault.
                 if index in suspects and not innocent:
                     outcomes[index] = (await self._produce([batch[index].body]))[0]
                 if outcomes[index] is not None and key is not None:

@@ -254,7 +254,7 @@ class EmbeddedBroker:
 
     def _admin(self) -> AdminClient:
         if self._admin_client is None:
-            # Hide the client's complaints while the broker is down on purpose.
+            # Hide the client's errors while the broker is down on purpose.
             settings: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
             self._admin_client = AdminClient({"bootstrap.servers": self.bootstrap, **settings})
         return self._admin_client

@@ -159,7 +159,7 @@ class DownloadProgress:
         self._told_at = 0.0
 
     def update(self, received_bytes: int, seconds: float) -> None:
-        """Report the progress, if it is news.
+        """Report the progress if it has changed.
 
         Args:
             received_bytes: How many bytes have arrived.

@@ -52,6 +52,7 @@ def weigh_pattern(pattern: str) -> int:
         >>> weigh_pattern(r"^\d+$"), weigh_pattern("(ab){1,100}")
         (4, 300)
     """
+    # `sums` has the cost of each open group, `last` the cost of the part that a repetition applies to.
     sums, last, in_class = [0], 0, 0
     for token in _TOKEN.finditer(pattern):
         text, low, comma, high = token[0], token[1], token[2], token[3]

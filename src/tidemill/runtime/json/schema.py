@@ -2,7 +2,7 @@
 
 Schemas come from users. Nothing that a schema refers to is fetched, and an unusable schema is an error of its own,
 whatever is wrong with it. Values come from anyone who may start a run, and the store's only writer checks them;
-`schema_validator` therefore limits the work for each. `jsonschema` is imported only if there is a schema.
+`validator` therefore limits the work for each. `jsonschema` is imported only if there is a schema.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class LoopProducer:
         self._closing = False
         self._flush_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name=f"tidemill-producer {what}", daemon=True)
-        #: The client's last complaint, until a record is confirmed.
+        #: The client's last error, until a record is confirmed.
         self.trouble: str | None = None
 
     def open(self) -> None:

@@ -58,7 +58,7 @@ class Answers:
             stage = self.find(ask.topic, ask.partition, ask.offset) if self.find is not None else None
         except Exception as error:  # a question must not end the link
             problem = escape_surrogates(describe_error(error))
-            throttle(log, 60.0).error("a message cannot be looked up", error=problem, exc_info=error)
+            throttle(log, 60.0).error("the look-up of a message failed", error=problem, exc_info=error)
         self._waiting.append(Answer(ask.number, stage, problem))
         self.send(writer)
 
@@ -74,7 +74,7 @@ class Answers:
             problem = str(error)
         except Exception as error:  # a question must not end the link
             problem = escape_surrogates(describe_error(error))
-            log.error("a message cannot be probed", error=problem, exc_info=error)  # noqa: TRY400
+            log.error("the probe of a message failed", error=problem, exc_info=error)  # noqa: TRY400
         self._waiting.append(Probed(probe.number, report, problem))
 
     def send(self, writer: asyncio.StreamWriter | None) -> None:
