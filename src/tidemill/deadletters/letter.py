@@ -32,7 +32,7 @@ HISTORY_HEADER = "tidemill-history"
 _STDERR_BYTES = 4096
 #: How much of the end of stderr is masked.
 _MASKED_CHARS = 4 * _STDERR_BYTES
-#: How much of it logs, and the error of a letter, quote.
+#: How much of stderr a log entry or the error of a letter quotes.
 _SUMMARY_CHARS = 500
 
 _decode_history = msgspec.json.Decoder(list[dict[str, Any]]).decode

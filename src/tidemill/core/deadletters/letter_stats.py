@@ -18,7 +18,7 @@ def generalize_error(error: str) -> str:
     r"""Return the first line of an error, with # for the parts that differ from letter to letter.
 
     Example:
-        >>> generalize_error("no user 123456 in table users\\nmore")
+        >>> generalize_error("no user 123456 in table users\nmore")
         'no user # in table users'
     """
     line = error.strip().partition("\n")[0]

@@ -92,7 +92,7 @@ def is_too_large(error: ck.KafkaError) -> bool:
 
 
 def worth_retrying(error: ck.KafkaError, partition: int = -1) -> bool:
-    """Return whether the same record may be accepted later, which holds unless the record itself is wrong.
+    """Return whether the same record may be accepted later; only a record that is itself wrong never is.
 
     Args:
         error: The refusal.

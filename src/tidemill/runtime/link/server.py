@@ -145,7 +145,7 @@ class LinkServer:
         """Listen, and return the address for engines.
 
         Raises:
-            RemoteError: The address cannot be listened on.
+            RemoteError: Listening on the address failed.
         """
         self._thread.start()
         try:
