@@ -81,7 +81,7 @@ def test_check_says_ok_and_warns_of_a_pipeline_without_sinks(tidemill: Run, tmp_
 
     assert (good.returncode, good.stdout, good.stderr) == (0, "ok: c.yaml\n", "")
     assert without.returncode == 0
-    assert without.stdout == "ok: defaults and environment variables, no file was given\n"
+    assert without.stdout == "ok: defaults and environment variables; no file was given\n"
     assert "no sink is configured" in without.stderr
 
 

@@ -394,7 +394,7 @@ def test_aliases_that_expand_to_millions_of_values_are_refused(load: Load, merge
     for level in range(1, 12):
         many = ", ".join([f"*a{level - 1}"] * 9)
         levels.append(f"a{level}: &a{level} " + (f"{{<<: [{many}]}}" if merge else f"[{many}]"))
-    with pytest.raises(ConfigError, match=r"aliases \(\*name\) expand to more than 10,000 values; write fewer"):
+    with pytest.raises(ConfigError, match=r"aliases \(\*name\) expand to more than 10,000 values"):
         load("\n".join(levels))
 
 

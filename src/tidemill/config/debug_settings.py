@@ -1,4 +1,4 @@
-"""The section `debug`: the flight recorder, which keeps what happened to each message for a while, and the web UI."""
+"""The section `debug`: the web UI and the flight recorder, which stores recent processing details on disk."""
 
 from __future__ import annotations
 
@@ -22,100 +22,112 @@ from tidemill.config.web_settings import (
 class DebugSettings(Section):
     """The flight recorder, which keeps what happened to each message on disk for a while, and the web UI."""
 
-    enabled: bool = Field(True, description="Whether anything is recorded, and there is a web UI.")
+    enabled: bool = Field(True, description="Turns the recorder and the web UI on.")
     host: NonEmpty = Field(
         "127.0.0.1",
-        description="The address that the web UI listens on; one that other machines reach needs users or tokens.",
+        description="The address that the web UI listens on. An address that other machines can reach requires users "
+        "or tokens.",
     )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8080,
-        description="The web UI's port. If it is in use, the next free one of 20, unless it was set: then the process "
-        "does not start, unless another one with the same `db_dir` has it. 0: any free one; `tidemill status` shows "
-        "the address.",
+        description="The web UI's port. If the default port is in use, one of the next 20 is taken. If a configured "
+        "port is in use, the process does not start, unless the port belongs to a process with the same `db_dir`. 0: "
+        "any free port; `tidemill status` shows the address.",
     )
     debug_url: WebUrl = Field(
         "",
-        description="The address under which browsers reach the web UI through a proxy; may have a path. With https, "
-        "the login's cookie is sent over https only.",
+        description="The address at which browsers reach the web UI through a proxy; it may have a path. With https, "
+        "the login cookie is sent only over https.",
     )
     allowed_hosts: list[NonEmpty] = Field(
         default_factory=list,
-        description="Host names by which the web UI may be opened, besides loopback, `host` and that of `debug_url`.",
+        description="Host names under which the web UI may be opened, in addition to loopback, `host` and the host of "
+        "`debug_url`.",
     )
     users: dict[NonEmpty, UserSettings] = Field(
         default_factory=dict,
-        description="Who may log in. Without users and tokens, the address that the log shows has a key.",
+        description="The users who may log in, by name. Without users and tokens, the log shows an address that "
+        "contains a key.",
     )
     tokens: dict[NonEmpty, TokenSettings] = Field(
-        default_factory=dict, description="Programs that may send `Authorization: Bearer TOKEN`."
+        default_factory=dict, description="The programs that may send `Authorization: Bearer TOKEN`, by name."
     )
     peers: Annotated[list[PeerSettings], Field(max_length=16)] = Field(
         default_factory=list,
-        description="Web UIs of other hosts, `{url, token}` each: what they have recorded is shown here, too.",
+        description="Web UIs of other hosts, each as `{url, token}`; their recordings are shown here, too.",
     )
-    max_ui_rows: PositiveInt = Field(5000, description="The most rows that one answer of the web UI has.")
-    custom_links: list[LinkSettings] = Field(default_factory=list, description="Links that the web UI shows.")
+    max_ui_rows: PositiveInt = Field(5000, description="The maximum number of rows in one answer of the web UI.")
+    custom_links: list[LinkSettings] = Field(default_factory=list, description="Additional links in the web UI.")
     prometheus_url: WebUrl = Field(
-        "", description="The Prometheus that collects the metrics; the web UI links to ready queries there."
+        "", description="The Prometheus server that collects the metrics; the web UI links to ready-made queries there."
     )
-    prometheus_rate_interval: PrometheusInterval = Field("5m", description="The time of rates in these queries.")
+    prometheus_rate_interval: PrometheusInterval = Field("5m", description="The range of the rates in these queries.")
     prometheus_worker_label: PrometheusLabel = Field(
-        "", description="The label that has the worker's name in Prometheus; '': queries are about all workers."
+        "", description="The Prometheus label that holds the worker's name; '': queries cover all workers."
     )
     prometheus_cluster_label: PrometheusLabel = Field(
-        "", description="The label that has `cluster_name` in Prometheus; '': queries do not ask for it."
+        "", description="The Prometheus label that holds `cluster_name`; '': queries do not filter by cluster."
     )
     db_dir: str = Field(
         "~/.local/state/tidemill",
-        description="The folder of the recordings; '' keeps the last 64 MiB in memory and writes no file.",
+        description="The folder of the recordings; '': keep the last 64 MiB in memory and write no files.",
     )
-    store_events: bool = Field(True, description="Whether events are kept: failures, retries, rebalances, commits.")
-    store_config: bool = Field(True, description="Whether the configuration is kept, with secrets masked.")
-    store_state: bool = Field(True, description="Whether the state of engines is kept, and counts per second.")
-    state_sync_interval_seconds: PositiveFloat = Field(10.0, description="How often the state is written.")
-    rotation_interval_minutes: PositiveFloat = Field(60.0, description="How long one database is written to.")
-    retention_hours: PositiveFloat = Field(24.0, description="Recordings older than this are removed.")
+    store_events: bool = Field(True, description="Whether to record events: failures, retries, rebalances, commits.")
+    store_config: bool = Field(True, description="Whether to record the configuration, with secrets masked.")
+    store_state: bool = Field(True, description="Whether to record the state of engines, and counts per second.")
+    state_sync_interval_seconds: PositiveFloat = Field(10.0, description="The interval at which the state is written.")
+    rotation_interval_minutes: PositiveFloat = Field(
+        60.0, description="How long one database is written to before a new one begins."
+    )
+    retention_hours: PositiveFloat = Field(24.0, description="The age at which recordings are removed.")
     retention_max_events: NonNegativeInt = Field(
-        100_000, description="The most events that are kept; the oldest are removed. 0: no limit."
+        100_000, description="The maximum number of events; beyond it, the oldest are removed. 0: no limit."
     )
     retention_max_bytes: NonNegativeInt = Field(
         2 * 1024**3,
-        description="The most that recordings of one worker may take on disk; 0: no limit. The oldest segments, of "
-        "about 1 MB each, are removed: with less than that, only the segment that is still being written is kept.",
+        description="The maximum disk space for the recordings of one worker; 0: no limit. The oldest segments, of "
+        "about 1 MB each, are removed first; with a smaller limit, only the segment that is being written is kept.",
     )
     max_buffer: PositiveInt = Field(
-        50_000, description="How many events an engine keeps for a driver that does not take them; older ones are lost."
+        50_000,
+        description="The number of events that an engine buffers while its driver does not take them; beyond it, the "
+        "oldest are lost.",
     )
     max_buffer_bytes: PositiveInt = Field(
-        32 * 1024**2, description="How much an engine keeps for a driver that does not take it; older rows are lost."
+        32 * 1024**2,
+        description="The number of bytes that an engine buffers while its driver does not take them; beyond it, the "
+        "oldest rows are lost.",
     )
     event_min_duration_ms: NonNegativeFloat = Field(
-        0.0, description="Tasks that ended well in less time leave no row of their own."
+        0.0, description="Successful tasks that took less time are not recorded individually."
     )
     store_output: bool = Field(
-        True, description="Whether what tasks write is kept, up to 64 KiB of each stream: its beginning and its end."
+        True,
+        description="Whether to record the output of tasks: up to 64 KiB per stream, from its beginning and its end.",
     )
     output_min_duration_ms: NonNegativeFloat = Field(
-        500.0, description="Tasks that ended well in less time keep no output; failed ones do, up to 100 a second."
+        500.0,
+        description="The output of successful tasks that took less time is not recorded. The output of failed tasks "
+        "is, for up to 100 tasks a second.",
     )
     store_stdin: bool = Field(
         False,
-        description="Whether the input of tasks is kept too, up to 64 KiB with secrets masked, of those whose output "
-        "would be.",
+        description="Whether to record the input of tasks as well, up to 64 KiB with secrets masked, whenever their "
+        "output is recorded.",
     )
     log_min_duration_ms: NonNegativeFloat = Field(
-        500.0, description="Tasks that take longer are logged: one a minute per engine, with how many were left out."
+        500.0, description="Tasks that take longer are logged: one a minute per engine, with the number left out."
     )
     ws_min_duration_ms: NonNegativeFloat = Field(
         500.0,
-        description="The live page shows each task that takes longer or fails; of the others one per executor, a few "
-        "times a second, with how many it stands for.",
+        description="The live page shows every task that takes longer or fails. Of the others it shows a few per "
+        "second and executor, each with the number of tasks it stands for.",
     )
     probe_enabled: bool = Field(
-        True, description="Whether a message may be run through the handler of a running engine, to see what it does."
+        True, description="Whether users may run a message through the handler of a running engine to see its effect."
     )
     flush_interval_seconds: NonNegativeFloat = Field(
-        5.0, description="How often what was written is forced to the disk (fsync); 0: with every batch."
+        5.0, description="The interval at which written data is forced to disk (fsync); 0: with every batch."
     )
 
     @model_validator(mode="after")

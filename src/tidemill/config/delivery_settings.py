@@ -15,21 +15,21 @@ class DeliveryBackoffSettings(RetryBackoffSettings):
     """How long a sink is not tried after a failure: full jitter below an exponential bound."""
 
     initial_seconds: PositiveFloat = Field(0.1, description="The bound after the first failure.")
-    max_seconds: PositiveFloat = Field(10.0, description="The bound stops growing here.")
-    multiplier: float = Field(2.0, ge=1, description="Factor by which the bound grows with each failure.")
+    max_seconds: PositiveFloat = Field(10.0, description="The upper limit of the bound.")
+    multiplier: float = Field(2.0, ge=1, description="The factor by which the bound grows with each failure.")
 
 
 class BreakerSettings(Section):
     """The circuit breaker of each sink: after several failures in a row, the sink is left alone, then probed."""
 
-    failures: PositiveInt = Field(5, description="This many failures in a row open it.")
+    failures: PositiveInt = Field(5, description="The number of consecutive failures that opens it.")
     open_seconds: PositiveFloat = Field(
-        5.0, description="How long it stays open, at most, before one payload is tried."
+        5.0, description="The longest time it stays open before one payload is sent as a probe."
     )
     when_open: Literal["hold", "dlq"] = Field(
         "hold",
-        description="hold: payloads wait for the sink, and hold up their partitions; dlq: they become dead letters "
-        "at once.",
+        description="hold: payloads wait for the sink and hold up their partitions; dlq: they become dead letters at "
+        "once.",
     )
 
 
@@ -46,22 +46,24 @@ class DeliverySettings(Section):
     )
     max_retries: PositiveInt = Field(
         20,
-        description="Retries after `on_delivery_error` returned RETRY, within another max_seconds; then a dead letter.",
+        description="The maximum number of retries after `on_delivery_error` returned RETRY, within another "
+        "max_seconds; then the payload becomes a dead letter.",
     )
     timeout_seconds: PositiveFloat = Field(
         60.0,
-        description="A sink that does not answer a batch in this time has failed, unless it has a timeout of its own.",
+        description="A sink that does not answer a batch within this time has failed, unless it has a timeout of its "
+        "own.",
     )
     non_finite: Annotated[
         Literal["refuse", "null", "string"],
         BeforeValidator(_name_null, json_schema_input_type=Literal["refuse", "null", "string"] | None),
     ] = Field(
         "refuse",
-        description="NaN and infinities in what is sent as JSON: refuse the payload, or write null or a string (NaN, "
-        "Infinity, -Infinity); pydantic models follow their ser_json_inf_nan.",
+        description="How NaN and infinities are sent as JSON. refuse: refuse the payload; null: write null; string: "
+        "write NaN, Infinity or -Infinity as a string. Pydantic models follow their own ser_json_inf_nan.",
     )
     retry_backoff: DeliveryBackoffSettings = Field(
-        default_factory=DeliveryBackoffSettings, description="How long a sink is not tried after a failure."
+        default_factory=DeliveryBackoffSettings, description="The pause after a failure of a sink."
     )
     breaker: BreakerSettings = Field(default_factory=BreakerSettings, description="The circuit breaker of each sink.")
 
@@ -75,20 +77,18 @@ class DeadLetterSettings(Section):
     brokers: Annotated[str, AfterValidator(check_brokers)] = Field("", description="'' means kafka.brokers.")
     on_send_failure: Literal["stall", "drop"] = Field(
         "stall",
-        description="When a letter cannot be written: stall makes the partition wait until it can be; drop discards "
-        "the letter, which is logged and counted.",
+        description="What to do when a dead letter cannot be written. stall: the partition waits until it can be "
+        "written; drop: the letter is discarded, logged and counted.",
     )
-    max_redrives: NonNegativeInt = Field(
-        3, description="A message that was redriven this many times is not redriven again."
-    )
+    max_redrives: NonNegativeInt = Field(3, description="The number of times a message may be redriven.")
     path: str = Field(
         "",
-        description="For bounded runs only: a folder for dead letters, as Parquet files, instead of a topic; on a "
-        "cluster, one that all hosts share.",
+        description="Only for bounded runs: a folder for dead letters, as Parquet files, instead of a topic. On a "
+        "cluster, all hosts must share it.",
     )
 
     @model_validator(mode="after")
-    def _check_place(self) -> Self:
+    def _check_target(self) -> Self:
         others = {"topic": self.topic, "brokers": self.brokers, "on_send_failure": self.on_send_failure == "drop"}
         given = [name for name, value in others.items() if value]
         if self.path and given:

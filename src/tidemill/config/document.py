@@ -1,8 +1,8 @@
-"""Reads YAML into plain values and remembers where each of them is.
+"""Reads YAML into plain values and records the source line of each value.
 
-Stricter than YAML itself: keys are unique strings, and size, nesting and what aliases expand to are limited, so that
-no file can take the memory or the stack of the process. Messages name lines and keys but never quote the text, which
-may hold secrets.
+The reader is stricter than YAML: keys are unique strings, and size, nesting and the expansion of aliases are limited,
+so that no file can exhaust the memory or the stack of the process. Messages name lines and keys but never quote the
+text, which may contain secrets.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ _FastLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoade
 
 #: A list of ten thousand triggers has 2 MiB; what is larger is not a file that somebody wrote.
 MAX_BYTES = 16 * 1024 * 1024
-#: The parser in C would overflow the stack, and end the process, at a few ten thousand levels.
+#: The parser in C would overflow the stack, and crash the process, at some ten thousand levels.
 MAX_LEVELS = 100
-#: How many values aliases may add to those that are written.
+#: The number of values that aliases may add to the written ones.
 MAX_ALIASED_VALUES = 10_000
 
-_NO_DOCUMENT = "what is before this place is complete; is it a YAML file, with all keys at the same indentation?"
+_NO_DOCUMENT = (
+    "the document is already complete at this point; is it a YAML file, with all keys at the same indentation?"
+)
 #: What to look for where YAML's own message names only a consequence, perhaps on the line after the mistake.
 _HINTS = {
     "mapping values are not allowed here": "look for a missing ':' or a wrong indentation here or one line above, or "
@@ -45,7 +47,7 @@ _HINTS = {
 }
 _BRACKETS = re.compile(r"[][{}]")
 _INDENTS = re.compile(r"^[ ?:-]*", re.MULTILINE)
-#: Where YAML's own messages quote a piece of the text that can be (the start of) a value.
+#: YAML's own messages may quote the start of a value here.
 _QUOTED = re.compile(r"\b(alias|handle|anchor) (?:'[^']*'|\"[^\"]*\")")
 
 
@@ -92,13 +94,13 @@ def read_text(path: pathlib.Path) -> str:
     """Return the text of a YAML file.
 
     Raises:
-        OSError: It cannot be read, or is larger than `MAX_BYTES`.
-        UnicodeDecodeError: It is not UTF-8.
+        OSError: The file cannot be read, or is larger than `MAX_BYTES`.
+        UnicodeDecodeError: The file is not UTF-8.
     """
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        # A device has no end.
+        # A device may never end.
         raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES // 1024**2} MiB; is it the right file?")
     return data.decode("utf-8-sig")
 
@@ -108,8 +110,8 @@ def read_yaml(text: str, source: str, *, lines: bool = True) -> Document:
 
     Args:
         text: The text.
-        source: What messages call it: a file's name or a variable.
-        lines: Whether places include the line.
+        source: Its name in messages: a file or a variable.
+        lines: Whether messages name the line.
     """
     try:
         try:
@@ -118,7 +120,7 @@ def read_yaml(text: str, source: str, *, lines: bool = True) -> Document:
                 return Document({}, problems=[Problem(place, "", f"nested more than {MAX_LEVELS} levels deep")])
             return _read(_FastLoader(text), source, lines=lines)
         except yaml.YAMLError:
-            # Read again for the messages of the Python parser: the hints match those.
+            # Read again with the Python parser, whose messages the hints match.
             return _read(yaml.SafeLoader(text), source, lines=lines)
     except yaml.YAMLError as error:
         return Document({}, problems=[_build_syntax_problem(error, source, lines=lines)])
@@ -129,13 +131,13 @@ def _read(loader: yaml.SafeLoader, source: str, *, lines: bool) -> Document:
     if node is None:
         return Document({})
     if _count_aliased(node) > MAX_ALIASED_VALUES:
-        text = f"its aliases (*name) expand to more than {MAX_ALIASED_VALUES:,} values; write fewer of them"
+        text = f"its aliases (*name) expand to more than {MAX_ALIASED_VALUES:,} values; use fewer aliases"
         return Document({}, problems=[Problem(source, "", text)])
     return _Reader(loader, source, lines=lines).read(node)
 
 
 def _find_too_deep(text: str) -> int | None:
-    """Return the first line that is nested more than `MAX_LEVELS` deep; None if there is none."""
+    """Return the first line that is nested more than `MAX_LEVELS` deep, or None."""
     if _bound_levels(text) <= MAX_LEVELS:
         return None
     level = 0
@@ -151,24 +153,24 @@ def _find_too_deep(text: str) -> int | None:
 
 
 def _bound_levels(text: str) -> int:
-    """Return a number of levels that a text does not exceed, without the time that its parser would take."""
+    """Return an upper bound of a text's nesting, without parsing it."""
     level = deepest = 0
     for bracket in _BRACKETS.finditer(text):
         level += 1 if bracket[0] in "[{" else -1
         deepest = max(deepest, level)
-    # A level takes a column at least, but a list may begin at the column of its key.
+    # A level takes at least one column, but a list may begin at the column of its key.
     return deepest + 2 * max(len(indent[0]) for indent in _INDENTS.finditer(text))
 
 
 def _count_aliased(root: yaml.Node) -> int:
-    """Return how many more values a document has once its aliases are expanded; takes no longer than to read it."""
+    """Return how many more values a document has once its aliases are expanded, in time linear in its written size."""
     sizes: dict[int, int] = {}
 
     def measure(node: yaml.Node) -> int:
         known = sizes.get(id(node))
         if known is not None:
             return known
-        sizes[id(node)] = 0  # what contains itself is reported by the reader
+        sizes[id(node)] = 0  # the reader reports a value that contains itself
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
         inside = (each for part in parts for each in (part if isinstance(part, tuple) else (part,)))
         sizes[id(node)] = 1 + sum(map(measure, inside))
@@ -258,7 +260,7 @@ def _build_syntax_problem(error: yaml.YAMLError, source: str, *, lines: bool) ->
 
 
 def find_nearest_yaml(path: pathlib.Path) -> pathlib.Path | None:
-    """Return the YAML file in the folder of a missing one whose name is most like its name; None if none is."""
+    """Return the YAML file in the same folder whose name is most similar to a missing one, or None."""
     beside = {found.stem: found for found in path.parent.glob("*.y*ml")}
     near = difflib.get_close_matches(path.stem, beside, n=1)
     return beside[near[0]] if near else None

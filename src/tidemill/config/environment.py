@@ -1,8 +1,8 @@
-"""Overrides from the environment: `TIDEMILL_SECTION__KEY=value`, merged into what the file says.
+"""Overrides from the environment: `TIDEMILL_SECTION__KEY=value`, merged into the values of the file.
 
-Names are matched regardless of case, against the settings' keys and the names that the file uses (of sinks, of client
-properties). A string setting gets the value as it is; for any other it is read as YAML, so that numbers, true, lists
-and JSON work.
+Names are matched regardless of case, against the keys of settings and the names that the file uses (of sinks, of client
+properties). The value of a string setting is taken as it is; any other value is read as YAML, so that numbers, true,
+lists and JSON work.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ RESERVED = frozenset({"TIDEMILL_CONFIG", "TIDEMILL_OFFLINE", "TIDEMILL_MAVEN_URL
 
 
 def _to_property_name(name: str) -> str:
-    """Return a client property's name: they all have dots, which the name of a variable cannot have."""
+    """Return the name of a client property, in which underscores of the variable stand for dots."""
     return name.lower().replace("_", ".")
 
 
-#: How a key is written that the file does not have; in other mappings (of sinks by name) it is in lower case.
+#: The spelling of a key that is not in the file. In other mappings (of sinks by name) it is in lower case.
 _NEW_KEY: Mapping[str, Callable[[str], str]] = {
     "client_config": _to_property_name,
     "conf": _to_property_name,
@@ -38,10 +38,10 @@ class UnknownKeyError(LookupError):
 
 
 def apply_environment(document: Document, environ: Mapping[str, str]) -> None:
-    """Merge all variables into a document, and add what is wrong with them to its problems."""
+    """Merge all variables into a document, and add their errors to its problems."""
     names = [name for name in environ if name.startswith(PREFIX) and name not in RESERVED]
     taken: dict[Path, str] = {}
-    # A whole section before its keys: the more precise name wins.
+    # A section comes before its keys, so that the more precise name wins.
     for name in sorted(names, key=lambda name: (name.count("__"), name)):
         parts = name.removeprefix(PREFIX).split("__")
         if len(parts) == 1 and parts[0].lower() not in Settings.model_fields:
@@ -61,7 +61,7 @@ def apply_environment(document: Document, environ: Mapping[str, str]) -> None:
 
 
 def merge(document: Document, path: Path, value: Any, place: str) -> None:
-    """Put a value into a document; mappings are merged key by key, anything else replaces what is there."""
+    """Merge a value into a document; mappings are merged key by key, any other value replaces the existing one."""
     if isinstance(value, Mapping) and (value or not path):
         for key, item in value.items():
             merge(document, (*path, key), item, place)
@@ -73,14 +73,14 @@ def merge(document: Document, path: Path, value: Any, place: str) -> None:
             document.places[path[:depth]] = place
         target = target[part]
         if not isinstance(target, dict):
-            return  # the file has something else where a section belongs: that is reported on its own
+            return  # the file has another value in place of a section, which is reported separately
     if not (isinstance(value, Mapping) and target.get(path[-1])):
         target[path[-1]] = value
         document.places[path] = place
 
 
 def _insert_underscore(name: str) -> str | None:
-    """Return the variable that was meant, if only the second underscore is missing."""
+    """Return the variable that was probably meant, if only the second underscore is missing."""
     first, _, rest = name.removeprefix(PREFIX).partition("_")
     return f"{PREFIX}{first}__{rest}" if find_annotation((first.lower(), rest.lower())) is not None else None
 
@@ -107,7 +107,7 @@ def _resolve(parts: list[str], values: Any) -> Path:
         elif is_map(annotation) and part:
             path = (*path, _find_map_key(part, str(path[-1]), values))
         else:
-            raise UnknownKeyError(f"{format_path(path)} is a value, it has no key {part.lower()!r}")
+            raise UnknownKeyError(f"{format_path(path)} is a value and has no key {part.lower()!r}")
         values = values.get(path[-1]) if isinstance(values, dict) else None
     return path
 
@@ -133,7 +133,7 @@ def _describe_unknown(path: Path) -> str:
 
 
 def fill_empty_sections(value: Any, annotation: Any = Settings) -> Any:
-    """Return the value with empty mappings for sections without content (`kafka:` and nothing below it)."""
+    """Return the value with empty mappings for sections without content (`kafka:` with nothing below it)."""
     model = find_model(annotation)
     if model is None and not is_map(annotation):
         return value

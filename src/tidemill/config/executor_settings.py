@@ -1,4 +1,4 @@
-"""The section `executor`: how tasks run, how much may be in flight, and when an engine takes less."""
+"""The section `executor`: how tasks run, and how much may be in flight."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tidemill.config.section import Section
 
 
 class RetryBackoffSettings(Section):
-    """How long a failed task waits before it is retried: full jitter below an exponential bound."""
+    """The delay before a failed task is retried: full jitter below an exponential bound."""
 
     initial_seconds: PositiveFloat = Field(0.5, description="The bound before the first retry.")
-    max_seconds: PositiveFloat = Field(30.0, description="The bound stops growing here.")
-    multiplier: float = Field(2.0, ge=1, description="Factor by which the bound grows with each retry.")
+    max_seconds: PositiveFloat = Field(30.0, description="The upper limit of the bound.")
+    multiplier: float = Field(2.0, ge=1, description="The factor by which the bound grows with each retry.")
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -26,13 +26,15 @@ class RetryBackoffSettings(Section):
 
 
 class ResidentSettings(Section):
-    """How copies of a program are kept alive and fed, in the mode resident."""
+    """How copies of a program are kept alive and fed in resident mode."""
 
-    args: list[str] = Field(default_factory=list, description="The arguments that each copy is started with.")
+    args: list[str] = Field(default_factory=list, description="The arguments with which each copy is started.")
     framing: Literal["json", "length"] = Field(
         "json", description="json: one line each way; length: length-prefixed frames, for binary data."
     )
-    recycle_after_tasks: NonNegativeInt = Field(0, description="A copy is replaced after this many tasks; 0: never.")
+    recycle_after_tasks: NonNegativeInt = Field(
+        0, description="The number of tasks after which a copy is replaced; 0: never."
+    )
     send_ahead: NonNegativeInt = Field(
         0,
         description="While all copies are busy, each is sent up to this many more tasks: faster for short tasks, "
@@ -41,52 +43,64 @@ class ResidentSettings(Section):
 
 
 class ExecutorSettings(Section):
-    """How tasks run and how much may be in flight."""
+    """How tasks run, and how much may be in flight."""
 
-    binary_path: str = Field("", description="The program of tasks that do not name one.")
-    max_executors: PositiveInt = Field(4, description="Concurrent processes, per engine.")
+    binary_path: str = Field("", description="The program for tasks that do not name one.")
+    max_executors: PositiveInt = Field(4, description="The number of concurrent task processes per engine.")
     mode: Literal["process", "resident"] = Field(
         "process",
-        description="process: each task is a process; resident: max_executors copies of binary_path stay alive and are "
-        "fed tasks.",
+        description="process: each task is a process; resident: max_executors copies of binary_path stay alive and "
+        "receive the tasks.",
     )
     resident: ResidentSettings = Field(
-        default_factory=ResidentSettings, description="How copies are kept alive and fed, in the mode resident."
+        default_factory=ResidentSettings, description="How copies are kept alive and fed in resident mode."
     )
     task_timeout_seconds: PositiveFloat = Field(
-        120.0, description="Wall-clock limit of tasks without a limit of their own."
+        120.0, description="The wall-clock limit of tasks that set none of their own."
     )
-    term_grace_seconds: NonNegativeFloat = Field(5.0, description="Time between SIGTERM and SIGKILL.")
-    window_size: PositiveInt = Field(100, description="The most messages passed to `arrange` at once.")
-    window_max_bytes: PositiveInt = Field(8 * 1024 * 1024, description="The most bytes passed to `arrange` at once.")
-    window_linger_ms: NonNegativeInt = Field(0, description="0: a window closes as soon as nothing more is waiting.")
+    term_grace_seconds: NonNegativeFloat = Field(5.0, description="The time between SIGTERM and SIGKILL.")
+    window_size: PositiveInt = Field(100, description="The maximum number of messages passed to `arrange` at once.")
+    window_max_bytes: PositiveInt = Field(
+        8 * 1024 * 1024, description="The maximum number of bytes passed to `arrange` at once."
+    )
+    window_linger_ms: NonNegativeInt = Field(
+        0,
+        description="How long a window that is not full waits for more messages; 0: it closes as soon as no more are "
+        "waiting.",
+    )
     max_queued_bytes: PositiveInt = Field(
         64 * 1024 * 1024,
-        description="Bytes in flight, per engine: messages, and results waiting for a sink; above this, it stops "
-        "reading.",
+        description="The number of bytes in flight per engine, in messages and in results waiting for a sink, above "
+        "which the engine stops reading.",
     )
-    max_retries: NonNegativeInt = Field(3, description="How often a failed task is retried.")
+    max_retries: NonNegativeInt = Field(3, description="The maximum number of retries of a failed task.")
     retry_backoff: RetryBackoffSettings = Field(
-        default_factory=RetryBackoffSettings, description="How long a failed task waits before it is retried."
+        default_factory=RetryBackoffSettings, description="The delays before the retries of a failed task."
     )
     max_replacements: NonNegativeInt = Field(
-        10, description="How many times in a row `on_error` may replace a task; then a dead letter."
+        10,
+        description="The maximum number of times in a row that `on_error` may replace a task; then the message becomes "
+        "a dead letter.",
     )
     drain_timeout_seconds: NonNegativeFloat = Field(
-        30.0, description="How long work in flight may take to finish at a stop."
+        30.0, description="How long work in flight may take to finish during a stop."
     )
     backpressure_high_multiplier: PositiveInt = Field(
-        32, description="Times max_executors: messages in flight, per engine, above which it stops reading."
+        32,
+        description="Multiplied by max_executors: the number of messages in flight per engine above which it stops "
+        "reading.",
     )
     backpressure_low_multiplier: PositiveInt = Field(
-        4, description="Times max_executors: messages in flight below which it reads again."
+        4, description="Multiplied by max_executors: the number of messages in flight below which it reads again."
     )
     max_uncommitted: PositiveInt = Field(
-        10_000, description="Messages read but not committed, per partition: the most that a crash can repeat."
+        10_000,
+        description="The maximum number of messages per partition that are read but not committed, which is the most "
+        "that a crash can repeat.",
     )
-    max_stdout_bytes: PositiveInt = Field(16 * 1024 * 1024, description="A task that prints more fails.")
-    max_stderr_bytes: PositiveInt = Field(1024 * 1024, description="A task that prints more fails.")
-    env: dict[str, str] = Field(default_factory=dict, description="Added to the environment of every task.")
+    max_stdout_bytes: PositiveInt = Field(16 * 1024 * 1024, description="A task that writes more to stdout fails.")
+    max_stderr_bytes: PositiveInt = Field(1024 * 1024, description="A task that writes more to stderr fails.")
+    env: dict[str, str] = Field(default_factory=dict, description="Variables added to the environment of every task.")
     env_inherit_deny: list[str] = Field(
         default_factory=lambda: [
             "TIDEMILL_*",
@@ -97,33 +111,37 @@ class ExecutorSettings(Section):
             "*_DSN",
             "*CREDENTIAL*",
         ],
-        description="Patterns of variables that tasks do not inherit.",
+        description="Patterns of environment variables that tasks do not inherit.",
     )
     commit: Literal["message", "window"] = Field(
-        "message", description="window: offsets wait for the window's own payloads too."
+        "message",
+        description="message: an offset waits for the payloads of its own message and tasks; window: it also waits for "
+        "the payloads of `on_window_complete`.",
     )
     order_by: Literal["none", "key"] = Field(
         "none",
-        description="key: a task starts once the tasks of earlier messages with the same key in its partition are "
-        "done, retries and hooks included.",
+        description="none: tasks start in any order; key: a task waits until the tasks of earlier messages with the "
+        "same key in its partition are done, including retries and hooks.",
     )
     max_failure_ratio: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="The brake: if more than this share of the last 200 finished messages failed (and at least 50 have "
-        "finished), the engine stops taking messages and holds those that fail, until a trial succeeds or "
-        "`tidemill release` is run; null: no brake.",
+        description="The failure brake: if more than this share of the last 200 finished messages failed (and at least "
+        "50 have finished), the engine stops taking messages and holds failed ones until a trial succeeds or `tidemill "
+        "release` is run; null: no brake.",
     )
-    offload_threads: PositiveInt = Field(4, description="Concurrent blocking calls of `self.offload`, per engine.")
+    offload_threads: PositiveInt = Field(
+        4, description="The number of concurrent blocking calls of `self.offload` per engine."
+    )
     block_seconds: NonNegativeFloat = Field(
-        0.5, description="A hook that blocks the event loop for longer is named in the log; 0: never."
+        0.5, description="A hook that blocks the event loop for longer is reported in the log; 0: never."
     )
 
     stall_seconds: PositiveFloat = Field(
         60.0,
-        description="A partition with work of which nothing is committed for this long is named in the log, with the "
-        "message that holds it up and what that waits for.",
+        description="A partition that has work but commits nothing for this long is reported in the log, with the "
+        "message that holds it up and the reason.",
     )
 
     @model_validator(mode="after")

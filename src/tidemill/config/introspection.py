@@ -1,4 +1,4 @@
-"""Which settings the models allow at a path, and which known key is nearest to a wrong one."""
+"""Looks up the settings that the models allow at a path, and the known key that is nearest to a wrong one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_map(annotation: Any) -> bool:
 
 
 def takes_text(annotation: Any) -> bool:
-    """Return whether a value is text, so that what looks like a number must stay text."""
+    """Return whether a setting takes text, so that a value that looks like a number must stay text."""
     if annotation is str or annotation is Any:
         return True
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -42,7 +42,7 @@ def takes_text(annotation: Any) -> bool:
 
 
 def find_annotation(path: Path, root: Any = Settings) -> Any:
-    """Return the annotation at a path, or None if nothing is allowed there."""
+    """Return the annotation at a path, or None if the path is not allowed."""
     annotation = root
     for part in path:
         model = find_model(annotation)
@@ -63,7 +63,7 @@ def list_keys(path: Path) -> list[str]:
 
 
 def find_nearest(path: Path) -> str | None:
-    """Return what an unknown path most likely means: a key next to it, or the same name elsewhere."""
+    """Return the probable meaning of an unknown path: a similar key in the same section, or the same name elsewhere."""
     parent, key = path[:-1], str(path[-1])
     near = difflib.get_close_matches(key.lower(), list_keys(parent), n=1, cutoff=_NEAR)
     if near:

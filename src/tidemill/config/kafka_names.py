@@ -1,4 +1,4 @@
-"""What Kafka allows as names, and which client keys belong to tidemill: checked before anything connects."""
+"""Checks Kafka names and client properties before anything connects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_topic(name: str) -> str:
     """Return a topic's name if Kafka allows it.
 
     Raises:
-        ValueError: It does not.
+        ValueError: Kafka does not allow it.
     """
     if name in {".", ".."} or len(name) > _MAX_TOPIC or not _NAME.fullmatch(name):
         raise ValueError(f"is not a valid topic name: {_describe_rule(_MAX_TOPIC)}, got {redact_text(name)!r}")
@@ -28,7 +28,7 @@ def check_topic(name: str) -> str:
 
 
 def describe_creation(topic: str, brokers: str) -> str:
-    """Return how to create a missing topic: a command of Kafka, and what to do if the brokers are `tidemill broker`.
+    """Return instructions to create a missing topic: a Kafka command, and an alternative if the brokers are local.
 
     Example:
         >>> describe_creation("orders", "kafka:9092")
@@ -41,7 +41,7 @@ def describe_creation(topic: str, brokers: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether a host, or host:port, is this machine whatever its network is.
+    """Return whether a host, or host:port, is always this machine.
 
     Example:
         >>> is_loopback("localhost:9092"), is_loopback("[::1]:9092"), is_loopback("kafka:9092")
@@ -51,7 +51,7 @@ def is_loopback(address: str) -> bool:
 
 
 def check_topic_or_empty(name: str) -> str:
-    """Return a topic's name if it is empty or Kafka allows it."""
+    """Return a topic's name if it is empty or allowed by Kafka."""
     return check_topic(name) if name else name
 
 
@@ -59,7 +59,7 @@ def check_brokers(text: str) -> str:
     """Return a list of brokers if each is host:port.
 
     Raises:
-        ValueError: One is not.
+        ValueError: An entry is not host:port.
 
     Example:
         >>> check_brokers("a:9092,SSL://b:9093")
@@ -79,7 +79,7 @@ def check_group(name: str) -> str:
     """Return a consumer group's name if it can be part of the engines' member ids.
 
     Raises:
-        ValueError: It cannot.
+        ValueError: It cannot be part of them.
     """
     if len(name) > _MAX_GROUP or not _NAME.fullmatch(name):
         raise ValueError(f"is not a usable group name: {_describe_rule(_MAX_GROUP)}, got {redact_text(name)!r}")
@@ -91,10 +91,10 @@ def refuse_owned(config: dict[str, Any], owned: Mapping[str, str]) -> dict[str, 
 
     Args:
         config: Keys and values for librdkafka.
-        owned: The keys of tidemill, and what to do instead of setting them.
+        owned: The keys that tidemill sets, each with an alternative.
 
     Raises:
-        ValueError: It does; all such keys are named.
+        ValueError: It sets some of them; the message names all.
     """
     problems = [f"{key} cannot be set here: {owned[key]}" for key in config if key in owned]
     if problems:

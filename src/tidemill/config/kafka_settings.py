@@ -1,4 +1,4 @@
-"""The section `kafka`: the topic that is read and the consumer group."""
+"""The section `kafka`: the source topic and the consumer group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.config.section import NonEmpty, Section
 Topic = Annotated[str, AfterValidator(check_topic)]
 Group = Annotated[str, AfterValidator(check_group)]
 
-#: librdkafka's keys that tidemill sets itself, and what to use instead.
+#: The librdkafka keys that tidemill sets itself, each with an alternative.
 OWNED_SOURCE_KEYS: Mapping[str, str] = {
     "bootstrap.servers": "set kafka.brokers",
     "metadata.broker.list": "set kafka.brokers",
@@ -41,8 +41,12 @@ class KafkaSettings(Section):
         "localhost:9092", description="host:port of one or more brokers, separated by commas."
     )
     source_topic: Topic = Field("input-events", description="The topic to read; it must exist.")
-    consumer_group: Group = Field("tidemill-workers", description="The group that shares its partitions.")
-    max_poll_records: PositiveInt = Field(100, description="Messages taken from the consumer at a time.")
+    consumer_group: Group = Field(
+        "tidemill-workers", description="The consumer group whose members share the partitions."
+    )
+    max_poll_records: PositiveInt = Field(
+        100, description="The maximum number of messages taken from the consumer at once."
+    )
     max_poll_interval_ms: PositiveInt = Field(
         300_000, description="An engine that does not poll for this long loses its partitions."
     )
@@ -50,25 +54,27 @@ class KafkaSettings(Section):
         45_000, description="An engine without a heartbeat for this long loses its partitions."
     )
     heartbeat_interval_ms: PositiveInt = Field(
-        1_000, description="Time between an engine's heartbeats; below session_timeout_ms."
+        1_000, description="The time between an engine's heartbeats; must be below session_timeout_ms."
     )
     on_parse_error: Literal["dlq", "pass"] = Field(
-        "dlq", description="pass: give the message to `arrange` with payload None and parse_error set."
+        "dlq",
+        description="dlq: dead-letter a message that cannot be parsed; pass: give it to `arrange` with payload None "
+        "and parse_error set.",
     )
     exactly_once: bool = Field(
         False,
-        description="Results, dead letters and offsets in one transaction; all sinks must be Kafka sinks on the same "
-        "brokers.",
+        description="Commits results, dead letters and offsets in one transaction; all sinks must be Kafka sinks on "
+        "the same brokers.",
     )
     revoke_timeout_seconds: NonNegativeFloat | None = Field(
         None,
-        description="How long running tasks of partitions that move to another engine may take to finish, at a "
-        "rebalance. Default: executor.drain_timeout_seconds. Plus 10 s, it must not exceed max_poll_interval_ms.",
+        description="How long running tasks of partitions that move to another engine may take to finish during a "
+        "rebalance. Default: executor.drain_timeout_seconds. This time plus 10 s must not exceed max_poll_interval_ms.",
     )
     client_config: Annotated[dict[str, Any], AfterValidator(_check_client_config)] = Field(
         default_factory=dict,
-        description="Passed to librdkafka. Its security, sasl and ssl keys also apply to dead letters and to "
-        "Kafka sinks that inherit the brokers.",
+        description="Properties passed to librdkafka. The security, sasl and ssl properties also apply to dead letters "
+        "and to Kafka sinks that inherit the brokers.",
     )
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
-"""Secrets that are known by their value: what the tasks of a file were given, masked wherever their text is shown.
+"""Masks secrets that are known by value, such as the inputs of a file's tasks, in all text that users see.
 
-Invariants: a secret is masked in the forms in which programs repeat it (as it is, in JSON, in an address, in `repr`);
-whatever is masked here is text for people, never a value that somebody stores.
+Invariants: a secret is masked in every form in which programs repeat it (as it is, in JSON, in a URL, in `repr`); the
+masked text is only for display, never for storage as a value.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from urllib.parse import quote, quote_plus
 
 from tidemill.config.redaction import MASK, redact_text
 
-#: Shorter secrets would be found in every other line.
+#: Shorter secrets would occur by chance in many lines.
 MIN_CHARS = 4
-#: Of a secret of several lines, each line of this length is one, too.
+#: Each line of a multi-line secret is masked by itself if it has at least this length.
 MIN_LINE_CHARS = 8
-#: A task that is given a new token every minute would slow down every line; the forms seen longest ago are dropped.
+#: A task that gets a new token every minute would slow down the masking of every line; the oldest forms are dropped.
 MAX_FORMS = 10_000
 
 
@@ -24,7 +24,7 @@ class KnownSecrets:
     """The secrets of one file, or of one process.
 
     Args:
-        values: The first ones.
+        values: The initial secrets.
 
     Example:
         >>> KnownSecrets(["p@ss"]).mask("cannot reach p%40ss.example: login of app with p@ss failed")
@@ -33,7 +33,8 @@ class KnownSecrets:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._forms: dict[str, None] = {}
-        #: All forms, and those that fit in a line; the longest first, since a short one may be part of it.
+        #: All forms, and the forms without a line break; the longest first, since a short one may be part of a longer
+        #: one.
         self._longest_first: tuple[str, ...] = ()
         self._in_line: tuple[str, ...] = ()
         self.add(values)
@@ -44,7 +45,7 @@ class KnownSecrets:
         return len(self._longest_first[0]) if self._longest_first else 0
 
     def add(self, values: Iterable[str]) -> None:
-        """Add secrets; those that are too short to be told from other text are left out."""
+        """Add secrets; those that are too short to distinguish from other text are ignored."""
         before = len(self._forms)
         forms = dict.fromkeys(form for value in values for form in _list_forms(value))
         if not forms:
@@ -64,16 +65,16 @@ class KnownSecrets:
         return redact_text(self.mask_known(text))
 
     def mask_known(self, text: str) -> str:
-        """Mask the known secrets in a text, and nothing else."""
+        """Mask only the known secrets in a text."""
         for form in self._longest_first:
             if form in text:
                 text = text.replace(form, MASK)
         return text
 
     def find_open(self, line: str) -> int:
-        """Return where the end of an unfinished line begins that may become a secret with more text.
+        """Return where a possible start of a secret begins at the end of an unfinished line.
 
-        Whatever is before it may be shown: no secret lies over this point, whichever text follows.
+        The text before this point may be shown: no secret crosses the point, whichever text follows.
 
         Example:
             >>> KnownSecrets(["T0psecret"]).find_open("the password is T0p")
@@ -92,7 +93,7 @@ class KnownSecrets:
         return start
 
     def find_end(self, text: str, at: int) -> int:
-        """Return where the secret ends that lies over a point of a text; the point itself, if none does.
+        """Return the end of the secret that crosses a point of a text; the point itself if none does.
 
         Example:
             >>> KnownSecrets(["T0psecret"]).find_end("T0psecret is it", 3)
@@ -103,7 +104,7 @@ class KnownSecrets:
         return at
 
     def _find_over(self, text: str, at: int) -> tuple[int, int]:
-        """Return where a secret begins and ends that lies over a point of a text."""
+        """Return the start and the end of the secret that crosses a point of a text."""
         for form in self._longest_first:
             begin = text.find(form, max(0, at - len(form) + 1), at + len(form) - 1)
             if 0 <= begin < at:
@@ -112,12 +113,12 @@ class KnownSecrets:
 
 
 def _list_forms(value: str) -> Iterator[str]:
-    """Return a secret in all forms, and each of its lines that is long enough."""
+    """Yield a secret, and each of its lines that is long enough, in all forms."""
     whole = value.strip()
     parts = [value, whole]
     if "\n" in whole:
         lines = (line.strip() for line in whole.split("\n"))
-        # The frame of a key says nothing, and is that of certificates, which are public.
+        # The BEGIN and END lines of a key are not secret, and public certificates have them too.
         parts += [line for line in lines if len(line) >= MIN_LINE_CHARS and not line.startswith("-----")]
     for part in parts:
         if len(part) >= MIN_CHARS and part.strip("*"):

@@ -1,12 +1,11 @@
-"""Builds the settings from a YAML file, the environment and overrides in code, or reports everything that is wrong.
+"""Builds the settings from a YAML file, the environment and overrides in code, or reports all errors at once.
 
-The environment wins over the file, and overrides win over both; mappings are merged key by key. Nothing here connects
-to anything, and no message quotes a secret.
+The environment overrides the file, and overrides in code win over both; mappings are merged key by key. Nothing here
+opens a connection, and no message quotes a secret.
 """
 
-# pydantic-settings does not do the merging: its sources do not know the lines of a file, match environment names with
-# fields only (not with the names of sinks and client properties that the file uses), and would read TOPIC=123 as a
-# number.
+# pydantic-settings cannot do the merging: its sources do not know the lines of a file, match environment names only
+# with fields (not with the names of sinks and client properties in the file), and would read TOPIC=123 as a number.
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 
 CONFIG_VARIABLE = "TIDEMILL_CONFIG"
-#: Up to this many files are suggested.
+#: The maximum number of files to suggest.
 MAX_NAMED = 5
 #: The warning about a configuration that does not name the topic.
 NO_TOPIC = "no kafka.source_topic is configured, so a pipeline reads the topic {topic!r}; name the one you mean"
@@ -39,12 +38,12 @@ def load_settings(
     """Return the settings of a file, the environment and overrides.
 
     Args:
-        path: The YAML file; None: the one that TIDEMILL_CONFIG names, or none at all.
+        path: The YAML file; None: the file that TIDEMILL_CONFIG names, or no file.
         environ: Variables `TIDEMILL_SECTION__KEY` override the file.
         overrides: Nested values that override both.
 
     Raises:
-        ConfigError: Something is wrong; the message has one line per problem, with its place.
+        ConfigError: The configuration is invalid; the message has one line per problem, with its location.
 
     Example:
         >>> load_settings(None, {"TIDEMILL_KAFKA__SOURCE_TOPIC": "orders"}).kafka.source_topic
@@ -70,7 +69,7 @@ def load_settings(
 
 
 def describe_source(path: Path | str | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """Return where `load_settings` takes the settings from, for people to read.
+    """Return a description of the source that `load_settings` reads.
 
     Example:
         >>> describe_source(None, {"TIDEMILL_CONFIG": "orders.yaml"})
@@ -79,19 +78,19 @@ def describe_source(path: Path | str | None = None, environ: Mapping[str, str] =
     if path is not None:
         return str(path)
     named = environ.get(CONFIG_VARIABLE)
-    return f"{named} (named by {CONFIG_VARIABLE})" if named else "defaults and environment variables, no file was given"
+    return f"{named} (named by {CONFIG_VARIABLE})" if named else "defaults and environment variables; no file was given"
 
 
 def require_letters_named(settings: Settings, path: Path | str | None, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse to look for the dead letters of a default topic that nobody asked for.
+    """Reject a command on dead letters if nothing but the default topic would select them.
 
     Args:
-        settings: What `load_settings` returned.
+        settings: The result of `load_settings`.
         path: The file that it was given.
-        environ: The variables.
+        environ: The environment variables.
 
     Raises:
-        ConfigError: No file was given, and no variable says which dead letters are meant.
+        ConfigError: Neither a file nor a variable names the dead letters.
     """
     named = settings.kafka.model_fields_set & {"source_topic"} or settings.dlq.model_fields_set & {"topic", "path"}
     if path is not None or environ.get(CONFIG_VARIABLE) or named:
@@ -99,13 +98,12 @@ def require_letters_named(settings: Settings, path: Path | str | None, environ: 
     here = sorted(str(found) for found in Path().glob("*.y*ml") if _looks_like_ours(found))[:MAX_NAMED]
     found = f" (this folder has {', '.join(here)})" if here else ""
     raise ConfigError(
-        f"no configuration says whose dead letters are meant: give its file as an argument{found}, "
-        f"or set {CONFIG_VARIABLE}"
+        f"no configuration names the dead letters to use; give its file as an argument{found}, or set {CONFIG_VARIABLE}"
     )
 
 
 def _looks_like_ours(path: Path) -> bool:
-    """Tell whether a YAML file has a section that a pipeline has."""
+    """Return whether a YAML file has one of a pipeline's sections."""
     try:
         value = read_yaml(read_text(path), str(path)).value
     except (OSError, UnicodeDecodeError):
@@ -114,11 +112,11 @@ def _looks_like_ours(path: Path) -> bool:
 
 
 def revalidate(settings: Settings, source: str = "on_startup") -> Settings:
-    """Check settings that code has changed again as a whole, and return them.
+    """Validate settings that code has changed, and return them.
 
     Args:
         settings: The changed settings.
-        source: What changed them, for messages.
+        source: The code that changed them, for messages.
 
     Raises:
         ConfigError: They are no longer valid.

@@ -1,4 +1,4 @@
-"""The section `metrics`: the HTTP endpoint of metrics and health that a driver or a trigger host has."""
+"""The section `metrics`: the HTTP endpoint for metrics and health of a driver or a trigger host."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from tidemill.config.section import NonEmpty, Section
 class MetricsSettings(Section):
     """The HTTP endpoint for Prometheus and for health probes; it needs no login."""
 
-    enabled: bool = Field(True, description="Whether there is one.")
+    enabled: bool = Field(True, description="Turns the endpoint on.")
     host: NonEmpty = Field(
-        "127.0.0.1", description="The address to listen on; 0.0.0.0 or :: for all of this machine, as probes need it."
+        "127.0.0.1",
+        description="The address to listen on. Probes from other machines need 0.0.0.0 or ::, which means all "
+        "addresses of this machine.",
     )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         9090,
-        description="The port. If it is in use, the next free one of 20, unless it was set: then the process does not "
-        "start, unless another one with the same `debug.db_dir` has it. 0: any free one; `tidemill status` shows it.",
+        description="The port. If the default port is in use, one of the next 20 is taken. If a configured port is in "
+        "use, the process does not start, unless the port belongs to a process with the same `debug.db_dir`. 0: any "
+        "free port; `tidemill status` shows it.",
     )

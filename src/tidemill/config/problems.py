@@ -1,4 +1,4 @@
-"""Explains in the user's terms what validation found wrong: where it is, what was expected and what was found."""
+"""Explains validation errors in the user's terms: the location, the expected value and the actual value."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def explain(error: ValidationError, document: Document, source: str) -> list[Pro
     """Return one problem per error of the models.
 
     Args:
-        error: What validation raised.
-        document: Where the values came from; problems that it already lists are not repeated.
-        source: What to name where the place is not known.
+        error: The validation error.
+        document: The source of the values; problems that it already lists are not repeated.
+        source: The name to use if the location is unknown.
     """
     known = {problem.path for problem in document.problems if problem.path}
     problems = []
@@ -105,7 +105,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _show_value(value: Any, path: Path, kind: str) -> str:
-    """Describe a value, with its text only where that cannot be a misplaced secret."""
+    """Describe a value; its text is shown only if it cannot be a misplaced secret."""
     what, text = _name_value(value)
     if kind in {"model_type", "dict_type"} or any(is_secret(str(part)) for part in path):
         return what.replace("the ", "a ", 1)

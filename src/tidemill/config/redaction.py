@@ -1,8 +1,8 @@
 """Hides secrets wherever configuration, errors or logs are shown.
 
-A secret is recognised by its key (`redact`), or by its form inside a text (`redact_text`): the user part of an address,
-`password=...`, `--token ...`, signatures in addresses, private keys, tokens with a well-known beginning. Masking too
-much is better than masking too little; what is passed to clients is never changed.
+A secret is recognised by its key (`redact`), or by its form within a text (`redact_text`): the user part of a URL,
+`password=...`, `--token ...`, signatures in URLs, private keys, tokens with a well-known prefix. Masking too much is
+better than masking too little. Values passed to clients are never changed.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 MASK = "***"
 
-#: Words that make a value secret wherever they are part of its key.
+#: Words that make a value secret if they are part of its key.
 _WORDS = r"passw|pwd|passphrase|secret|token|credential|authori[sz]ation|cookie|api[._-]?key|jaas"
 _SECRET_KEY = re.compile(rf"(?:{_WORDS})|[._-]key$|^key[._-]?pem$|^hash$|(?:^|[._-])auth$", re.IGNORECASE)
 _SASL = re.compile(r"sasl[._]", re.IGNORECASE)
 _SASL_PUBLIC = re.compile(r"sasl[._]mechanisms?$", re.IGNORECASE)
 _SSL_KEY = re.compile(r"ssl[._]key(?:[._]|$|store[._-]?key)", re.IGNORECASE)
-#: Paths and names of things that hold secrets are not secret, and needed to see what is wrong.
+#: Paths and names of secret files are not secret, and are needed to find errors.
 _PUBLIC = re.compile(
     r"[._](?:location|path|file|url|mechanism|format|type|enabled?)$|^env_inherit_deny$", re.IGNORECASE
 )
-#: What precedes `://`, and a name behind the word that makes it secret, are bounded: without a bound, a long text of
-#: nothing but such words would take quadratic time, with the GIL held.
+#: The text before `://`, and a name after the word that makes it secret, are bounded: without a bound, a long text of
+#: only such words would take quadratic time, with the GIL held.
 _USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,30}://)(?P<user>[^/?#\s'\"]*)@")
 _ASSIGNED = re.compile(
     rf"(?P<name>(?:{_WORDS})[\w.-]{{0,100}})(?P<equals>['\"]?\s{{0,100}}[=:]\s*)"
@@ -36,13 +36,13 @@ _USER_OPTIONS = frozenset({"-u", "-U", "--user", "--proxy-user"})
 #: Any header may be secret, except these.
 PUBLIC_HEADERS = frozenset({"accept", "accept-encoding", "content-encoding", "content-type", "user-agent"})
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{6,}")
-#: An option whose value follows after a blank, within one text: a command line in an error, or given to a shell.
+#: An option with its value after a blank, within one text: a command line in an error, or one passed to a shell.
 _OPTION = re.compile(
     rf"(?P<option>(?<![\w-])--?[\w.-]{{0,60}}(?:{_WORDS})[\w.-]{{0,60}})(?P<blank>\s{{1,10}})"
     r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\"-]\S*)",
     re.IGNORECASE,
 )
-#: What curl and its like call a user: a name with a password.
+#: The user option of curl and similar programs: a name with a password.
 _USER_OPTION = re.compile(
     r"(?P<option>(?<![\w-])(?:-[uU]|--(?:proxy-)?user)(?:\s{1,10}|=)?['\"]?)[^\s:'\"=-][^\s:'\"]{0,200}:\S+"
 )
@@ -50,7 +50,7 @@ _SIGNATURE = re.compile(r"(?P<name>[?&](?:sig|[\w-]{0,40}signature)=)[^&\s'\"#]+
 _PRIVATE_KEY = re.compile(
     r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
 )
-#: Tokens that say by their first letters what they are: of Stripe and OpenAI, GitHub, AWS, Slack, and JSON web tokens.
+#: Tokens with a recognisable prefix: of Stripe and OpenAI, GitHub, AWS, Slack, and JSON web tokens.
 _KNOWN_TOKEN = re.compile(
     r"\b(?:[spr]k[-_](?:live|test|proj|ant)[-_][\w-]{6,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|A[KS]IA[0-9A-Z]{16}"
     r"|xox[abeprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{4,})"
@@ -58,7 +58,7 @@ _KNOWN_TOKEN = re.compile(
 
 
 def is_secret(key: str) -> bool:
-    """Tell whether the value of a key with this name is a secret.
+    """Return whether the value of a key with this name is a secret.
 
     Example:
         >>> [is_secret(key) for key in ("sasl.password", "ssl.key.pem", "ssl.ca.location", "topic")]
@@ -72,7 +72,7 @@ def is_secret(key: str) -> bool:
 
 
 def announces_secret(argument: str) -> bool:
-    """Tell whether an argument of a command is an option whose value, the next argument, is a secret.
+    """Return whether a command argument is an option whose value, the next argument, is a secret.
 
     Example:
         >>> [announces_secret(argument) for argument in ("--password", "--db-token", "--token=x", "password", "--top")]
@@ -82,7 +82,7 @@ def announces_secret(argument: str) -> bool:
 
 
 def redact_arguments(arguments: Iterable[object]) -> list[str]:
-    """Return the arguments of a command with the secrets in them masked, as texts.
+    """Return the arguments of a command as texts, with their secrets masked.
 
     Example:
         >>> redact_arguments(["curl", "--token", "hunter2", "http://me:hunter2@host/", 7])
@@ -96,7 +96,7 @@ def redact_arguments(arguments: Iterable[object]) -> list[str]:
 
 
 def redact_argument(argument: str, before: str) -> str:
-    """Return one argument of a command with the secrets in it masked; `before`: the argument before it.
+    """Return one argument of a command with its secrets masked; `before`: the argument before it.
 
     Example:
         >>> redact_argument("me:hunter2", "-u"), redact_argument("1000", "-u")
@@ -118,7 +118,7 @@ def redact(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redact_text(text: str) -> str:
-    """Mask what looks like a secret inside a text; see above.
+    """Mask everything in a text that looks like a secret; the module docstring lists the forms.
 
     Example:
         >>> redact_text("cannot reach postgres://app:hunter2@db/x")
@@ -137,7 +137,7 @@ def redact_text(text: str) -> str:
 
 
 def find_url_secrets(url: str) -> frozenset[str]:
-    """Return the passwords in an address, as written and decoded: no message may repeat them.
+    """Return the passwords in a URL, as written and decoded: no message may repeat them.
 
     Example:
         >>> sorted(find_url_secrets("redis://app:p%40ss@host/0"))
@@ -166,7 +166,7 @@ def mask_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 def _mask_assigned(found: re.Match[str]) -> str:
-    # InvalidPasswordError: password authentication failed ...
+    # An example that must stay readable: InvalidPasswordError: password authentication failed ...
     if not is_secret(found["name"]) or found["value"] == MASK or found["name"].endswith("Error"):
         return found[0]
     return f"{found['name']}{found['equals']}{MASK}"
@@ -179,7 +179,7 @@ def _mask_option(found: re.Match[str]) -> str:
 def _redact_item(key: str, value: Any) -> Any:
     if isinstance(value, Mapping) and all(isinstance(item, Mapping) and "hash" in item for item in value.values()):
         return redact(value)  # `debug.tokens`: names and roles are not secret
-    # An empty value is shown: the reader has to see that a password is missing.
+    # An empty value is shown, so that the reader sees that a password is missing.
     if is_secret(key) and value is not None and value != "" and not isinstance(value, bool):
         return MASK
     if key.lower() == "headers" and isinstance(value, Mapping):

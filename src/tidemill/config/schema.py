@@ -1,4 +1,4 @@
-"""The JSON schema of the configuration file: for editors, and for a reference that cannot go out of date."""
+"""The JSON schema of the configuration file, for editors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidemill.config.settings import Settings
 
 
 def build_schema() -> dict[str, Any]:
-    """Return the JSON schema of the settings; the same settings give the same schema."""
+    """Return the JSON schema of the settings; the result is deterministic."""
     schema = Settings.model_json_schema()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

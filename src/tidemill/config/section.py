@@ -1,4 +1,4 @@
-"""What all sections of the configuration have in common."""
+"""The base class of all sections of the configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
-    """A section refuses keys that it does not know, and values of another type ("5" is not 5)."""
+    """A section rejects unknown keys and values of another type ("5" is not 5)."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -21,16 +21,16 @@ class Section(BaseModel):
         validate_assignment=True,
         strict=True,
         allow_inf_nan=False,
-        # Wherever such an error ends up, a password must not be in it.
+        # A password must not be part of an error, wherever that is shown.
         hide_input_in_errors=True,
     )
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Yield what is set, secrets masked: an object of settings ends up in logs and tracebacks."""
+        """Yield the settings with secrets masked, since settings objects end up in logs and tracebacks."""
         for name, value in super().__repr_args__():
             yield name, redact({name: value})[name] if name else value
 
 
 def to_upper(value: object) -> object:
-    """Return text in upper case, and anything else as it is: for validators of names like `info`."""
+    """Return text in upper case, and any other value unchanged: for validators of names like `info`."""
     return value.upper() if isinstance(value, str) else value

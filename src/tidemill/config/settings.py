@@ -1,4 +1,4 @@
-"""The whole configuration: all sections, and what they must not say together.
+"""The whole configuration: all sections, and the checks that span several of them.
 
 Models only: `loading` reads files and the environment, `redaction` hides secrets.
 """
@@ -22,42 +22,50 @@ from tidemill.config.worker_settings import LogsSettings, WorkerSettings
 
 
 class LoggingSettings(Section):
-    """What is logged, and how."""
+    """The level and format of the log."""
 
     level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(to_upper)] = Field(
-        "INFO", description="The lowest level that is logged."
+        "INFO", description="The lowest level to log."
     )
     format: Literal["auto", "console", "json"] = Field(
-        "auto", description="console is for people; auto: console on a terminal, json otherwise."
+        "auto",
+        description="console: readable text; json: one JSON object per line; auto: console on a terminal, json "
+        "otherwise.",
     )
 
 
 class SparkSettings(Section):
-    """Where the engines run."""
+    """The Spark cluster, and the number of engines."""
 
-    master: NonEmpty = Field("local", description="local means local[engines + 1].")
-    engines: PositiveInt | None = Field(None, description="Default: the smaller of partitions and cores.")
-    conf: dict[str, str] = Field(default_factory=dict, description="Passed to Spark unchanged.")
+    master: NonEmpty = Field("local", description="The Spark master; local means local[engines + 1].")
+    engines: PositiveInt | None = Field(
+        None, description="The number of engines. Default: the smaller of partitions and cores."
+    )
+    conf: dict[str, str] = Field(default_factory=dict, description="Spark properties, passed on unchanged.")
     start_timeout_seconds: PositiveFloat = Field(
         120.0, description="How long Spark may take to start, including its JVM."
     )
 
 
 class HistorySettings(Section):
-    """A report of every finished message, as Parquet."""
+    """A report of every finished message, as Parquet files."""
 
-    path: str = Field("", description="A folder; '' writes no history.")
+    path: str = Field("", description="The folder of the report; '': none is written.")
 
 
 class CacheSettings(Section):
-    """What handlers keep in `self.cache`: in memory, backed by one file per engine."""
+    """The cache for handlers, `self.cache`: in memory, backed by one file per engine."""
 
-    enabled: bool = Field(False, description="Whether engines have a cache.")
+    enabled: bool = Field(False, description="Turns the cache on.")
     path: NonEmpty = Field(
-        "cache", description="The folder of the files `<engine>-cache.db`; relative to the driver's directory."
+        "cache", description="The folder of the files `<engine>-cache.db`, relative to the driver's directory."
     )
-    flush_interval_seconds: PositiveFloat = Field(3.0, description="How often changes are written to the file.")
-    max_memory_entries: PositiveInt = Field(10_000, description="Entries in memory; others are read from the file.")
+    flush_interval_seconds: PositiveFloat = Field(
+        3.0, description="The interval at which changes are written to the file."
+    )
+    max_memory_entries: PositiveInt = Field(
+        10_000, description="The number of entries in memory; others are read from the file."
+    )
 
 
 class Settings(Section):
@@ -80,16 +88,17 @@ class Settings(Section):
     logs: LogsSettings = Field(default_factory=LogsSettings)
     dags: DagsSettings = Field(default_factory=DagsSettings)
     worker_name_env: NonEmpty = Field(
-        "WORKER_ID", description="The variable with this worker's name; without it, the host name."
+        "WORKER_ID",
+        description="The environment variable that holds this worker's name; if it is not set, the host name is used.",
     )
-    cluster_name: str = Field("", description="A name for this installation, shown in logs.")
+    cluster_name: str = Field("", description="The name of this installation, shown in logs.")
     cluster_name_env: str = Field(
-        "", description="The variable with that name; if it is set, it wins over cluster_name."
+        "", description="The environment variable that holds the cluster name; if it is set, it overrides cluster_name."
     )
 
     @model_validator(mode="after")
     def _check_topics(self) -> Self:
-        # On the same brokers every letter would come back as a message, forever.
+        # On the same brokers, every dead letter would come back as a message, forever.
         if self.dlq_topic == self.kafka.source_topic and self.dlq_brokers == self.kafka.brokers:
             raise ValueError(f"dlq.topic must not be the source topic ({self.kafka.source_topic})")
         return self
@@ -105,7 +114,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check_revoke_time(self) -> Self:
-        # Trigger hosts read these sections too, and do not wait for tasks: defaults are checked by pipelines only.
+        # Trigger hosts read these sections too, and do not wait for tasks; therefore only pipelines check the defaults.
         is_set = "revoke_timeout_seconds" in self.kafka.model_fields_set
         is_set |= "drain_timeout_seconds" in self.executor.model_fields_set
         if is_set and (problem := find_revoke_problem(self)):
@@ -120,21 +129,19 @@ class Settings(Section):
 
     @property
     def dlq_topic(self) -> str:
-        """The dead-letter topic."""
         return self.dlq.topic or f"{self.kafka.source_topic}_dlq"
 
     @property
     def dlq_brokers(self) -> str:
-        """The brokers of the dead-letter topic."""
         return self.dlq.brokers or self.kafka.brokers
 
 
-#: Beyond the time that tasks may take, an engine needs up to this long to give up partitions.
+#: In addition to the time for tasks, an engine needs up to this long to give up partitions.
 REVOKE_MARGIN_SECONDS = 10.0
 
 
 def find_revoke_problem(settings: Settings) -> str | None:
-    """Return why an engine could be expelled from its group while it waits for tasks of revoked partitions."""
+    """Return why an engine could be expelled from its group while it waits for tasks of revoked partitions, or None."""
     seconds, limit_ms = settings.revoke_timeout_seconds, settings.kafka.max_poll_interval_ms
     if (seconds + REVOKE_MARGIN_SECONDS) * 1000 <= limit_ms:
         return None
@@ -149,7 +156,7 @@ def find_revoke_problem(settings: Settings) -> str | None:
 
 
 def find_transaction_problems(settings: Settings) -> list[str]:
-    """Return why not everything that a pipeline writes can be in one transaction."""
+    """Return why one transaction cannot contain everything that a pipeline writes; empty if it can."""
     problems = []
     own = ("", settings.kafka.brokers)
     for kind, named in settings.sinks.group_by_type().items():
@@ -170,5 +177,5 @@ def find_transaction_problems(settings: Settings) -> list[str]:
     ]
     level = settings.kafka.client_config.get("isolation.level", "read_committed")
     if level != "read_committed":
-        problems.append(f"kafka.client_config has isolation.level {level}, so a takeover would read too early")
+        problems.append(f"kafka.client_config has isolation.level {level}, so a takeover could read uncommitted messages")
     return problems

@@ -1,7 +1,7 @@
-"""The settings of each type of sink, and what is refused before anything connects.
+"""The settings of each type of sink, and the checks before anything connects.
 
-Every sink has a `ui_url`. Addresses may hold passwords; they are masked wherever configuration is shown, and no
-message here quotes them.
+Every sink has a `ui_url`. URLs may contain passwords: they are masked wherever configuration is shown, and no message
+here quotes them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, Pos
 from tidemill.config.kafka_names import check_brokers, check_topic, refuse_owned
 from tidemill.config.section import NonEmpty, Section, to_upper
 
-#: librdkafka's keys that tidemill sets itself, and what to use instead.
+#: The librdkafka keys that tidemill sets itself, each with an alternative.
 OWNED_SINK_KEYS: Mapping[str, str] = {
     "bootstrap.servers": "set brokers of this sink",
     "metadata.broker.list": "set brokers of this sink",
 }
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\uffff]*")
-#: Set by the client from the request itself.
+#: The client sets these from the request itself.
 _OWNED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _IDENTIFIER = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,62}")
-#: What a statement of the configuration may be: nothing that ends the transaction it is in.
+#: The statements that a configuration may contain: none that ends the surrounding transaction.
 _SQL = re.compile(r"\s*(insert|update|delete|merge|with|select)\b", re.IGNORECASE)
 _DATABASE_REFUSED = re.compile(r'[/\\. "$\x00]')
 
@@ -36,7 +36,7 @@ def _check_client_config(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_address(value: str, schemes: tuple[str, ...], example: str) -> str:
-    """Check the form of an address without quoting it: it may hold a password."""
+    """Check the form of a URL without quoting it, since it may contain a password."""
     try:
         parts = urlsplit(value)
         _ = parts.port if "," not in parts.netloc else None
@@ -87,7 +87,7 @@ def _check_headers(value: dict[str, str]) -> dict[str, str]:
         if name.lower() in _OWNED_HEADERS:
             raise ValueError(f"{name} cannot be set here: the client sets it")
         if not _HEADER_VALUE.fullmatch(content) or content != content.strip(" \t"):
-            raise ValueError(f"the value of {name} has characters that a header cannot have, or a space at either end")
+            raise ValueError(f"the value of {name} contains invalid characters, or a space at its start or end")
     return value
 
 
@@ -100,26 +100,28 @@ def _check_header_name(value: str) -> str:
 class SinkSection(Section):
     """The settings that all sinks have."""
 
-    ui_url: str = Field("", description="Where people can look at what was written.")
+    ui_url: str = Field("", description="A URL where users can see the written data.")
 
 
 class KafkaSinkSettings(SinkSection):
-    """A topic to write to."""
+    """A Kafka topic to write to."""
 
     topic: Annotated[str, AfterValidator(check_topic)] = Field(description="The topic to write to; it must exist.")
     brokers: Annotated[str, AfterValidator(check_brokers)] = Field(
         "", description="'' inherits kafka.brokers and its security settings."
     )
     client_config: Annotated[dict[str, Any], AfterValidator(_check_client_config)] = Field(
-        default_factory=dict, description="Passed to librdkafka."
+        default_factory=dict, description="Properties passed to librdkafka."
     )
 
 
 class FilesystemSinkSettings(SinkSection):
-    """A folder to write JSON lines into."""
+    """A folder for JSON lines files."""
 
-    base_path: NonEmpty = Field(description="Relative to the driver's directory; shared between hosts on a cluster.")
-    fsync: bool = Field(False, description="Wait until written data is on disk.")
+    base_path: NonEmpty = Field(
+        description="The folder, relative to the driver's directory; on a cluster, all hosts must share it."
+    )
+    fsync: bool = Field(False, description="Whether to wait until written data is on disk.")
 
 
 def _check_sql(value: str) -> str:
@@ -140,17 +142,17 @@ def _check_identifiers(value: list[str]) -> list[str]:
 
 
 class PostgresStatementSettings(Section):
-    """A statement that payloads can name."""
+    """A statement that payloads can refer to by name."""
 
     sql: Annotated[NonEmpty, AfterValidator(_check_sql)] = Field(
-        description="One INSERT, UPDATE, DELETE, MERGE, WITH or SELECT, with $1, $2, ... for its parameters."
+        description="One INSERT, UPDATE, DELETE, MERGE, WITH or SELECT statement, with $1, $2, ... for its parameters."
     )
     parameters: Annotated[list[str], AfterValidator(_check_identifiers)] = Field(
         default_factory=list, description="The names of $1, $2, ... in a payload's data."
     )
     key: Annotated[list[str], AfterValidator(_check_identifiers)] = Field(
         default_factory=list,
-        description="The parameters that identify the row; payloads with the same values stay in order.",
+        description="The parameters that identify the row; payloads with equal values stay in order.",
     )
 
     @model_validator(mode="after")
@@ -171,9 +173,9 @@ class PostgresSinkSettings(SinkSection):
     dsn: Annotated[NonEmpty, AfterValidator(_check_postgres_dsn)] = Field(
         description="postgresql://user:password@host:port/database."
     )
-    pool_min: NonNegativeInt = Field(2, description="Connections that each engine keeps open.")
+    pool_min: NonNegativeInt = Field(2, description="The number of connections that each engine keeps open.")
     pool_max: PositiveInt = Field(
-        10, description="The most connections that each engine opens; the server sees engines x pool_max."
+        10, description="The maximum number of connections of each engine; the server sees engines x pool_max."
     )
     statements: Annotated[dict[str, PostgresStatementSettings], AfterValidator(_check_statements)] = Field(
         default_factory=dict, description="Statements that payloads can name."
@@ -199,22 +201,27 @@ class HttpSinkSettings(SinkSection):
     """An HTTP endpoint that gets one request per payload."""
 
     url: Annotated[NonEmpty, AfterValidator(_check_http_url)] = Field(
-        description="Where requests go; the paths of payloads are below it."
+        description="The target of the requests; the paths of payloads are relative to it."
     )
     method: Annotated[Literal["POST", "PUT", "PATCH"], BeforeValidator(to_upper)] = Field(
-        "POST", description="The method, unless a payload has its own."
+        "POST", description="The method of payloads that do not set one."
     )
-    timeout_seconds: PositiveFloat = Field(30.0, description="A request that is not answered in this time has failed.")
+    timeout_seconds: PositiveFloat = Field(
+        30.0, description="A request that is not answered within this time has failed."
+    )
     headers: Annotated[dict[str, str], AfterValidator(_check_headers)] = Field(
-        default_factory=dict, description="Sent with every request; shown masked."
+        default_factory=dict, description="Headers sent with every request; shown masked."
     )
     max_retries: NonNegativeInt = Field(
-        3, description="How often a request is retried before the sink as a whole backs off."
+        3, description="The number of retries of a request before the sink as a whole backs off."
     )
-    concurrency: PositiveInt = Field(1, description="Concurrent requests; above 1, payloads are not in order.")
+    concurrency: PositiveInt = Field(
+        1, description="The number of concurrent requests; above 1, payloads are not delivered in order."
+    )
     idempotency_header: Annotated[str, AfterValidator(_check_header_name)] = Field(
         "Idempotency-Key",
-        description="The header with a payload's idempotency key, which is the same in all its requests.",
+        description="The header that carries a payload's idempotency key, which is the same in all requests of the "
+        "payload.",
     )
 
 
@@ -222,9 +229,10 @@ class RedisSinkSettings(SinkSection):
     """A Redis database."""
 
     url: Annotated[NonEmpty, AfterValidator(_check_redis_url)] = Field(
-        "redis://localhost:6379/0", description="redis://, rediss:// or unix://; may have user and password."
+        "redis://localhost:6379/0",
+        description="A redis://, rediss:// or unix:// URL; it may contain a user and a password.",
     )
-    key_prefix: Annotated[str, AfterValidator(_check_utf8)] = Field("", description="Prepended to every key.")
+    key_prefix: Annotated[str, AfterValidator(_check_utf8)] = Field("", description="A prefix for every key.")
     scripts: dict[NonEmpty, Annotated[NonEmpty, AfterValidator(_check_utf8)]] = Field(
         default_factory=dict, description="Lua scripts by name, for payloads with `op: script`."
     )

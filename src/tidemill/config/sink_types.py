@@ -1,8 +1,8 @@
-"""The table of sink types: everything that tells one type from another, and the only place where types are listed.
+"""The table of sink types: the only list of types, with everything that distinguishes them.
 
-A new type is its file in `sinks`, its settings, its payload, one field of `CollectResult` and one entry here. Classes
-are import paths (`module:Class`), so that reading the table imports none of them, and a sink's client library is
-imported only where the sink is configured.
+A new type needs a module in `sinks`, its settings, its payload, one field of `CollectResult` and one entry here.
+Classes are import paths (`module:Class`), so that reading the table imports none of them, and a sink's client library
+is imported only if the sink is configured.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ class SinkType(NamedTuple):
     """One type of sink.
 
     Attributes:
-        name: The key below `sinks` in the configuration; the extra that installs its client has the same name.
-        plural: What its instances are, for descriptions.
+        name: The key below `sinks` in the configuration, and the extra that installs the client library.
+        plural: The noun for its instances, for descriptions.
         settings: The class of its section.
         payload: The class of its payloads.
-        field: The field of `CollectResult` that takes them.
+        field: The field of `CollectResult` that takes the payloads.
         sink: The class that sends them.
-        sends_json: Whether `data` is sent as JSON. A redrive then sends times, decimals and the like as the dead letter
-            has them; other types get them back as the handler returned them.
-        json_op: If set, `sends_json` is true of payloads with this `op` only.
+        sends_json: Whether `data` is sent as JSON. A redrive then sends times, decimals and the like as they are in the
+            dead letter; for other types it restores the values that the handler returned.
+        json_op: If set, `sends_json` applies only to payloads with this `op`.
     """
 
     name: str
@@ -42,7 +42,7 @@ class SinkType(NamedTuple):
         return self.payload.rpartition(":")[2]
 
 
-#: By name; their order is that in which payloads of one result are routed (keys made for them depend on it).
+#: By name. The order is the one in which payloads of a result are routed, and keys made for them depend on it.
 SINK_TYPES: Mapping[str, SinkType] = {
     kind.name: kind
     for kind in (

@@ -36,7 +36,7 @@ class _Sinks(Section):
         return {kind: named for kind, named in {**built_in, **self.custom}.items() if named}
 
     def is_empty(self) -> bool:
-        """Whether no sink is configured at all."""
+        """Return whether no sink is configured."""
         return not self.group_by_type()
 
 
@@ -53,7 +53,7 @@ def _build_fields() -> dict[str, Any]:
 if TYPE_CHECKING:
 
     class SinksSettings(_Sinks):
-        """What a type checker sees: for each type of sink, sections by name."""
+        """The type checker's view: for each type of sink, sections by name."""
 
         def __init__(self, **kinds: Mapping[str, Any]) -> None: ...
         def __getattr__(self, kind: str) -> dict[str, Any]: ...

@@ -1,4 +1,4 @@
-"""The sections that only trigger hosts read: where events are stored, and how streams are shared."""
+"""The sections `store` and `triggerer`: where events are stored, and how streams are shared."""
 
 from __future__ import annotations
 
@@ -23,66 +23,70 @@ class StoreSettings(Section):
 
     url: str = Field(
         "",
-        description="sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user:password@host/name; "
-        "'' means tidemill.db next to the trigger list.",
+        description="sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user:password@host/name; '' means "
+        "tidemill.db next to the trigger list.",
     )
     encryption_key: str = Field(
         "",
-        description="The Fernet key that encrypts variables, connections and what deferred tasks keep. To change it, "
-        "give several, separated by commas: the first one encrypts, all of them decrypt. '' means the key file that "
-        "`tidemill dev` creates next to the store.",
+        description="The Fernet key that encrypts variables, connections and the state of deferred tasks. To change "
+        "it, give several keys, separated by commas: the first one encrypts, all of them decrypt. '' means the key "
+        "file that `tidemill dev` creates next to the store.",
     )
     retention_events_days: NonNegativeFloat = Field(
-        0.0, description="Events are removed from the store after this many days; 0 keeps them."
+        0.0, description="The number of days after which events are removed from the store; 0: never."
     )
     retention_runs_days: NonNegativeFloat = Field(
         90.0,
-        description="`tidemill dev` removes runs of DAGs this many days after their end, with their tasks, history, "
-        "XComs and logs, and versions of DAGs that no run has any more. 0 keeps them.",
+        description="The number of days after which `tidemill dev` removes finished runs of DAGs, with their tasks, "
+        "history, XComs and logs, and DAG versions without runs. 0: never.",
     )
     retention_runs_count: PositiveInt = Field(
-        100, description="The last runs of each DAG stay, however old they are: this many."
+        100, description="The number of latest runs of each DAG that are kept, however old they are."
     )
     retention_identities_days: NonNegativeFloat = Field(
         0.0,
-        description="Identities are removed after this many days; events that repeat later are not recognised. 0 keeps "
-        "them.",
+        description="The number of days after which identities are removed; events that repeat later are no longer "
+        "recognised as duplicates. 0: never.",
     )
 
 
 class TriggererSettings(Section):
-    """How a trigger host shares streams, and what it warns about."""
+    """The limits of a triggerer: shared streams, blocked event loops, and capacity."""
 
     shared_stream_subscriber_queue_size: PositiveInt = Field(
-        1024, description="Events that may wait for one subscriber; beyond that, this subscriber fails."
+        1024, description="The number of events that may wait for one subscriber; beyond that, the subscriber fails."
     )
     shared_stream_ack_timeout: PositiveFloat = Field(
-        300.0, description="Seconds a subscriber may take to handle an event, until what it derived is stored."
+        300.0,
+        description="How many seconds a subscriber may take to handle an event, including the storage of the events it "
+        "derives.",
     )
     shared_stream_cohort_grace_period: NonNegativeFloat = Field(
-        0.0, description="Seconds a new stream waits for more subscribers before it is polled."
+        0.0, description="How many seconds a new stream waits for more subscribers before it is polled."
     )
     shared_stream_max_outstanding: PositiveInt = Field(
         1000,
-        description="Unresolved events of a stream beyond which it is not polled; below the queue size, so that a "
-        "backlog waits instead of overflowing slow subscribers.",
+        description="The number of unresolved events at which a stream is no longer polled. Keep it below the queue "
+        "size, so that a backlog waits instead of overflowing slow subscribers.",
     )
     list_name: ListName = Field(
         "",
-        description="The name of the trigger list in the store; hosts with the same name are replicas, one of which "
-        "runs the list. '' means the absolute path of its file.",
+        description="The name of the trigger list in the store. Hosts with the same name are replicas, one of which "
+        "runs the list. '' means the absolute path of the list's file.",
     )
     seat_seconds: PositiveFloat = Field(
-        60.0, description="Seconds a shared stream keeps events for a trigger that is about to be restarted."
+        60.0, description="How many seconds a shared stream keeps events for a trigger that is about to be restarted."
     )
     block_threshold_seconds: PositiveFloat = Field(
-        0.2, description="A trigger that blocks the event loop for longer is named, with its stack."
+        0.2, description="A trigger that blocks the event loop for longer is reported in the log, with its stack."
     )
     block_limit_seconds: PositiveFloat = Field(
         120.0,
-        description="One that blocks the event loop of `tidemill dev` for this long fails its task; the triggerer is "
-        "started again, and runs the others.",
+        description="A trigger that blocks the event loop of `tidemill dev` for this long fails its task; the "
+        "triggerer restarts and continues with the other triggers.",
     )
     capacity: PositiveInt = Field(
-        10_000, description="Triggers of deferred tasks that a triggerer runs at once; the others wait for a place."
+        10_000,
+        description="The number of triggers of deferred tasks that a triggerer runs at once; others wait for a free "
+        "slot.",
     )

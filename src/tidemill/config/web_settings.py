@@ -1,4 +1,4 @@
-"""Who may use the web UI, and links to other places: parts of the section `debug`."""
+"""Parts of the section `debug`: users, tokens, and links of the web UI."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def _check_password_hash(value: str) -> str:
     if not _ARGON2.fullmatch(value):
-        raise ValueError("expected what `tidemill config hash` prints for a password ($argon2id$...)")
+        raise ValueError("expected a password hash ($argon2id$...); `tidemill config hash` prints one")
     return value
 
 
 def _check_token_hash(value: str) -> str:
     if not _SHA256.fullmatch(value):
-        raise ValueError("expected what `tidemill config hash --token` prints: 64 hexadecimal digits")
+        raise ValueError("expected a token hash (64 hexadecimal digits); `tidemill config hash --token` prints one")
     return value
 
 
 def check_url(value: str) -> str:
-    """Return an address that a browser may be sent to; '' is none.
+    """Return a URL to which a browser may be sent; '' stands for none.
 
     Raises:
-        ValueError: It is not an http or https address, or names a user.
+        ValueError: It is not an http or https URL, or contains a user.
     """
     try:
         parts = urlsplit(value)
@@ -42,9 +42,9 @@ def check_url(value: str) -> str:
     except ValueError:
         usable = False
     if value and not usable:
-        raise ValueError("expected an address that begins with http:// or https://")
+        raise ValueError("expected a URL that begins with http:// or https://")
     if "@" in parts.netloc:
-        raise ValueError("expected an address without a user or password: everybody who sees the link would see them")
+        raise ValueError("expected a URL without user and password, since everyone who sees the link would see them")
     return value
 
 
@@ -56,13 +56,13 @@ def _check_label_name(value: str) -> str:
 
 def _check_interval(value: str) -> str:
     if not _INTERVAL.fullmatch(value):
-        raise ValueError("expected a duration as Prometheus writes it, for example 5m or 1h30m")
+        raise ValueError("expected a Prometheus duration, for example 5m or 1h30m")
     return value
 
 
 def _check_token(value: str) -> str:
     if not _TOKEN.fullmatch(value):
-        raise ValueError("expected the token that `tidemill config hash --token` prints beside its hash")
+        raise ValueError("expected a token; `tidemill config hash --token` prints one with its hash")
     return value
 
 
@@ -70,12 +70,12 @@ PrometheusLabel = Annotated[str, AfterValidator(_check_label_name)]
 PrometheusInterval = Annotated[str, AfterValidator(_check_interval)]
 WebUrl = Annotated[str, AfterValidator(check_url)]
 Role = Annotated[
-    Literal["read", "operate"], Field(description="read: sees everything; operate: may also change something.")
+    Literal["read", "operate"], Field(description="read: may see everything; operate: may also make changes.")
 ]
 
 
 class UserSettings(Section):
-    """Someone who logs in with a password."""
+    """A user who logs in with a password."""
 
     hash: Annotated[str, AfterValidator(_check_password_hash)] = Field(
         description="The password's hash, from `tidemill config hash`."
@@ -84,7 +84,7 @@ class UserSettings(Section):
 
 
 class TokenSettings(Section):
-    """A program that sends a token."""
+    """A program that authenticates with a token."""
 
     hash: Annotated[str, AfterValidator(_check_token_hash)] = Field(
         description="The token's hash, from `tidemill config hash --token`."
@@ -93,25 +93,25 @@ class TokenSettings(Section):
 
 
 class LinkSettings(Section):
-    """A link in the web UI."""
+    """An additional link in the web UI."""
 
-    name: NonEmpty = Field(description="What it is called.")
-    url: Annotated[NonEmpty, AfterValidator(check_url)] = Field(description="Where it leads: http or https.")
+    name: NonEmpty = Field(description="The text of the link.")
+    url: Annotated[NonEmpty, AfterValidator(check_url)] = Field(description="The target of the link: http or https.")
 
 
 class PeerSettings(Section):
     """The web UI of another host."""
 
     url: Annotated[NonEmpty, AfterValidator(check_url)] = Field(
-        description="Its address as this host reaches it: http or https, a path if it has one."
+        description="Its address as seen from this host: http or https, with its path if it has one."
     )
     token: Annotated[str, AfterValidator(_check_token)] = Field(
-        description="A token of its debug.tokens; role read is enough. It is sent there only."
+        description="One of its debug.tokens; the role read is enough. The token is sent only to this address."
     )
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a name or an address is this machine's loopback.
+    """Return whether a name or an address is this machine's loopback.
 
     Example:
         >>> [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "0.0.0.0", "example.org")]

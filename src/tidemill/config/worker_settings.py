@@ -1,4 +1,4 @@
-"""The sections about workers of DAGs, which run the attempts of tasks, and about the logs of these."""
+"""The sections `worker` and `logs`: how a worker runs the tasks of DAGs, and the logs of tasks."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from tidemill.config.section import NonEmpty, Section
 class WorkerSettings(Section):
     """How a worker runs the tasks of DAGs."""
 
-    concurrency: PositiveInt = Field(8, description="How many tasks run at once.")
+    concurrency: PositiveInt = Field(8, description="The number of tasks that run at once.")
     queues: Annotated[list[NonEmpty], Field(min_length=1)] = Field(
-        default_factory=lambda: ["default"], description="The queues whose tasks it runs."
+        default_factory=lambda: ["default"], description="The queues from which the worker takes tasks."
     )
     preload: list[NonEmpty] = Field(
         default_factory=list,
-        description="Modules that are imported once, before task processes are forked: those that take long to import. "
-        "They may not start threads, nor open connections.",
+        description="Modules to import once, before task processes are forked; choose modules that are slow to import. "
+        "They must not start threads or open connections.",
     )
     reuse_processes: list[NonEmpty] = Field(
         default_factory=list,
-        description="The DAGs whose tasks share processes, which is faster: ids, or patterns such as `etl_*`. What a "
-        "task leaves in its process, such as a global variable, is there for the next one. Otherwise each attempt has "
-        "a process of its own.",
+        description="The DAGs whose tasks share processes, which is faster: ids, or patterns such as `etl_*`. State "
+        "that a task leaves in its process, such as a global variable, is visible to the next task. Every attempt of "
+        "other DAGs has a process of its own.",
     )
     recycle_after_tasks: PositiveInt = Field(
-        100, description="A process that tasks share is replaced after this many, since their code may leak memory."
+        100,
+        description="The number of tasks after which a shared process is replaced, since user code may leak memory.",
     )
     term_grace_seconds: NonNegativeFloat = Field(
-        5.0, description="How long a task that is ended may take to clean up; then its processes are killed."
+        5.0, description="How long a task may take to clean up when it is ended; then its processes are killed."
     )
     drain_timeout_seconds: NonNegativeFloat = Field(
-        60.0, description="How long tasks may run on when the worker is told to stop; then they are queued again."
+        60.0,
+        description="How long running tasks may take to finish when the worker is asked to stop; then they are queued "
+        "again.",
     )
 
 
@@ -43,6 +46,6 @@ class LogsSettings(Section):
 
     max_bytes_per_try: Annotated[int, Field(ge=65_536)] = Field(
         10_485_760,
-        description="How much of the log of one try is kept: half of it from the beginning, and half from the end. A "
-        "try that is deferred has several attempts; each has what the ones before it have left, and at least 16 KiB.",
+        description="The maximum log size of one try: half from its beginning, half from its end. The attempts of a "
+        "deferred try share it, but each gets at least 16 KiB.",
     )

@@ -125,6 +125,6 @@ def decode_journal(text: str) -> dict[str, JournalEntry]:
         except (ValueError, TypeError, KeyError):
             known = False
         if not known:
-            raise ValueError(f"line {number} is not an entry of a redrive")
+            raise ValueError(f"line {number} is not an entry of a redrive journal")
         found[entry.file] = entry
     return found
