@@ -53,7 +53,7 @@ _QUOTED = re.compile(r"\b(alias|handle|anchor) (?:'[^']*'|\"[^\"]*\")")
 
 @dataclass(slots=True)
 class Problem:
-    """Something wrong, and where.
+    """A problem in the configuration, with its location.
 
     Attributes:
         place: The file and line, or the variable.

@@ -146,8 +146,7 @@ class Arrangement:
 
         Returns:
             The number of messages that this completes, the ones among them that nothing holds (they are resolved), and
-                whether
-            the window's own hook is due.
+            whether the window's own hook is due.
         """
         complete, resolved = 0, []
         left, holds, stages = self._tasks_left, self._holds, self._stages

@@ -1,7 +1,7 @@
 """Order per key within one partition: tasks of one key start in the order of their messages.
 
 Tasks are ordered by window, smallest offset and index. A task has the keys of its messages; a message without a key
-adds none. A task may start when no earlier task with one of its keys is open. The exception are tasks that work, under
+adds none. A task may start when no earlier task with one of its keys is open. The exceptions are tasks that work, under
 that key, for a single common message: they run in parallel. A task is open from its arrangement until it is done,
 including its retries and hooks; replacements take its position. If messages have a hook of their own, the hook is part
 of their last task: later messages with the key wait for it, too.

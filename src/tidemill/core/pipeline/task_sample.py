@@ -1,4 +1,4 @@
-"""Samples the finished tasks for the live view: the slow and the failed ones, and a sample of the others.
+"""Chooses the finished tasks that the live view shows: slow and failed ones, and a sample of the others.
 
 Invariants: each sample has one successful fast task per executor, with the number of tasks it stands for; memory is
 bounded by `most` and the number of executors, and tasks that did not fit are counted.

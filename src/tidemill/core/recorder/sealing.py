@@ -37,5 +37,5 @@ class SealPolicy:
 
 
 def is_period_over(age_seconds: float, rotation_seconds: float) -> bool:
-    """Return whether a new period begins; `age_seconds` is measured by a monotonic clock."""
+    """Return whether a new period begins; `age_seconds` is measured with a monotonic clock."""
     return age_seconds >= rotation_seconds
