@@ -70,7 +70,10 @@ def test_defaults_are_those_of_the_reference() -> None:
         ({"http": {"a": {"url": "https://h/", "method": "GET"}}}, r"a\.method: expected 'POST', 'PUT' or 'PATCH'"),
         ({"http": {"a": {"url": "https://h/", "headers": {"a b": "hunter2"}}}}, "'a b' is not a valid header name"),
         ({"http": {"a": {"url": "https://h/", "headers": {"Host": "x"}}}}, "Host cannot be set here"),
-        ({"http": {"a": {"url": "https://h/", "headers": {"A": "hunter2\r\nB: x"}}}}, "the value of A contains invalid characters"),
+        (
+            {"http": {"a": {"url": "https://h/", "headers": {"A": "hunter2\r\nB: x"}}}},
+            "the value of A contains invalid characters",
+        ),
         ({"http": {"a": {"url": "https://h/", "idempotency_header": "Host"}}}, "cannot be used as a header name"),
         ({"http": {"a": {"url": "https://h/", "concurrency": 0}}}, r"a\.concurrency: expected a number above 0"),
         ({"redis": {"a": {"url": "http://h"}}}, r"a\.url: must begin with redis://"),

@@ -23,7 +23,7 @@ Path = tuple[str | int, ...]
 #: The parser in C where PyYAML has it: a list of ten thousand triggers takes less than a second instead of four.
 _FastLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-#: A list of ten thousand triggers has 2 MiB; what is larger is not a file that somebody wrote.
+#: A list of ten thousand triggers has 2 MiB; a larger file is no hand-written configuration.
 MAX_BYTES = 16 * 1024 * 1024
 #: The parser in C would overflow the stack, and crash the process, at some ten thousand levels.
 MAX_LEVELS = 100

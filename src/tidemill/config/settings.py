@@ -177,5 +177,7 @@ def find_transaction_problems(settings: Settings) -> list[str]:
     ]
     level = settings.kafka.client_config.get("isolation.level", "read_committed")
     if level != "read_committed":
-        problems.append(f"kafka.client_config has isolation.level {level}, so a takeover could read uncommitted messages")
+        problems.append(
+            f"kafka.client_config has isolation.level {level}, so a takeover could read uncommitted messages"
+        )
     return problems

@@ -1,6 +1,6 @@
 """The times at which the messages of a partition were written, to compute the age of the oldest open one.
 
-One mark is kept per batch of messages, not per message: the age of a message is that of the first one in its batch.
+One mark is kept per batch of messages, not per message: a message gets the age of the first one in its batch.
 Invariant: memory is bounded even if nothing is ever committed; beyond `MAX_MARKS` batches are merged, so that an age is
 never too low.
 """

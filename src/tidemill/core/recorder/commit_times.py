@@ -59,7 +59,7 @@ class CommitTimes(Generic[PartitionT]):
         if offsets != ordered:
             return [at[bisect_right(ends, offset) - first] for offset in offsets]
         found: list[int | None] = []
-        for end, time in zip(ends[first:last], at, strict=False):  # the last time is that of the offsets that are left
+        for end, time in zip(ends[first:last], at, strict=False):  # the last time belongs to the remaining offsets
             found += [time] * (bisect_left(offsets, end) - len(found))
         return found + [at[last - first]] * (len(offsets) - len(found))
 

@@ -162,7 +162,7 @@ class Reload:
         if self._draining and self._saved == self._running:
             # It was loaded before and is still available.
             self._next = self._running
-            return [Tell("the files are again those of the running code; its engines are restarted")]
+            return [Tell("the files match the running code again; its engines restart")]
         self._loading = self._saved
         return [Load(self._saved)]
 

@@ -305,7 +305,7 @@ def _end_first(task: TaskRow, wanted: Ending, triggerer: int | None, now_us: int
 
 
 def _become(task: TaskRow, wanted: Ending, *effects: Effect) -> Moved:
-    """Apply a user's decision to a task of which nothing runs."""
+    """Apply a user's decision to a task without a running attempt."""
     if wanted.outcome is not None:
         return _end(task, wanted.outcome, *effects, error=wanted.error)
     return _move(task, TaskState.NONE, *effects, ClearXComs(), _RING_SCHEDULER, due_us=None, ending=None)
