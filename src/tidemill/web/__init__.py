@@ -1,1 +1,1 @@
-"""The web UI: pages and a REST API over what a process knows, on a thread of its own."""
+"""The web UI: pages and a REST API, served from a thread of its own."""

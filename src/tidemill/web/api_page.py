@@ -1,4 +1,4 @@
-"""The page about the REST API: its OpenAPI document, as a reader wants to see it."""
+"""The page that documents the REST API, rendered from its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 
 class Parameter(BaseModel):
-    """A parameter of an operation, or a field of an answer."""
+    """A parameter of an operation, or a field of a request or response body."""
 
     name: str
     kind: str
@@ -18,7 +18,7 @@ class Parameter(BaseModel):
 
 
 class Operation(BaseModel):
-    """What can be asked."""
+    """An operation of the API: one method of one path."""
 
     method: str
     path: str
@@ -31,7 +31,7 @@ class Operation(BaseModel):
 
 
 def describe_api(document: Mapping[str, Any]) -> list[Operation]:
-    """Return the operations of an OpenAPI document, in its order."""
+    """Return the operations of an OpenAPI document, in the document's order."""
     schemas = document.get("components", {}).get("schemas", {})
     return [
         _describe_operation(method, path, operation, schemas)
@@ -81,7 +81,7 @@ def _describe_body(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> 
 
 
 def _name_kind(schema: Mapping[str, Any]) -> str:
-    """Return the name of a type.
+    """Return the name of a schema's type.
 
     Example:
         >>> _name_kind({"anyOf": [{"type": "integer"}, {"type": "null"}]}), _name_kind({"$ref": "#/x/Overview"})

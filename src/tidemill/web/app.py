@@ -1,4 +1,4 @@
-"""Puts the application together: the login, health, the sections that a process mounts, and the guard around all."""
+"""Assembles the application: login, health checks, the sections that a process mounts, and the guard around them."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def create_app(
     """Return the application.
 
     Args:
-        sections: What is mounted; the first page of the first one is where a reader begins.
-        pages: Renders them.
-        logins: Who may do what.
-        origins: By which names, and from where.
-        health: What probes ask.
-        port: The port, for the name of the cookie.
-        workers: Where blocking work is done; None: on threads with the usual limits.
+        sections: The sections to mount; the first page of the first section is the home page.
+        pages: Renders the pages.
+        logins: Authenticates users and tokens.
+        origins: Decides which host names and origins are allowed.
+        health: Answers liveness and readiness probes.
+        port: The port of the server; part of the cookie's name.
+        workers: Runs blocking work; None: workers with the default limits.
     """
     cookie = f"tidemill_{port}"
     app = FastAPI(title="tidemill", version=pages.about.version, docs_url=None, redoc_url=None, openapi_url=None)
@@ -76,7 +76,7 @@ def create_app(
 
 def _build_health(health: Health) -> Routes:
     router = Routes(include_in_schema=False)
-    # Of their own: pages that take long must not make a process look dead.
+    # Probes have their own workers: slow pages must not make the process look dead.
     probes = Workers()
 
     def answer(reasons: list[str]) -> Response:
@@ -115,7 +115,7 @@ def _handle_errors(app: FastAPI, pages: Pages) -> None:
 
     @app.exception_handler(HTTPException)
     async def answer_http(request: Request, error: HTTPException) -> Response:
-        text = f"there is nothing at {request.url.path}" if error.status_code == 404 else str(error.detail)
+        text = f"there is no page at {request.url.path}" if error.status_code == 404 else str(error.detail)
         return answer(request, error.status_code, text, dict(error.headers or {}))
 
     @app.exception_handler(Problem)
@@ -128,11 +128,11 @@ def _handle_errors(app: FastAPI, pages: Pages) -> None:
 
     @app.exception_handler(Exception)
     async def answer_bug(request: Request, error: Exception) -> Response:
-        return answer(request, 500, "an error inside tidemill; see the log of the process")
+        return answer(request, 500, "internal error in tidemill; see the log of this process")
 
 
 async def _refuse_unknown(request: Request) -> None:
-    """Refuse parameters that an answer does not know: a filter with a typing error would show everything."""
+    """Reject query parameters that the route does not declare; a mistyped filter would otherwise match everything."""
     route = request.scope.get("route")
     if not isinstance(route, APIRoute):
         return

@@ -1,8 +1,9 @@
-"""Connections of browsers and programs: how many there may be, and how long one may be silent.
+"""Limits the connections of browsers and programs: their number, and how long one may stay silent.
 
-Invariants: there are at most 64; a further client takes the place of the one that has had no whole request for longest,
-and if all are being answered, it is disconnected. Who connects or begins a request and does not send the rest, body
-included, within 10 s is disconnected, too. So open connections alone keep nobody out.
+Invariants: there are at most 64 connections. A further client replaces the one that has been without a complete request
+for longest; if all 64 are being answered, the new client is disconnected. A client that connects or starts a request
+but
+does not send all of it, body included, within 10 s is disconnected too. So idle connections cannot lock others out.
 """
 
 from __future__ import annotations
@@ -20,30 +21,28 @@ class LimitedProtocol(H11Protocol):
     """One connection; uvicorn creates it with its own arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Begin without a client."""
         super().__init__(*args, **kwargs)
         self._waits_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the client has to send something: there is no request, or its body is not complete."""
+        """Whether the client must send more: there is no request yet, or its body is incomplete."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Let a client in, if there is room or somebody can give way."""
+        """Accept a client if there is room, or if another connection can be closed for it."""
         waiting = [other for other in self.connections if isinstance(other, LimitedProtocol) and other.is_waiting]
         is_full = len(self.connections) >= MAX_CONNECTIONS
         super().connection_made(transport)
         self._wait_for_request()
         if is_full:
-            # Those that were aborted are in the set until the next turn of the loop.
+            # Aborted connections stay in the set until the next iteration of the loop.
             open_ones = [other for other in waiting if not other.transport.is_closing()]
             oldest = min(open_ones, key=lambda other: other._waits_since, default=self)
             oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
         super().data_received(data)
         if not self.is_waiting:
             self._end_wait()
@@ -51,12 +50,11 @@ class LimitedProtocol(H11Protocol):
             self._wait_for_request()
 
     def end_waiting(self) -> None:
-        """Disconnect the client if it has to send something; nobody waits for it at a stop."""
+        """Disconnect the client if its request is incomplete; a shutdown does not wait for the rest."""
         if self.is_waiting:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the client."""
         self._end_wait()
         super().connection_lost(exc)
 

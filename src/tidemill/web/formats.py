@@ -1,4 +1,4 @@
-"""How numbers, sizes and times are written on pages."""
+"""Formats numbers, sizes and times for pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
 
 def format_number(value: float | None) -> str:
-    """Return a number with separators; what is not known is a dash.
+    """Return a number with thousands separators; a dash for None.
 
     Example:
         >>> format_number(12345), format_number(0.25), format_number(None)
@@ -39,13 +39,14 @@ def format_short(value: float | None) -> str:
     if value is None:
         return "–"
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= (limit if unit == "k" else limit * 0.9995):  # what would be rounded up to it is shown in it
+        # a value that would round up to 1000 of the smaller unit takes the larger one
+        if abs(value) >= (limit if unit == "k" else limit * 0.9995):
             return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
     return format_number(round(value) if abs(value) >= 10 else value)
 
 
 def format_bytes(value: int | None) -> str:
-    """Return a size.
+    """Return a size in binary units.
 
     Example:
         >>> format_bytes(512), format_bytes(123_456_789)
@@ -80,7 +81,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_minutes(seconds: float) -> str:
-    """Return a duration that changes once a minute.
+    """Return a duration in whole minutes, so that the text changes only once a minute.
 
     Example:
         >>> format_minutes(59), format_minutes(61), format_minutes(4000)
@@ -92,12 +93,12 @@ def format_minutes(seconds: float) -> str:
 
 
 def format_time(at: float | None) -> Markup | str:
-    """Return a time in UTC as an element that the page's script shortens."""
+    """Return a time in UTC as a `time` element, which the page's script shortens."""
     return _format_moment(at, "seconds")
 
 
 def format_moment(at: float | None) -> Markup | str:
-    """Return a time to the millisecond, otherwise as `format_time` does."""
+    """Return a time in milliseconds precision; see `format_time`."""
     return _format_moment(at, "milliseconds")
 
 
@@ -106,7 +107,7 @@ def _format_moment(at: float | None, precision: str) -> Markup | str:
         return "–"
     try:
         moment = datetime.fromtimestamp(at, UTC)
-    except (ValueError, OverflowError, OSError):  # a producer may write any number; calendars end with year 9999
+    except (ValueError, OverflowError, OSError):  # producers may write any number, but dates end with year 9999
         return f"{at:.0f} s after 1970"
     text = moment.replace(tzinfo=None).isoformat(" ", precision)
     whole = moment.isoformat(timespec="milliseconds")
@@ -114,12 +115,12 @@ def _format_moment(at: float | None, precision: str) -> Markup | str:
 
 
 def format_ago(at: float | None) -> str:
-    """Return how long ago a time was."""
+    """Return how long ago a time was, in words."""
     return "–" if at is None else f"{format_duration(max(0.0, time.time() - at))} ago"
 
 
 def make_visible(value: object) -> object:
-    r"""Return a text with everything that cannot be seen, or turns the text around it, escaped; lines stay lines.
+    r"""Return a text with invisible and bidirectional control characters escaped; line breaks and tabs stay.
 
     Example:
         >>> make_visible("task\u202e-1\x00\n"), make_visible(5)
@@ -131,21 +132,21 @@ def make_visible(value: object) -> object:
 
 
 def keep_as_typed(value: object) -> Markup:
-    """Return a text as it is, for fields of forms: what is sent again must be what was given."""
+    """Return a text unchanged for form fields: submitting the form again must send the same text."""
     return escape_markup(value)
 
 
-#: The small chart of a group of failures.
+#: The sparkline of a group of failures.
 _SPARK_BARS, _SPARK_STEP, _SPARK_HEIGHT = 40, 3, 20
 
 
 def spread_minutes(minutes: Sequence[tuple[int, int]], begin: float, end: float) -> list[tuple[int, int]]:
-    """Return bars of a small chart: where each begins and how high it is.
+    """Return the bars of a sparkline: the horizontal position and the height of each.
 
     Args:
-        minutes: Minutes since the epoch, and how many in each.
-        begin: The left end, in seconds since the epoch; 0: the first of these minutes.
-        end: The right end.
+        minutes: Minutes since the epoch, with the count of each.
+        begin: The left end, in seconds since the epoch; 0: the first of the minutes.
+        end: The right end, in seconds since the epoch.
 
     Example:
         >>> spread_minutes([(10, 4), (19, 2)], 600, 1200)
@@ -155,10 +156,10 @@ def spread_minutes(minutes: Sequence[tuple[int, int]], begin: float, end: float)
     width = max(1.0, end / _MINUTE - first) / _SPARK_BARS
     bars: dict[int, int] = {}
     for minute, count in minutes:
-        place = min(_SPARK_BARS - 1, max(0, int((minute - first) / width)))
-        bars[place] = bars.get(place, 0) + count
+        index = min(_SPARK_BARS - 1, max(0, int((minute - first) / width)))
+        bars[index] = bars.get(index, 0) + count
     highest = max(bars.values(), default=1)
-    return [(place * _SPARK_STEP, max(2, _SPARK_HEIGHT * count // highest)) for place, count in sorted(bars.items())]
+    return [(index * _SPARK_STEP, max(2, _SPARK_HEIGHT * count // highest)) for index, count in sorted(bars.items())]
 
 
 FILTERS = {

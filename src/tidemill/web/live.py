@@ -1,7 +1,7 @@
-"""Live updates: computed once a second for all clients, and not at all without any.
+"""Live updates, computed once a second for all clients together, and only while there are clients.
 
-Invariants: a client that reads slowly gets the newest state and is told how many updates it missed; nothing is queued
-for it; a stream ends with the login of its client. Everything runs on the server's loop.
+Invariants: updates are never queued. A slow client gets the newest state and the number of updates it missed. A stream
+ends when its client's login ends. Everything runs on the server's loop.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 
 from tidemill.web.problems import Problem
 
-#: Each keeps one of the server's connections.
+#: Each client occupies one of the server's connections.
 MAX_CLIENTS = 32
 
-#: What is new, by name: a text for each part that a page can replace.
+#: Changed parts of a page: new text by the part's name.
 Parts = Mapping[str, str]
 
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One that listens.
+    """A client that listens for updates.
 
     Attributes:
-        view: What it wants to see.
-        is_known: Whether its login is still valid.
-        pending: What it has not been sent yet.
-        missed: How many updates were overtaken by later ones.
+        view: The view that it follows.
+        is_known: Returns whether its login is still valid.
+        pending: Parts that it has not been sent yet.
+        missed: How many updates a later one replaced before they were sent.
     """
 
     view: str
@@ -42,11 +42,10 @@ class LiveUpdates:
     """Sends updates to clients.
 
     Args:
-        views: By name, what computes all parts of a view.
+        views: By the view's name, a function that computes all its parts.
     """
 
     def __init__(self, views: Mapping[str, Callable[[], Parts]]) -> None:
-        """Start without clients."""
         self._views = views
         self._clients: set[Client] = set()
         self._last: dict[str, dict[str, str]] = {}
@@ -54,21 +53,20 @@ class LiveUpdates:
 
     @property
     def clients(self) -> int:
-        """How many listen."""
+        """The number of clients."""
         return len(self._clients)
 
     def has_clients(self, view: str) -> bool:
-        """Tell whether somebody follows a view."""
+        """Return whether any client follows a view."""
         return any(client.view == view for client in self._clients)
 
     def close(self) -> None:
-        """End all streams."""
         self._is_ended = True
         for client in self._clients:
             client.has_news.set()
 
     def update(self) -> None:
-        """Compute what is new for those that listen, and let go of those whose login has ended."""
+        """Compute the changes of every followed view, and drop clients whose login has ended."""
         for client in [client for client in self._clients if not client.is_known()]:
             self._clients.discard(client)
             client.has_news.set()
@@ -83,18 +81,19 @@ class LiveUpdates:
                     client.has_news.set()
 
     async def listen(self, view: str, is_known: Callable[[], bool] = lambda: True) -> AsyncIterator[dict[str, str]]:
-        """Yield events for one client: first everything, then what changes.
+        """Yield events for one client: all parts first, then the changes.
 
         Args:
-            view: What it wants to see.
-            is_known: Whether its login is still valid; asked with each update.
+            view: The view to follow.
+            is_known: Returns whether the client's login is still valid; called with every update.
 
         Raises:
-            Problem: Too many listen already.
+            Problem: Too many clients are listening.
         """
         if len(self._clients) >= MAX_CLIENTS:
-            raise Problem(503, f"{MAX_CLIENTS} clients listen already; close one", {"Retry-After": "5"})
-        # What the others have been sent; otherwise a part that changes back would not be sent to this one.
+            text = f"{MAX_CLIENTS} clients already follow live updates; close one of their pages and try again"
+            raise Problem(503, text, {"Retry-After": "5"})
+        # Start from what the other clients were last sent; otherwise this client would miss a part that changes back.
         if not any(client.view == view for client in self._clients):
             self._last[view] = dict(self._views[view]())
         client = Client(view, is_known, dict(self._last[view]))

@@ -1,4 +1,4 @@
-"""The login: by the key of the printed address, or by name and password; and its end."""
+"""Login with the key of the printed address, or with name and password; and logout."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tidemill.web.routes import Routes
 
 
 def build_login(logins: Logins, pages: Pages, cookie: str, *, is_secure: bool) -> Routes:
-    """Return the routes.
+    """Return the routes of login and logout.
 
     Args:
-        logins: Who may log in.
-        pages: Renders the page.
-        cookie: The name of the login's cookie.
-        is_secure: Whether browsers may send it over https only.
+        logins: Authenticates users.
+        pages: Renders the login page.
+        cookie: The name of the login cookie.
+        is_secure: Whether browsers may send the cookie over https only.
     """
     router = Routes(include_in_schema=False)
     by_key = logins.key is not None
@@ -30,7 +30,7 @@ def build_login(logins: Logins, pages: Pages, cookie: str, *, is_secure: bool) -
         return pages.answer(request, "login.html", status, **values)
 
     def log_in(request: Request, secret: str, target: str) -> Response:
-        # A redirect would not bring a SameSite=Strict cookie if the reader came from another site: this page does.
+        # After a link from another site, a redirect would not carry a SameSite=Strict cookie; this page does.
         response = pages.answer(request, "entered.html", target=pages.url(target))
         _set_cookie(response, cookie, secret, is_secure=is_secure)
         return response
@@ -38,7 +38,7 @@ def build_login(logins: Logins, pages: Pages, cookie: str, *, is_secure: bool) -
     def use_key(request: Request, key: str, target: str) -> Response:
         secret = logins.use_key(key, _find_address(request))
         if secret is None:
-            text = "This is not the key: it changes with every start. Use the address that the log shows."
+            text = "This key is wrong; each start has a new one. Open the address in the newest log."
             return answer_page(request, target, text, 403)
         return log_in(request, secret, target)
 
@@ -90,7 +90,7 @@ def _find_address(request: Request) -> str:
 
 
 def _choose_target(wanted: str) -> str:
-    """Return where to go after the login: a path of this server, never another one.
+    """Return the path to open after the login; it always is a path of this server.
 
     Example:
         >>> _choose_target("/tasks?status=failed"), _choose_target("//evil.example"), _choose_target("https://e.x/")

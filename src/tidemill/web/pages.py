@@ -1,4 +1,4 @@
-"""Builds pages from templates. All text is escaped by the templates; nothing here joins markup by itself."""
+"""Builds pages from templates. The templates escape all text; no code here assembles markup."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ class Pages:
     """Renders templates.
 
     Args:
-        about: What runs here.
-        prefix: The path before all others; ''.
+        about: Describes the process, for the head of every page.
+        prefix: The path in front of every path of the server, as in '/tidemill'; may be ''.
     """
 
     def __init__(self, about: About, prefix: str = "") -> None:
-        """Compile nothing yet: a template is when it is first used."""
         self.about = about
         self.prefix = prefix
         self.links: Sequence[Link] = ()
@@ -52,34 +51,34 @@ class Pages:
         self._templates.globals["probe_topic"] = lambda: self.probe_topic
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Let templates use a function of a section."""
+        """Make a section's function available to templates as a filter."""
         self._templates.filters[name] = function
 
     def url(self, path: str) -> str:
-        """Return a path of ours as browsers see it."""
+        """Return a path of this server as browsers request it, prefix included."""
         return f"{self.prefix}{path}"
 
     def _has_page(self, path: str) -> bool:
         return any(link.path == path for link in self.links)
 
     def _link_static(self, name: str) -> str:
-        # Its digest is in the address, so that a browser can keep it for good.
+        # The digest in the address lets browsers cache the file forever.
         if name not in self._digests:
             self._digests[name] = hashlib.sha256((STATIC_FOLDER / name).read_bytes()).hexdigest()[:12]
         return f"{self.prefix}/static/{name}?v={self._digests[name]}"
 
     def render(self, template: str, **values: Any) -> str:
-        """Return a part of a page."""
+        """Return a rendered template, such as a fragment of a page."""
         return self._templates.get_template(template).render(values)
 
     def answer(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """Return a whole page.
+        """Return the response with a whole page.
 
         Args:
-            request: What is answered.
-            template: The page's.
-            status: The status of HTTP.
-            values: What the template shows.
+            request: The request to answer.
+            template: The page's template.
+            status: The HTTP status.
+            values: Variables of the template.
         """
         identity: Identity | None = getattr(request.state, "identity", None)
         own = {"identity": identity, "links": self.links if identity else (), "path": request.url.path}

@@ -1,4 +1,4 @@
-"""Errors as programs read them: application/problem+json (RFC 9457)."""
+"""Machine-readable errors: application/problem+json (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ MEDIA_TYPE = "application/problem+json"
 
 
 def answer_problem(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the answer.
+    """Return the response.
 
     Args:
-        status: The status of HTTP.
+        status: The HTTP status.
         text: What is wrong, and what to do.
-        headers: Further ones.
+        headers: Further headers.
     """
     try:
         title = http.HTTPStatus(status).phrase
     except ValueError:
         title = "Error"
-    # What a user typed, or a library said, may have line breaks.
+    # Text from users or libraries may contain line breaks.
     document = {"type": "about:blank", "title": title, "status": status, "detail": to_one_line(text)}
     return Response(json.dumps(document), status, dict(headers or {}), MEDIA_TYPE)
 
 
 class Problem(Exception):
-    """Why a request is refused or cannot be answered.
+    """A request is rejected or cannot be answered.
 
     Args:
-        status: The status of HTTP.
+        status: The HTTP status.
         text: What is wrong, and what to do.
-        headers: Of the answer.
+        headers: Further headers of the response.
     """
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
-        """Keep the answer."""
         super().__init__(text)
         self.status = status
         self.text = text
@@ -48,5 +47,5 @@ class Problem(Exception):
 
     @property
     def response(self) -> Response:
-        """The answer."""
+        """The response that reports this problem."""
         return answer_problem(self.status, self.text, self.headers)

@@ -1,7 +1,7 @@
-"""Routes of a section, until they are those of an application.
+"""Routes of a section, collected until they are added to an application.
 
-A router of FastAPI prepares each route when it is declared, and once more when the router is included: half of what a
-web UI costs when it starts. What is declared here is prepared once.
+FastAPI's own router prepares each route when it is declared, and again when the router is included; that took half of
+the web UI's start. Routes declared here are prepared once.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class _Declared:
 
 
 class Routes:
-    """Routes that are declared as those of FastAPI.
+    """Collects routes, declared as with FastAPI's router.
 
     Args:
-        prefix: The path before all others; ''.
-        tags: Of all routes, in the description of the API.
-        route_class: Their class.
-        include_in_schema: Whether the description of the API has them.
-        dependencies: Called before each of them, and before those that are included.
+        prefix: The path in front of every route's path.
+        tags: Tags of all routes in the OpenAPI document.
+        route_class: The class of the routes.
+        include_in_schema: Whether the OpenAPI document lists the routes.
+        dependencies: Called before every route, included ones too.
     """
 
     def __init__(
@@ -44,7 +44,6 @@ class Routes:
         include_in_schema: bool = True,
         dependencies: Sequence[Depends] = (),
     ) -> None:
-        """Declare nothing yet."""
         self._prefix = prefix
         self._options: dict[str, Any] = {
             "tags": list(tags),
@@ -55,11 +54,11 @@ class Routes:
         self._declared: list[_Declared] = []
 
     def get(self, path: str, **options: Any) -> Callable[[EndpointT], EndpointT]:
-        """Declare the function that answers GET, with options as FastAPI has them."""
+        """Declare the function that answers GET; takes FastAPI's options."""
         return self._declare(path, "GET", options)
 
     def post(self, path: str, **options: Any) -> Callable[[EndpointT], EndpointT]:
-        """Declare the function that answers POST, with options as FastAPI has them."""
+        """Declare the function that answers POST; takes FastAPI's options."""
         return self._declare(path, "POST", options)
 
     def add(self, path: str, endpoint: Callable[..., Any], methods: Sequence[str] = ("GET",), **options: Any) -> None:
@@ -68,7 +67,7 @@ class Routes:
         self._declared.append(_Declared(self._prefix + path, endpoint, merged))
 
     def include(self, other: Routes) -> None:
-        """Add all routes of another one, as they are there, after the dependencies of this one."""
+        """Add all current routes of another collection; the dependencies of this one run first."""
         for route in other._declared:
             before = [*self._options["dependencies"], *route.options["dependencies"]]
             self._declared.append(replace(route, options={**route.options, "dependencies": before}))
@@ -76,13 +75,13 @@ class Routes:
     def mount(
         self, app: FastAPI, prefix: str = "", *, dependencies: Sequence[Depends] = (), include_in_schema: bool = True
     ) -> None:
-        """Make them routes of an application.
+        """Add the routes to an application.
 
         Args:
             app: The application.
-            prefix: The path before all of them.
-            dependencies: Called before each of them.
-            include_in_schema: Whether the description of the API may have them.
+            prefix: The path in front of every route's path.
+            dependencies: Called before every route.
+            include_in_schema: Whether the OpenAPI document may list the routes.
         """
         for route in self._declared:
             shown = include_in_schema and route.options["include_in_schema"]

@@ -1,4 +1,4 @@
-"""What a process mounts into the web UI: sections, each a few pages and their part of the REST API."""
+"""Sections that a process mounts into the web UI: each has a few pages and a part of the REST API."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Link:
     """A page in the navigation.
 
     Attributes:
-        title: What it is called.
-        path: Where it is.
-        is_last: Whether it comes after the pages of all other sections.
+        title: The text of the link.
+        path: The path of the page.
+        is_last: Whether the link follows those of all other sections.
     """
 
     title: str
@@ -29,9 +29,9 @@ class Section:
 
     Attributes:
         links: Its pages in the navigation.
-        pages: Their routes.
+        pages: The routes of its pages.
         api: Its routes below `/api/v1`.
-        close: Ends what would keep the server from ending, such as streams.
+        close: Ends responses that would delay the server's shutdown, such as streams.
     """
 
     links: Sequence[Link]
@@ -42,16 +42,16 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What runs here, for the head of every page.
+    """Describes the process, for the head of every page.
 
     Attributes:
-        kind: As in "pipeline".
-        name: Its name: a pipeline's consumer group.
+        kind: The kind of process, as in "pipeline".
+        name: The process's name; a pipeline's is its consumer group.
         worker: The worker's name.
-        version: Of tidemill.
-        custom_links: Names and addresses of other places.
-        cluster: The name of the installation; ''.
-        is_read_only: Whether pages have nothing that changes something.
+        version: The version of tidemill.
+        custom_links: Titles and addresses of further links.
+        cluster: The name of the installation; may be ''.
+        is_read_only: Whether pages show no forms and buttons that change anything.
     """
 
     kind: str
@@ -65,11 +65,11 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What probes ask, on any thread.
+    """Answers probes, on any thread.
 
     Attributes:
-        find_dead: Why the process should be restarted.
-        find_unready: Why it is not ready.
+        find_dead: Returns the reasons to restart the process.
+        find_unready: Returns the reasons why the process is not ready.
     """
 
     find_dead: Callable[[], list[str]]

@@ -1,4 +1,4 @@
-"""Numbers over time, as charts show them, from what was recorded."""
+"""Time series for charts, computed from recorded counts."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from tidemill.recorder.format.counts import Counts
 from tidemill.runtime.loop.durations import DURATION_BOUNDS
 
 _MINUTE = 60
-#: A chart has about this many points.
+#: Charts have about this many points.
 _POINTS = 480
-#: Counts are written once a second, so those of a step's last second come a little after its end.
+#: Counts are written once a second, so the counts of a step's last second arrive shortly after the step's end.
 _LATE_SECONDS = 2
 
 
 class Series(BaseModel):
-    """Numbers over time, a list each; null where nothing is known."""
+    """Time series; each is a list with null where no value is known."""
 
     at: list[float] = Field(description="Seconds since the epoch.")
     consumed: list[float | None] = Field(description="Messages read per second.")
     done: list[float | None] = Field(description="Messages finished per second.")
     failed: list[float | None] = Field(description="Tasks that failed for good, per second.")
-    retried: list[float | None] = Field(description="Attempts that failed and were followed by another, per second.")
+    retried: list[float | None] = Field(description="Failed attempts that were retried, per second.")
     letters: list[float | None] = Field(description="Dead letters per second.")
-    lag: list[float | None] = Field(description="Messages behind the end.")
-    in_flight: list[float | None]
-    task_p50: list[float | None] = Field(description="How long attempts of tasks took, in seconds.")
-    task_p95: list[float | None]
-    task_p99: list[float | None]
+    lag: list[float | None] = Field(description="Messages of the topic that are not read yet.")
+    in_flight: list[float | None] = Field(description="Messages being processed.")
+    task_p50: list[float | None] = Field(description="Median duration of task attempts, in seconds.")
+    task_p95: list[float | None] = Field(description="95th percentile, in seconds.")
+    task_p99: list[float | None] = Field(description="99th percentile, in seconds.")
 
 
 def find_quantile(counts: Sequence[int], share: float) -> float | None:
-    """Return a quantile of durations that were counted in `DURATION_BOUNDS`; None: there are none.
+    """Return a quantile of durations counted in the buckets of `DURATION_BOUNDS`; None without any durations.
 
-    Within a bucket it is interpolated; of those beyond the last bound only that bound is known.
+    Interpolates within a bucket; returns the last bound for durations beyond it.
 
     Example:
         >>> find_quantile([0, 0, 10, *[0] * 12], 0.5)
@@ -45,17 +45,17 @@ def find_quantile(counts: Sequence[int], share: float) -> float | None:
     if not wanted:
         return None
     below = 0.0
-    for place, count in enumerate(counts):
+    for bucket, count in enumerate(counts):
         if below + count >= wanted and count:
-            low = DURATION_BOUNDS[place - 1] if place else 0.0
-            high = DURATION_BOUNDS[min(place, len(DURATION_BOUNDS) - 1)]
+            low = DURATION_BOUNDS[bucket - 1] if bucket else 0.0
+            high = DURATION_BOUNDS[min(bucket, len(DURATION_BOUNDS) - 1)]
             return low + (high - low) * (wanted - below) / count
         below += count
     return DURATION_BOUNDS[-1]
 
 
 def choose_step(seconds: int) -> int:
-    """Return the seconds of a step; whole minutes once there are more of them than points.
+    """Return the length of a step in seconds, rounded up to whole minutes from one minute on.
 
     Example:
         >>> choose_step(900), choose_step(3600), choose_step(86_400)
@@ -66,18 +66,18 @@ def choose_step(seconds: int) -> int:
 
 
 def find_finished(counts: Sequence[Counts], step_seconds: int, now: float) -> list[Counts]:
-    """Return the steps that are over; see `build_series`."""
+    """Return the steps that are complete; see `build_series`."""
     return [point for point in counts if point.at + step_seconds + _LATE_SECONDS <= now]
 
 
 def build_series(counts: Sequence[Counts], step_seconds: int, now: float) -> Series:
-    """Return counts as numbers per second; where a step is missing, nothing is known.
+    """Return counts as rates per second; a missing step yields nulls.
 
-    A step that is not over is left out: it has the counts of a part of its time, and would look like a drop.
+    An unfinished step is left out: its counts cover only a part of its time and would look like a drop.
 
     Args:
-        counts: In order of time.
-        step_seconds: The time of each.
+        counts: The counts, in order of time.
+        step_seconds: The length of each step.
         now: Seconds since the epoch.
     """
     over = find_finished(counts, step_seconds, now)

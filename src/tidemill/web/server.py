@@ -1,6 +1,6 @@
-"""Runs the web UI on a thread of its own, with an event loop of its own: nothing of the process waits for it.
+"""Runs the web UI on its own thread with its own event loop; no other part of the process waits for it.
 
-What a process shows is decided by the sections that it mounts; a driver's are in `pipeline`.
+Each process decides which sections it mounts; a driver's are in `pipeline`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tidemill.web.sections import About, Health, Section
 
 log = structlog.get_logger(__name__)
 
-#: How long an idle connection is kept for the next request.
+#: How long an idle connection stays open for the next request.
 _KEEP_ALIVE_SECONDS = 30
-#: How long requests may take to end at a stop.
+#: How long requests may take to finish at shutdown.
 _END_SECONDS = 1
 _MAX_HEAD_BYTES = 32 * 1024
-#: How often the server looks at its flags without being woken; also the precision of the Date header.
+#: How often the server checks its flags without being woken; also the precision of the Date header.
 _TICK_SECONDS = 1.0
 
 
 class _Server(uvicorn.Server):
-    """Ends when it is told to, from any thread, and needs no polling for that."""
+    """A server that any thread can stop, without polling."""
 
     def __init__(self, config: uvicorn.Config, ended: asyncio.Event, sections: Sequence[Section]) -> None:
         super().__init__(config)
@@ -58,12 +58,12 @@ class WebServer:
     """Serves an application.
 
     Args:
-        listener: A listening socket; it is closed at the end.
-        settings: Who may use it.
-        key: Of the address; None: there are users or tokens.
-        about: What runs here.
-        health: What probes ask.
-        mount: Returns the sections; called on the loop, before anything is answered.
+        listener: A listening socket; the server closes it at the end.
+        settings: Users, tokens and allowed hosts.
+        key: The key in the printed address; None if there are users or tokens.
+        about: Describes the process.
+        health: Answers probes.
+        mount: Returns the sections; called on the loop, before any request is answered.
     """
 
     def __init__(
@@ -75,7 +75,6 @@ class WebServer:
         health: Health,
         mount: Callable[[Pages], Sequence[Section]],
     ) -> None:
-        """Serve nothing yet."""
         self._listener = listener
         self._settings = settings
         self._origins = Origins(settings.host, settings.debug_url, tuple(settings.allowed_hosts))
@@ -87,18 +86,18 @@ class WebServer:
         self._ended = asyncio.Event()
 
     def run(self) -> None:
-        """Serve until `stop`; does not raise."""
+        """Serve until `stop`; never raises."""
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())
         except Exception as error:
-            log.exception("the web UI ended; the pipeline goes on without it", error=describe_error(error))
+            log.exception("the web UI failed; the pipeline continues without it", error=describe_error(error))
         finally:
             self._listener.close()
 
     def stop(self) -> None:
-        """Ask for the end; from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        """Ask the server to stop; callable from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._ended.set)
 
     async def _serve(self) -> None:

@@ -1,8 +1,8 @@
-"""Blocking work of the web UI: on daemon threads, a limited number of them, each for a limited time.
+"""Runs blocking work of the web UI on a limited number of daemon threads, each call for a limited time.
 
-Invariants: nothing that a page asks for keeps the process from ending; what takes too long is answered with a problem,
-and so is what finds no free thread; work whose time is over, or whose request has ended, can tell (`is_over`), and its
-thread counts until it ends. Used on one event loop.
+Invariants: work for a page never delays the end of the process. A call that takes too long, or that finds no free
+thread, is answered with a problem. Work can check whether its time is over or its request has ended (`is_over`); its
+thread counts against the limit until the work returns. Used on one event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidemill.web.problems import Problem
 #: How many calls may run at a time, and how long each may take.
 MAX_THREADS = 8
 CALL_SECONDS = 20.0
-#: How long a call waits for a thread.
+#: How long a call waits for a free thread.
 WAIT_SECONDS = 5.0
 
 CallP = ParamSpec("CallP")
@@ -43,7 +43,7 @@ _WORKERS: contextvars.ContextVar[Workers] = contextvars.ContextVar("tidemill_web
 
 
 def is_over() -> bool:
-    """Tell whether nobody waits any more for the work of this thread; False outside of `Workers`."""
+    """Return whether this thread's result is no longer wanted; False outside of `Workers`."""
     call = _CALL.get()
     return call is not None and (call.ended.is_set() or time.monotonic() >= call.ends_at)
 
@@ -52,24 +52,23 @@ class Workers:
     """Runs blocking calls.
 
     Args:
-        threads: How many may run at a time.
-        seconds: How long each may take.
-        wait_seconds: How long one waits for a thread.
+        threads: How many calls may run at a time.
+        seconds: How long a call may take.
+        wait_seconds: How long a call waits for a free thread.
     """
 
     def __init__(
         self, threads: int = MAX_THREADS, seconds: float = CALL_SECONDS, wait_seconds: float = WAIT_SECONDS
     ) -> None:
-        """Start no thread yet."""
         self._seconds = seconds
         self._wait_seconds = wait_seconds
         self._free = asyncio.Semaphore(threads)
 
     async def run(self, function: Callable[CallP, AnswerT], *args: CallP.args, **kwargs: CallP.kwargs) -> AnswerT:
-        """Return what a blocking function returns.
+        """Return the result of a blocking function.
 
         Raises:
-            Problem: There is no free thread, or it takes too long.
+            Problem: No thread is free, or the call takes too long.
         """
         try:
             async with asyncio.timeout(self._wait_seconds):
@@ -84,8 +83,8 @@ class Workers:
                 return await answer
         except TimeoutError:
             if not answer.cancelled():
-                raise  # of the function
-            text = f"this took longer than {self._seconds:g} s; ask for less: a shorter time, or more filters"
+                raise  # raised by the function
+            text = f"the request took longer than {self._seconds:g} s; choose a shorter time range or more filters"
             raise Problem(504, text) from None
         finally:
             call.ended.set()
@@ -109,12 +108,12 @@ class Workers:
             try:
                 value = function()
             except BaseException as raised:
-                # A future takes no StopIteration; and it would keep the frames of the thread alive.
+                # A future rejects StopIteration, and would keep the frames of the thread alive.
                 error = RuntimeError(repr(raised)) if isinstance(raised, StopIteration) else raised
             try:
                 loop.call_soon_threadsafe(settle, value, error)
             except RuntimeError:
-                return  # the server has ended
+                return  # the server has stopped
             finally:
                 del error
 
@@ -125,7 +124,8 @@ class Workers:
             thread.start()
         except RuntimeError:  # the system has no more threads
             self._free.release()
-            raise Problem(503, "no thread can be started for this; try again later", {"Retry-After": "30"}) from None
+            text = "the system cannot start another thread; try again later"
+            raise Problem(503, text, {"Retry-After": "30"}) from None
         return answer
 
 
@@ -134,30 +134,27 @@ class WithWorkers:
 
     Args:
         app: The application.
-        workers: Theirs.
+        workers: The workers of its routes.
     """
 
     def __init__(self, app: ASGIApp, workers: Workers) -> None:
-        """Keep both."""
         self._app = app
         self._workers = workers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
         _WORKERS.set(self._workers)
         await self._app(scope, receive, send)
 
 
 async def run_blocking(function: Callable[CallP, AnswerT], *args: CallP.args, **kwargs: CallP.kwargs) -> AnswerT:
-    """Return what a blocking function returns; see `Workers.run`."""
+    """Return the result of a blocking function; see `Workers.run`."""
     return await _WORKERS.get().run(function, *args, **kwargs)
 
 
 class BlockingRoute(APIRoute):
-    """A route whose function, if it is an ordinary one, is called on a thread of the workers."""
+    """A route whose function, unless it is a coroutine function, runs on a thread of the workers."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **kwargs: Any) -> None:
-        """Wrap the function."""
         if not inspect.iscoroutinefunction(endpoint):
             endpoint = _wrap(endpoint)
         super().__init__(path, endpoint, **kwargs)

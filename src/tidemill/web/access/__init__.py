@@ -1,1 +1,1 @@
-"""Who may see and change what: logins, sessions, tokens, and what is refused before any page is built."""
+"""Authentication and authorization: logins, sessions and tokens, checked before any page is built."""

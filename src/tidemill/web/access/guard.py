@@ -1,9 +1,9 @@
-"""What each request passes before a page or an answer is built, and what each answer carries.
+"""Checks every request before a page or an answer is built, and sets the security headers of every response.
 
-Invariants: only health checks, static files and the login are answered without a login; a host name that is not ours
-is refused, so that no page elsewhere can reach this server by a name of its own; a change needs the role operate, the
-token of the session's pages, and an origin of ours; a body has at most 1 MiB; a request takes at most 30 s, except
-live streams and downloads; forwarded headers are not read.
+Invariants: only health checks, static files and the login page need no login. An unknown host name is rejected, so that
+no foreign page can reach this server through DNS rebinding. A change requires the role operate, the CSRF token of the
+session, and an allowed origin. A body has at most 1 MiB. A request takes at most 30 s, except for live streams and
+downloads. Forwarded headers are ignored.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tidemill.web.problems import Problem, answer_problem
 
 MAX_BODY_BYTES = 1024 * 1024
 REQUEST_SECONDS = 30.0
-#: Answered to anybody, by any host name: probes have neither a login nor a name of ours.
+#: Answered for every client and host name: probes have no login, and address the server by its IP.
 HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
 LOGIN_PATH = "/login"
 LOGOUT_PATH = "/logout"
 LIVE_PATH = "/api/v1/live"
-#: Answers that take as long as their client reads.
+#: Responses that last as long as their client reads.
 _STREAMS = (LIVE_PATH, "/api/v1/recordings/download")
-#: The one page below `/api/`.
+#: The only page below `/api/`.
 DOCS_PATH = "/api/docs"
 _STATIC = "/static/"
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -53,17 +53,16 @@ class Guard:
     """Wraps an application.
 
     Args:
-        app: What is guarded.
-        logins: Who may do what.
-        origins: By which names, and from where.
-        cookie: The name of the login's cookie; it holds the port, since cookies of one host are shared by all ports.
+        app: The guarded application.
+        logins: Authenticates users and tokens.
+        origins: Decides which host names and origins are allowed.
+        cookie: The name of the login cookie; it contains the port because all ports of a host share cookies.
         request_seconds: How long a request may take.
     """
 
     def __init__(
         self, app: ASGIApp, logins: Logins, origins: Origins, cookie: str, request_seconds: float = REQUEST_SECONDS
     ) -> None:
-        """Guard nothing yet."""
         self._app = app
         self._logins = logins
         self._origins = origins
@@ -71,7 +70,7 @@ class Guard:
         self._request_seconds = request_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it."""
+        """Answer a request, or reject it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -89,21 +88,21 @@ class Guard:
 
         self._strip_prefix(scope)
         if scope["method"] == "HEAD" and scope["path"] not in _STREAMS:
-            scope = {**scope, "method": "GET"}  # the server leaves the body out
+            scope = {**scope, "method": "GET"}  # the server omits the body
         try:
             async with asyncio.timeout(self._request_seconds) as limit:
                 await self._answer(scope, receive, send_guarded, limit)
         except TimeoutError:
             if not limit.expired():
-                raise  # of what answers
+                raise  # raised by the application
             if not is_begun:
-                text = f"the request was not complete, or not answered, within {self._request_seconds:g} s"
+                text = f"the request was not received and answered within {self._request_seconds:g} s"
                 await answer_problem(408, text)(scope, receive, send_guarded)
         except Problem as problem:
             await problem.response(scope, receive, send_guarded)
 
     def _strip_prefix(self, scope: Scope) -> None:
-        """Have paths begin behind the prefix, whether or not a proxy has removed it."""
+        """Remove the prefix from the path, unless a proxy has already removed it."""
         prefix = self._origins.prefix
         path = scope["path"]
         if prefix and (path == prefix or path.startswith(f"{prefix}/")):
@@ -120,7 +119,7 @@ class Guard:
         if identity is None and not self._origins.is_host(host):
             raise Problem(
                 421,
-                f"this server is not {host or 'a host without a name'}; to open it by that name, add it to "
+                f"this server does not answer to the host name {host or '(none)'}; to use that name, add it to "
                 "debug.allowed_hosts",
             )
         if method not in _METHODS:
@@ -135,7 +134,7 @@ class Guard:
             return
         if identity is not None and method not in _SAFE and path != LOGIN_PATH:
             _refuse_change(identity, headers, body, is_logout=path == LOGOUT_PATH)
-        if path in _STREAMS and method in _SAFE:  # a stream; whoever asks for it is logged in, and has sent it all
+        if path in _STREAMS and method in _SAFE:  # a stream: its client is authenticated and has sent the whole request
             limit.reschedule(None)
         state = scope.setdefault("state", {})
         state["identity"] = identity
@@ -151,25 +150,25 @@ class Guard:
         if identity is None:
             raise Problem(
                 401,
-                "this token is not known; see debug.tokens, and send it as `Authorization: Bearer TOKEN`",
+                "unknown token; add its hash to debug.tokens, and send it as `Authorization: Bearer TOKEN`",
                 {"WWW-Authenticate": "Bearer"},
             )
         return identity
 
     def _is_known(self, headers: Headers) -> bool:
-        """Tell whether who sent a request could send it again."""
+        """Return whether the sender of a request is still logged in."""
         if "authorization" in headers:
-            return True  # tokens do not end
+            return True  # tokens do not expire
         return self._logins.find_session(self._read_cookie(headers)) is not None
 
     def _refuse_foreign(self, headers: Headers, host: str, token: Identity | None) -> None:
-        """Refuse a change that a page elsewhere asks for. Browsers name the origin of each; programs do not."""
+        """Reject a change that a foreign page requests. Browsers send the origin of every change; programs do not."""
         origin = headers.get("origin")
         if origin is None and token is not None:
             return
         if origin is None or not self._origins.is_same(origin, host):
             raise Problem(
-                403, f"a change must come from a page of this server, and not from {origin or 'an unknown origin'}"
+                403, f"changes are accepted from pages of this server only, not from {origin or 'an unknown origin'}"
             )
 
     def _read_cookie(self, headers: Headers) -> str | None:
@@ -180,7 +179,7 @@ class Guard:
             text = "log in first, or send a token (`Authorization: Bearer TOKEN`)"
             raise Problem(401, text, {"WWW-Authenticate": "Bearer"})
         query = scope["query_string"].decode("latin-1")
-        # The printed address is that of the first page; elsewhere `key` is a filter, for keys of messages.
+        # The printed address is that of the first page; on other pages `key` filters by message key.
         is_printed = scope["path"] == "/" and self._logins.key is not None
         key = parse_qs(query).get("key", [""])[0] if is_printed else ""
         if key:
@@ -188,7 +187,7 @@ class Guard:
         wanted = scope["path"] + (f"?{query}" if query else "")
         target = f"{self._origins.prefix}{LOGIN_PATH}?" + (f"key={quote(key, safe='')}&" if key else "")
         response = RedirectResponse(f"{target}next={quote(wanted, safe='')}", 303)
-        if Headers(scope=scope).get("hx-request"):  # a part of a page that has been open for too long
+        if Headers(scope=scope).get("hx-request"):  # a fragment of a page whose login has expired
             response.headers["HX-Redirect"] = target
             response.status_code = 401
         await response(scope, receive, send)
@@ -207,9 +206,9 @@ def _refuse_change(identity: Identity, headers: Mapping[str, str], body: bytes, 
         if not sent and headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
             sent = parse_qs(body.decode("latin-1")).get("csrf", [""])[0]
         if not secrets.compare_digest(sent.encode(), identity.csrf.encode()):
-            raise Problem(403, "the page is too old: reload it, and try again (its token is not that of this login)")
+            raise Problem(403, "this page belongs to an earlier login; reload it and try again")
     if not (is_logout or identity.may_operate):
-        raise Problem(403, f"{identity.name} may only read; changes need the role operate")
+        raise Problem(403, f"{identity.name} may only read; changes require the role operate")
 
 
 async def _read_body(headers: Headers, receive: Receive) -> bytes:
@@ -222,7 +221,7 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Problem(400, "the client went away")
+            raise Problem(400, "the client disconnected")
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > MAX_BODY_BYTES:

@@ -1,7 +1,7 @@
-"""Hashes of passwords and tokens, as the configuration keeps them.
+"""Hashes of passwords and tokens, as stored in the configuration.
 
-A password may be guessed, so its hash is slow and takes memory: 19 MiB, of which one at a time is checked. A token is
-random, so that a fast hash is enough.
+Passwords can be guessed, so their hash is slow and takes 19 MiB of memory; one is checked at a time. Tokens are random,
+so a fast hash suffices.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import secrets
 from argon2 import PasswordHasher, Type
 from argon2.exceptions import InvalidHashError, VerificationError
 
-#: OWASP's second choice for argon2id: 19 MiB, 2 passes, 1 lane. The memory is the driver's.
+#: OWASP's second choice for argon2id: 19 MiB, 2 passes, 1 lane. The memory is allocated in the driver.
 _HASHER = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1, type=Type.ID)
 _TOKEN_BYTES = 32
-#: Checked where there is no such user, so that the answer takes as long as for one that exists.
+#: Checked for unknown users, so that the response takes as long as for known ones.
 _NOBODY = _HASHER.hash(secrets.token_urlsafe())
 
 
@@ -26,11 +26,11 @@ def hash_password(password: str) -> str:
 
 
 def is_password(password: str, expected: str | None) -> bool:
-    """Tell whether this is the password; takes a while.
+    """Return whether a password matches; slow on purpose.
 
     Args:
-        password: What somebody typed.
-        expected: The hash; None: there is no such user.
+        password: The password that was entered.
+        expected: The user's hash; None: there is no such user.
     """
     try:
         return _HASHER.verify(expected or _NOBODY, password) and expected is not None
@@ -54,5 +54,5 @@ def hash_token(token: str) -> str:
 
 
 def is_token(token: str, expected: str) -> bool:
-    """Tell whether this is the token with that hash; takes as long for any."""
+    """Return whether a token has a hash, in constant time."""
     return hmac.compare_digest(hash_token(token), expected)

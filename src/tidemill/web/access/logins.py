@@ -1,9 +1,9 @@
-"""Sessions, and the ways to get one: a key, or a user's password; and tokens, which need none.
+"""Sessions and how to open one: with a key or with a user's password; and tokens, which need no session.
 
-Invariants: a session ends after 12 hours, or when somebody logs out; there are at most a thousand, the oldest go; who
-gives wrong passwords of a user again and again has to wait before that user's password is looked at again, and so does
-everybody once that happens from many addresses or for many names. The key needs no such limit: it cannot be guessed.
-Failures are logged. Used on one event loop only.
+Invariants: a session ends after 12 hours or at logout; there are at most a thousand, and the oldest are dropped first.
+After too many wrong passwords for one user from one address, further passwords for that user from that address are
+refused for a while; after too many wrong passwords in total, all passwords are. The key needs no such limit because it
+cannot be guessed. Failures are logged. Used on one event loop only.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ log = structlog.get_logger(__name__)
 
 SESSION_SECONDS = 12 * 3600.0
 MAX_SESSIONS = 1000
-#: So many wrong passwords within the time: for one user from one address, and in all.
+#: Allowed wrong passwords per period: for one user from one address, and in total.
 MAX_FAILURES = 10
 MAX_ALL_FAILURES = 60
 FAILURE_SECONDS = 60.0
-#: Longer ones are not hashed.
+#: Longer passwords are not hashed.
 _MAX_PASSWORD_CHARS = 1024
 _SHOWN_CHARS = 100
 
 
-#: Wrong logins are logged at most this often, with how many were left out.
+#: Failed logins are logged at most this often, with the number of suppressed entries.
 _LOG_SECONDS = 60.0
 
 
@@ -47,12 +47,12 @@ def _log_failure(what: str, address: str, name: str | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who sends a request.
+    """The sender of a request.
 
     Attributes:
-        name: The user's or the token's name; "key" with the key of the address.
+        name: The user's or the token's name; "key" for the key of the printed address.
         role: read or operate.
-        csrf: What a change must bring; '' for tokens, which no browser adds by itself.
+        csrf: The CSRF token that a change must carry; '' for API tokens, which browsers never add on their own.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Identity:
 
     @property
     def may_operate(self) -> bool:
-        """Whether they may change something."""
+        """Whether changes are allowed."""
         return self.role == "operate"
 
 
@@ -75,20 +75,19 @@ class TooManyLoginsError(Exception):
     """Too many logins have failed."""
 
     def __init__(self, wait_seconds: float) -> None:
-        """Keep how long to wait."""
         super().__init__(f"too many failed logins; try again in {wait_seconds:.0f} s")
         self.wait_seconds = wait_seconds
 
 
 @dataclass(slots=True)
 class Logins:
-    """Knows who may do what.
+    """Authenticates users and tokens.
 
     Args:
-        key: Of the address; None: there are users or tokens.
-        users: By name.
-        tokens: By name.
-        clock: Seconds that never go back.
+        key: The key in the printed address; None if there are users or tokens.
+        users: Users by name.
+        tokens: Tokens by name.
+        clock: Returns monotonic seconds.
     """
 
     key: str | None
@@ -100,29 +99,29 @@ class Logins:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def find_session(self, secret: str | None) -> Identity | None:
-        """Return who has a session; None: there is no such session."""
+        """Return the identity of a session; None if there is no such session."""
         session = self._sessions.get(secret or "")
         if session is None or session.ends_at <= self.clock():
             return None
         return session.identity
 
     def find_token(self, token: str) -> Identity | None:
-        """Return whose token it is; None: nobody's."""
+        """Return the identity of a token; None if the token is unknown."""
         found = [name for name, known in self.tokens.items() if is_token(token, known.hash)]
         return Identity(found[0], self.tokens[found[0]].role) if found else None
 
     def use_key(self, key: str, address: str) -> str | None:
-        """Open a session with the key of the address; returns its secret, or None if it is not the key."""
+        """Open a session with the key of the printed address; return its secret, or None if the key is wrong."""
         if self.key is None or not hmac.compare_digest(key.encode(errors="replace"), self.key.encode()):
             _log_failure("key", address)
             return None
         return self._open("key", "operate")
 
     async def use_password(self, name: str, password: str, address: str) -> str | None:
-        """Open a session for a user; returns its secret, or None if name or password are wrong.
+        """Open a session for a user; return its secret, or None if name or password are wrong.
 
         Raises:
-            TooManyLoginsError: They are not even looked at.
+            TooManyLoginsError: Too many logins have failed; this password was not checked.
         """
         async with self._one_at_a_time:
             self._refuse_too_many((address, name))

@@ -1,7 +1,7 @@
-"""By which host names and from which origins the web UI may be used.
+"""Decides which host names and origins may use the web UI.
 
-A page elsewhere must not be able to use a reader's login (same origin), nor to reach a server on loopback by a name of
-its own that it has pointed there (Host).
+A foreign page must not use a reader's login (same origin), and must not reach a server on loopback through DNS
+rebinding (Host).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tidemill.config.web_settings import is_loopback
 
 
 def split_host(text: str) -> str:
-    """Return the name in a Host header, without the port, in lower case; '' if it is malformed.
+    """Return the host name in a Host header, in lower case and without the port; '' if the header is malformed.
 
     Example:
         >>> split_host("Localhost:8080"), split_host("[::1]:8080"), split_host("a b")
@@ -36,12 +36,12 @@ def _strip(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Decides about names and origins.
+    """Checks host names and origins.
 
     Args:
-        host: The address that is listened on.
-        debug_url: The address outside; ''.
-        allowed_hosts: Further names.
+        host: The address that the server listens on.
+        debug_url: The public address; may be ''.
+        allowed_hosts: Further allowed host names.
     """
 
     host: str
@@ -49,7 +49,7 @@ class Origins:
     allowed_hosts: tuple[str, ...] = ()
 
     def is_host(self, header: str) -> bool:
-        """Tell whether a request may name this host."""
+        """Return whether a Host header is allowed."""
         host = split_host(header)
         if not host:
             return False
@@ -58,18 +58,18 @@ class Origins:
         return is_loopback(host) or host in allowed or host == outside
 
     def is_same(self, origin: str, host_header: str) -> bool:
-        """Tell whether a change may come from a page of this origin.
+        """Return whether a change may come from a page of this origin.
 
         Args:
-            origin: The header that browsers send with every change.
-            host_header: The host that the request names.
+            origin: The Origin header, which browsers send with every change.
+            host_header: The Host header.
         """
         outside = _strip(self.debug_url)
         return origin.lower() in {f"http://{host_header}".lower(), outside} - {""}
 
     @property
     def prefix(self) -> str:
-        """The path before all others, as in '/tidemill'; ''."""
+        """The path in front of every path of the server, as in '/tidemill'; may be ''."""
         return urlsplit(self.debug_url).path.rstrip("/")
 
     @property

@@ -1,1 +1,1 @@
-"""The web UI of DAGs: their runs, tasks, tries and logs, and what people change."""
+"""The web UI of DAGs: runs, tasks, tries and logs, and the changes that users make."""

@@ -1,4 +1,4 @@
-"""The REST API of DAGs; the guard has checked role, token and origin before a change is made here."""
+"""The REST API of DAGs; the guard has checked role, token and origin before a change gets here."""
 
 from __future__ import annotations
 
@@ -22,36 +22,39 @@ TASK_STATES = (
     *("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending"),
     *("success", "failed", "skipped", "upstream_failed"),
 )
-Cursor = Annotated[str, Query(max_length=2100, description="From the page before.")]
-Limit = Annotated[int, Query(ge=1, description="The most rows; at most debug.max_ui_rows.")]
+Cursor = Annotated[str, Query(max_length=2100, description="The cursor of the previous page.")]
+Limit = Annotated[int, Query(ge=1, description="The maximum number of rows, up to debug.max_ui_rows.")]
 RunState = Annotated[list[str], Query(description=", ".join(RUN_STATES))]
 TaskState = Annotated[list[str], Query(description=", ".join(TASK_STATES))]
 Tag = Annotated[str, Query(max_length=250, description="Only DAGs with this tag.")]
 DagId = Annotated[str, Path(max_length=250)]
 RunId = Annotated[str, Path(max_length=250)]
 TaskId = Annotated[str, Path(max_length=2000)]
-MapIndex = Annotated[int, Query(ge=-1, le=2**31 - 1, description="-1: the task is not mapped.")]
+MapIndex = Annotated[
+    int, Query(ge=-1, le=2**31 - 1, description="The index of a mapped task; -1: the task is not mapped.")
+]
 CallbackId = Annotated[int, Path(ge=1, le=2**42)]
-Try = Annotated[int | None, Query(alias="try", ge=0, le=10**6, description="The last one, if it is left out.")]
+Try = Annotated[
+    int | None, Query(alias="try", ge=0, le=10**6, description="The number of the try; default: the last one.")
+]
 _BASE = "/dags/{dag_id}/runs/{run_id}"
 _TASK = f"{_BASE}/tasks/{{task_id}}"
 
 
 def check_states(states: list[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the states that an address asks for.
+    """Return the states that a query parameter lists.
 
     Raises:
-        Problem: One of them does not exist.
+        Problem: A state is unknown.
     """
     chosen = tuple(state for state in states if state)
     for state in chosen:
         if state not in known:
-            raise Problem(422, f"state: expected one of {', '.join(known)}, and not {state!r}")
+            raise Problem(422, f"state: expected one of {', '.join(known)}, not {state!r}")
     return chosen
 
 
 def build_api(desk: Desk) -> Routes:
-    """Return the routes."""
     router = Routes(route_class=BlockingRoute)
     _add_dags(router, desk)
     _add_tasks(router, desk)
@@ -61,13 +64,13 @@ def build_api(desk: Desk) -> Routes:
 
 
 def _add_dags(router: Routes, desk: Desk) -> None:
-    @router.get("/dags", tags=["dags"], summary="The DAGs, by id")
+    @router.get("/dags", tags=["dags"], summary="All DAGs, by id")
     def list_dags(
         tag: Tag = "", inactive: bool = False, cursor: Cursor = "", limit: Limit = PAGE_ROWS
     ) -> models.DagPage:
         return desk.list_dags(cursor, limit, tag, inactive=inactive)
 
-    @router.get("/dag-files", tags=["dags"], summary="The files of DAGs, and why some cannot be parsed")
+    @router.get("/dag-files", tags=["dags"], summary="The files of DAGs, with errors of those that cannot be parsed")
     def list_files(broken: bool = False) -> list[models.File]:
         return desk.list_files(broken=broken)
 
@@ -80,7 +83,7 @@ def _add_dags(router: Routes, desk: Desk) -> None:
         dag, structure = desk.get_dag(dag_id)
         return models.DagDetails(dag=dag, structure=msgspec.to_builtins(structure))
 
-    @router.get("/dag-runs", tags=["dags"], summary="The runs of all DAGs, the newest first")
+    @router.get("/dag-runs", tags=["dags"], summary="The runs of all DAGs, newest first")
     def list_all_runs(
         state: RunState = [],  # noqa: B006 - FastAPI copies it
         cursor: Cursor = "",
@@ -88,7 +91,7 @@ def _add_dags(router: Routes, desk: Desk) -> None:
     ) -> models.RunPage:
         return desk.list_runs(None, cursor, limit, check_states(state, RUN_STATES))
 
-    @router.get("/dags/{dag_id}/runs", tags=["dags"], summary="The runs of a DAG, the newest first")
+    @router.get("/dags/{dag_id}/runs", tags=["dags"], summary="The runs of a DAG, newest first")
     def list_runs(
         dag_id: DagId,
         state: RunState = [],  # noqa: B006
@@ -104,7 +107,7 @@ def _add_dags(router: Routes, desk: Desk) -> None:
 
 
 def _add_tasks(router: Routes, desk: Desk) -> None:
-    @router.get(f"{_BASE}/tasks", tags=["dags"], summary="The tasks of a run, and what each waits for")
+    @router.get(f"{_BASE}/tasks", tags=["dags"], summary="The tasks of a run, each with the reason why it waits")
     def list_tasks(
         dag_id: DagId,
         run_id: RunId,
@@ -114,11 +117,11 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
     ) -> models.TaskPage:
         return desk.list_tasks(dag_id, run_id, cursor, limit, check_states(state, TASK_STATES))[2]
 
-    @router.get(_TASK, tags=["dags"], summary="A task, and what it waits for")
+    @router.get(_TASK, tags=["dags"], summary="A task, with the reason why it waits")
     def read_task(dag_id: DagId, run_id: RunId, task_id: TaskId, map_index: MapIndex = -1) -> models.Task:
         return desk.find_task(dag_id, run_id, task_id, map_index)[1]
 
-    @router.get(f"{_TASK}/history", tags=["dags"], summary="What happened to a task, the oldest first")
+    @router.get(f"{_TASK}/history", tags=["dags"], summary="The history of a task, oldest first")
     def read_history(
         dag_id: DagId,
         run_id: RunId,
@@ -133,7 +136,7 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
         f"{_TASK}/log",
         tags=["dags"],
         summary="The log of a try",
-        description="`cursor` also leads on where a log is still written: ask again with it.",
+        description="While the log is being written, repeat the request with `cursor` to read further lines.",
     )
     def read_log(
         dag_id: DagId,
@@ -148,7 +151,7 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
     @router.get(
         f"{_BASE}/callbacks",
         tags=["dags"],
-        summary="The callbacks of a run as a whole, and those of its tasks that have failed, the oldest first",
+        summary="The callbacks of a run itself, and the failed callbacks of its tasks, oldest first",
     )
     def list_callbacks(
         dag_id: DagId, run_id: RunId, cursor: Cursor = "", limit: Limit = PAGE_ROWS
@@ -163,7 +166,7 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
     def list_xcoms(
         dag_id: DagId,
         run_id: RunId,
-        task: Annotated[str, Query(max_length=2000, description="Only those of this task.")] = "",
+        task: Annotated[str, Query(max_length=2000, description="Only XComs of this task.")] = "",
         cursor: Cursor = "",
         limit: Limit = PAGE_ROWS,
     ) -> models.XComPage:
@@ -171,11 +174,11 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
 
 
 def _add_changes(router: Routes, desk: Desk) -> None:
-    @router.post("/dags/{dag_id}/pause", tags=["dags"], summary="Pause a DAG, or let it go on")
+    @router.post("/dags/{dag_id}/pause", tags=["dags"], summary="Pause or resume a DAG")
     def pause(request: Request, dag_id: DagId, order: models.PauseDagOrder) -> models.Done:
         changed = desk.ask(PauseDag(dag_id, order.paused, request.state.identity.name))
         state = "paused" if order.paused else "active"
-        return models.Done(text=f"{dag_id} is {state}." if changed else f"{dag_id} was {state} already.")
+        return models.Done(text=f"{dag_id} is {state}." if changed else f"{dag_id} was already {state}.")
 
     @router.post("/dags/{dag_id}/runs", status_code=201, tags=["dags"], summary="Trigger a DAG: create a run")
     def create_run(request: Request, dag_id: DagId, order: models.RunOrder) -> models.Created:
@@ -190,16 +193,16 @@ def _add_changes(router: Routes, desk: Desk) -> None:
         text = " ".join([f"Created the run {run.run_id}.", *run.warnings])
         return models.Created(text=text, run=describe_run(run), warnings=list(run.warnings))
 
-    @router.post(f"{_BASE}/cancel", tags=["dags"], summary="Cancel a run: what has not ended fails, or is skipped")
+    @router.post(f"{_BASE}/cancel", tags=["dags"], summary="Cancel a run: its unfinished tasks fail or are skipped")
     def cancel_run(request: Request, dag_id: DagId, run_id: RunId) -> models.Created:
         if desk.find_run(dag_id, run_id).ended_us is not None:
-            raise Problem(409, f"the run {run_id!r} has ended")
+            raise Problem(409, f"the run {run_id!r} has ended already and cannot be cancelled")
         run = desk.ask(CancelRun(dag_id, run_id, request.state.identity.name))
         return models.Created(text=f"Cancelled the run {run_id}.", run=describe_run(run))
 
 
 def _add_task_changes(router: Routes, desk: Desk) -> None:
-    @router.post(f"{_BASE}/clear", tags=["dags"], summary="Let tasks run again; their XComs are deleted")
+    @router.post(f"{_BASE}/clear", tags=["dags"], summary="Clear tasks so that they run again; deletes their XComs")
     def clear(request: Request, dag_id: DagId, run_id: RunId, order: models.ClearOrder) -> models.Changed:
         by = request.state.identity.name
         call = ClearTasks(dag_id, run_id, tuple(order.tasks), by, order.downstream, order.failed, order.dry_run)
@@ -208,7 +211,7 @@ def _add_task_changes(router: Routes, desk: Desk) -> None:
             return models.Changed(text=f"{format_count(len(names), 'task')} would be cleared.", tasks=names)
         return models.Changed(text=f"Cleared {format_count(len(names), 'task')}.", tasks=names)
 
-    @router.post(f"{_BASE}/mark", tags=["dags"], summary="Decide how tasks have ended")
+    @router.post(f"{_BASE}/mark", tags=["dags"], summary="Mark tasks as success, failed or skipped")
     def mark(request: Request, dag_id: DagId, run_id: RunId, order: models.MarkOrder) -> models.Changed:
         by = request.state.identity.name
         names = list(desk.ask(MarkTasks(dag_id, run_id, tuple(order.tasks), order.state, by)))

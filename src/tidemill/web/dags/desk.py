@@ -1,4 +1,4 @@
-"""Asks the store for what pages and API show of DAGs, on the threads of the workers; every answer is bounded."""
+"""Queries the store for the pages and the API of DAGs, on worker threads; every answer is bounded."""
 
 from __future__ import annotations
 
@@ -39,29 +39,26 @@ from tidemill.web.problems import Problem
 
 T = TypeVar("T")
 PAGE_ROWS = 50
-#: The runs that a bar or a column shows.
+#: The number of runs in a bar chart or a grid.
 LATEST_RUNS = 16
 MAX_TASKS = 1000
 _LOG_PARTS = 8
 _MICRO = 1_000_000
 _XCOM_CURSOR = re.compile(r"\d{1,18}:", re.ASCII)
 _STATUS = {RefusalKind.UNKNOWN: 404, RefusalKind.INVALID: 422, RefusalKind.CONFLICT: 409, RefusalKind.FENCED: 409}
-_SILENT = "the store does not answer; see the log of the process"
+_SILENT = "the store does not answer; see the log of this process"
 
 
 def to_seconds(value_us: int | None) -> float | None:
-    """Return microseconds as seconds."""
     return None if value_us is None else value_us / _MICRO
 
 
 def describe_dag(dag: DagRecord) -> models.Dag:
-    """Return a DAG as the API says it."""
     fields = {name: getattr(dag, name) for name in models.Dag.model_fields if name not in ("next_at", "tags")}
     return models.Dag(**fields, next_at=to_seconds(dag.next_us), tags=list(dag.tags))
 
 
 def describe_run(run: RunRecord) -> models.Run:
-    """Return a run as the API says it."""
     plain = ("dag_id", "run_id", "kind", "state", "reason", "version", "conf", "by")
     return models.Run(
         **{name: getattr(run, name) for name in plain},
@@ -85,27 +82,26 @@ def _describe_task(task: TaskRecord, wait: models.Wait | None) -> models.Task:
 
 
 class Desk:
-    """What is shown of DAGs.
+    """Queries the store for pages and API.
 
     Args:
         watched: The DAGs.
-        max_rows: The most rows of an answer.
+        max_rows: The maximum number of rows in an answer.
     """
 
     def __init__(self, watched: WatchedDags, max_rows: int) -> None:
-        """Ask nothing yet."""
         self.watched = watched
         self._max_rows = max_rows
 
     def limit(self, rows: int) -> int:
-        """Return how many rows an answer has."""
+        """Return the number of rows of an answer, within the limits."""
         return max(1, min(rows, self._max_rows))
 
     def ask(self, request: Call[T]) -> T:
-        """Return the store's answer; blocks.
+        """Return the store's answer to a call; blocks.
 
         Raises:
-            Problem: It refuses, has failed, or does not answer.
+            Problem: The store rejects the call, fails, or does not answer.
         """
         return self.ask_all([request])[0]
 
@@ -128,7 +124,7 @@ class Desk:
         return models.DagPage(rows=[describe_dag(dag) for dag in found.rows], cursor=found.next)
 
     def list_latest(self, dags: Sequence[models.Dag], count: int = LATEST_RUNS) -> dict[str, list[models.Run]]:
-        """Return the latest runs of each DAG, the oldest first."""
+        """Return the latest runs of each DAG, oldest first."""
         if not dags:
             return {}
         calls: list[Call[Listed[RunRecord]]] = [ListRuns(dag.dag_id, limit=count) for dag in dags]
@@ -137,14 +133,12 @@ class Desk:
         return {dag.dag_id: runs for dag, runs in zip(dags, latest, strict=True)}
 
     def list_files(self, *, broken: bool = False) -> list[models.File]:
-        """Return the files of DAGs."""
         return [
             models.File(path=file.path, error=file.error, parsed_at=file.parsed_us / _MICRO, dags=list(file.dags))
             for file in self.ask(ListFiles(broken))
         ]
 
     def list_pools(self) -> list[models.Pool]:
-        """Return the pools."""
         return [models.Pool(**msgspec.structs.asdict(pool)) for pool in self.ask(ListPools())]
 
     def get_dag(self, dag_id: str, version: int | None = None) -> tuple[models.Dag, DagStructure]:
@@ -180,7 +174,7 @@ class Desk:
     def list_tasks(
         self, dag_id: str, run_id: str, cursor: str = "", limit: int = MAX_TASKS, states: tuple[str, ...] = ()
     ) -> tuple[RunRecord, DagStructure, models.TaskPage]:
-        """Return a run, its structure, and a page of its tasks with what each waits for."""
+        """Return a run, its structure, and a page of its tasks, each with the reason why it waits."""
         _check_number(cursor)
         run = self.find_run(dag_id, run_id)
         _, structure = self.get_dag(dag_id, run.version)
@@ -223,7 +217,7 @@ class Desk:
             cursor = page.cursor
 
     def list_grid(self, dag_id: str, count: int) -> tuple[list[models.Run], dict[str, dict[str, str]]]:
-        """Return the latest runs, the oldest first, and the states of their tasks by task and run."""
+        """Return the latest runs, oldest first, and the states of their tasks by task and run."""
         runs = [describe_run(run) for run in reversed(self.ask(ListRuns(dag_id, limit=count)).rows)]
         calls: list[Call[Listed[TaskRecord]]] = [ListTasks(dag_id, run.run_id, limit=MAX_TASKS) for run in runs]
         states: dict[str, dict[str, str]] = {}
@@ -237,7 +231,7 @@ class Desk:
     def list_history(
         self, dag_id: str, run_id: str, task_id: str, map_index: int, cursor: str, limit: int
     ) -> models.ChangePage:
-        """Return a page of a task's journal."""
+        """Return a page of a task's history."""
         _check_number(cursor)
         found = self.ask(TaskHistory(dag_id, run_id, task_id, map_index, cursor or None, self.limit(limit)))
         return models.ChangePage(rows=[_describe_change(change) for change in found.rows], cursor=found.next)
@@ -245,14 +239,14 @@ class Desk:
     def read_log(
         self, dag_id: str, run_id: str, task_id: str, map_index: int, try_number: int | None, cursor: str
     ) -> models.LogPage:
-        """Return the next lines of a log. A cursor leads on for as long as it is written."""
+        """Return the next lines of a task's log, and a cursor to continue while the log is being written."""
         _check_number(cursor)
         return self._read_parts(
             ReadLog(dag_id, run_id, task_id, map_index, try_number, cursor or None, _LOG_PARTS), cursor
         )
 
     def list_callbacks(self, dag_id: str, run_id: str, cursor: str = "", limit: int = PAGE_ROWS) -> models.CallbackPage:
-        """Return a page of the callbacks of a run, and of those of its tasks that have failed."""
+        """Return a page of the callbacks of a run, and of the failed callbacks of its tasks."""
         _check_number(cursor)
         found = self.ask(ListCallbacks(dag_id, run_id, cursor or None, self.limit(limit)))
         rows = [
@@ -271,7 +265,7 @@ class Desk:
         return models.CallbackPage(rows=rows, cursor=found.next)
 
     def read_callback_log(self, dag_id: str, run_id: str, callback: int, cursor: str = "") -> models.LogPage:
-        """Return the next lines that a callback of a run as a whole has written."""
+        """Return the next log lines of a callback of a run itself."""
         _check_number(cursor)
         return self._read_parts(ReadCallbackLog(dag_id, run_id, callback, cursor or None, _LOG_PARTS), cursor)
 
@@ -288,7 +282,7 @@ class Desk:
     def list_xcoms(self, dag_id: str, run_id: str, task_id: str | None, cursor: str, limit: int) -> models.XComPage:
         """Return a page of XComs."""
         if cursor and not _XCOM_CURSOR.match(cursor):
-            raise Problem(422, "cursor: expected the cursor of the page before")
+            raise Problem(422, "cursor: expected the cursor of the previous page")
         found = self.ask(ListXComs(dag_id, run_id, task_id, cursor or None, self.limit(limit)))
         rows = [
             models.XCom(
@@ -305,7 +299,7 @@ class Desk:
 
 def _check_number(cursor: str) -> None:
     if cursor and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
-        raise Problem(422, "cursor: expected the cursor of the page before")
+        raise Problem(422, "cursor: expected the cursor of the previous page")
 
 
 def _describe_change(change: HistoryRecord) -> models.Change:

@@ -1,7 +1,7 @@
-"""Places the tasks of a DAG for a picture: in layers, with few crossings. Pure.
+"""Lays out a DAG's graph in layers with few crossings. Pure.
 
-A layer has the tasks whose longest path from a first task has the same length. Edges that cross layers pass through
-points of their own, which are ordered like tasks, so that no edge runs behind a task.
+A layer holds the tasks whose longest path from a first task has the same length. Edges that cross layers pass through
+points that are sorted like tasks, so that no edge runs behind a task.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from itertools import pairwise
 
 WIDTH, HEIGHT = 148, 34
 _GAP_ALONG, _GAP_ACROSS = 52, 14
-#: The room that an edge takes in a layer that it passes.
+#: The space that an edge takes in a layer that it crosses.
 _LANE = 10
 _MARGIN = 8
 _SWEEPS = 6
-#: More tasks make no picture that somebody can read.
+#: Larger graphs are not readable.
 MAX_TASKS = 300
 MAX_EDGES = 1500
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A task: its place is the upper left corner."""
+    """A task with its upper left corner."""
 
     id: str
     x: int
@@ -32,7 +32,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge. `path`: for SVG. `middle`: where its label is."""
+    """An edge. `path` is its SVG path, `middle` the position of its label."""
 
     before: str
     after: str
@@ -42,7 +42,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Where everything is. `down`: whether layers are rows, and not columns."""
+    """A laid out graph. `down`: whether layers are rows, not columns."""
 
     width: int
     height: int
@@ -51,7 +51,7 @@ class Picture:
     down: bool
 
 
-_Point = tuple[str, str, int]  # a task, or an edge's passage through a layer
+_Point = tuple[str, str, int]  # a task, or the point where an edge crosses a layer
 
 
 def find_layers(upstream: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -78,11 +78,11 @@ def find_layers(upstream: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 
 def list_in_order(upstream: Mapping[str, Sequence[str]], picture: Picture | None) -> list[str]:
-    """Return the tasks in the order of the graph: each after all that it follows, as the picture has them.
+    """Return the tasks in graph order: upstream tasks first, otherwise as in the picture.
 
     Args:
-        upstream: The tasks directly before each task; there is no cycle.
-        picture: One whose layers are columns; None: there are too many tasks.
+        upstream: The direct upstream tasks of each task; acyclic.
+        picture: A layout with columns as layers; None: there are too many tasks.
 
     Example:
         >>> list_in_order({"a_report": ["load"], "load": ["extract"], "extract": []}, None)
@@ -95,10 +95,10 @@ def list_in_order(upstream: Mapping[str, Sequence[str]], picture: Picture | None
 
 
 def draw(upstream: Mapping[str, Sequence[str]], *, down: bool) -> Picture | None:
-    """Return where tasks and edges are; None: there are too many.
+    """Return the layout of a graph; None if it is too large.
 
     Args:
-        upstream: The tasks directly before each task; there is no cycle.
+        upstream: The direct upstream tasks of each task; acyclic.
         down: Whether layers are rows, for narrow windows.
     """
     if len(upstream) > MAX_TASKS or sum(map(len, upstream.values())) > MAX_EDGES:
@@ -119,7 +119,7 @@ def draw(upstream: Mapping[str, Sequence[str]], *, down: bool) -> Picture | None
 
 
 def _order(layers: list[list[_Point]], chains: list[tuple[str, str, list[_Point]]]) -> None:
-    """Sort each layer by where its neighbours are, back and forth."""
+    """Sort each layer by the mean position of its neighbours, in alternating sweeps."""
     before: dict[_Point, list[_Point]] = {}
     after: dict[_Point, list[_Point]] = {}
     for _, _, points in chains:
@@ -143,7 +143,7 @@ def _place(layers: list[list[_Point]], chains: list[tuple[str, str, list[_Point]
     along, across = (HEIGHT, WIDTH) if down else (WIDTH, HEIGHT)
     extents = [sum(_LANE if point[1] else across for point in layer) + _GAP_ACROSS * len(layer) for layer in layers]
     breadth = max(extents, default=0)
-    #: The middle of each point across, and where its layer begins along.
+    #: The centre of each point across its layer, and the start of its layer along the graph.
     spots: dict[_Point, tuple[int, int]] = {}
     for number, layer in enumerate(layers):
         at = (breadth - extents[number]) // 2 + _MARGIN
@@ -170,10 +170,10 @@ def _draw_edge(before: str, after: str, spots: list[tuple[int, int]], along: int
 
     begin, wide = spots[0][0] + along, spots[0][1]
     parts = [f"M{write(begin, wide)}"]
-    for place, (start, middle) in enumerate(spots[1:], 1):
+    for number, (start, middle) in enumerate(spots[1:], 1):
         half = (begin + start) / 2
         parts.append(f"C{write(half, wide)} {write(half, middle)} {write(start, middle)}")
-        if place < len(spots) - 1:  # straight through the layer that it passes
+        if number < len(spots) - 1:  # straight through the layer that the edge crosses
             parts.append(f"L{write(start + along, middle)}")
         begin, wide = start + along, middle
     far, across = (spots[0][0] + along + spots[1][0]) // 2, (spots[0][1] + spots[1][1]) // 2

@@ -1,4 +1,4 @@
-"""What the REST API says about DAGs; the pages show the same. Times are seconds since the epoch, UTC."""
+"""Models of the REST API for DAGs; the pages show the same. Times are seconds since the epoch, UTC."""
 
 from __future__ import annotations
 
@@ -14,32 +14,30 @@ class Trigger(BaseModel):
     """The trigger of a deferred task."""
 
     number: int
-    classpath: str = Field(description="Its class.")
-    arguments: str = Field(description="As text, secrets masked.")
-    due_at: _Time = Field(description="The moment that it waits for; null: it waits for something else.")
-    triggerer: str | None = Field(description="What runs it; null: nothing does.")
+    classpath: str = Field(description="The class of the trigger.")
+    arguments: str = Field(description="The arguments as text, with secrets masked.")
+    due_at: _Time = Field(description="The time that it waits for; null: it does not wait for a time.")
+    triggerer: str | None = Field(description="The triggerer that runs it; null: none does.")
 
 
 class Wait(BaseModel):
-    """What a task waits for."""
+    """The reason why a task waits."""
 
-    kind: str = Field(description="run, past, upstream, scheduler, slots, worker, trigger, retry or ending")
+    kind: str = Field(description="run, past, upstream, scheduler, slots, worker, trigger, retry or ending.")
     text: str
-    names: list[str] = Field(default=[], description="The tasks, the pool or the queue.")
-    at: _Time = Field(default=None, description="When that comes, where it is known.")
-    times_out_at: _Time = Field(default=None, description="When a deferral has taken too long; null: never.")
-    trigger: Trigger | None = Field(default=None, description="Of a deferred task.")
-    missing: str = Field(default="", description="Which service must be alive for that, and is not.")
+    names: list[str] = Field(default=[], description="The tasks, the pool or the queue that it waits for.")
+    at: _Time = Field(default=None, description="The expected end of the wait, if known.")
+    times_out_at: _Time = Field(default=None, description="When the deferral times out; null: never.")
+    trigger: Trigger | None = Field(default=None, description="The trigger of a deferred task.")
+    missing: str = Field(default="", description="The required service, if none is alive.")
 
 
 class Dag(BaseModel):
-    """A DAG."""
-
     dag_id: str
-    label: str = Field(description="What people see instead of its id; empty: its id.")
+    label: str = Field(description="The displayed name; '': the id is displayed.")
     file: str
     version: int
-    active: bool = Field(description="Whether its file still defines it.")
+    active: bool = Field(description="Whether the file still defines the DAG.")
     paused: bool
     schedule: str
     next_at: _Time = Field(description="The logical date of the next scheduled run.")
@@ -51,12 +49,12 @@ class Run(BaseModel):
 
     dag_id: str
     run_id: str
-    kind: str = Field(description="manual, scheduled or dev")
-    state: str = Field(description="queued, running, success or failed")
+    kind: str = Field(description="manual, scheduled or dev.")
+    state: str = Field(description="queued, running, success or failed.")
     reason: str | None
     version: int
     logical_at: _Time
-    conf: str = Field(description="Its configuration, as text.")
+    conf: str = Field(description="The configuration of the run, as text.")
     by: str
     created_at: float
     started_at: _Time
@@ -76,17 +74,17 @@ class Task(BaseModel):
     pool_slots: int
     queue: str
     priority: int
-    since: float = Field(description="Since when it is in its state.")
+    since: float = Field(description="When the task entered its state.")
     started_at: _Time
     ended_at: _Time
     worker: str | None
     trigger: int | None
     error: str | None
-    waits_for: Wait | None = Field(description="Null: it runs, or has ended.")
+    waits_for: Wait | None = Field(description="The reason why it waits; null: it runs, or has ended.")
 
 
 class Change(BaseModel):
-    """A change of the state of a task, from the journal."""
+    """A change of a task's state, from the journal."""
 
     epoch: int
     before: str
@@ -98,7 +96,7 @@ class Change(BaseModel):
 
 
 class Line(BaseModel):
-    """An entry of a log."""
+    """A line of a log."""
 
     at: float
     level: str
@@ -107,12 +105,12 @@ class Line(BaseModel):
 
 
 class XCom(BaseModel):
-    """A value that a task left for others."""
+    """A value that a task returned for other tasks."""
 
     task_id: str
     map_index: int
     key: str
-    value: str = Field(description="As it is stored.")
+    value: str = Field(description="The value as stored.")
     created_at: float
 
 
@@ -120,7 +118,7 @@ class File(BaseModel):
     """A file of DAGs."""
 
     path: str
-    error: str | None = Field(description="The traceback, if it cannot be parsed.")
+    error: str | None = Field(description="The traceback, if the file cannot be parsed.")
     parsed_at: float
     dags: list[str]
 
@@ -137,95 +135,97 @@ class Pool(BaseModel):
 
 
 class DagPage(BaseModel):
-    """DAGs by id."""
+    """A page of DAGs, by id."""
 
     rows: list[Dag]
-    cursor: str | None = Field(description="For the next page; null: there is none.")
+    cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
 
 
 class RunPage(BaseModel):
-    """Runs, the newest first."""
+    """A page of runs, newest first."""
 
     rows: list[Run]
-    cursor: str | None = Field(description="For the next page; null: there is none.")
+    cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
 
 
 class TaskPage(BaseModel):
-    """Tasks by name."""
+    """A page of tasks, by name."""
 
     rows: list[Task]
-    cursor: str | None = Field(description="For the next page; null: there is none.")
+    cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
     missing: str = Field(
-        default="", description="Which services the run waits for, because none is alive; empty: all are, or it ended."
+        default="", description="The required services that are not alive; '' if all are, or the run has ended."
     )
 
 
 class ChangePage(BaseModel):
-    """Changes, the oldest first."""
+    """A page of changes, oldest first."""
 
     rows: list[Change]
-    cursor: str | None = Field(description="For the next page; null: there is none.")
+    cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
 
 
 class LogPage(BaseModel):
-    """Lines of a log in order."""
+    """A page of log lines, in order."""
 
     rows: list[Line]
-    cursor: str | None = Field(description="For what follows, also of a log that is still written; null: nothing yet.")
-    ended: bool = Field(description="Whether this is all, for now.")
+    cursor: str | None = Field(
+        description="The cursor of further lines, also while the log is being written; null: no lines yet."
+    )
+    ended: bool = Field(description="Whether these are the last lines so far.")
 
 
 class Callback(BaseModel):
-    """A callback of a run, or one of a task that has failed."""
+    """A callback of a run itself, or a failed callback of a task."""
 
     id: int
-    task_id: str | None = Field(description="null: it is one of the run as a whole")
+    task_id: str | None = Field(description="The task; null: a callback of the run itself.")
     map_index: int
-    name: str = Field(description="on_success, on_failure, on_retry or on_skipped")
-    state: str = Field(description="due, running, done or failed")
-    error: str | None = Field(description="What it raised.")
+    name: str = Field(description="on_success, on_failure, on_retry or on_skipped.")
+    state: str = Field(description="due, running, done or failed.")
+    error: str | None = Field(description="The exception that the callback raised.")
     due_at: float
     ended_at: _Time
 
 
 class CallbackPage(BaseModel):
-    """Callbacks, the oldest first."""
+    """A page of callbacks, oldest first."""
 
     rows: list[Callback]
-    cursor: str | None = Field(description="For the next page; null: there is none.")
+    cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
 
 
 class XComPage(BaseModel):
-    """XComs by task and key."""
+    """A page of XComs, by task and key."""
 
     rows: list[XCom]
-    cursor: str | None = Field(description="For the next page; null: there is none.")
+    cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
 
 
 class DagDetails(BaseModel):
     """A DAG with its structure."""
 
     dag: Dag
-    structure: dict[str, Any] = Field(description="As its file defined it.")
+    structure: dict[str, Any] = Field(description="The structure, as the file defines it.")
 
 
 class Done(BaseModel):
-    """What was done."""
+    """The result of a change."""
 
     text: str
 
 
 class Changed(Done):
-    """What was done, and to which tasks."""
+    """The result of a change, with the changed tasks."""
 
     tasks: list[str]
 
 
 class Created(Done):
-    """What was done, and the new run."""
+    """The result of a change, with the new run."""
 
     run: Run
-    warnings: list[str] = Field(default=[], description="What is probably a mistake in its configuration.")
+    warnings: list[str] = Field(default=[], description="Likely mistakes in the configuration of the run.")
 
 
 class _Order(BaseModel):
@@ -233,33 +233,41 @@ class _Order(BaseModel):
 
 
 class PauseDagOrder(_Order):
-    """Whether a DAG is paused."""
+    """Whether to pause a DAG."""
 
     paused: bool
 
 
 class RunOrder(_Order):
-    """A run that is to be created."""
+    """A run to create."""
 
     run_id: str | None = Field(
-        default=None, min_length=1, max_length=250, pattern=r"^[^/]+$", description="null: one is chosen."
+        default=None,
+        min_length=1,
+        max_length=250,
+        pattern=r"^[^/]+$",
+        description="The id of the run; null: an id is generated.",
     )
     logical_date: AwareDatetime | None = None
-    conf: dict[str, Any] = Field(default={}, description="Its configuration.")
-    request: str = Field(default="", max_length=100, description="Makes the request repeatable.")
+    conf: dict[str, Any] = Field(default={}, description="The configuration of the run.")
+    request: str = Field(
+        default="",
+        max_length=100,
+        description="An id of the request; repeating a request with the same id creates no second run.",
+    )
 
 
 class ClearOrder(_Order):
-    """Which tasks run again."""
+    """The tasks to run again."""
 
-    tasks: list[str] = Field(default=[], max_length=10_000, description="Empty: all.")
-    downstream: bool = Field(default=False, description="Also those that follow.")
-    failed: bool = Field(default=False, description="Only those that failed, by themselves or with their upstream.")
-    dry_run: bool = Field(default=False, description="Say only which.")
+    tasks: list[str] = Field(default=[], max_length=10_000, description="Ids of tasks; empty: all tasks.")
+    downstream: bool = Field(default=False, description="Also clear downstream tasks.")
+    failed: bool = Field(default=False, description="Only tasks that are failed or upstream_failed.")
+    dry_run: bool = Field(default=False, description="Only list the tasks, without a change.")
 
 
 class MarkOrder(_Order):
-    """How tasks count."""
+    """The state to give to tasks."""
 
     tasks: list[str] = Field(min_length=1, max_length=10_000)
     state: Literal["success", "failed", "skipped"]

@@ -1,4 +1,4 @@
-"""Makes fields of a form from the parameters of a DAG and their JSON schemas. Pure."""
+"""Builds form fields from a DAG's parameters and their JSON schemas. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _KINDS = {"integer": "integer", "number": "number", "boolean": "boolean", "strin
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field.
+    """A form field.
 
     Attributes:
-        name: The parameter.
-        kind: integer, number, boolean, string, choice, or json: any value, as JSON.
-        value: What the field begins with.
-        required: Whether it has to be filled in.
-        description: What it is.
+        name: The name of the parameter.
+        kind: integer, number, boolean, string, choice, or json for any JSON value.
+        value: The initial value.
+        required: Whether a value is required.
+        description: The description of the parameter.
         choices: The values to choose from, as JSON.
-        least: The smallest value; None: any.
-        most: The largest.
-        pattern: What a string has to match; None: anything.
-        max_length: The most characters of a string.
+        least: The smallest allowed value; None: no limit.
+        most: The largest allowed value; None: no limit.
+        pattern: The pattern that a string must match; None: any string.
+        max_length: The maximum number of characters of a string; None: no limit.
     """
 
     name: str
@@ -52,7 +52,7 @@ def build_field(param: ParamStructure) -> Field:
     kind = _choose_kind(schema)
     value = _write_default(param.default, kind)
     if kind == "string" and param.default is not None and value is None:
-        kind = "json"  # a default that is not a plain string: it stays as it is written
+        kind = "json"  # a default that is not a plain string stays as written
     return Field(
         param.name,
         kind,

@@ -39,12 +39,11 @@ _RUN = "/dags/{dag_id}/runs/{run_id}"
 Seen = Annotated[str, Query(max_length=64)]
 _BAR_HEIGHT = 26
 _MAX_HISTORY = 200
-#: The callbacks of a run whose output its page shows.
+#: The number of callbacks whose output a run's page shows.
 _MAX_CALLBACKS = 10
 
 
 def build_section(desk: Desk, pages: Pages) -> Section:
-    """Return the section of DAGs."""
     pages.add_filter("seg", lambda text: quote(str(text), safe=""))
     pages.add_filter("state_tone", find_tone)
     pages.add_filter("bars", measure_bars)
@@ -53,7 +52,7 @@ def build_section(desk: Desk, pages: Pages) -> Section:
 
 
 def find_tone(state: str) -> str:
-    """Return the tone of a chip of a state.
+    """Return the color tone of a state's chip.
 
     Example:
         >>> find_tone("upstream_failed"), find_tone("running")
@@ -64,7 +63,7 @@ def find_tone(state: str) -> str:
 
 
 def measure_bars(runs: list[models.Run]) -> list[tuple[models.Run, int]]:
-    """Return runs with the heights of their bars, by how long each took."""
+    """Return runs with the heights of their bars, in proportion to their durations."""
     took = [(run.ended_at or run.created_at) - (run.started_at or run.created_at) for run in runs]
     longest = max([*took, 0.001])
     return [(run, 6 + round((_BAR_HEIGHT - 6) * seconds / longest)) for run, seconds in zip(runs, took, strict=True)]
@@ -142,7 +141,7 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         return values | _describe_graph(structure, states)
 
     def read_logs(values: dict[str, Any]) -> dict[int, list[models.Line]]:
-        """Return what the last callbacks of a run as a whole have written, by their numbers."""
+        """Return the output of the last callbacks of a run itself, by callback id."""
         run = values["run"]
         own = [one.id for one in values["callbacks"].rows if one.task_id is None][-_MAX_CALLBACKS:]
         return {number: desk.read_callback_log(run.dag_id, run.run_id, number).rows for number in own}

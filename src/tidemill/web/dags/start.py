@@ -1,4 +1,4 @@
-"""Builds the web UI of DAGs; `services.dev.web_ui` finds it by its name."""
+"""Builds the web UI of DAGs; `services.dev.web_ui` imports it by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemill.web.server import WebServer
 
 
 def describe_about(watched: WatchedDags) -> About:
-    """Return what the head of every page says."""
+    """Return the description of the process for the head of every page."""
     settings = watched.settings
     links = [(link.name, link.url) for link in settings.debug.custom_links]
     if watched.metrics_address is not None:
@@ -24,7 +24,6 @@ def describe_about(watched: WatchedDags) -> About:
 
 
 def mount_sections(pages: Pages, watched: WatchedDags) -> list[Section]:
-    """Return the sections."""
     return [build_section(Desk(watched, watched.settings.debug.max_ui_rows), pages)]
 
 
@@ -33,7 +32,7 @@ def build_server(listener: socket.socket, key: str | None, watched: WatchedDags)
 
     Args:
         listener: A listening socket.
-        key: Of the address; None: there are users or tokens.
+        key: The key in the printed address; None if there are users or tokens.
         watched: The DAGs.
     """
 

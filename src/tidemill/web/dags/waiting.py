@@ -1,4 +1,4 @@
-"""Says what a task waits for, from its record, the structure of its DAG and the states of its run. Pure."""
+"""Explains why a task waits, from its record, the structure of its DAG and the states of its run. Pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tidemill.web.dags.models import Trigger, Wait
 
 ENDED = frozenset({"success", "failed", "skipped", "upstream_failed"})
 _SHOWN = 5
-#: So much of the arguments of a trigger is shown in a line.
+#: The maximum length of a trigger's arguments in a line.
 _LINE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What decides, beside a task and its run, what the task waits for.
+    """Facts beyond a task and its run that explain why the task waits.
 
     Attributes:
         pools: The pools, by name.
         triggers: The triggers of deferred tasks, by number.
-        alive: The services.
+        alive: The services that are alive.
     """
 
     pools: Mapping[str, PoolRecord]
@@ -35,7 +35,7 @@ class Around:
 
 
 def list_alive(services: Sequence[ServiceRecord]) -> AliveServices:
-    """Return which services are alive, by what the store says of them."""
+    """Return the services that are alive, by their records in the store."""
     return find_alive([SeenService(each.kind, each.queues, each.quiet_us) for each in services])
 
 
@@ -46,14 +46,14 @@ def describe_wait(
     run: RunRecord,
     around: Around,
 ) -> Wait | None:
-    """Return what a task waits for; None: it runs, or has ended.
+    """Return the reason why a task waits; None if it runs or has ended.
 
     Args:
         task: The task.
-        structure: What its DAG says of it; None: nothing.
+        structure: Its definition in the DAG; None if there is none.
         states: The states of all tasks of the run.
         run: The run.
-        around: What else is known.
+        around: Pools, triggers and services.
     """
     due = None if task.due_us is None else task.due_us / 1e6
     scheduler = around.alive.explain_missing("scheduler")
@@ -105,13 +105,13 @@ def _describe_upstream(
     structure: TaskStructure | None, states: Mapping[str, str], run: RunRecord, scheduler: str
 ) -> Wait:
     if run.state == "queued" and scheduler:
-        return Wait(kind="run", text="the run to begin", missing=scheduler)
+        return Wait(kind="run", text="the run to start", missing=scheduler)
     if run.state == "queued":
-        return Wait(kind="run", text="the run to begin: its DAG is paused, or has enough active runs")
+        return Wait(kind="run", text="the run to start (its DAG is paused, or at its limit of active runs)")
     names = [name for name in (structure.upstream if structure else ()) if states.get(name) not in ENDED]
     if not names:
         past = structure is not None and (structure.depends_on_past or structure.wait_for_downstream)
-        text = "its instance in the run before" if past else "the scheduler"
+        text = "its instance in the previous run" if past else "the scheduler"
         return Wait(kind="past" if past else "scheduler", text=text, missing=scheduler)
     more = len(names) - _SHOWN
     shown = ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
@@ -123,5 +123,5 @@ def _describe_pool(task: TaskRecord, pool: PoolRecord | None) -> str:
         return f"pool {task.pool}, which does not exist; create it"
     wanted = format_count(task.pool_slots, "slot")
     if pool.used + task.pool_slots > pool.slots:
-        return f"{wanted} of pool {pool.name}, where {pool.used} of {pool.slots} are held"
+        return f"{wanted} of pool {pool.name}, where {pool.used} of {pool.slots} are in use"
     return f"{wanted} of pool {pool.name}, or a limit on active tasks"

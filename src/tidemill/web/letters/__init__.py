@@ -1,1 +1,1 @@
-"""Dead letters in the web UI: the newest that match, and one with everything in it."""
+"""Dead letters in the web UI: a list of matching letters, newest first, and a page for each letter."""

@@ -1,8 +1,8 @@
 """Reads dead letters for the web UI, as `tidemill dlq` does.
 
-Invariants: one search at a time, so that readers cannot keep the brokers busy; a search ends after less than a second
-with what it has found and where to go on, so that pages show progress; of letters that are listed only a row is kept.
-Blocking: not for event loops.
+Invariants: one search runs at a time, so that readers cannot overload the brokers. A search ends within a second and
+returns its results and a cursor, so that pages show progress. A listed letter is stored as a row only. The functions
+block and must not run on event loops.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from tidemill.web.workers import is_over
 
 log = structlog.get_logger(__name__)
 
-#: After this long a list is answered with what is certain, and how to go on.
+#: A list search returns its results and a cursor after this time.
 SLICE_SECONDS = 0.6
 #: How long the search for one letter may take.
 SEARCH_SECONDS = 15.0
 #: How long a search waits for another one.
 WAIT_SECONDS = 4.0
-#: How long what was sent again is remembered; and after that time it is tried again where it cannot be looked up.
+#: How long the redrive history is cached, and how long after a failure it is read again.
 HISTORY_SECONDS = 2.0
 REFUSED_SECONDS = 10.0
-#: More in one answer would be a long answer, and much to keep.
+#: Limits the size and the memory of a response.
 MAX_ROWS = 500
-#: A longer one does not fit into a request: then a search cannot be continued.
+#: A longer cursor does not fit into a request; the search then cannot be continued.
 MAX_CURSOR_CHARS = 16_000
-#: No time is later.
+#: An upper bound of all times.
 _MOST_SECONDS = 1e11
 AnswerT = TypeVar("AnswerT")
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """Where a search goes on.
+    """The position at which a search continues.
 
     Attributes:
-        since: From when, in seconds since the epoch: "15m" before now is another time with each page.
-        until: Until when.
-        count: How many partitions or files there were.
-        mark: What they were.
-        rest: The ends of those that are not searched yet.
+        since: The start of the period, in seconds since the epoch; "15m" ago would move with each page.
+        until: The end of the period, likewise.
+        count: The number of partitions or files.
+        mark: A digest of their names.
+        rest: The ends of the ranges that are still to be searched, by partition or file.
     """
 
     since: float | None
@@ -71,22 +71,22 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
 
 
 def open_cursor(text: str) -> Cursor | None:
-    """Return what a cursor says; None without one.
+    """Return the decoded cursor; None for ''.
 
     Raises:
-        Problem: It is not one of ours.
+        Problem: The cursor was not issued by this server.
     """
     if not text:
         return None
-    with contextlib.suppress(ValueError):  # wrong base64, MessagePack, types
+    with contextlib.suppress(ValueError):  # not base64, not MessagePack, or other types
         cursor = msgspec.msgpack.decode(base64.urlsafe_b64decode(text.encode()), type=Cursor)
         if all(at is None or 0 <= at < _MOST_SECONDS for at in (cursor.since, cursor.until)):
             return cursor
-    raise Problem(422, "cursor: this is not one that this server has given out; begin again without it")
+    raise Problem(422, "the cursor was not issued by this server; repeat the search without it")
 
 
 class _Bounded:
-    """Letters that are read only as long as somebody waits for them."""
+    """Reads letters until the request is over."""
 
     def __init__(self, box: Letters) -> None:
         self._box = box
@@ -97,7 +97,7 @@ class _Bounded:
     def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
         for each in self._box.stream(starts, ends):
             if is_over():
-                raise Problem(504, "the search for letters took too long; give more filters")
+                raise Problem(504, "the search for dead letters took too long; add filters")
             yield each
 
 
@@ -105,8 +105,8 @@ class LetterBox:
     """The dead letters of a pipeline.
 
     Args:
-        settings: Of the pipeline.
-        slice_seconds: How long the search for a list may take.
+        settings: The pipeline's settings.
+        slice_seconds: How long a list search may take.
         search_seconds: How long the search for one letter may take.
         wait_seconds: How long a search waits for another one.
     """
@@ -118,7 +118,6 @@ class LetterBox:
         search_seconds: float = SEARCH_SECONDS,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Open nothing yet."""
         self._settings = settings
         self._slice_seconds = slice_seconds
         self._search_seconds = search_seconds
@@ -128,15 +127,15 @@ class LetterBox:
         self._read_again_at = -math.inf
 
     def find(self, criteria: Criteria, limit: int, cursor: Cursor | None = None) -> LetterPage:
-        """Return the newest letters that match, the newest first.
+        """Return the newest matching letters, newest first.
 
         Args:
-            criteria: Which.
-            limit: The most rows; at most `MAX_ROWS`.
-            cursor: From the page before.
+            criteria: The filters.
+            limit: The maximum number of rows, up to `MAX_ROWS`.
+            cursor: The cursor of the previous page.
 
         Raises:
-            Problem: They cannot be read.
+            Problem: The letters cannot be read.
         """
         if cursor is not None:
             criteria = replace(criteria, since=cursor.since, until=cursor.until)
@@ -172,19 +171,19 @@ class LetterBox:
         """Return one letter.
 
         Args:
-            letter_id: Its id.
-            at: Its partition or file and its offset or row, if they are known: then it need not be searched for.
+            letter_id: The letter's id.
+            at: Its partition or file, and its offset or row, if known; this avoids a search.
 
         Raises:
-            Problem: There is none with this id, or it cannot be read.
+            Problem: There is no letter with this id, or it cannot be read.
         """
 
         def search(box: Letters) -> WholeLetter:
             sent, allowed = self._find_history(box), self._settings.dlq.max_redrives
             ends_at = time.monotonic() + self._search_seconds
             ranges = box.find_ranges()
-            for place in (_narrow(ranges, at), ranges):
-                wanted = place
+            for candidates in (_narrow(ranges, at), ranges):
+                wanted = candidates
                 while wanted:
                     found = find_newest_first(
                         _Bounded(box),
@@ -198,22 +197,25 @@ class LetterBox:
                     if whole is not None:
                         return whole
                     if found.rest and time.monotonic() >= ends_at:
-                        late = f"it was not found within {self._search_seconds:g} s"
-                        raise Problem(504, f"letter {letter_id!r}: {late}; `tidemill dlq show` searches all")
+                        late = f"letter {letter_id!r} was not found within {self._search_seconds:g} s"
+                        raise Problem(504, f"{late}; `tidemill dlq show` searches without a time limit")
                     wanted = restrict(wanted, found.rest)
             raise Problem(404, f"no letter {letter_id!r} in {box.place}")
 
         return self._ask(search)
 
     def _find_history(self, box: Letters) -> Callable[[Found], list[Redriven] | None]:
-        """Return a function that returns when and where to a letter was sent again; None: that is not known."""
+        """Return a function that lists a letter's redrives; the function returns None if the history cannot be read."""
         if time.monotonic() >= self._read_again_at:
             pause = HISTORY_SECONDS
             try:
                 self._history = read_history(self._settings, box)
             except RemoteError as error:
-                # Listing groups takes a permission of its own; letters can be read without it.
-                log.warning("the pages of dead letters cannot say which were sent again", error=str(error))
+                # Listing consumer groups requires a separate permission; letters can be read without it.
+                log.warning(
+                    "cannot read the redrive history; the pages of dead letters do not show which were sent again",
+                    error=str(error),
+                )
                 self._history, pause = None, REFUSED_SECONDS
             self._read_again_at = time.monotonic() + pause
         history = self._history
@@ -221,11 +223,13 @@ class LetterBox:
 
     def _ask(self, search: Callable[[Letters], AnswerT]) -> AnswerT:
         if not self._one_at_a_time.acquire(timeout=self._wait_seconds):
-            raise Problem(429, "dead letters are being searched already; try again in a moment", {"Retry-After": "2"})
+            raise Problem(
+                429, "another search for dead letters is running; try again in a moment", {"Retry-After": "2"}
+            )
         try:
             with open_letters(self._settings, "tidemill-web") as box:
                 return search(box)
-        except ConfigError as error:  # no pipeline has written a letter yet
+        except ConfigError as error:  # no pipeline has written a dead letter yet
             raise Problem(404, str(error)) from error
         except RemoteError as error:
             raise Problem(503, str(error)) from error
@@ -234,13 +238,13 @@ class LetterBox:
 
 
 def _narrow(ranges: Ranges, at: tuple[int, int] | None) -> dict[int, tuple[int, int]]:
-    """Return the range of one position; empty if it does not exist."""
+    """Return the range of one position; empty if the position does not exist."""
     low, end = ranges.get(at[0], (0, 0)) if at is not None else (0, 0)
     return {at[0]: (at[1], at[1] + 1)} if at is not None and low <= at[1] < end else {}
 
 
 def _mark(box: Letters, count: int) -> bytes:
-    """Return what distinguishes the first partitions or files from others that have their numbers."""
+    """Return a digest of the first partitions or files, to detect others under the same numbers."""
     names = [box.topic] if isinstance(box, LetterReader) else [box.identify(number)[0] for number in range(count)]
     return hashlib.blake2b("/".join(names).encode(errors="replace"), digest_size=8).digest()
 
@@ -253,5 +257,5 @@ def _make_cursor(criteria: Criteria, box: Letters, ranges: Ranges, rest: Mapping
 
 def _check_rest(cursor: Cursor, box: Letters, ranges: Ranges) -> Mapping[int, int]:
     if not 0 <= cursor.count <= len(ranges) or cursor.mark != _mark(box, cursor.count):
-        raise Problem(409, "cursor: the letters are no longer where they were; begin again without it")
+        raise Problem(409, "the cursor is outdated, since the letters have moved; repeat the search without it")
     return cursor.rest

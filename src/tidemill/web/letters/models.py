@@ -1,4 +1,4 @@
-"""What the REST API says about dead letters; the pages show the same."""
+"""Models of the REST API for dead letters; the pages show the same."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tidemill.web.values.shown_bytes import mask_text
 
 
 class Redriven(BaseModel):
-    """That a letter was sent again."""
+    """A redrive of a letter."""
 
     at: float
     to: str = Field(description="source, sink, or a topic.")
 
 
 class Source(BaseModel):
-    """A message that a letter is about; keys and values are text where they are UTF-8, else base64.
+    """A message that a letter is about. Keys and values are text if they are UTF-8, otherwise base64.
 
-    Secrets are masked where their keys or their form show that they are some.
+    Secrets are masked where their keys or their form reveal them.
     """
 
     topic: str
@@ -34,7 +34,7 @@ class Source(BaseModel):
     key: str | None
     value: str | None
     headers: list[tuple[str, str | None]]
-    headers_error: str | None = Field(None, description="Why its headers cannot be read; null where they can.")
+    headers_error: str | None = Field(None, description="Why the headers cannot be read; null if they can.")
 
 
 class Letter(BaseModel):
@@ -42,42 +42,42 @@ class Letter(BaseModel):
 
     letter_id: str
     written_at: float = Field(description="Seconds since the epoch.")
-    kind: str = Field(description="What went wrong.")
+    kind: str = Field(description="The kind of failure.")
     error: str
-    sink: str = Field(description="The sink that refused the payloads; '' if none did.")
+    sink: str = Field(description="The sink that rejected the payloads; '' if none did.")
     task_id: str | None
     attempts: int
-    redrives: int = Field(description="How often its message was dead-lettered and sent again before.")
+    redrives: int = Field(description="How many times the message had been redriven before.")
     redriven: list[Redriven] | None = Field(
-        description="When and where to it was sent again, the oldest first; null: that cannot be looked up."
+        description="Redrives of this letter, oldest first; null: the history cannot be read."
     )
-    place: str = Field(description="Where the letter is.")
-    at: str = Field(description="The same as partition:offset, or file:row.")
-    messages: list[str] = Field(description="topic:partition:offset of the messages that it is about.")
-    key: str | None = Field(description="The key of the first one.")
+    place: str = Field(description="Where the letter is stored.")
+    at: str = Field(description="The same position as partition:offset, or file:row.")
+    messages: list[str] = Field(description="The messages it is about, as topic:partition:offset.")
+    key: str | None = Field(description="The key of the first message.")
 
 
 class WholeLetter(Letter):
-    """A dead letter with everything in it."""
+    """A dead letter with all its contents."""
 
     args: list[str]
     exit_code: int | None
     stderr: str
-    payloads: list[str] = Field(description="As JSON, secrets masked.")
+    payloads: list[str] = Field(description="Payloads as JSON, with secrets masked.")
     sources: list[Source]
     sources_dropped: int
-    commands: dict[str, str] = Field(description="The commands that send it again, by what they do.")
+    commands: dict[str, str] = Field(description="Commands that redrive the letter, by their effect.")
 
 
 class LetterPage(BaseModel):
     """The newest letters that match."""
 
     rows: list[Letter]
-    cursor: str | None = Field(description="For what comes next; null at the end.")
-    others: int = Field(description="How many records were met that are not letters.")
-    is_whole: bool = Field(description="Whether everything was searched; otherwise go on with the cursor.")
-    searched: int = Field(description="How many records were searched, pages before included.")
-    total: int = Field(description="How many there are.")
+    cursor: str | None = Field(description="The cursor of the next page; null at the end.")
+    others: int = Field(description="How many records are not dead letters.")
+    is_whole: bool = Field(description="Whether the search is complete; otherwise continue with the cursor.")
+    searched: int = Field(description="How many records were searched, including earlier pages.")
+    total: int = Field(description="How many records there are.")
     place: str
 
 
@@ -87,12 +87,12 @@ def describe_letter(found: Found, redriven: Sequence[PastRedriven] | None) -> Le
 
 
 def describe_whole(found: Found, redriven: Sequence[PastRedriven] | None, max_redrives: int) -> WholeLetter:
-    """Return a letter with everything in it.
+    """Return a letter with all its contents.
 
     Args:
         found: The letter.
-        redriven: When and where to it was sent again; None: that cannot be looked up.
-        max_redrives: How often a message is sent again unless a command says otherwise.
+        redriven: Its redrives; None if the history cannot be read.
+        max_redrives: How often a message is redriven unless a command says otherwise.
     """
     letter = found.letter
     assert letter is not None
@@ -144,7 +144,7 @@ def _describe_source(source: LetterSource) -> Source:
 
 
 def _show(value: str | Blob | None, name: str = "") -> str | None:
-    """Return a text, also where nothing but the size of bytes is left."""
+    """Return bytes as text; of dropped bytes, return only their size."""
     if isinstance(value, Blob) and value.dropped:
         return f"({value.length:,} bytes were dropped)" if value.length is not None else "(dropped)"
     text = show_bytes(value)

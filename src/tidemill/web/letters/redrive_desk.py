@@ -1,8 +1,8 @@
-"""Sends dead letters again for the web UI, with the code and the cursor of `tidemill dlq redrive`.
+"""Redrives dead letters for the web UI, with the code and the cursor of `tidemill dlq redrive`.
 
-A redrive begins with a dry run, which counts; what it counted, and no more, can then be sent. Invariants: one of them
-runs at a time; each is a thread that nothing waits for for long: at the end of the process it sends its batch, or it is
-killed and its cursor stands where it was saved last; only what the targets have confirmed counts as sent.
+A redrive starts with a dry run, which counts; only the letters that it counted can then be sent. Invariants: one
+redrive or dry run runs at a time, on its own thread. At shutdown it finishes its batch, or it is killed and its cursor
+keeps the last saved position; the process waits only briefly. Only what the targets have confirmed counts as sent.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tidemill.web.problems import Problem
 
 log = structlog.get_logger(__name__)
 
-#: How many ended ones are kept, and how long a dry run may be confirmed.
+#: How many ended runs are stored, and how long a dry run can be confirmed.
 KEPT = 20
 CONFIRM_SECONDS = 3600.0
-#: How long the end of the process waits for the batch that is being sent.
+#: How long the shutdown waits for the current batch.
 END_SECONDS = 1.5
-#: How often progress is noted.
+#: How often progress is recorded.
 _SHOWN_SECONDS = 0.2
 _MAX_PLACES = 50
 _MAX_FAILED = 50
@@ -45,23 +45,23 @@ class RedriveState:
     """A redrive, or the dry run of one.
 
     Attributes:
-        number: Which of this process.
-        redrive_id: For later requests; nobody can guess it.
-        order: What is sent, and where to.
-        by: Who began it.
-        began_at: In seconds since the epoch.
-        ended_at: None: it runs.
+        number: The number of the redrive, counted from the start of the process.
+        redrive_id: An unguessable id for later requests.
+        order: The letters to send, and their target.
+        by: The user that started it.
+        began_at: Seconds since the epoch.
+        ended_at: Seconds since the epoch; None while it runs.
         ended: end, limit, stopped or error; '' while it runs.
         error: Why it ended early.
-        resumed: Whether it goes on where the same redrive ended before.
+        resumed: Whether it continues an earlier redrive with the same order.
         total: How many records there are to read.
-        read: How many were read.
-        letters: Letters that were sent, or would be.
-        messages: Their messages or payloads.
-        not_sent: Letters that match and were not sent, by reason.
-        failed: Id and reason of the first of them.
-        lost: Messages that cannot be sent, since their letters had no room for them.
-        places: In a dry run: how many letters would go where.
+        read: How many records were read.
+        letters: How many letters were sent, or would be.
+        messages: How many messages or payloads these letters hold.
+        not_sent: How many matching letters were not sent, by reason.
+        failed: The ids and reasons of the first failures.
+        lost: How many messages cannot be sent because they did not fit into their letters.
+        places: In a dry run: how many letters would go to each target.
     """
 
     number: int
@@ -92,15 +92,14 @@ class RedriveDesk:
     """The redrives of a process.
 
     Args:
-        settings: The pipeline's.
-        note: Records what was done and by whom.
-        clock: The time, in seconds since the epoch.
+        settings: The pipeline's settings.
+        note: Records an action and its user.
+        clock: Returns the time, in seconds since the epoch.
     """
 
     def __init__(
         self, settings: Settings, note: Callable[[str, str], None], clock: Callable[[], float] = time.time
     ) -> None:
-        """Run nothing yet."""
         self._settings = settings
         self._note = note
         self._clock = clock
@@ -112,67 +111,69 @@ class RedriveDesk:
         self._count = 0
 
     def list_all(self) -> list[RedriveState]:
-        """Return those of this process, the newest first."""
+        """Return the redrives of this process, newest first."""
         with self._lock:
             return list(reversed(self._states))
 
     def find(self, redrive_id: str) -> RedriveState:
-        """Return one.
+        """Return one redrive.
 
         Raises:
-            Problem: There is none with this id.
+            Problem: There is no redrive with this id.
         """
         found = next((state for state in self.list_all() if state.redrive_id == redrive_id), None)
         if found is None:
-            raise Problem(404, f"no redrive {redrive_id!r} of this process; begin with a dry run")
+            raise Problem(404, f"this process has no redrive {redrive_id!r}; start with a dry run")
         return found
 
     def count(self, order: RedriveOrder, by: str) -> RedriveState:
-        """Begin a dry run: it sends nothing.
+        """Start a dry run, which sends nothing.
 
         Raises:
-            Problem: A redrive runs already.
+            Problem: A redrive is running.
         """
         return self._begin(msgspec.structs.replace(order, dry_run=True), by)
 
     def send(self, redrive_id: str, letters: int, by: str) -> RedriveState:
-        """Send what a dry run counted.
+        """Send the letters that a dry run counted.
 
         Args:
-            redrive_id: Of the dry run.
-            letters: How many letters it counted, as its reader confirms.
-            by: Who begins it.
+            redrive_id: The id of the dry run.
+            letters: The number of letters that the user confirms.
+            by: The user that starts the redrive.
 
         Raises:
-            Problem: That is not what it counted, or it is too old, or a redrive runs already.
+            Problem: The number differs from the count, the dry run is too old, or a redrive is running.
         """
         dry = self.find(redrive_id)
         if not dry.order.dry_run or dry.is_running or dry.ended not in ("end", "limit"):
-            raise Problem(409, "only a dry run that came to its end can be confirmed; begin with one")
+            raise Problem(409, "only a completed dry run can be confirmed; start a new one")
         if self._clock() - (dry.ended_at or 0.0) > CONFIRM_SECONDS:
-            raise Problem(409, "this dry run is more than an hour old; begin with another one")
+            raise Problem(409, "this dry run is more than an hour old; start a new one")
         if letters != dry.letters or not letters:
-            raise Problem(409, f"the dry run counted {format_count(dry.letters, 'letter')}, and not {letters:,}")
-        # Letters that were written meanwhile were not counted.
+            raise Problem(
+                409, f"the dry run counted {format_count(dry.letters, 'letter')}, not {letters:,}; confirm its count"
+            )
+        # The limit leaves out letters that were written after the count.
         return self._begin(msgspec.structs.replace(dry.order, dry_run=False, limit=letters), by)
 
     def stop(self, by: str) -> RedriveState:
-        """Ask the running one to end after its batch.
+        """Ask the running redrive to end after its current batch.
 
         Raises:
-            Problem: None runs.
+            Problem: No redrive is running.
         """
         with self._lock:
             newest = self._states[-1] if self._states else None
             if newest is None or not newest.is_running:
-                raise Problem(409, "no redrive runs")
+                raise Problem(409, "no redrive is running")
             self._stop.set()
         if not newest.order.dry_run:
             self._note(f"stop redrive {newest.number}", by)
         return newest
 
     def close(self) -> None:
-        """End with the process; blocks for a moment."""
+        """Stop the running redrive; blocks briefly."""
         self._is_closed = True
         self._stop.set()
         if self._thread is not None:
@@ -183,9 +184,11 @@ class RedriveDesk:
             newest = self._states[-1] if self._states else None
             if newest is not None and newest.is_running:
                 what = "a dry run" if newest.order.dry_run else "a redrive"
-                raise Problem(409, f"{what} of these dead letters is running (begun by {newest.by}); stop it, or wait")
+                raise Problem(
+                    409, f"{what} of these dead letters is running (started by {newest.by}); stop it, or wait"
+                )
             if self._is_closed:
-                raise Problem(503, "the pipeline is ending")
+                raise Problem(503, "the pipeline is shutting down")
             self._count += 1
             state = RedriveState(self._count, secrets.token_urlsafe(12), order, by, self._clock())
             self._states.append(state)
@@ -202,8 +205,8 @@ class RedriveDesk:
         places: dict[str, int] = {}
 
         def show(item: RedriveItem) -> None:
-            place = item.where if item.where in places or len(places) < _MAX_PLACES else "other places"
-            places[place] = places.get(place, 0) + 1
+            target = item.where if item.where in places or len(places) < _MAX_PLACES else "other targets"
+            places[target] = places.get(target, 0) + 1
 
         shown_at = 0.0
 
@@ -222,7 +225,7 @@ class RedriveDesk:
             error = redact_text(str(raised))
         except BaseException:
             log.exception("a redrive failed")
-            error = "an error inside tidemill; see the log of the process"
+            error = "internal error in tidemill; see the log of this process"
         last = _describe(begun, redrive, places)
         self._replace(replace(last, ended=ended, error=error, ended_at=self._clock()))
         if not begun.order.dry_run:
@@ -233,13 +236,13 @@ class RedriveDesk:
 
     def _replace(self, state: RedriveState) -> None:
         with self._lock:
-            for place, known in enumerate(self._states):
+            for index, known in enumerate(self._states):
                 if known.redrive_id == state.redrive_id:
-                    self._states[place] = state
+                    self._states[index] = state
 
 
 def name_target(order: RedriveOrder) -> str:
-    """Return where letters go: source, sink, or a topic."""
+    """Return the target of the letters: source, sink, or a topic."""
     return order.topic or order.target.value
 
 

@@ -1,4 +1,4 @@
-"""What the REST API takes and says about redrives; the page shows the same."""
+"""Models of the REST API for redrives; the page shows the same."""
 
 from __future__ import annotations
 
@@ -17,50 +17,53 @@ from tidemill.web.letters.redrive_desk import RedriveState, name_target
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.filters import parse_time
 
-#: As many as a page has rows.
+#: The number of rows of a page.
 MAX_IDS = 100
 _MILLION = 1_000_000
 Words = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=MAX_IDS)]
 
 
 class Order(BaseModel):
-    """Which letters are sent again, and where to."""
+    """The letters to redrive, and their target."""
 
     model_config = ConfigDict(extra="forbid")
-    ids: Words = Field(default=[], description="What their ids begin with.")
+    ids: Words = Field(default=[], description="Prefixes of the letters' ids.")
     kinds: Words = Field(default=[], description=", ".join(kind.value for kind in LetterKind))
-    sinks: Words = Field(default=[], description="name or type.name")
-    keys: Words = Field(default=[], description="Of their messages.")
-    text: Annotated[str, Field(max_length=1024)] = Field(default="", description="Anywhere in the letter.")
+    sinks: Words = Field(default=[], description="Sinks, as name or type.name.")
+    keys: Words = Field(default=[], description="Keys of the letters' messages.")
+    text: Annotated[str, Field(max_length=1024)] = Field(default="", description="A text anywhere in the letter.")
     since: Annotated[str, Field(max_length=40)] = Field(
-        default="", description="2026-05-01T12:00, never relative: it is part of what makes a redrive the same."
+        default="",
+        description="An absolute time such as 2026-05-01T12:00; a redrive is continued only with the same filters.",
     )
-    until: Annotated[str, Field(max_length=40)] = ""
+    until: Annotated[str, Field(max_length=40)] = Field(default="", description="An absolute time, like since.")
     to: Annotated[str, Field(min_length=1, max_length=260)] = Field(
-        default="source", description="source, sink, or a topic (topic:NAME for one with such a name)."
+        default="source", description="source, sink, or a topic; topic:NAME for a topic of that name."
     )
     rate: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
         default=None, description="Messages or payloads per second; null: no limit."
     )
-    limit: Annotated[int, Field(ge=1, le=2**53)] | None = Field(default=None, description="At most this many letters.")
-    restart: bool = Field(default=False, description="Also those that the same redrive has sent before.")
+    limit: Annotated[int, Field(ge=1, le=2**53)] | None = Field(
+        default=None, description="The maximum number of letters."
+    )
+    restart: bool = Field(default=False, description="Also send letters that the same redrive has sent before.")
 
 
 class Confirmation(BaseModel):
-    """What somebody confirms."""
+    """The user's confirmation of a dry run."""
 
     model_config = ConfigDict(extra="forbid")
     letters: int = Field(description="How many letters the dry run counted.")
 
 
 class Accepted(BaseModel):
-    """What has begun."""
+    """The answer to an accepted request."""
 
     text: str
 
 
 class Count(BaseModel):
-    """How many of something."""
+    """A number of letters."""
 
     what: str
     letters: int
@@ -84,50 +87,50 @@ class RedriveReport(BaseModel):
     rate: float | None
     by: str
     began_at: float
-    ended_at: float | None = Field(description="null while it runs.")
+    ended_at: float | None = Field(description="Seconds since the epoch; null while it runs.")
     ended: str = Field(description="end, limit, stopped or error; '' while it runs.")
     error: str
-    resumed: bool = Field(description="Whether it goes on where the same redrive ended before.")
+    resumed: bool = Field(description="Whether it continues an earlier redrive with the same filters and target.")
     total: int = Field(description="Records to read.")
     read: int
-    letters: int = Field(description="Letters that were sent; in a dry run, that would be.")
-    messages: int = Field(description="Their messages or payloads.")
-    not_sent: list[Count] = Field(description="Letters that match and were not sent, by reason.")
-    failed: list[Failure] = Field(description="The first of them.")
-    lost: int = Field(description="Messages that their letters had no room for.")
-    places: list[Count] = Field(description="In a dry run: letters by where they would go.")
+    letters: int = Field(description="Letters sent; in a dry run, letters that would be sent.")
+    messages: int = Field(description="Messages or payloads of these letters.")
+    not_sent: list[Count] = Field(description="Matching letters that were not sent, by reason.")
+    failed: list[Failure] = Field(description="The first failures.")
+    lost: int = Field(description="Messages that cannot be sent because they did not fit into their letters.")
+    places: list[Count] = Field(description="In a dry run: letters by target.")
 
 
 class Past(BaseModel):
-    """A redrive as its cursor tells of it, whoever ran it."""
+    """A redrive as its cursor describes it; any process may have run it."""
 
     to: str
     filters: dict[str, Any]
     first_at: float
     last_at: float
-    records: int = Field(description="Records of dead letters that it has processed.")
-    unsent: int = Field(description="Letters that it selected and did not send.")
+    records: int = Field(description="Records of dead letters that it has read.")
+    unsent: int = Field(description="Letters that it selected but did not send.")
 
 
 class RedriveList(BaseModel):
-    """The redrives of this process, the newest first, and all whose cursors are kept."""
+    """The redrives of this process, newest first, and all redrives with a stored cursor."""
 
     here: list[RedriveReport]
     past: list[Past]
 
 
 def read_order(order: Order, now: float) -> RedriveOrder:
-    """Return what is to be done.
+    """Return the redrive order.
 
     Raises:
-        Problem: Something in it is wrong.
+        Problem: A field is invalid.
     """
     known = [kind.value for kind in LetterKind]
     if wrong := [kind for kind in order.kinds if kind not in known]:
-        raise Problem(422, f"kinds: expected some of {', '.join(known)}, and not {wrong[0]!r}")
+        raise Problem(422, f"kinds: expected some of {', '.join(known)}, not {wrong[0]!r}")
     since, until = (_read_time(name, text, now) for name, text in (("since", order.since), ("until", order.until)))
     if since is not None and until is not None and since >= until:
-        raise Problem(422, "until is not after since, so no letter matches")
+        raise Problem(422, "until must be later than since")
     target, topic = _read_target(order.to)
     criteria = Criteria(
         tuple(order.ids), tuple(order.kinds), tuple(order.sinks), since, until, tuple(order.keys), order.text
@@ -137,7 +140,7 @@ def read_order(order: Order, now: float) -> RedriveOrder:
 
 def _read_time(name: str, text: str, now: float) -> float | None:
     at = parse_time(name, text, now)
-    if text and text[-1] in "smhd":  # before now: it would be another selection each time
+    if text and text[-1] in "smhd":  # relative to now: each run would select other letters
         raise Problem(422, f"{name}: a redrive needs an absolute time (2026-05-01T12:00), so that it can be continued")
     return None if at is None else at / _MILLION
 
@@ -176,7 +179,6 @@ def _format_time(at: float | None) -> str:
 
 
 def describe_redrive(state: RedriveState) -> RedriveReport:
-    """Return a redrive of this process."""
     return RedriveReport(
         redrive_id=state.redrive_id,
         number=state.number,
@@ -202,7 +204,6 @@ def describe_redrive(state: RedriveState) -> RedriveReport:
 
 
 def describe_past(past: PastRedrive) -> Past:
-    """Return a redrive as its cursor tells of it."""
     return Past(
         to=past.to,
         filters=describe_criteria(past.criteria),

@@ -1,4 +1,4 @@
-"""The page and the API of redrives: a dry run, its confirmation, progress, stop, past ones."""
+"""The page and the API of redrives: dry run, confirmation, progress, stop, and past redrives."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def build_section(desk: RedriveDesk, settings: Settings, pages: Pages) -> Sectio
     """Return the section of redrives.
 
     Args:
-        desk: Runs them.
-        settings: The pipeline's.
+        desk: Runs redrives.
+        settings: The pipeline's settings.
         pages: Renders the page.
     """
     return Section([], _build_pages(desk, settings, pages), _build_api(desk, settings), desk.close)
@@ -71,8 +71,10 @@ def _build_pages(desk: RedriveDesk, settings: Settings, pages: Pages) -> Routes:
     def show(
         request: Request,
         criteria: Filters,
-        ids: Annotated[list[str] | None, Query(alias="letter", max_length=MAX_IDS, description="Ticked.")] = None,
-        restart: Annotated[bool, Query(description="Also what the same redrive has sent before.")] = False,
+        ids: Annotated[
+            list[str] | None, Query(alias="letter", max_length=MAX_IDS, description="Ids of the selected letters.")
+        ] = None,
+        restart: Annotated[bool, Query(description="Also send letters that the same redrive has sent before.")] = False,
     ) -> Response:
         given = describe_criteria(criteria)
         given["ids"] = [*given.get("ids", ()), *(ids or ())][:MAX_IDS]
@@ -100,7 +102,7 @@ def _build_pages(desk: RedriveDesk, settings: Settings, pages: Pages) -> Routes:
 
 
 def name_version(states: list[Any]) -> str:
-    """Return what changes with what the page shows.
+    """Return a version of the page's state; it changes with the state.
 
     Example:
         >>> name_version([])
@@ -115,7 +117,7 @@ def name_version(states: list[Any]) -> str:
 def _build_api(desk: RedriveDesk, settings: Settings) -> Routes:
     router = Routes(route_class=BlockingRoute, prefix="/redrives", tags=["dead letters"])
 
-    @router.get("", summary="Redrives of this process, and all whose cursors are kept")
+    @router.get("", summary="Redrives of this process, and all with a stored cursor")
     def list_redrives() -> RedriveList:
         return RedriveList(here=[describe_redrive(state) for state in desk.list_all()], past=_list_past(settings))
 
@@ -126,8 +128,8 @@ def _build_api(desk: RedriveDesk, settings: Settings) -> Routes:
     @router.post(
         "",
         status_code=202,
-        summary="Begin a redrive: a dry run, which counts and sends nothing",
-        description="What it has counted is sent once it is confirmed. One redrive runs at a time.",
+        summary="Start a redrive with a dry run, which counts letters and sends none",
+        description="Confirm the count to send the letters. One redrive runs at a time.",
     )
     def count(request: Request, order: Order) -> RedriveReport:
         return describe_redrive(desk.count(read_order(order, time.time()), request.state.identity.name))
@@ -135,16 +137,16 @@ def _build_api(desk: RedriveDesk, settings: Settings) -> Routes:
     @router.post(
         "/{redrive_id}/send",
         status_code=202,
-        summary="Send what a dry run has counted",
-        description="Only letters that the dry run has counted; the cursor of `tidemill dlq redrive` is kept.",
+        summary="Send the letters that a dry run has counted",
+        description="Sends no other letters. The position is saved in the cursor of `tidemill dlq redrive`.",
     )
     def send(request: Request, redrive_id: str, confirmed: Confirmation) -> Accepted:
         state = desk.send(redrive_id, confirmed.letters, request.state.identity.name)
-        return Accepted(text=f"Redrive {state.number} has begun.")
+        return Accepted(text=f"Redrive {state.number} has started.")
 
-    @router.post("/stop", summary="Stop the redrive that runs, after the batch that is being sent")
+    @router.post("/stop", summary="Stop the running redrive after its current batch")
     def stop(request: Request) -> Accepted:
         state = desk.stop(request.state.identity.name)
-        return Accepted(text=f"Redrive {state.number} ends after the batch that is being sent.")
+        return Accepted(text=f"Redrive {state.number} stops after its current batch.")
 
     return router

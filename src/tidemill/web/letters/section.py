@@ -1,4 +1,4 @@
-"""The pages and the API of dead letters; `redrive_section` sends them again."""
+"""The pages and the API of dead letters; `redrive_section` redrives them."""
 
 from __future__ import annotations
 
@@ -26,22 +26,28 @@ _KINDS = [kind.value for kind in LetterKind]
 _MILLION = 1_000_000
 _AT = re.compile(r"(\d{1,9}):(\d{1,18})", re.ASCII)
 Text = Annotated[str, Query(max_length=1024)]
-CursorText = Annotated[str, Query(alias="cursor", max_length=MAX_CURSOR_CHARS, description="From the page before.")]
-At = Annotated[str, Query(max_length=40, description="Where it is, as in lists: then it is not searched for.")]
+CursorText = Annotated[
+    str, Query(alias="cursor", max_length=MAX_CURSOR_CHARS, description="The cursor of the previous page.")
+]
+At = Annotated[str, Query(max_length=40, description="The letter's position, as in lists; avoids a search.")]
 
 
 def read_criteria(
-    letter_id: Annotated[str, Query(alias="id", max_length=64, description="What its id begins with.")] = "",
+    letter_id: Annotated[str, Query(alias="id", max_length=64, description="A prefix of the letter's id.")] = "",
     kind: Annotated[str, Query(max_length=20, description=", ".join(_KINDS))] = "",
-    sink: Annotated[str, Query(max_length=200, description="name or type.name")] = "",
+    sink: Annotated[str, Query(max_length=200, description="The sink, as name or type.name.")] = "",
     key: Text = "",
-    text: Annotated[str, Query(max_length=1024, description="In error, stderr, arguments, payloads, messages.")] = "",
-    since: Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")] = "",
+    text: Annotated[
+        str, Query(max_length=1024, description="A text in error, stderr, arguments, payloads or messages.")
+    ] = "",
+    since: Annotated[
+        str, Query(max_length=40, description="A time such as 2026-05-01T12:00, or 15m, 2h, 1d ago.")
+    ] = "",
     until: Annotated[str, Query(max_length=40)] = "",
 ) -> Criteria:
-    """Return which letters an address asks for."""
+    """Return the criteria for letters from query parameters."""
     if kind and kind not in _KINDS:
-        raise Problem(422, f"kind: expected one of {', '.join(_KINDS)}, and not {kind!r}")
+        raise Problem(422, f"kind: expected one of {', '.join(_KINDS)}, not {kind!r}")
     now = time.time()
     times = (parse_time("since", since, now), parse_time("until", until, now))
     since_seconds, until_seconds = (None if at is None else at / _MILLION for at in times)
@@ -63,9 +69,9 @@ def build_section(box: LetterBox, pages: Pages, max_rows: int) -> Section:
     """Return the section of dead letters.
 
     Args:
-        box: The letters.
+        box: Reads the letters.
         pages: Renders pages.
-        max_rows: The most rows of an answer.
+        max_rows: The maximum number of rows in an answer.
     """
     router = Routes(route_class=BlockingRoute)
     api = Routes(route_class=BlockingRoute, tags=["dead letters"])
@@ -77,13 +83,13 @@ def build_section(box: LetterBox, pages: Pages, max_rows: int) -> Section:
         try:
             page = box.find(criteria, min(PAGE_ROWS, max_rows), open_cursor(cursor))
         except Problem as error:
-            if cursor:  # the page asks for more rows only
+            if cursor:  # the request is for further rows only
                 raise
             problem = error.text
         if page is not None and page.cursor is not None:
             more = pages.url(f"/letters?{change_address(given, cursor=page.cursor)}")
         values: dict[str, Any] = {"page": page, "problem": problem, "kinds": _KINDS, "more": more}
-        # Without a page's worth of rows, time was over: the page goes on by itself.
+        # A page that is not full ran out of time and loads more rows by itself.
         hurry = page is not None and len(page.rows) < min(PAGE_ROWS, max_rows)
         values |= {"given": any(name != "cursor" for name in given), "is_first": not cursor, "hurry": hurry}
         values["query"] = change_address(given, cursor=None)
@@ -95,19 +101,19 @@ def build_section(box: LetterBox, pages: Pages, max_rows: int) -> Section:
 
     @api.get(
         "/letters",
-        summary="Dead letters, the newest first",
-        description="A search ends after less than a second; `cursor` leads on, also where nothing was found yet.",
+        summary="Dead letters, newest first",
+        description="A search ends within a second, possibly before it finds anything; continue it with `cursor`.",
     )
     def find_letters(
         criteria: Filters,
         cursor: CursorText = "",
         limit: Annotated[
-            int, Query(ge=1, description=f"The most rows; at most debug.max_ui_rows, and {MAX_ROWS}.")
+            int, Query(ge=1, description=f"The maximum number of rows, up to debug.max_ui_rows and {MAX_ROWS}.")
         ] = PAGE_ROWS,
     ) -> LetterPage:
         return box.find(criteria, min(limit, max_rows), open_cursor(cursor))
 
-    @api.get("/letters/{letter_id}", summary="A dead letter with everything in it")
+    @api.get("/letters/{letter_id}", summary="A dead letter with all its contents")
     def read_letter(letter_id: str, at: At = "") -> WholeLetter:
         return box.read(letter_id, _parse_place(at))
 
@@ -118,5 +124,5 @@ def _parse_place(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     if (found := _AT.fullmatch(text)) is None:
-        raise Problem(422, f"at: expected partition:offset, and not {text!r}")
+        raise Problem(422, f"at: expected partition:offset, not {text!r}")
     return int(found[1]), int(found[2])

@@ -1,1 +1,1 @@
-"""Web UIs of other hosts, asked for what they have recorded."""
+"""Queries the web UIs of other hosts for their recordings."""

@@ -1,8 +1,9 @@
-"""Asks one peer over HTTP: one request, one answer.
+"""Queries one peer over HTTP: one request, one response.
 
-Invariants: only GET is sent; the token goes to the configured address and nowhere else, since redirects are not
-followed and no proxy is used; the answer has a limited size, and after the deadline the connection is closed, however
-slowly the peer sends.
+Invariants: only GET is sent. The token goes to the configured address and nowhere else, since redirects are not
+followed
+and no proxy is used. The response has a limited size, and the connection is closed at the deadline, however slowly the
+peer sends.
 """
 
 from __future__ import annotations
@@ -18,25 +19,24 @@ from urllib.parse import urlencode, urlsplit
 
 from tidemill.config.web_settings import PeerSettings
 
-#: The header in which a server says whose recordings it shows; the same for all servers of a folder.
+#: The response header with the identity of the recordings; equal for all servers of one folder.
 IDENTITY = "Tidemill-Recordings"
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _PIECE_BYTES = 64 * 1024
 
 
 class PeerError(Exception):
-    """A peer has not answered, or not as expected; without its token."""
+    """A peer did not respond as expected; the text never contains its token."""
 
 
 class PeerClient:
-    """Asks a peer.
+    """A client of one peer.
 
     Args:
-        settings: Where it is.
+        settings: The peer's address and token.
     """
 
     def __init__(self, settings: PeerSettings) -> None:
-        """Connect to nothing yet."""
         parts = urlsplit(settings.url)
         self.host = parts.hostname or ""
         self.name = parts.netloc
@@ -47,16 +47,16 @@ class PeerClient:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
 
     def ask(self, path: str, query: Sequence[tuple[str, str]], seconds: float, own: str = "") -> bytes:
-        """Return the JSON document at a path of its API; blocks.
+        """Return the JSON document at a path of the peer's API; blocks.
 
         Args:
-            path: Behind `/api/v1`.
-            query: Of the address.
-            seconds: How long it may take.
-            own: The identity of the recordings that are shown here.
+            path: The path below `/api/v1`.
+            query: Parameters of the query.
+            seconds: How long the request may take.
+            own: The identity of the recordings shown by this server.
 
         Raises:
-            PeerError: It has not answered, or with something else, or it shows the same recordings.
+            PeerError: The peer did not respond as expected, or it shows the same recordings as this server.
         """
         ends_at = time.monotonic() + seconds
         connection = self._connect(seconds)
@@ -68,7 +68,7 @@ class PeerClient:
 
         try:
             connection.connect()
-            # The time limit of a socket is for each piece; this one is for all.
+            # A socket's timeout applies to each read; this timer limits the whole request.
             timer = threading.Timer(max(0.0, ends_at - time.monotonic()), end)
             timer.daemon = True
             timer.start()
@@ -88,7 +88,7 @@ class PeerClient:
             if timer is not None:
                 timer.cancel()
             connection.close()
-        if is_over.is_set():  # it ends where the connection was closed
+        if is_over.is_set():  # the body ends where the timer closed the connection
             raise PeerError(f"no answer within {seconds:g} s")
         return body
 
@@ -100,31 +100,31 @@ class PeerClient:
 
 def _read(response: http.client.HTTPResponse, own: str) -> bytes:
     if 300 <= response.status < 400:
-        raise PeerError("it redirects, which is not followed; set the address that it redirects to")
+        raise PeerError("the peer redirects, which is not followed; configure the address it redirects to")
     if response.status in (401, 403):
-        raise PeerError("it does not know the token; see debug.peers here, and debug.tokens there")
+        raise PeerError("the peer rejects the token; compare debug.peers here with debug.tokens of the peer")
     if response.status != 200:
-        raise PeerError(f"it answers with status {response.status}")
+        raise PeerError(f"the peer responded with status {response.status}")
     if own and response.headers.get(IDENTITY) == own:
-        raise PeerError("it shows the recordings of this same folder, which are here already; leave it out")
+        raise PeerError("the peer shows the same folder of recordings as this server; remove it from debug.peers")
     parts, size = [], 0
     while piece := response.read1(_PIECE_BYTES):
         size += len(piece)
         if size > MAX_ANSWER_BYTES:
-            raise PeerError(f"its answer is larger than {MAX_ANSWER_BYTES:,} bytes")
+            raise PeerError(f"the response is larger than {MAX_ANSWER_BYTES:,} bytes")
         parts.append(piece)
-    if response.length:  # what was announced and did not come
-        raise PeerError("its answer is not complete")
+    if response.length:  # fewer bytes than announced
+        raise PeerError("the response is incomplete")
     return b"".join(parts)
 
 
 def _describe(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not valid: {error.verify_message}"
+        return f"the peer's certificate is not valid: {error.verify_message}"
     if isinstance(error, socket.gaierror):
-        return "its name is not known"
+        return "the peer's host name cannot be resolved"
     text = error.strerror if isinstance(error, OSError) else None
-    return text or f"its answer is not HTTP ({type(error).__name__})"
+    return text or f"the response is not HTTP ({type(error).__name__})"
 
 
 def _break(connection: socket.socket | None) -> None:

@@ -1,7 +1,7 @@
-"""All peers: asked at once, each for a limited time, on daemon threads.
+"""Queries all peers in parallel, each for a limited time, on daemon threads.
 
-Invariants: an answer waits for a peer 2 s at most; of one that hangs, only a few threads wait; what a peer says is
-checked against the model that is expected, and what it is not is a problem with the peer's name.
+Invariants: an answer waits at most 2 s for a peer; only a few threads wait for a peer that hangs. Responses are
+validated against the expected model; a mismatch is reported as a problem with the peer's name.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Query = Sequence[tuple[str, str]]
 
 @dataclass(slots=True)
 class Answer(Generic[AnswerT]):
-    """What a peer answered.
+    """A peer's answer.
 
     Attributes:
         name: The peer's name: host and port.
-        address: Where people open it.
-        value: What it said; None: nothing.
-        problem: Why it said nothing, or why this is not the newest; ''.
-        at: When it said it, in seconds since the epoch.
+        address: The address of its web UI.
+        value: The answer; None if there is none.
+        problem: Why there is no answer, or why it is not the newest; ''.
+        at: When the peer answered, in seconds since the epoch.
     """
 
     name: str
@@ -44,18 +44,17 @@ class Answer(Generic[AnswerT]):
 
 
 class Peers:
-    """Asks peers.
+    """Queries peers.
 
     Args:
-        settings: Where they are.
-        identify: Returns what servers of the recordings that are shown here have in common: they are not asked twice.
-        seconds: How long each may take.
+        settings: The addresses and tokens of the peers.
+        identify: Returns the identity of the recordings shown here; peers that show the same are not counted twice.
+        seconds: How long each peer may take.
     """
 
     def __init__(
         self, settings: Sequence[PeerSettings], identify: Callable[[], str], seconds: float = PEER_SECONDS
     ) -> None:
-        """Ask nothing yet."""
         self._identify = identify
         self._clients = {client.name: client for client in map(PeerClient, settings)}
         self._waiting = dict.fromkeys(self._clients, 0)
@@ -71,13 +70,13 @@ class Peers:
     def begin(
         self, path: str, queries: Mapping[str, Query], kind: type[AnswerT], *, keep: bool = False
     ) -> Callable[[], list[Answer[AnswerT]]]:
-        """Ask some peers; what is returned waits for the answers, in their order.
+        """Query some peers; call the returned function to wait for the answers, which come in the order of the peers.
 
         Args:
-            path: Behind `/api/v1`.
-            queries: By the name of the peer.
-            kind: What is expected.
-            keep: Whether the last answer of a peer is returned, beside the problem, when it does not answer.
+            path: The path below `/api/v1`.
+            queries: Parameters of the query, by the peer's name; other peers are not queried.
+            kind: The expected model.
+            keep: Whether a failed query returns the peer's last answer together with the problem.
         """
         ends_at = time.monotonic() + self._seconds
         adapter = TypeAdapter(kind)
@@ -99,11 +98,11 @@ class Peers:
         return wait
 
     def _keep(self, path: str, answer: Answer[AnswerT]) -> None:
-        """Put what a peer said last in the place of what it does not say now."""
-        place = (answer.name, path)
+        """Remember a peer's answer, or substitute its last one if it has not answered."""
+        key = (answer.name, path)
         if answer.value is not None:
-            self._last[place] = answer
-        elif (last := self._last.get(place)) is not None:
+            self._last[key] = answer
+        elif (last := self._last.get(key)) is not None:
             answer.value, answer.at = last.value, last.at
 
     def _start(
@@ -115,7 +114,7 @@ class Peers:
             is_free = self._waiting[name] < MAX_WAITING
             self._waiting[name] += is_free
         if not is_free:
-            answer.problem = "it has not answered earlier requests yet"
+            answer.problem = "earlier requests to the peer are still waiting"
             done.set()
             return answer, done
 
@@ -126,9 +125,12 @@ class Peers:
             except PeerError as error:
                 answer.problem = str(error)
             except ValidationError as error:
-                answer.problem = f"its answer has {error.error_count()} errors; is it of another version?"
+                mismatches = error.error_count()
+                answer.problem = (
+                    f"the response does not match the API ({mismatches} errors); use one version of tidemill"
+                )
             except Exception as error:
-                answer.problem = f"its answer is not understood ({type(error).__name__})"
+                answer.problem = f"the response cannot be read ({type(error).__name__})"
             finally:
                 with self._lock:
                     self._waiting[name] -= 1
@@ -140,6 +142,6 @@ class Peers:
         except RuntimeError:  # the system has no more threads
             with self._lock:
                 self._waiting[name] -= 1
-            answer.problem = "no thread can be started for it"
+            answer.problem = "the system cannot start another thread"
             done.set()
         return answer, done

@@ -1,1 +1,1 @@
-"""What the driver of a pipeline mounts: overview, configuration, actions."""
+"""The sections that a pipeline's driver mounts: overview, live page, configuration, actions."""

@@ -1,6 +1,6 @@
-"""What may be done to a pipeline from its pages and over the API; each action is recorded with who did it.
+"""Actions on a pipeline, from its pages and over the API; each is recorded with its user.
 
-The guard has checked role, token and origin before anything here is called.
+The guard has checked role, token and origin before it calls this module.
 """
 
 from __future__ import annotations
@@ -26,37 +26,38 @@ from tidemill.web.workers import run_blocking
 ArgsP = ParamSpec("ArgsP")
 AnswerT = TypeVar("AnswerT")
 Partition = Annotated[
-    int | None, Field(ge=0, le=2**31 - 1, strict=True, description="Of the source topic; null: all partitions.")
+    int | None,
+    Field(ge=0, le=2**31 - 1, strict=True, description="A partition of the source topic; null: all of them."),
 ]
 
 
 class PauseOrder(BaseModel):
-    """For how long nothing is read, and of what."""
+    """The partition to pause, and for how long."""
 
     model_config = ConfigDict(extra="forbid")
     seconds: float = Field(
-        ge=MIN_PAUSE_SECONDS, le=MAX_PAUSE_SECONDS, description="For how long; from 1 second to 7 days."
+        ge=MIN_PAUSE_SECONDS, le=MAX_PAUSE_SECONDS, description="The length of the pause, from 1 second to 7 days."
     )
     partition: Partition = None
 
 
 class ResumeOrder(BaseModel):
-    """What is read again."""
+    """The partition to resume."""
 
     model_config = ConfigDict(extra="forbid")
     partition: Partition = None
 
 
 class ConfirmedOrder(BaseModel):
-    """What somebody has typed, so that nothing ends by a slip."""
+    """A typed confirmation, so that no action happens by accident."""
 
     model_config = ConfigDict(extra="forbid")
-    confirm: Annotated[str, Field(max_length=1024, description="What the action asks for.")]
+    confirm: Annotated[str, Field(max_length=1024, description="The text that the action requires.")]
 
 
 def _check_confirmation(order: ConfirmedOrder, word: str) -> None:
     if order.confirm != word:
-        raise Problem(409, f"nothing was done: confirm it with {word!r}, and not with {order.confirm[:100]!r}")
+        raise Problem(409, f"nothing was done; set confirm to {word!r}, not to {order.confirm[:100]!r}")
 
 
 async def _carry_out(function: Callable[ArgsP, AnswerT], *args: ArgsP.args, **kwargs: ArgsP.kwargs) -> AnswerT:
@@ -77,7 +78,7 @@ def build_actions(watched: Watched, note: Callable[[str, str], None]) -> Routes:
 
     Args:
         watched: The pipeline.
-        note: Records what was done and by whom.
+        note: Records an action and its user.
     """
     router = Routes(prefix="/actions", tags=["actions"])
     control = watched.control
@@ -86,27 +87,27 @@ def build_actions(watched: Watched, note: Callable[[str, str], None]) -> Routes:
     async def release(request: Request) -> Done:
         engines = await _carry_out(control.release)
         if not engines:
-            raise Problem(409, "no brake is on, and nothing is held")
+            raise Problem(409, "no failure brake is on, and no message is held")
         note("release", request.state.identity.name)
         held = format_count(sum(engine["held"] for engine in engines), "held message")
         return Done(text=f"Released the brake of {format_count(len(engines), 'engine')}; {held} become dead letters.")
 
     @router.post(
         "/drain",
-        summary="Drain: read no more, finish what is running, commit, and end",
+        summary="Drain: stop reading, finish messages in flight, commit, and exit",
         description="`confirm` is the name of the consumer group.",
     )
     async def drain(request: Request, order: ConfirmedOrder) -> Done:
         _check_confirmation(order, watched.settings.kafka.consumer_group)
         note("drain", request.state.identity.name)
         watched.drain()
-        return Done(text="The pipeline drains, and ends.")
+        return Done(text="The pipeline drains and then exits.")
 
     @router.post(
         "/pause",
-        summary="Read no new messages for a time; what is in flight continues",
-        description="Another pause of the same partition, or of all, changes when it ends. It ends by itself, and "
-        "with the run.",
+        summary="Pause reading for a time; messages in flight continue",
+        description="Pausing the same partition again, or all of them again, changes the end of the pause. A pause "
+        "ends by itself, and when the pipeline stops.",
     )
     async def pause(request: Request, order: PauseOrder) -> Done:
         by = request.state.identity.name
@@ -118,20 +119,20 @@ def build_actions(watched: Watched, note: Callable[[str, str], None]) -> Routes:
     async def resume(request: Request, order: ResumeOrder) -> Done:
         ended = await _carry_out(control.resume, order.partition)
         if not ended:
-            raise Problem(409, f"{_name(order.partition)}: not paused")
+            raise Problem(409, f"{_name(order.partition)}: not paused, so there is nothing to resume")
         note(describe_resume(order.partition), request.state.identity.name)
         return Done(text=f"Resumed {_name(order.partition)}.")
 
     @router.post(
         "/engines/{slot}/restart",
         summary="Restart an engine",
-        description="It finishes what is running and commits; the next engine of its slot takes its partitions over. "
-        "`confirm` is `restart` and the number of the engine.",
+        description="The engine finishes its messages and commits; the next engine of its slot takes over its "
+        "partitions. `confirm` is `restart` and the number of the engine, as in `restart 0`.",
     )
     async def restart(request: Request, slot: Annotated[int, Path(ge=0, le=10_000)], order: ConfirmedOrder) -> Done:
         _check_confirmation(order, f"restart {slot}")
         await _carry_out(control.restart, slot)
         note(f"restart engine {slot}", request.state.identity.name)
-        return Done(text=f"Engine {slot} drains, and starts again.")
+        return Done(text=f"Engine {slot} drains and then restarts.")
 
     return router

@@ -1,4 +1,4 @@
-"""The engines of a pipeline at a moment, in pages: those in trouble first."""
+"""A snapshot of a pipeline's engines, in pages; engines in trouble come first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.web.pipeline import models
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.filters import parse_words
 
-#: How many the overview shows.
+#: The number of engines on the overview.
 SHOWN = 20
 STATES = tuple(state.value for state in SlotState)
 _WELL = (SlotState.RUNNING, SlotState.FINISHED)
@@ -27,7 +27,7 @@ Engines = list[EngineStatus]
 
 
 def rank_engine(engine: EngineStatus) -> tuple[int, int]:
-    """Return the place of an engine: one that does not run, or is silent, comes before those that are well."""
+    """Return the sort key of an engine; engines that do not run or are silent come first."""
     is_silent = (engine.silent_seconds or 0) >= SILENT_SECONDS
     return (int(engine.state in _WELL and not is_silent), engine.slot)
 
@@ -35,17 +35,17 @@ def rank_engine(engine: EngineStatus) -> tuple[int, int]:
 def find_engines(
     engines: Engines, state: str, cursor: str, limit: int, read_cpu: Callable[[int], float | None]
 ) -> models.EnginePage:
-    """Return a page.
+    """Return a page of engines.
 
     Args:
-        engines: All of them.
-        state: Only those in this state; '': all.
-        cursor: Of the page before; '': the first one.
-        limit: The most rows.
-        read_cpu: Returns how much of a core the engine of a slot uses.
+        engines: All engines.
+        state: Only engines in this state; '': all.
+        cursor: The cursor of the previous page; '': the first page.
+        limit: The maximum number of rows.
+        read_cpu: Returns the CPU use of a slot's engine, in percent of a core.
 
     Raises:
-        Problem: The cursor or the state is wrong.
+        Problem: The cursor or the state is invalid.
     """
     chosen = parse_words("state", [state], STATES)
     ranked = sorted((engine for engine in engines if not chosen or engine.state in chosen), key=rank_engine)
@@ -66,7 +66,7 @@ def find_engines(
 
 
 def list_first(engines: Engines, read_cpu: Callable[[int], float | None], most: int = SHOWN) -> list[models.Engine]:
-    """Return those in trouble and the next ones, or all by number if there are no more."""
+    """Return all engines by number, or if there are too many, the first ones with those in trouble in front."""
     chosen = engines if len(engines) <= most else sorted(engines, key=rank_engine)[:most]
     return [describe_engine(engine, read_cpu) for engine in chosen]
 

@@ -1,6 +1,6 @@
-"""The pages and the API of all engines and all partitions; the overview has only the first of them.
+"""The pages and the API of all engines and all partitions; the overview shows only the first of them.
 
-Filters and the page are in the address. A page that is open asks for its rows again every few seconds.
+Filters and cursor are in the address. An open page requests its rows again every few seconds.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from tidemill.web.pipeline.sampler import Sampler
 from tidemill.web.recorded.filters import change_address
 from tidemill.web.routes import Routes
 
-#: Half of what other lists have: these change all the time, and are asked for again by every page that is open.
+#: Half as many as in other lists: these rows change constantly, and every open page reloads them.
 PAGE_ROWS = 50
-#: How often an open page asks for its rows.
+#: How often an open page reloads its rows.
 EVERY_SECONDS = 5
-Cursor = Annotated[str, Query(max_length=4096, description="From the page before.")]
-Limit = Annotated[int, Query(ge=1, description="The most rows; at most debug.max_ui_rows.")]
+Cursor = Annotated[str, Query(max_length=4096, description="The cursor of the previous page.")]
+Limit = Annotated[int, Query(ge=1, description="The maximum number of rows, up to debug.max_ui_rows.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A pipeline at a moment.
+    """A snapshot of a pipeline.
 
     Attributes:
-        at: When, in seconds since the epoch.
-        progress: The sums over its engines.
+        at: The time of the snapshot, in seconds since the epoch.
+        progress: The totals over its engines.
         partitions: Its partitions.
     """
 
@@ -49,16 +49,15 @@ class Moment:
 
 
 class Lists:
-    """Finds rows, for pages and API.
+    """Finds rows for pages and API.
 
     Args:
         watched: The pipeline.
-        look: Returns the moment that is shown.
-        sampler: Knows what engines use.
+        look: Returns the snapshot to show.
+        sampler: Measures the CPU use of engines.
     """
 
     def __init__(self, watched: Watched, look: Callable[[], Moment], sampler: Sampler) -> None:
-        """Find nothing yet."""
         self._watched = watched
         self._look = look
         self._sampler = sampler
@@ -74,7 +73,7 @@ class Lists:
         return engines.find_engines(self._look().progress.engines, state, cursor, most, self._sampler.cpu_percent)
 
     def describe_pipeline(self) -> dict[str, Any]:
-        """Return what rows have to know of the pipeline."""
+        """Return the facts about the pipeline that its rows show."""
         moment, state = self._look(), self._watched.asked.state()
         return {
             "topic": self._watched.settings.kafka.source_topic,
@@ -85,7 +84,7 @@ class Lists:
 
 
 def build_pages(lists: Lists, pages: Pages) -> Routes:
-    """Return the routes of the pages, and of what they ask for again."""
+    """Return the routes of the pages, and of the rows that they reload."""
     router = Routes()
 
     def answer(request: Request, kind: str, page: PartitionPage | EnginePage, **values: Any) -> Response:
@@ -119,18 +118,17 @@ def build_pages(lists: Lists, pages: Pages) -> Routes:
 
 
 def build_api(lists: Lists) -> Routes:
-    """Return the routes of the API."""
     router = Routes(tags=["pipeline"])
 
     @router.get(
         "/partitions",
-        summary="Partitions that engines own, those in trouble first",
-        description="While lags change, a partition may be on two pages, or on none; in the order of names it is not.",
+        summary="Partitions that engines own; those in trouble come first",
+        description="While lags change, a partition may appear on two pages or on none, unless the order is by name.",
     )
     async def find_partitions(query: PartitionFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> PartitionPage:
         return lists.find_partitions(query, cursor, limit)
 
-    @router.get("/engines", summary="Engines, those in trouble first")
+    @router.get("/engines", summary="Engines; those in trouble come first")
     async def find_engines(
         state: engines.StateFilter = "", cursor: Cursor = "", limit: Limit = PAGE_ROWS
     ) -> EnginePage:

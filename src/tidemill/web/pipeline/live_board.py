@@ -1,7 +1,7 @@
-"""What the executors of all engines do, collected while somebody watches.
+"""Collects the state of the executors of all engines while the live page is open.
 
-Engines report on the link's thread, pages ask on the server's: everything is behind one lock. Memory is bounded; what
-is older than a minute is forgotten. An engine that has not reported for a while is no longer shown.
+Engines report on the link's thread and pages read on the server's; one lock protects all state. Memory is bounded:
+entries older than a minute are dropped. An engine that has not reported for a while is no longer shown.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tidemill.web.pipeline import live_models as models
 
 #: How much of the past a page shows.
 KEPT_SECONDS = 60.0
-#: How long engines report for each time they are asked to; they are asked again before that.
+#: How long engines report after each request; requests are repeated before that.
 LEASE_SECONDS = 5.0
-#: An engine that has reported nothing for this long is gone.
+#: An engine that has not reported for this long is no longer shown.
 SILENT_SECONDS = 5.0
 MOST_ENDED = 4_000
 MOST_LISTED = 20
@@ -32,7 +32,6 @@ class LiveBoard:
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        """Start with nothing known."""
         self._clock = clock
         self._lock = threading.Lock()
         self._states: dict[int, tuple[float, live_tasks.LiveState]] = {}
@@ -43,7 +42,7 @@ class LiveBoard:
         self._left_out = 0
 
     def take(self, slot: int, engine_id: str, state: live_tasks.LiveState) -> None:
-        """Take the state of an engine; see `LinkServer.watch`."""
+        """Store the state of an engine; see `LinkServer.watch`."""
         with self._lock:
             self._states[slot] = self._clock(), state
             self._left_out += state.left_out
@@ -52,14 +51,14 @@ class LiveBoard:
                 self._ended.append(_describe(slot, task, self._ids))
 
     def describe_news(self) -> models.LivePicture:
-        """Return what there is now, and what ended since the last call; this is the next update."""
+        """Return the current state, and the tasks that ended since the last call; this is the next update."""
         with self._lock:
             self._number += 1
             told, self._told = self._told, self._ids
             return self._describe([task for task in self._ended if task.id > told])
 
     def describe_all(self) -> models.LivePicture:
-        """Return what there is now, and all that ended within `KEPT_SECONDS`."""
+        """Return the current state, and all tasks that ended within `KEPT_SECONDS`."""
         with self._lock:
             since = self._clock() - KEPT_SECONDS
             return self._describe([task for task in self._ended if task.at + task.seconds >= since])

@@ -1,4 +1,4 @@
-"""What the REST API says about what executors do; the live page shows the same. Times are seconds since the epoch."""
+"""Models of the REST API for executors; the live page shows the same. Times are seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ from pydantic import BaseModel, Field
 class LiveTask(BaseModel):
     """An attempt of a task."""
 
-    id: int = Field(description="Of one that has ended: rises with each; 0 for others.")
+    id: int = Field(description="A rising number of ended attempts; 0 for others.")
     engine: int
-    executor: int = Field(description="Its place in the engine; -1: it has none.")
+    executor: int = Field(description="The number of the executor in its engine; -1: none.")
     task_id: str
     label: str
     attempt: int
     topic: str
     partition: int
-    offset: int = Field(description="Of its first message; -1: it works for no single one.")
-    at: float = Field(description="When it started, is due, or was queued.")
-    seconds: float = Field(description="How long it ran; 0: it has not ended.")
-    outcome: str = Field(description="ok, or the kind of its error; '': it has not ended.")
-    of: int = Field(description="How many tasks it stands for.")
+    offset: int = Field(
+        description="The offset of the task's first message; -1: the task belongs to no single message."
+    )
+    at: float = Field(description="When the attempt started, is due, or was queued.")
+    seconds: float = Field(description="How long the attempt took; 0: it has not ended.")
+    outcome: str = Field(description="ok, or the kind of the error; '': the attempt has not ended.")
+    of: int = Field(description="How many tasks this sample represents.")
 
 
 class LiveWindow(BaseModel):
-    """A window with tasks that are not over."""
+    """A window with unfinished tasks."""
 
     engine: int
     topic: str
     partition: int
-    number: int = Field(description="Its number in the engine.")
-    first: int = Field(description="The offset of its first message.")
+    number: int = Field(description="The number of the window in its engine.")
+    first: int = Field(description="The offset of the window's first message.")
     messages: int
-    tasks: int = Field(description="How many are not over.")
-    at: float = Field(description="When it was arranged.")
+    tasks: int = Field(description="How many tasks are unfinished.")
+    at: float = Field(description="When the window was arranged.")
 
 
 class LiveEngine(BaseModel):
-    """How many tasks of an engine are where."""
+    """The task counts of an engine."""
 
     slot: int
     executors: int
@@ -47,16 +49,16 @@ class LiveEngine(BaseModel):
 
 
 class LivePicture(BaseModel):
-    """What executors do."""
+    """The state of the executors."""
 
-    number: int = Field(description="Rises with every update; one that is missing was skipped.")
+    number: int = Field(description="The number of the update; a gap means that updates were skipped.")
     at: float
     engines: list[LiveEngine]
     running: list[LiveTask]
     ended: list[LiveTask] = Field(
-        description="Since the update before, or over the last minute; fast ones are sampled."
+        description="Attempts that ended since the previous update, or in the last minute; fast ones are sampled."
     )
-    left_out: int = Field(description="How many that ended since the page was opened are neither shown nor sampled.")
-    waiting: list[LiveTask] = Field(description="Those that start next.")
-    backing_off: list[LiveTask] = Field(description="Those whose next attempt is due first.")
+    left_out: int = Field(description="How many ended attempts are neither shown nor sampled.")
+    waiting: list[LiveTask] = Field(description="The tasks that start next.")
+    backing_off: list[LiveTask] = Field(description="The tasks in backoff whose next attempt is due first.")
     windows: list[LiveWindow]

@@ -1,4 +1,4 @@
-"""What the REST API says about a pipeline; the pages show the same."""
+"""Models of the REST API for a pipeline; the pages show the same."""
 
 from __future__ import annotations
 
@@ -6,91 +6,97 @@ from pydantic import BaseModel, Field
 
 
 class Engine(BaseModel):
-    """An engine's slot, and the engine in it."""
+    """An engine slot, and the engine in it."""
 
     slot: int
-    state: str = Field(description="idle, waiting, starting, running, restarting, link lost, cancelled or finished")
+    state: str = Field(description="idle, waiting, starting, running, restarting, link lost, cancelled or finished.")
     is_well: bool
     host: str | None
     pid: int | None
     starts: int = Field(description="How many engines this slot has had.")
-    silent_seconds: float | None = Field(description="How long it has been silent; null without a link.")
+    silent_seconds: float | None = Field(description="Seconds since the engine's last report; null without a link.")
     partitions: int
     tasks_running: int
     tasks_queued: int
     tasks_in_backoff: int
     in_flight: int
     done: int = Field(description="Messages that this slot's engines have finished.")
-    cpu_percent: float | None = Field(description="Of one core, tasks included, over the last seconds.")
+    cpu_percent: float | None = Field(
+        description="CPU use in percent of one core, tasks included, over the last seconds."
+    )
     rss_bytes: int
 
 
 class Held(BaseModel):
-    """The message that holds a partition."""
+    """The message that holds up a partition."""
 
     topic: str
     partition: int
     offset: int
-    since: float = Field(description="Since when it holds the partition, in seconds since the epoch.")
-    written_at: float | None = Field(description="When it was written to its topic, to the precision of its batch.")
-    stage: str = Field(description="What it waits for; '': the partition moves.")
-    text: str = Field(description="The same in words.")
-    buffered: int = Field(description="Messages that were read and wait to be taken.")
+    since: float = Field(description="When it began to hold up the partition, in seconds since the epoch.")
+    written_at: float | None = Field(
+        description="When it was written to the topic; all messages of a batch have one time."
+    )
+    stage: str = Field(description="The stage that it waits in; '': the partition makes progress.")
+    text: str = Field(description="The stage in words.")
+    buffered: int = Field(description="Messages that were read and wait in the buffer.")
 
 
 class Partition(BaseModel):
     """A partition that an engine owns."""
 
-    name: str = Field(description="topic/partition")
+    name: str = Field(description="TOPIC/PARTITION.")
     engine: int | None = Field(description="The slot of the engine that owns it.")
-    lag: int | None = Field(description="Messages behind its end, by committed offset; null if not known yet.")
+    lag: int | None = Field(description="Messages from the committed offset to the end; null if not known yet.")
     consumed: int
-    uncommitted: int = Field(description="Messages that were read and are not committed.")
-    committed_offset: int | None = Field(description="The next offset, as committed.")
-    is_paused: bool = Field(description="Whether it waits for room (backpressure).")
-    is_paused_by_user: bool = Field(description="Whether a user has paused it, or all partitions.")
-    stalled: str | None = Field(description="What holds it up, if it stands still.")
-    held_by: Held | None = Field(description="The oldest message that is not finished, or not committed yet.")
+    uncommitted: int = Field(description="Messages that were read but not committed.")
+    committed_offset: int | None = Field(
+        description="The committed offset, which is that of the next message to process."
+    )
+    is_paused: bool = Field(description="Whether backpressure has paused reading.")
+    is_paused_by_user: bool = Field(description="Whether a user has paused this partition or all of them.")
+    stalled: str | None = Field(description="The reason, if the partition is stalled.")
+    held_by: Held | None = Field(description="The oldest message that is unfinished or uncommitted.")
 
 
 class EnginePage(BaseModel):
-    """A page of engines: those in trouble come first, then by number."""
+    """A page of engines: first those in trouble, then by number."""
 
     rows: list[Engine]
-    cursor: str | None = Field(description="Where the next page begins; null: there is none.")
-    before: int = Field(description="How many are on pages before.")
-    matching: int = Field(description="How many match, on all pages.")
-    total: int = Field(description="How many there are.")
+    cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
+    before: int = Field(description="The number of engines on previous pages.")
+    matching: int = Field(description="The number of matching engines on all pages.")
+    total: int = Field(description="The number of engines.")
 
 
 class PartitionPage(BaseModel):
     """A page of partitions."""
 
     rows: list[Partition]
-    cursor: str | None = Field(description="Where the next page begins; null: there is none.")
-    before: int = Field(description="How many are on pages before.")
-    matching: int = Field(description="How many match, on all pages.")
-    total: int = Field(description="How many there are.")
+    cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
+    before: int = Field(description="The number of partitions on previous pages.")
+    matching: int = Field(description="The number of matching partitions on all pages.")
+    total: int = Field(description="The number of partitions.")
 
 
 class Sink(BaseModel):
-    """A sink, and what happened there."""
+    """A sink and its counts."""
 
     name: str
-    breaker: str = Field(description="closed, half-open or open")
+    breaker: str = Field(description="The state of the circuit breaker: closed, half-open or open.")
     delivered: int
-    errors: int = Field(description="Batches that failed, and answers that refused something.")
-    refused: int
+    errors: int = Field(description="Failed batches, and responses that rejected payloads.")
+    refused: int = Field(description="Payloads that the sink rejected.")
     skipped: int
     dead_lettered: int
     breaker_opened: int
-    batch_p50_seconds: float | None = Field(description="The median time of a batch since the start.")
+    batch_p50_seconds: float | None = Field(description="The median time of a batch since the pipeline's start.")
     batch_p95_seconds: float | None
     last_error: str | None
     last_error_at: float | None = Field(description="Seconds since the epoch.")
     last_delivered_at: float | None
-    waits: str | None = Field(description="What it waits for.")
-    ui_url: str = Field(description="Where people can look at what was written.")
+    waits: str | None = Field(description="The reason, if the sink is waiting.")
+    ui_url: str = Field(description="The address of the sink's own web pages; may be ''.")
 
 
 class SlowTask(BaseModel):
@@ -102,22 +108,22 @@ class SlowTask(BaseModel):
 
 
 class Wait(BaseModel):
-    """Something that the pipeline waits for outside."""
+    """Something outside the pipeline that it waits for."""
 
     what: str
     why: str
 
 
 class Pause(BaseModel):
-    """What a user has paused."""
+    """A pause that a user has set."""
 
-    partition: int | None = Field(description="Of the source topic; null: all partitions.")
-    until: float = Field(description="When it ends, in seconds since the epoch.")
+    partition: int | None = Field(description="A partition of the source topic; null: all of them.")
+    until: float = Field(description="The end of the pause, in seconds since the epoch.")
     by: str
 
 
 class Tasks(BaseModel):
-    """Tasks by what they do, and what became of them."""
+    """Counts of tasks, by state and by outcome."""
 
     running: int
     queued: int
@@ -126,7 +132,7 @@ class Tasks(BaseModel):
     failed: int
     retried: int
     timed_out: int
-    max_running: int = Field(description="How many may run at a time, over all running engines.")
+    max_running: int = Field(description="How many tasks may run at a time on all running engines together.")
 
 
 class Letters(BaseModel):
@@ -138,11 +144,15 @@ class Letters(BaseModel):
 
 
 class Lag(BaseModel):
-    """How far the pipeline is behind."""
+    """The lag of the pipeline and its trend."""
 
-    messages: int | None = Field(description="null if it is not known yet.")
-    change_per_second: float | None = Field(description="Its trend over the last minute; negative: it catches up.")
-    clear_seconds: float | None = Field(description="When it is zero, by that trend; null if it does not fall.")
+    messages: int | None = Field(description="Messages behind the end of the topic; null if not known yet.")
+    change_per_second: float | None = Field(
+        description="The trend over the last minute; negative while the pipeline catches up."
+    )
+    clear_seconds: float | None = Field(
+        description="Seconds until the lag is zero by this trend; null if it does not fall."
+    )
 
 
 class Hooks(BaseModel):
@@ -160,20 +170,20 @@ class Hooks(BaseModel):
 class Overview(BaseModel):
     """The state of the pipeline."""
 
-    at: float = Field(description="When, in seconds since the epoch.")
+    at: float = Field(description="The time of this state, in seconds since the epoch.")
     group: str
     worker: str
     topic: str
     brokers: str
-    state: str = Field(description="starting, running, draining or stopping")
-    step: str = Field(description="What the run waits for.")
-    problems: list[str] = Field(description="The first of them.")
+    state: str = Field(description="starting, running, draining or stopping.")
+    step: str = Field(description="The current step of start or stop.")
+    problems: list[str] = Field(description="The first problems.")
     problem_count: int
-    waits: list[Wait] = Field(description="The first of them; partitions that stand still come last.")
+    waits: list[Wait] = Field(description="The first waits; stalled partitions come last.")
     wait_count: int
-    pauses: list[Pause] = Field(description="What users have paused.")
+    pauses: list[Pause] = Field(description="Pauses that users have set.")
     run_seconds: float
-    left_seconds: float | None = Field(description="While draining: how long that may still take.")
+    left_seconds: float | None = Field(description="While draining: the remaining time limit.")
     consumed: int
     done: int
     done_per_second: float
@@ -185,33 +195,33 @@ class Overview(BaseModel):
     skipped: int
     lag: Lag
     tasks: Tasks
-    task_p50_seconds: float | None = Field(description="How long attempts of tasks took over the last minute.")
-    task_p95_seconds: float | None
+    task_p50_seconds: float | None = Field(description="The median duration of task attempts over the last minute.")
+    task_p95_seconds: float | None = Field(description="The 95th percentile.")
     letters: Letters
     hooks: Hooks
-    engines: list[Engine] = Field(description="The first of /engines: those in trouble come first.")
+    engines: list[Engine] = Field(description="The first engines of /engines, which lists those in trouble first.")
     engine_count: int
     partitions: list[Partition] = Field(
-        description="The first of /partitions: those that stand still come first, then those with the largest lag."
+        description="The first partitions of /partitions: stalled ones, then those with the largest lag."
     )
     partition_count: int
-    stalled_count: int = Field(description="Partitions that stand still.")
+    stalled_count: int = Field(description="The number of stalled partitions.")
     orphans: list[int] = Field(description="Partitions of the topic that no engine owns.")
     sinks: list[Sink]
     slowest: list[SlowTask]
 
 
 class Setting(BaseModel):
-    """A value of the configuration."""
+    """A setting of the configuration."""
 
     key: str
-    value: str = Field(description="As JSON, secrets masked.")
-    default: str | None = Field(description="As JSON; null if it has none.")
-    origin: str = Field(description="default, configured, environment or on_startup")
-    text: str = Field(description="What it is for.")
+    value: str = Field(description="The value as JSON, with secrets masked.")
+    default: str | None = Field(description="The default as JSON; null if there is none.")
+    origin: str = Field(description="The source of the value: default, configured, environment or on_startup.")
+    text: str = Field(description="The description of the setting.")
 
 
 class Done(BaseModel):
-    """What an action did."""
+    """The result of an action."""
 
     text: str

@@ -1,4 +1,4 @@
-"""Describes a pipeline at a moment, from what its engines have sent to the driver anyway."""
+"""Describes the current state of a pipeline, from reports that its engines send to the driver anyway."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidemill.web.series import find_quantile
 
 _BREAKERS = ("closed", "half-open", "open")
 _SINKS = "sinks."
-#: How many notes of a kind are at the head of the overview.
+#: The maximum number of entries of a kind at the head of the overview.
 _NOTES = 10
 
 
@@ -30,10 +30,10 @@ def describe_pipeline(
 
     Args:
         watched: The pipeline.
-        progress: The sums over its engines.
-        partitions: The partitions at that moment.
-        sampler: What was counted before.
-        at: Now, in seconds since the epoch.
+        progress: The totals over its engines.
+        partitions: Its partitions.
+        sampler: Earlier samples, for rates and trends.
+        at: The current time, in seconds since the epoch.
     """
     settings, state = watched.settings, watched.asked.state()
     kafka, problems = settings.kafka, find_problems(state, progress)
@@ -50,7 +50,7 @@ def describe_pipeline(
         waits=_list_waits(progress),
         wait_count=len(progress.stalled),
         pauses=[
-            # Whole seconds: the end does not change with each look at two clocks.
+            # Whole seconds, so that rounding of two clocks does not change the end with every update.
             models.Pause(partition=pause.partition, until=round(pause.until), by=pause.by)
             for pause in progress.pauses
         ],
@@ -88,8 +88,8 @@ def describe_pipeline(
 
 
 def _list_waits(progress: PipelineProgress) -> list[models.Wait]:
-    # A partition that stands still has a row as well, but not each of a thousand has one on the overview; what all of
-    # them may wait for comes first.
+    # Stalled partitions come last: they have rows of their own, and there may be thousands. Waits that affect all
+    # partitions come first.
     partitions = {name_stalled_partition(name) for name in find_stalled_partitions(progress.stalled)}
     first = sorted(progress.stalled, key=lambda what: (what in partitions, what))[:_NOTES]
     return [models.Wait(what=what, why=redact_text(progress.stalled[what])) for what in first]
@@ -127,23 +127,23 @@ def _describe_sinks(progress: PipelineProgress, settings: Settings) -> list[mode
         for kind, named in settings.sinks.group_by_type().items()
         for name, section in named.items()
     }
-    # Those of engines that have ended are no longer the state of the breaker.
+    # The breakers of engines that have ended no longer matter.
     now: Sequence[EngineProgress] = [engine.progress for engine in progress.engines if engine.progress is not None]
     return [
         _describe_sink(
-            place,
-            progress.sinks.get(place, SinkStats()),
-            max((engine.sinks[place].breaker_state for engine in now if place in engine.sinks), default=0),
-            progress.stalled.get(place),
-            links.get(place, ""),
+            name,
+            progress.sinks.get(name, SinkStats()),
+            max((engine.sinks[name].breaker_state for engine in now if name in engine.sinks), default=0),
+            progress.stalled.get(name),
+            links.get(name, ""),
         )
-        for place in sorted({*links, *progress.sinks})
+        for name in sorted({*links, *progress.sinks})
     ]
 
 
-def _describe_sink(place: str, stats: SinkStats, breaker: int, waits: str | None, ui_url: str) -> models.Sink:
+def _describe_sink(name: str, stats: SinkStats, breaker: int, waits: str | None, ui_url: str) -> models.Sink:
     return models.Sink(
-        name=place.removeprefix(_SINKS),
+        name=name.removeprefix(_SINKS),
         breaker=_BREAKERS[breaker],
         delivered=stats.delivered_payloads,
         errors=stats.error_count,
@@ -162,7 +162,7 @@ def _describe_sink(place: str, stats: SinkStats, breaker: int, waits: str | None
 
 
 def _find_ui_url(section: object) -> str:
-    """Return the address of a sink's own pages, if a browser may be sent there."""
+    """Return the address of a sink's own web pages, or '' if it is not safe to link."""
     found = section.get("ui_url", "") if isinstance(section, Mapping) else getattr(section, "ui_url", "")
     try:
         return redact_text(check_url(str(found)))

@@ -1,8 +1,8 @@
-"""The partitions of a pipeline at a moment, in pages: those in trouble first.
+"""A snapshot of a pipeline's partitions, in pages; partitions in trouble come first.
 
-Invariants: what concerns all partitions is found once for a moment, however many clients look at it; only what is shown
-is described. A page goes on behind the last row of the one before, by that row's place at that time: while
-lags change, a partition may be on two pages, or on none.
+Invariants: work over all partitions is done once per snapshot, for all clients together; only the rows of a page are
+described. A page continues after the sort key of the previous page's last row. While lags change, a partition may
+therefore appear on two pages or on none.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from tidemill.web.pipeline import models
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.filters import parse_number, parse_words
 
-#: How many the overview shows.
+#: The number of partitions on the overview.
 SHOWN = 20
 STATES = ("stalled", "held", "backpressure", "paused")
 ORDERS = ("worst", "name")
-#: The types of a row's place, by order.
+#: The types of the fields of a row's sort key, by order.
 _KINDS: Mapping[str, tuple[type[int] | type[str], ...]] = {"worst": (int, int, str, int), "name": (str, int)}
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionQuery:
-    """Which partitions, and in what order.
+    """A query for partitions.
 
     Attributes:
-        engine: The slot of their engine; None: any.
+        engine: The slot of the owning engine; None: any.
         state: One of `STATES`; '': any.
-        name: A part of their names.
-        order: worst: those that stand still, then the largest lag; name: by topic and number.
+        name: A part of the partition's name.
+        order: worst: stalled partitions first, then the largest lag; name: by topic and number.
     """
 
     engine: int | None = None
@@ -49,19 +49,19 @@ class PartitionQuery:
     order: str = ORDERS[0]
 
     def describe(self) -> str:
-        """Return the query as a text that no other one has."""
+        """Return a text that identifies the query."""
         return repr((self.engine, self.state, self.name, self.order))
 
 
 def read_partitions(
-    engine: Annotated[str, Query(max_length=20, description="The slot of the engine that owns it.")] = "",
+    engine: Annotated[str, Query(max_length=20, description="The slot of the owning engine.")] = "",
     state: Annotated[str, Query(max_length=20, description=", ".join(STATES))] = "",
-    name: Annotated[str, Query(max_length=300, description="A part of its name.")] = "",
+    name: Annotated[str, Query(max_length=300, description="A part of the partition's name.")] = "",
     order: Annotated[
-        str, Query(max_length=20, description="worst: those that stand still, then the largest lag; name")
+        str, Query(max_length=20, description="worst: stalled partitions, then the largest lag; name: by name.")
     ] = "",
 ) -> PartitionQuery:
-    """Return which partitions an address asks for."""
+    """Return the query for partitions from query parameters."""
     slot = parse_number("engine", engine, int)
     chosen = parse_words("state", [state], STATES)
     orders = parse_words("order", [order], ORDERS)
@@ -74,23 +74,22 @@ PartitionFilters = Annotated[PartitionQuery, Depends(read_partitions)]
 
 
 class PartitionTable:
-    """All partitions that an engine owns, at one moment.
+    """A snapshot of all partitions that engines own.
 
     Args:
-        progress: The sums at that moment.
-        before: The table of an earlier moment; its order by name is used again if the partitions are the same list.
+        progress: The totals at that moment.
+        before: The table of an earlier moment; its order by name is reused if the partitions are the same list.
     """
 
     def __init__(self, progress: PipelineProgress, before: PartitionTable | None = None) -> None:
-        """Find what concerns all of them."""
         self._progress = progress
-        self._places: Sequence[Key]
+        self._keys: Sequence[Key]
         self._names: Sequence[str]
         if before is not None and before._progress.partitions is progress.partitions:
-            self._places, self._names = before._places, before._names
+            self._keys, self._names = before._keys, before._names
         else:
-            self._places = sorted(map(split_name, progress.partitions))
-            self._names = list(map(_name, self._places))
+            self._keys = sorted(map(split_name, progress.partitions))
+            self._names = list(map(_name, self._keys))
         self._owners = {
             name: engine
             for engine in progress.engines
@@ -104,15 +103,15 @@ class PartitionTable:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of partitions."""
         return len(self._progress.partitions)
 
     def count_stalled(self) -> int:
-        """Return how many stand still."""
+        """Return the number of stalled partitions."""
         return sum(name in self._stalled for name in self._progress.partitions)
 
     def list_first(self, most: int = SHOWN) -> list[models.Partition]:
-        """Return the worst, or all by name if there are no more; in the order of `find`."""
+        """Return all partitions by name, or if there are too many, the worst ones in the order of `find`."""
         if self.count <= most:
             return [self._describe(name) for name in self._names]
         lags = dict.fromkeys(self._names, 0) | self._progress.lag
@@ -123,15 +122,15 @@ class PartitionTable:
         return [self._describe(name) for name in first]
 
     def find(self, query: PartitionQuery, cursor: str, limit: int) -> models.PartitionPage:
-        """Return a page.
+        """Return a page of partitions.
 
         Args:
-            query: Which.
-            cursor: Of the page before; '': the first one.
-            limit: The most rows.
+            query: The filters and the order.
+            cursor: The cursor of the previous page; '': the first page.
+            limit: The maximum number of rows.
 
         Raises:
-            Problem: The cursor is wrong.
+            Problem: The cursor is invalid.
         """
         keys, text = self._sort(query.order), f"partitions {query.describe()}"
         matching = [key for key in keys if self._matches(_name(key), query)]
@@ -153,13 +152,13 @@ class PartitionTable:
 
     def _sort(self, order: str) -> Sequence[Key]:
         if order == "name":
-            return self._places
+            return self._keys
         if self._ranked is None:
             stalled, lags = self._stalled, self._progress.lag
-            # One whose lag is not known yet comes behind those that lag.
+            # A partition with unknown lag comes after those with lag.
             self._ranked = sorted(
-                (int(name not in stalled), -lags.get(name, 0), *place)
-                for name, place in zip(self._names, self._places, strict=True)
+                (int(name not in stalled), -lags.get(name, 0), *key)
+                for name, key in zip(self._names, self._keys, strict=True)
             )
         return self._ranked
 
@@ -184,7 +183,7 @@ class PartitionTable:
 
     def _describe(self, name: str) -> models.Partition:
         progress, owner = self._progress, self._owners.get(name)
-        # What the current owner has read: an earlier one gave up what it did not commit.
+        # Counts of the current owner only: an earlier owner gave up its uncommitted messages.
         flow: Mapping[str, tuple[int, int, int]] = owner.progress.flow if owner and owner.progress else {}
         taken, committed, given_up = flow.get(name, (0, 0, 0))
         stalled = progress.stalled.get(name_stalled_partition(name))
@@ -219,7 +218,7 @@ def _describe_held(name: str, head: PartitionHead | None) -> models.Held | None:
 
 
 def split_name(name: str) -> tuple[str, int]:
-    """Return topic and number of a partition; what is not the name of one has the number -1.
+    """Return topic and number of a partition; the number is -1 if the text is not a partition's name.
 
     Example:
         >>> split_name("orders/12"), split_name("orders")
@@ -230,6 +229,6 @@ def split_name(name: str) -> tuple[str, int]:
 
 
 def _name(key: Key) -> str:
-    """Return the name of a partition by its place in an order, which ends in topic and number."""
+    """Return the name of a partition by its sort key, which ends with topic and number."""
     *_, topic, number = key
     return str(topic) if number == -1 else f"{topic}/{number}"

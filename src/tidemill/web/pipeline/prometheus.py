@@ -1,4 +1,4 @@
-"""Queries of a pipeline's metrics, ready for Prometheus, with links to where they are answered."""
+"""Ready-made Prometheus queries for a pipeline's metrics, with links to Prometheus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from tidemill.config.debug_settings import DebugSettings
 
-#: What people ask, as PromQL: SELECTOR and INTERVAL are replaced.
+#: Common queries in PromQL, by title; SELECTOR and INTERVAL are placeholders.
 _QUERIES = {
     "Messages read per second": "sum(rate(tidemill_messages_consumed_total{SELECTOR}[INTERVAL]))",
     "Messages committed per second": "sum(rate(tidemill_offsets_committed_total{SELECTOR}[INTERVAL]))",
@@ -34,20 +34,20 @@ _RANGE = "1h"
 
 
 class Query(BaseModel):
-    """A query of the pipeline's metrics."""
+    """A query for the pipeline's metrics."""
 
     title: str
-    query: str = Field(description="PromQL")
-    url: str = Field(description="Where Prometheus answers it; '' without debug.prometheus_url.")
+    query: str = Field(description="The query in PromQL.")
+    url: str = Field(description="The query's address in Prometheus; '' without debug.prometheus_url.")
 
 
 def list_queries(settings: DebugSettings, worker: str, cluster: str) -> list[Query]:
-    """Return ready queries.
+    """Return ready-made queries.
 
     Args:
-        settings: Where Prometheus is, and what its labels are called.
+        settings: The address of Prometheus, and the names of its labels.
         worker: The worker's name.
-        cluster: The name of the installation; ''.
+        cluster: The name of the installation; may be ''.
 
     Example:
         >>> settings = DebugSettings(prometheus_url="https://prom.example/", prometheus_worker_label="worker")
@@ -59,7 +59,7 @@ def list_queries(settings: DebugSettings, worker: str, cluster: str) -> list[Que
     selector = f"{{{labels}}}" if labels else ""
     found = []
     for title, template in _QUERIES.items():
-        # The interval first: a name may hold the word.
+        # Replace INTERVAL first: a label value may contain the word.
         query = template.replace("INTERVAL", settings.prometheus_rate_interval).replace("{SELECTOR}", selector)
         found.append(Query(title=title, query=query, url=_link(settings.prometheus_url, query)))
     return found

@@ -1,7 +1,7 @@
-"""Counts a pipeline once a second: the numbers over time that charts, rates and trends need.
+"""Samples a pipeline once a second: the time series that charts, rates and trends need.
 
-Memory is bounded: the last 15 minutes are kept, about 200 bytes a second. A clock that is set changes neither rates nor
-trends, and moves what charts show along with it: only the newest time of day is believed.
+Memory is bounded: the last 15 minutes are stored, about 200 bytes a second. Adjusting the wall clock changes neither
+rates nor trends; charts move along with it, since only the newest wall clock time is used.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tidemill.web.pipeline.models import Lag
 from tidemill.web.series import Series, find_quantile
 
 KEPT_SECONDS = 900
-#: Rates and percentiles are of this time, trends of a minute.
+#: Rates and percentiles cover this many samples; trends cover a minute.
 _RATE_SAMPLES = 10
 _TREND_SAMPLES = 60
 
 
 class Sample(NamedTuple):
-    """The pipeline at a moment, in seconds since the machine booted; all are totals, except lag and in flight."""
+    """A sample, at a time in seconds since boot; all values are totals, except lag and in flight."""
 
     since_boot: float
     consumed: int
@@ -38,25 +38,24 @@ class Sample(NamedTuple):
 
 
 def subtract_counts(later: Sequence[int], earlier: Sequence[int]) -> list[int]:
-    """Return what was counted between two moments; an empty list is zeros."""
-    return [count - (earlier[place] if earlier else 0) for place, count in enumerate(later)]
+    """Return the difference of two lists of counts; an empty earlier list means zeros."""
+    return [count - (earlier[index] if earlier else 0) for index, count in enumerate(later)]
 
 
 class Sampler:
-    """Keeps samples; used on one thread."""
+    """Stores samples; used on one thread."""
 
     def __init__(self) -> None:
-        """Start without samples."""
         self._samples: deque[Sample] = deque(maxlen=KEPT_SECONDS + 1)
         self._booted_at = 0.0
 
     def add(self, at: float, since_boot: float, progress: PipelineProgress) -> None:
-        """Take a sample; of two of the same moment, the later one counts.
+        """Add a sample; it replaces an earlier sample of the same moment.
 
         Args:
-            at: Seconds since the epoch, by a clock that may be set at any time.
-            since_boot: Seconds since the machine booted, including those in which it slept.
-            progress: The sums at that moment.
+            at: Seconds since the epoch, by a clock that may be adjusted at any time.
+            since_boot: Seconds since the machine booted, including sleep.
+            progress: The totals at that moment.
         """
         self._booted_at = at - since_boot
         if self._samples and since_boot <= self._samples[-1].since_boot:
@@ -83,7 +82,7 @@ class Sampler:
         return self._samples[max(0, len(self._samples) - 1 - samples)], self._samples[-1]
 
     def rate(self, name: str) -> float:
-        """Return how much a total rises per second, over the last seconds."""
+        """Return the rate of a total, per second, over the last samples."""
         picked = self._pick(_RATE_SAMPLES)
         if picked is None:
             return 0.0
@@ -92,18 +91,18 @@ class Sampler:
         return max(0.0, risen / (last.since_boot - first.since_boot))
 
     def cpu_percent(self, slot: int) -> float | None:
-        """Return how much of a core an engine uses; None: it is not known yet."""
+        """Return an engine's CPU use in percent of a core; None if not known yet."""
         picked = self._pick(_RATE_SAMPLES)
         if picked is None:
             return None
         first, last = picked
         now, before = last.cpu_seconds.get(slot), first.cpu_seconds.get(slot)
-        if now is None or before is None or now < before:  # it has been replaced
+        if now is None or before is None or now < before:  # the engine was replaced
             return None
         return 100 * (now - before) / (last.since_boot - first.since_boot)
 
     def task_quantile(self, share: float) -> float | None:
-        """Return a quantile of how long attempts took over the last minute."""
+        """Return a quantile of the durations of attempts over the last minute."""
         picked = self._pick(_TREND_SAMPLES)
         if picked is None:
             return None
@@ -111,7 +110,7 @@ class Sampler:
         return find_quantile(subtract_counts(last.attempts, first.attempts), share)
 
     def lag(self) -> Lag:
-        """Return the lag, and where it is going."""
+        """Return the lag and its trend."""
         last = self._samples[-1].lag if self._samples else None
         known = [sample for sample in list(self._samples)[-_TREND_SAMPLES:] if sample.lag is not None]
         if last is None or len(known) < 2 or known[-1].lag is None or known[0].lag is None:
@@ -120,7 +119,7 @@ class Sampler:
         return Lag(messages=last, change_per_second=change, clear_seconds=last / -change if change < 0 else None)
 
     def series(self, seconds: int = KEPT_SECONDS) -> Series:
-        """Return the last seconds, a point for each."""
+        """Return the time series of the last seconds, with a point per second."""
         kept = list(self._samples)[-seconds - 1 :]
         points = [_compare(before, after, self._booted_at) for before, after in pairwise(kept)]
         columns = zip(*points, strict=True) if points else ([] for _ in Series.model_fields)

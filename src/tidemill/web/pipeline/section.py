@@ -48,27 +48,26 @@ TICK_SECONDS = 1.0
 _MILLION = 1_000_000
 MAX_SERIES_SECONDS = 7 * 86_400
 _PING_SECONDS = 15
-#: A client that does not read for this long is disconnected; it connects again by itself.
+#: A client that does not read for this long is disconnected; browsers reconnect by themselves.
 _SEND_SECONDS = 30.0
 #: The parts of the overview that are replaced when they change.
 _PARTS = ("head", "tiles", "engines", "partitions", "sinks", "slowest", "hooks")
 
 
 class PipelineView:
-    """What pages and API show, and the updates of both.
+    """The state that pages and API show, and its live updates.
 
     Args:
         watched: The pipeline.
         pages: Renders parts of pages.
-        archive: What was recorded.
-        writer: Where actions are recorded; None: nowhere.
+        archive: The recordings.
+        writer: Records actions; None: they are only logged.
 
     Attributes:
         recording: The name of this worker's recordings.
     """
 
     def __init__(self, watched: Watched, pages: Pages, archive: Archive, writer: RecordWriter | None = None) -> None:
-        """Sample nothing yet."""
         self.archive = archive
         self.recording = name_worker_folder(watched.settings.kafka.consumer_group, watched.worker)
         self.watched = watched
@@ -84,17 +83,16 @@ class PipelineView:
         self._ticking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to sample, on the running loop, until it ends."""
+        """Start sampling on the running loop, until the loop ends."""
         self.sample()
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     def sample(self) -> None:
-        """Take a sample."""
         since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.sampler.add(time.time(), since_boot, self.watched.asked.progress())
 
     def look(self) -> Moment:
-        """Return the pipeline as it is; all who look before the next sums get the same."""
+        """Return a snapshot of the pipeline; all callers share it until the next totals arrive."""
         progress = self.watched.asked.progress()
         if self._moment is None or self._moment.progress is not progress:
             table = PartitionTable(progress, None if self._moment is None else self._moment.partitions)
@@ -102,7 +100,7 @@ class PipelineView:
         return self._moment
 
     def now(self) -> Overview:
-        """Return the state of the pipeline; likewise."""
+        """Return the state of the pipeline; shared like the snapshot."""
         moment = self.look()
         if self._overview is None:
             self._overview = describe_pipeline(
@@ -111,7 +109,7 @@ class PipelineView:
         return self._overview
 
     def note_action(self, action: str, by: str) -> None:
-        """Log and record that somebody did something."""
+        """Log and record an action and its user."""
         log.info("an action was carried out for the web UI", action=action, by=by)
         if self._writer is not None:
             at_us = int(time.time() * _MILLION)
@@ -124,17 +122,17 @@ class PipelineView:
             try:
                 self.tick()
             except Exception:
-                log.exception("the web UI could not be updated; the next update may")
+                log.exception("an update of the web UI failed; the next one is in a second")
 
     def tick(self) -> None:
-        """Take a sample, and tell those that listen what is new."""
+        """Take a sample, and send updates to live clients."""
         self.sample()
         if self.live.has_clients("tasks"):
             self.watch_tasks()
         self.live.update()
 
     def watch_tasks(self) -> None:
-        """Have the engines say what their executors do, for the next few seconds."""
+        """Request reports about executors from the engines, for the next few seconds."""
         self.watched.engines.watch(self.board.take, LEASE_SECONDS)
 
     def _show_tasks(self) -> Mapping[str, str]:
@@ -150,7 +148,6 @@ class PipelineView:
 
 
 def build_section(view: PipelineView, pages: Pages) -> Section:
-    """Return the section of a pipeline."""
     links = [
         Link("Overview", "/"),
         Link("Live", "/live"),
@@ -171,7 +168,7 @@ def _build_pages(view: PipelineView, pages: Pages) -> Routes:
         request: Request,
         range_seconds: Annotated[int, Query(alias="range", ge=1, le=MAX_SERIES_SECONDS)] = KEPT_SECONDS,
     ) -> Response:
-        # This page is there also while searches keep all workers busy, then without the other runs.
+        # The overview also works while searches occupy all workers, then without the list of other runs.
         runs: list[Run] = []
         with contextlib.suppress(Problem):
             runs = await run_blocking(view.archive.list_runs)
@@ -204,7 +201,7 @@ def _build_pages(view: PipelineView, pages: Pages) -> Routes:
 
 
 def find_queries(view: PipelineView) -> list[PrometheusQuery]:
-    """Return ready queries of this pipeline's metrics."""
+    """Return ready-made queries for this pipeline's metrics."""
     settings = view.watched.settings
     return list_queries(settings.debug, view.watched.worker, settings.cluster_name)
 
@@ -218,11 +215,14 @@ def _build_api(view: PipelineView) -> Routes:
 
     @router.get(
         "/series",
-        summary="Numbers over time, for charts",
-        description="A point per second for the last 15 minutes; longer times are read from the recording, in steps.",
+        summary="Time series, for charts",
+        description="One point per second for the last 15 minutes; longer ranges are read from the recording, in "
+        "larger steps.",
     )
     async def read_series(
-        seconds: Annotated[int, Query(ge=1, le=MAX_SERIES_SECONDS, description="How far back.")] = KEPT_SECONDS,
+        seconds: Annotated[
+            int, Query(ge=1, le=MAX_SERIES_SECONDS, description="The length of the period up to now.")
+        ] = KEPT_SECONDS,
     ) -> Series:
         if seconds <= KEPT_SECONDS:
             return view.sampler.series(seconds)
@@ -233,20 +233,21 @@ def _build_api(view: PipelineView) -> Routes:
         )
         return build_series(counts, step, time.time())
 
-    @router.get("/metrics-queries", summary="Ready queries for Prometheus")
+    @router.get("/metrics-queries", summary="Ready-made queries for Prometheus")
     async def read_queries() -> list[PrometheusQuery]:
         return find_queries(view)
 
-    @router.get("/configuration", summary="All settings, secrets masked")
+    @router.get("/configuration", summary="All settings, with secrets masked")
     async def read_configuration() -> list[Setting]:
         return list_settings(view.watched.settings, view.watched.configured)
 
     @router.get(
         "/live",
-        summary="Updates as server-sent events, once a second while something changes",
-        description="`overview` has the same document as /overview. `missed` says how many updates were skipped "
-        "because the client reads too slowly. The view `tasks` has what executors do and what ended since the update "
-        "before; begin with /live/tasks, and again if a number is missing. `page` is for the pages of the web UI.",
+        summary="Live updates as server-sent events, at most once a second",
+        description="The view `overview` sends the document of /overview when it changes. An event `missed` has the "
+        "number of updates skipped because the client reads too slowly. The view `tasks` sends the state of the "
+        "executors and the attempts that ended since the previous update; start with /live/tasks, and repeat that "
+        "request after a gap in the numbers. The view `page` serves the pages of the web UI.",
         response_class=EventSourceResponse,
     )
     async def follow(
@@ -259,8 +260,8 @@ def _build_api(view: PipelineView) -> Routes:
 
     @router.get(
         "/live/tasks",
-        summary="What executors do now, and what ended within the last minute",
-        description="Engines report it only while somebody follows the view `tasks` of /live.",
+        summary="The state of the executors, and the attempts that ended in the last minute",
+        description="Engines report this only while a client follows the view `tasks` of /live.",
     )
     async def read_live_tasks() -> LivePicture:
         return view.board.describe_all()

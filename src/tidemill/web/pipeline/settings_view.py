@@ -1,4 +1,4 @@
-"""The configuration as the pipeline uses it: every setting with its value, its default and where it comes from."""
+"""The effective configuration of a process: every setting with its value, default and source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.config.redaction import redact
 from tidemill.config.settings import Settings
 from tidemill.web.pipeline.models import Setting
 
-#: Only trigger hosts read these.
+#: Sections that only trigger hosts read.
 _HOST_SECTIONS = frozenset({"store", "triggerer"})
 
 
@@ -25,12 +25,12 @@ def list_settings(
     *,
     hidden: Container[str] = _HOST_SECTIONS,
 ) -> list[Setting]:
-    """Return all settings, secrets masked.
+    """Return all settings, with secrets masked.
 
     Args:
-        settings: As the pipeline uses them.
-        configured: As they were read, before `on_startup`.
-        environ: Where `TIDEMILL_SECTION__KEY` overrides may come from.
+        settings: The effective settings.
+        configured: The settings as read, before `on_startup`.
+        environ: The environment, for `TIDEMILL_SECTION__KEY` overrides.
         hidden: Sections that this process does not read.
     """
     values = redact(settings.model_dump(mode="json", warnings=False))
@@ -41,10 +41,10 @@ def list_settings(
 
 
 def _walk(
-    model: BaseModel, values: Mapping[str, Any], before: Mapping[str, Any], place: tuple[str, ...], names: set[str]
+    model: BaseModel, values: Mapping[str, Any], before: Mapping[str, Any], path: tuple[str, ...], names: set[str]
 ) -> Iterator[Setting]:
     for name, field in type(model).model_fields.items():
-        where = (*place, name)
+        where = (*path, name)
         inner, value = getattr(model, name), values.get(name)
         sections = inner if isinstance(inner, dict) and inner else {}
         if isinstance(inner, BaseModel) and isinstance(value, Mapping):

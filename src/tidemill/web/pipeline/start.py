@@ -1,4 +1,4 @@
-"""Builds the web UI of a pipeline's driver; `spark.live.web_ui` finds it by its name."""
+"""Builds the web UI of a pipeline's driver; `spark.live.web_ui` imports it by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tidemill.web.values.section import build_section as build_values_section
 
 
 def describe_about(watched: Watched) -> About:
-    """Return what the head of every page says."""
+    """Return the description of the process for the head of every page."""
     settings = watched.settings
     links = [(link.name, link.url) for link in settings.debug.custom_links]
     if watched.metrics_address is not None:
@@ -41,12 +41,12 @@ def describe_about(watched: Watched) -> About:
 
 
 def open_archive(watched: Watched, writer: RecordWriter | None = None) -> Archive:
-    """Return what was recorded by this pipeline, and by others below the same folder."""
+    """Return the recordings of this pipeline, and of others in the same folder."""
     settings = watched.settings
     debug = settings.debug
     try:
         folder = Path(debug.db_dir).expanduser() if debug.db_dir else None
-    except RuntimeError:  # a user without a home: the recording is in memory
+    except RuntimeError:  # a user without a home directory: the recording is in memory
         folder = None
     memory = {}
     if writer is not None and isinstance(recording := writer.recording, MemoryRecording):
@@ -62,9 +62,9 @@ def build_server(listener: socket.socket, key: str | None, watched: Watched, rec
 
     Args:
         listener: A listening socket.
-        key: Of the address; None: there are users or tokens.
+        key: The key in the printed address; None if there are users or tokens.
         watched: The pipeline.
-        recorder: What is recorded goes there; None: nothing is.
+        recorder: Records messages, tasks and actions; None: nothing is recorded.
     """
     writer = recorder.writer if recorder is not None else None
 

@@ -1,1 +1,1 @@
-"""Probes: a message that goes through the handler of a running engine, and leaves nothing behind."""
+"""Probes: run one message through the handler of a running engine, without any lasting effect."""

@@ -1,7 +1,7 @@
-"""Has an engine probe messages, one at a time, and keeps what the last probe found.
+"""Runs probes on an engine, one at a time, and stores the result of the last one.
 
-A probe may take as long as a request may, so it has a thread of its own, and its reader asks for the result. Invariant:
-one probe runs at a time, whoever began it.
+A probe may take as long as a request, so it runs on its own thread and the page polls for the result. Invariant: only
+one probe runs at a time.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class ProbeState:
     """A probe.
 
     Attributes:
-        number: Which of this process.
-        message: What is probed.
-        recorded: Whether it was read from its topic.
-        by: Who began it.
-        began_at: In seconds since the epoch.
-        ended_at: None: it runs.
-        report: What it found; None: it runs, or there is a problem.
-        problem: Why nothing was found.
+        number: The number of the probe, counted from the start of the process.
+        message: The probed message.
+        recorded: Whether the message was read from its topic.
+        by: The user that started the probe.
+        began_at: Seconds since the epoch.
+        ended_at: Seconds since the epoch; None while it runs.
+        report: The result; None while it runs, or if it failed.
+        problem: Why the probe failed.
     """
 
     number: int
@@ -52,10 +52,10 @@ class ProbeDesk:
     """The probes of a process.
 
     Args:
-        engines: Where messages are probed.
-        note: Records what was done and by whom.
+        engines: Probe the messages.
+        note: Records an action and its user.
         seconds: How long a probe may take.
-        clock: The time, in seconds since the epoch.
+        clock: Returns the time, in seconds since the epoch.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class ProbeDesk:
         seconds: float = PROBE_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Probe nothing yet."""
         self._engines = engines
         self._note = note
         self._seconds = seconds
@@ -74,30 +73,30 @@ class ProbeDesk:
         self._newest: ProbeState | None = None
 
     def find_newest(self) -> ProbeState | None:
-        """Return the probe that runs, or the last one; None: there was none."""
+        """Return the running or else the last probe; None if there was none."""
         return self._newest
 
     def refuse_second(self) -> None:
-        """Refuse what would be a second probe.
+        """Reject a second probe while one runs.
 
         Raises:
-            Problem: One runs.
+            Problem: A probe is running.
         """
         newest = self.find_newest()
         if newest is not None and newest.ended_at is None:
-            text = f"another message is being probed (begun by {newest.by}); try again when that has ended"
+            text = f"another probe is running (started by {newest.by}); try again when it has ended"
             raise Problem(429, text, {"Retry-After": "5"})
 
     def begin(self, message: SourceMessage, by: str, *, recorded: bool) -> ProbeState:
-        """Begin to probe a message.
+        """Start a probe.
 
         Args:
-            message: The message.
-            by: Who begins it.
-            recorded: Whether it was read from its topic.
+            message: The message to probe.
+            by: The user that starts the probe.
+            recorded: Whether the message was read from its topic.
 
         Raises:
-            Problem: Another one is being probed.
+            Problem: A probe is running.
         """
         with self._lock:
             self.refuse_second()
@@ -115,18 +114,18 @@ class ProbeDesk:
             problem = redact_text(str(error))
         except BaseException:
             log.exception("a probe failed")
-            problem = "an error inside tidemill; see the log of the process"
+            problem = "internal error in tidemill; see the log of this process"
         with self._lock:
             self._newest = replace(state, report=report, problem=problem, ended_at=self._clock())
 
 
 def describe(state: ProbeState) -> str:
-    """Return what a probe is about, as it is recorded."""
+    """Return the description of a probe for the record of actions."""
     message = state.message
-    place = f"{message.topic}:{message.partition}:{message.offset}"
-    return f"message {place}" if state.recorded else f"a pasted message as {place} ({measure(message):,} bytes)"
+    position = f"{message.topic}:{message.partition}:{message.offset}"
+    return f"message {position}" if state.recorded else f"a pasted message as {position} ({measure(message):,} bytes)"
 
 
 def measure(message: SourceMessage) -> int:
-    """Return the bytes of key, value and headers."""
+    """Return the size of key, value and headers in bytes."""
     return message.size_bytes + sum(len(name) + len(value or b"") for name, value in message.headers)

@@ -1,4 +1,4 @@
-"""What the REST API takes and says about probes; the page shows the same. Times are seconds since a probe began."""
+"""Models of the REST API for probes; the page shows the same. Times are seconds since a probe began."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ class PastedHeader(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     name: Annotated[str, Field(min_length=1, max_length=1024)]
-    value: Words | None = Field(default=None, description="As keys are written; null: it has none.")
+    value: Words | None = Field(default=None, description="Written like keys; null: a header without a value.")
 
 
 class ProbeOrder(BaseModel):
-    """A message to be probed: a recorded one, or a pasted one."""
+    """A message to probe: a recorded one, or a pasted one."""
 
     model_config = ConfigDict(extra="forbid")
     recorded: bool = Field(
         default=False,
-        description="Whether the message at this partition and offset is read from the topic; then nothing else is "
-        "given.",
+        description="Read the message at this partition and offset from the topic; then the other fields must be "
+        "absent.",
     )
     partition: int = Field(default=0, ge=0, le=2**31 - 1)
     offset: int = Field(default=0, ge=0, le=2**63 - 2)
-    key: Words | None = Field(default=None, description="A byte may be written as \\xNN, a backslash as two.")
+    key: Words | None = Field(default=None, description="Write a byte as \\xNN, and a backslash as two.")
     value: Words | None = Field(default=None, description="null: a message without a value (a tombstone).")
-    encoding: Literal["text", "base64"] = Field(default="text", description="How the value is written.")
+    encoding: Literal["text", "base64"] = Field(default="text", description="The encoding of the value.")
     headers: Annotated[list[PastedHeader], Field(max_length=_MAX_HEADERS)] = []
     timestamp: Annotated[float, Field(ge=0, le=253_402_300_799)] | None = Field(
-        default=None, description="When it was written, in seconds since the epoch; null: it has no time."
+        default=None, description="The message's time, in seconds since the epoch; null: none."
     )
 
 
 class Text(BaseModel):
-    """A text, secrets masked."""
+    """A text with secrets masked."""
 
     text: str
-    is_cut: bool = Field(description="Whether there is more than is shown.")
+    is_cut: bool = Field(description="Whether the text is truncated.")
 
 
 class Stage(BaseModel):
     """A call of a hook."""
 
     hook: str
-    about: str = Field(description="The task that it was called for; '': none.")
+    about: str = Field(description="The task that the hook was called for; '': none.")
     at: float
-    seconds: float | None = Field(description="null: it has not returned.")
-    trace: Text = Field(description="What it raised, with its traceback; where it waits, if it has not returned.")
+    seconds: float | None = Field(description="null: the hook has not returned.")
+    trace: Text = Field(description="The traceback of its exception; if it has not returned, the stack where it waits.")
 
 
 class Attempt(BaseModel):
@@ -70,29 +70,29 @@ class Attempt(BaseModel):
 
     attempt: int
     at: float
-    seconds: float | None = Field(description="null: it still ran, and was ended.")
-    kind: str = Field(description="ok, or the kind of its error; '': it still ran.")
+    seconds: float | None = Field(description="null: the probe ended first, and stopped the attempt.")
+    kind: str = Field(description="ok, or the kind of the error; '': the attempt was still running.")
     exit_code: int | None
     pid: int | None
     error: Text
-    stdout: Text = Field(description="The end of it.")
-    stderr: Text
+    stdout: Text = Field(description="The last part of the output.")
+    stderr: Text = Field(description="The last part of the output.")
 
 
 class Task(BaseModel):
     """A task."""
 
     task_id: str
-    parent: str = Field(description="The task that it replaced; '': none.")
+    parent: str = Field(description="The task that this one replaced; '': none.")
     args: list[str]
     labels: dict[str, str]
-    state: str = Field(description="ok, failed, replaced, running, waiting, or hook (its hook has not returned)")
+    state: str = Field(description="ok, failed, replaced, running, waiting, or hook (its hook has not returned).")
     is_precomputed: bool
     attempts: list[Attempt]
 
 
 class Payload(BaseModel):
-    """A payload that a sink would have been given."""
+    """A payload that a sink would have received."""
 
     sink: str
     hook: str
@@ -109,22 +109,22 @@ class Letter(BaseModel):
 
 
 class Report(BaseModel):
-    """What became of a message."""
+    """The result of a probe."""
 
-    status: str = Field(description="done, failed or unfinished")
-    text: str = Field(description="The same in words.")
+    status: str = Field(description="done, failed or unfinished.")
+    text: str = Field(description="The status in words.")
     seconds: float
     stages: list[Stage]
     tasks: list[Task]
     payloads: list[Payload]
-    sinks: dict[str, int] = Field(description="How many payloads each sink would have been given.")
+    sinks: dict[str, int] = Field(description="How many payloads each sink would have received.")
     letters: list[Letter]
-    cache_writes: int = Field(description="How often hooks wrote to the cache; nobody else sees that.")
+    cache_writes: int = Field(description="How many writes hooks made to the cache; other processes do not see them.")
     left_out: int = Field(description="How many stages, tasks, attempts, payloads and letters are not shown.")
 
 
 class Probe(BaseModel):
-    """A probe: the one that runs, or the last one of this process."""
+    """A probe: the running one, or the last one of this process."""
 
     number: int
     topic: str
@@ -133,17 +133,17 @@ class Probe(BaseModel):
     recorded: bool = Field(description="Whether the message was read from its topic.")
     size_bytes: int
     by: str
-    began_at: float = Field(description="In seconds since the epoch.")
-    ended_at: float | None = Field(description="null while it runs.")
-    problem: str = Field(description="Why nothing was found.")
-    report: Report | None = Field(description="null while it runs, or if there is a problem.")
+    began_at: float = Field(description="Seconds since the epoch.")
+    ended_at: float | None = Field(description="Seconds since the epoch; null while the probe runs.")
+    problem: str = Field(description="Why the probe failed; '' if it did not.")
+    report: Report | None = Field(description="null while the probe runs, or if it failed.")
 
 
 def read_pasted(order: ProbeOrder, topic: str) -> SourceMessage:
     """Return a pasted message.
 
     Raises:
-        Problem: It cannot be one.
+        Problem: The order does not describe a valid message.
     """
     try:
         headers = tuple(
@@ -159,7 +159,7 @@ def read_pasted(order: ProbeOrder, topic: str) -> SourceMessage:
             -1 if order.timestamp is None else int(order.timestamp * 1000),
         )
     except UnicodeEncodeError as error:
-        raise Problem(422, f"this is not text: {error.reason} (position {error.start})") from error
+        raise Problem(422, f"the text cannot be encoded: {error.reason} (position {error.start})") from error
 
 
 def _read_value(order: ProbeOrder) -> bytes | None:
@@ -168,22 +168,21 @@ def _read_value(order: ProbeOrder) -> bytes | None:
     try:
         return base64.b64decode(order.value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Problem(422, f"value: this is not base64 ({error})") from error
+        raise Problem(422, f"value is not base64: {error}") from error
 
 
 def check_size(message: SourceMessage) -> None:
-    """Refuse a message that is too large.
+    """Reject a message that is too large to probe.
 
     Raises:
-        Problem: It is.
+        Problem: The message is too large.
     """
     size = measure(message)
     if size > MAX_PROBE_BYTES:
-        raise Problem(413, f"the message has {size:,} bytes; one of up to {MAX_PROBE_BYTES:,} can be probed")
+        raise Problem(413, f"the message has {size:,} bytes; a probe takes up to {MAX_PROBE_BYTES:,}")
 
 
 def describe_probe(state: ProbeState) -> Probe:
-    """Return a probe."""
     message = state.message
     return Probe(
         number=state.number,

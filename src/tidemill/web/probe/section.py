@@ -1,4 +1,4 @@
-"""The page and the API of probes: a pasted or recorded message, and what the handler did with it."""
+"""The page and the API of probes: run a pasted or recorded message, and show what the handler did with it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tidemill.web.sections import Link, Section
 from tidemill.web.values.section import ValueReader
 from tidemill.web.workers import BlockingRoute
 
-_OFF = "no message is probed here: debug.probe_enabled is false"
-AskedPartition = Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Of a recorded message.")]
-AskedOffset = Annotated[int | None, Query(ge=0, le=2**63 - 2, description="Of a recorded message.")]
+_OFF = "probes are disabled; to enable them, set debug.probe_enabled to true"
+AskedPartition = Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Partition of a recorded message.")]
+AskedOffset = Annotated[int | None, Query(ge=0, le=2**63 - 2, description="Offset of a recorded message.")]
 
 
 def build_section(desk: ProbeDesk, reader: ValueReader, settings: Settings, pages: Pages) -> Section:
@@ -30,7 +30,7 @@ def build_section(desk: ProbeDesk, reader: ValueReader, settings: Settings, page
     Args:
         desk: Runs probes.
         reader: Reads recorded messages.
-        settings: The pipeline's.
+        settings: The pipeline's settings.
         pages: Renders the page.
     """
     if not settings.debug.probe_enabled:
@@ -66,8 +66,10 @@ def _build_pages(desk: ProbeDesk, reader: ValueReader, pages: Pages) -> Routes:
 
     @router.get("/probe")
     def show(request: Request, partition: AskedPartition = None, offset: AskedOffset = None) -> Response:
-        place = None if partition is None or offset is None else (partition, offset)
-        return pages.answer(request, "probe/probe.html", topic=reader.topic, place=place, **_describe_newest(desk))
+        position = None if partition is None or offset is None else (partition, offset)
+        return pages.answer(
+            request, "probe/probe.html", topic=reader.topic, position=position, **_describe_newest(desk)
+        )
 
     @router.get("/probe/state")
     async def show_state(request: Request, seen: Annotated[str, Query(max_length=100)] = "") -> Response:
@@ -82,19 +84,20 @@ def _build_pages(desk: ProbeDesk, reader: ValueReader, pages: Pages) -> Routes:
 def _build_api(desk: ProbeDesk, reader: ValueReader) -> Routes:
     router = Routes(route_class=BlockingRoute, prefix="/probe", tags=["probe"])
 
-    @router.get("", summary="The probe that runs, or the last one of this process")
+    @router.get("", summary="The running probe, or the last one of this process")
     async def read_newest() -> Probe:
         newest = desk.find_newest()
         if newest is None:
-            raise Problem(404, "nothing has been probed since the start of this process")
+            raise Problem(404, "no message has been probed since this process started")
         return describe_probe(newest)
 
     @router.post(
         "",
         status_code=202,
         summary="Run a message through the handler of engine 0",
-        description="Nothing is delivered, committed, dead-lettered, recorded or written to the cache; what hooks do "
-        "by themselves is done. GET tells what was found, within 30 seconds. 429: another message is being probed.",
+        description="Nothing is delivered, committed, dead-lettered, recorded or written to the cache; side effects "
+        "of the hooks themselves do happen. Read the result with GET; a probe takes at most 30 seconds. 429: another "
+        "probe is running.",
     )
     def begin(request: Request, order: ProbeOrder) -> Probe:
         desk.refuse_second()
@@ -102,8 +105,8 @@ def _build_api(desk: ProbeDesk, reader: ValueReader) -> Routes:
             if (given := order.model_fields_set - {"recorded", "partition", "offset"}) or "offset" not in (
                 order.model_fields_set
             ):
-                what = f"{', '.join(sorted(given))}: not for a recorded message" if given else "offset: missing"
-                raise Problem(422, f"{what}; a recorded message is read from its topic, by partition and offset")
+                what = f"{', '.join(sorted(given))} must be absent" if given else "offset is missing"
+                raise Problem(422, f"{what}; a recorded message is identified by partition and offset alone")
             message = reader.fetch(reader.topic, order.partition, order.offset)
         else:
             message = read_pasted(order, reader.topic)

@@ -1,4 +1,4 @@
-"""Draws what a probe found over time: calls of hooks, and the attempts of tasks between them."""
+"""Draws a probe over time: calls of hooks, and the attempts of tasks between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_BARS = 200
 
 
 def draw_probe(report: Report) -> list[Bar]:
-    """Return the lines, in order of their beginnings."""
+    """Return the bars, in order of their start."""
     spans = sorted(_list_spans(report), key=lambda span: span.start)[:_MOST_BARS]
     return draw(spans)
 

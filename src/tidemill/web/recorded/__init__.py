@@ -1,1 +1,1 @@
-"""What was recorded: messages, tasks, failures, events, recordings. A section of its own, over files and memory."""
+"""Recordings in the web UI: messages, tasks, failures and events, read from files and memory."""

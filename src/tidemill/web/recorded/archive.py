@@ -1,6 +1,6 @@
-"""Asks the reader of recordings for pages and API; what is asked is limited, and answered as models.
+"""Queries the reader of recordings for pages and API; results are limited, and returned as models.
 
-A cursor of ours holds the times of its query too: "15m" before now is another time with each page.
+A cursor also holds the times of its query, since "15m" ago would move with each page.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _open_cursor(query: QueryT, cursor: str) -> tuple[QueryT, str | None]:
         return query, None
     found = _CURSOR.fullmatch(cursor)
     if found is None:
-        raise Problem(422, "cursor: this is not one that this server has given out; begin again without it")
+        raise Problem(422, "the cursor was not issued by this server; repeat the search without it")
     since, until = (int(text) if text else None for text in found.groups()[:2])
     return msgspec.structs.replace(query, since_us=since, until_us=until), found[3]
 
@@ -52,17 +52,17 @@ def _seal(query: QueryT, cursor: str) -> str:
 
 
 class Archive:
-    """What was recorded.
+    """The recordings, as pages and API read them.
 
     Args:
-        reader: Of the recordings.
-        max_rows: The most rows of an answer.
-        find_open: Returns where a message is that is not finished, by topic, partition and offset; blocks, and may
+        reader: Reads the recordings.
+        max_rows: The maximum number of rows in an answer.
+        find_open: Returns the current stage of an unfinished message, by topic, partition and offset; blocks, and may
             raise a RemoteError.
-        group: The group of the pipeline or host whose web UI this is; None: that of no run.
+        group: The group of the pipeline or host that serves this web UI; None: there is none.
 
     Attributes:
-        group: The same.
+        group: The same group.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Archive:
 
     @property
     def identity(self) -> str:
-        """What servers of the same recordings have in common."""
+        """The identity of the recordings; equal for all servers of one folder."""
         return self._reader.identity
 
     def _limit(self, limit: int) -> int:
@@ -120,30 +120,30 @@ class Archive:
         return models.FailureList(groups=groups, more=found.more, problems=found.problems)
 
     def tell_story(self, topic: str, partition: int, offset: int) -> models.MessageStory:
-        """Return what happened to a message."""
+        """Return the history of a message."""
         story = descriptions.describe_story(self._reader.trace(topic, partition, offset))
         try:
             found = self._find_open(topic, partition, offset) if self._find_open is not None else None
         except RemoteError as error:
-            story.problems.append(f"where the message is now is not known: {error}")
+            story.problems.append(f"the current stage of the message cannot be read: {error}")
             found = None
-        # That nobody owns the partition of a message that is committed says nothing about it.
+        # For a committed message it is irrelevant that no engine owns its partition.
         if found is not None and (found.engine is not None or all(told.committed_at is None for told in story.stories)):
             story.now = descriptions.describe_open(found)
         return story
 
     def read_counts(self, runs: RunChoice, since_us: int, until_us: int, step_seconds: int) -> list[Counts]:
-        """Return what was counted in each step of a time, without steps in which nothing was."""
+        """Return the counts of each step of a period; steps without counts are left out."""
         return self._reader.read_counts(since_us, until_us, step_seconds, runs).points
 
     def list_runs(self) -> list[models.Run]:
-        """Return the runs that have recordings: those that are being written first, then the newest first."""
+        """Return the runs that have recordings: live runs first, then newest first."""
         return [descriptions.describe_run(run) for run in self._reader.list_runs()]
 
     def list_recordings(self, runs: RunChoice = ALL_RUNS) -> list[models.Recording]:
-        """Return the periods of some runs, the newest of each worker first."""
+        """Return the periods of some runs, newest first per worker."""
         found = [descriptions.describe_recording(info) for info in self._reader.list_recordings(runs)]
-        # The oldest of each worker that is not being written, whatever the reason is.
+        # The oldest period of each worker that is not being written, for whatever reason.
         following = {row.recording: row for row in found if row.period and not row.live}
         for row in following.values():
             row.goes_next = True
@@ -153,14 +153,14 @@ class Archive:
         """Return periods by RECORDING/PERIOD.
 
         Raises:
-            Problem: One of them is not listed.
+            Problem: A period is not listed.
         """
         found = []
         for name in dict.fromkeys(names):
             recording, _, period = name.partition("/")
             listed = self._reader.find_period(recording, period)
             if listed is None:
-                raise Problem(404, f"no recording {name!r} on disk; see /api/v1/recordings")
+                raise Problem(404, f"there is no recording {name!r} on disk; list them with /api/v1/recordings")
             found.append(listed)
         return found
 

@@ -1,4 +1,4 @@
-"""Turns what the recorder found into what the REST API says about it."""
+"""Converts results of the recorder into models of the REST API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from tidemill.web.recorded.models import (
 
 
 def describe_open(message: OpenMessage) -> OpenPlace:
-    """Return where an open message is."""
     stage = message.stage
     return OpenPlace(
         engine=message.engine,
@@ -51,7 +50,6 @@ def describe_open(message: OpenMessage) -> OpenPlace:
 
 
 def describe_message(row: MessageRow, *, dead_lettered: bool = False) -> Message:
-    """Return a message."""
     return Message(
         recording=row.recording,
         engine=row.engine,
@@ -78,7 +76,6 @@ def describe_message(row: MessageRow, *, dead_lettered: bool = False) -> Message
 
 
 def describe_task(row: TaskRow) -> Task:
-    """Return a task."""
     return Task(
         recording=row.recording,
         engine=row.engine,
@@ -109,7 +106,6 @@ def describe_task(row: TaskRow) -> Task:
 
 
 def describe_event(row: EventRow) -> Event:
-    """Return an event."""
     event = row.event
     return Event(
         recording=row.recording,
@@ -127,7 +123,6 @@ def describe_event(row: EventRow) -> Event:
 
 
 def describe_failure(group: FailureGroup) -> Failure:
-    """Return a group of failures."""
     return Failure(
         error_class=group.error_class,
         count=group.count,
@@ -140,7 +135,6 @@ def describe_failure(group: FailureGroup) -> Failure:
 
 
 def describe_run(run: StoredRun) -> Run:
-    """Return a run."""
     return Run(
         recording=run.recording,
         group=run.group,
@@ -154,7 +148,7 @@ def describe_run(run: StoredRun) -> Run:
 
 
 def describe_recording(info: RecordingInfo) -> Recording:
-    """Return a period; where its files are is nobody's business but the host's."""
+    """Return a period without the path of its files, which only the host may know."""
     return Recording(
         recording=info.recording,
         period=info.period,
@@ -175,7 +169,6 @@ def describe_recording(info: RecordingInfo) -> Recording:
 
 
 def describe_story(trace: Trace) -> MessageStory:
-    """Return the stories of a message."""
     return MessageStory(
         stories=[_describe_told(story) for story in trace.stories],
         tasks=[describe_task(task) for task in trace.tasks],

@@ -1,7 +1,7 @@
-"""Downloads of recordings: one at a time, streamed, of what is listed.
+"""Downloads of listed recordings, streamed one at a time.
 
-Invariants: nothing of a request becomes a path; what a download needs on disk is removed when it ends, also if its
-client goes away, reads nothing for a minute, or the server stops.
+Invariants: no text of a request becomes a path. Temporary files are removed when the download ends, even if its client
+disconnects, reads nothing for a minute, or the server stops.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 #: A client that reads nothing for this long is disconnected.
 STALL_SECONDS = 60.0
-#: How long the beginning of an answer may take.
+#: How long a download may take to start.
 BEGIN_SECONDS = 30.0
 MAX_PERIODS = 1000
 _MARGIN_BYTES = 64 * 1024 * 1024
@@ -37,20 +37,19 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class Download:
-    """One download, whose pieces are made on threads.
+    """A download, whose chunks are produced on worker threads.
 
     Args:
-        pieces: The archive.
+        pieces: The chunks of the archive.
     """
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        """Begin with nothing."""
         self._pieces = pieces
         self._lock = threading.Lock()
         self._is_ended = False
 
     def take(self) -> bytes | None:
-        """Return the next piece; None: there are no more. Blocks."""
+        """Return the next chunk; None at the end. Blocks."""
         with self._lock:
             if self._is_ended:
                 return None
@@ -61,7 +60,7 @@ class Download:
                     self._close()
 
     def end(self) -> None:
-        """Remove what it needed, now or when the piece that is being made is ready; from any thread."""
+        """Remove temporary files, now or when the current chunk is ready; callable from any thread."""
         self._is_ended = True
         if self._lock.acquire(blocking=False):
             try:
@@ -79,30 +78,29 @@ class Downloads:
     """Streams recordings.
 
     Args:
-        archive: Knows what is listed.
+        archive: Lists the recordings.
         stall_seconds: How long a client may read nothing.
     """
 
     def __init__(self, archive: Archive, stall_seconds: float = STALL_SECONDS) -> None:
-        """Stream nothing yet."""
         self._archive = archive
         self._stall_seconds = stall_seconds
         self._current: Download | None = None
         self._began_at: float | None = None
 
     def close(self) -> None:
-        """End the one under way."""
+        """End the current download."""
         if self._current is not None:
             self._current.end()
 
     async def start(self, names: Sequence[str]) -> Response:
-        """Answer with an archive of some periods.
+        """Return a response with an archive of some periods.
 
         Raises:
-            Problem: One is not listed, there is no room for a copy, or another download is under way.
+            Problem: A period is not listed, there is no space for a copy, or another download is running.
         """
         if self._is_busy():
-            raise Problem(429, "another download is under way; try again when it has ended", {"Retry-After": "10"})
+            raise Problem(429, "another download is running; try again when it has ended", {"Retry-After": "10"})
         self._began_at = time.monotonic()
         try:
             periods = await run_blocking(self._archive.find_periods, names)
@@ -114,7 +112,7 @@ class Downloads:
         return StreamingResponse(self._stream(periods), media_type="application/x-tar", headers=headers)
 
     def _is_busy(self) -> bool:
-        # A client that went away at once never has its first piece made.
+        # The first chunk is never requested if the client disconnects at once.
         begins = self._began_at is not None and time.monotonic() < self._began_at + BEGIN_SECONDS
         return self._current is not None or begins
 
@@ -150,8 +148,8 @@ def _check_room(periods: Sequence[Period]) -> None:
     if free < needed + _MARGIN_BYTES:
         raise Problem(
             507,
-            f"no room for a copy of a recording of {needed:,} bytes: {free:,} bytes are free in this host's folder for "
-            "temporary files; set TMPDIR to a larger one, or use `tidemill record merge`",
+            f"the copy of a recording needs {needed:,} bytes, but only {free:,} bytes are free in the temporary folder of "
+            "this host; set TMPDIR to a larger folder, or use `tidemill record merge`",
         )
 
 
@@ -162,20 +160,20 @@ def _name_file(periods: Sequence[Period]) -> str:
 
 
 def build_api(downloads: Downloads) -> Routes:
-    """Return the route."""
     router = Routes(tags=["recordings"])
 
     @router.get(
         "/recordings/download",
         summary="Recordings as a tar archive",
-        description="Consistent copies, also of what is being written. Unpacked, it is a folder for "
-        "`tidemill web --dir` and `tidemill record merge`.",
+        description="Contains consistent copies, also of recordings that are being written. Unpack it into a folder "
+        "for `tidemill web --dir` and `tidemill record merge`.",
         response_class=StreamingResponse,
         responses={200: {"content": {"application/x-tar": {}}}},
     )
     async def download(
         period: Annotated[
-            list[str], Query(min_length=1, max_length=MAX_PERIODS, description="RECORDING/PERIOD, as listed; several.")
+            list[str],
+            Query(min_length=1, max_length=MAX_PERIODS, description="RECORDING/PERIOD, as listed; repeatable."),
         ],
     ) -> Response:
         return await downloads.start(period)

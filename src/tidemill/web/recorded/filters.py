@@ -1,6 +1,6 @@
-"""Filters as they are in an address: read, checked, and written again for links.
+"""Filters in query strings: parsed, checked, and encoded again for links.
 
-Whatever is wrong is said with the name of the filter; nothing is guessed.
+An error names its filter; invalid values are never guessed at.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Text = Annotated[str, Query(max_length=1024)]
 
 
 def parse_place(text: str) -> tuple[str, int, int] | None:
-    """Return topic, partition and offset; None: it is something else.
+    """Return topic, partition and offset; None for any other text.
 
     Example:
         >>> parse_place("orders:3:4711"), parse_place("orders/3/4711"), parse_place("A-17")
@@ -46,11 +46,11 @@ def parse_time(name: str, text: str, now: float) -> int | None:
 
     Args:
         name: The filter's name.
-        text: '' is none; "15m", "2h" and "1d" are before now; else a date or a time, UTC without a zone.
+        text: "15m", "2h" or "1d" before now, or a date or time, in UTC unless it has a zone; '' is None.
         now: Seconds since the epoch.
 
     Raises:
-        Problem: It is not a time.
+        Problem: The text is not a time.
 
     Example:
         >>> parse_time("since", "15m", 1000.0), parse_time("since", "1970-01-01T00:01", 0.0)
@@ -65,27 +65,27 @@ def parse_time(name: str, text: str, now: float) -> int | None:
         at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         raise Problem(
-            422, f"{name}: expected a time like 2026-05-01T12:00, or 15m, 2h or 1d for before now, and not {text!r}"
+            422, f"{name}: expected a time such as 2026-05-01T12:00, or 15m, 2h or 1d ago, not {text!r}"
         ) from None
     return int(at * _MILLION)
 
 
 def parse_number(name: str, text: str, kind: type[int] | type[float]) -> int | float | None:
-    """Return a number that is not negative; None: there is none.
+    """Return a non-negative number; None for ''.
 
     Raises:
-        Problem: It is not one.
+        Problem: The text is not such a number.
     """
     if not text:
         return None
     try:
-        # Python also reads digits of other scripts, and 1_0.
+        # Python also accepts digits of other scripts, and 1_0.
         number = kind(text) if text.isascii() and "_" not in text else -1
     except ValueError:
         number = -1
-    if not 0 <= number < (2**62 if kind is int else 2**62 / 1e6):  # kept as microseconds
+    if not 0 <= number < (2**62 if kind is int else 2**62 / 1e6):  # stored as microseconds
         what = "a whole number" if kind is int else "a number of seconds"
-        raise Problem(422, f"{name}: expected {what}, and not {text!r}")
+        raise Problem(422, f"{name}: expected {what}, not {text!r}")
     return number
 
 
@@ -95,15 +95,15 @@ def _parse_int(name: str, text: str) -> int | None:
 
 
 def parse_words(name: str, words: list[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words that an address has, without empty ones.
+    """Return the non-empty words of a filter.
 
     Raises:
-        Problem: One of them is not known.
+        Problem: A word is unknown.
     """
     chosen = tuple(word for word in words if word)
     for word in chosen:
         if word not in known:
-            raise Problem(422, f"{name}: expected one of {', '.join(known)}, and not {word!r}")
+            raise Problem(422, f"{name}: expected one of {', '.join(known)}, not {word!r}")
     return chosen
 
 
@@ -115,16 +115,18 @@ def read_messages(
     task: Text = "",
     label: Annotated[str, Query(max_length=1024, description="NAME=VALUE")] = "",
     status: Annotated[list[str], Query(description="done, failed, rejected")] = [],  # noqa: B006 - FastAPI copies it
-    min_seconds: Annotated[str, Query(max_length=20, description="From consumed to resolved, at least.")] = "",
+    min_seconds: Annotated[str, Query(max_length=20, description="The shortest time from consumed to resolved.")] = "",
     max_seconds: Annotated[str, Query(max_length=20)] = "",
-    since: Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")] = "",
+    since: Annotated[
+        str, Query(max_length=40, description="A time such as 2026-05-01T12:00, or 15m, 2h, 1d ago.")
+    ] = "",
     until: Annotated[str, Query(max_length=40)] = "",
-    error: Annotated[str, Query(max_length=1024, description="A text in one of its errors.")] = "",
+    error: Annotated[str, Query(max_length=1024, description="A text in an error of the message.")] = "",
     recording: Text = "",
     group: Text = "",
     worker: Text = "",
 ) -> MessageQuery:
-    """Return which messages an address asks for."""
+    """Return the query for messages from query parameters."""
     now = time.time()
     return MessageQuery(
         topic=topic or None,
@@ -154,13 +156,15 @@ def read_tasks(
     kind: Annotated[list[str], Query(description=", ".join(TASK_KINDS))] = [],  # noqa: B006 - FastAPI copies it
     min_seconds: Annotated[str, Query(max_length=20)] = "",
     max_seconds: Annotated[str, Query(max_length=20)] = "",
-    since: Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")] = "",
+    since: Annotated[
+        str, Query(max_length=40, description="A time such as 2026-05-01T12:00, or 15m, 2h, 1d ago.")
+    ] = "",
     until: Annotated[str, Query(max_length=40)] = "",
     recording: Text = "",
     group: Text = "",
     worker: Text = "",
 ) -> TaskQuery:
-    """Return which tasks an address asks for."""
+    """Return the query for tasks from query parameters."""
     now = time.time()
     return TaskQuery(
         topic=topic or None,
@@ -187,14 +191,16 @@ def read_events(
     sink: Text = "",
     kind: Annotated[list[str], Query(description=", ".join(EventKind))] = [],  # noqa: B006 - FastAPI copies it
     error_class: Text = "",
-    text: Annotated[str, Query(max_length=1024, description="Anywhere in the event's text.")] = "",
-    since: Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")] = "",
+    text: Annotated[str, Query(max_length=1024, description="A part of the event's text.")] = "",
+    since: Annotated[
+        str, Query(max_length=40, description="A time such as 2026-05-01T12:00, or 15m, 2h, 1d ago.")
+    ] = "",
     until: Annotated[str, Query(max_length=40)] = "",
     recording: Text = "",
     group: Text = "",
     worker: Text = "",
 ) -> EventQuery:
-    """Return which events an address asks for."""
+    """Return the query for events from query parameters."""
     now = time.time()
     return EventQuery(
         topic=topic or None,
@@ -214,11 +220,11 @@ def read_events(
 
 
 def read_runs(recording: Text = "", group: Text = "", worker: Text = "") -> RunFilter:
-    """Return which runs an address asks for."""
+    """Return the filter for runs from query parameters."""
     return RunFilter(recording=recording or None, group=group or None, worker=worker or None)
 
 
-#: What chooses runs in addresses; `runs=all` chooses all of them.
+#: Query parameters that select runs; `runs=all` selects all of them.
 RUN_NAMES = frozenset({"recording", "group", "worker", "runs"})
 RunFilters = Annotated[RunFilter, Depends(read_runs)]
 MessageFilters = Annotated[MessageQuery, Depends(read_messages)]
@@ -228,12 +234,12 @@ EventFilters = Annotated[EventQuery, Depends(read_events)]
 
 def _check_label(label: str) -> str | None:
     if label and "=" not in label.strip("="):
-        raise Problem(422, f"label: expected NAME=VALUE, and not {label!r}")
+        raise Problem(422, f"label: expected NAME=VALUE, not {label!r}")
     return label or None
 
 
 def change_address(given: Mapping[str, list[str]], **changes: str | None) -> str:
-    """Return the query of an address with some filters changed; None or '' removes one.
+    """Return a query string with some filters changed; None or '' removes a filter.
 
     Example:
         >>> change_address({"status": ["failed"], "cursor": ["x"]}, cursor=None, since="1h")

@@ -1,4 +1,4 @@
-"""A part of the overview: the other hosts, what runs there, and which of them do not answer."""
+"""The overview's list of other hosts, their pipelines, and those that do not answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tidemill.web.workers import BlockingRoute
 
 
 class PeerLag(BaseModel):
-    """The part of a lag that is shown of a peer."""
+    """The part of a peer's lag that is shown."""
 
     messages: int | None
 
 
 class PeerOverview(BaseModel):
-    """The part of an overview that is shown of a peer."""
+    """The part of a peer's overview that is shown."""
 
     group: str
     worker: str
@@ -33,7 +33,7 @@ class PeerOverview(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A peer, as the overview shows it; what is stale has the time it is of, and the problem."""
+    """A peer in the overview; a stale answer carries its time and the problem."""
 
     runs: Answer[list[models.Run]]
     overview: Answer[PeerOverview]
@@ -45,16 +45,15 @@ class Host:
 
 
 def list_hosts(peers: Peers) -> list[Host]:
-    """Return what all peers say, within the time that one may take."""
-    everybody = dict.fromkeys(peers.addresses, ())
-    runs = peers.begin("/runs", everybody, list[models.Run], keep=True)
-    # One without a pipeline has no overview.
-    overviews = peers.begin("/overview", everybody, PeerOverview, keep=True)
+    """Query all peers in parallel; takes no longer than one peer may take."""
+    queries = dict.fromkeys(peers.addresses, ())
+    runs = peers.begin("/runs", queries, list[models.Run], keep=True)
+    # A peer without a pipeline has no overview.
+    overviews = peers.begin("/overview", queries, PeerOverview, keep=True)
     return [Host(*pair) for pair in zip(runs(), overviews(), strict=True)]
 
 
 def build_pages(pages: Pages, peers: Peers) -> Routes:
-    """Return the route."""
     router = Routes(route_class=BlockingRoute)
 
     @router.get("/hosts")

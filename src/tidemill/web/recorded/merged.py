@@ -1,8 +1,8 @@
-"""Puts what peers have recorded beside what this host has: messages, tasks, failures.
+"""Merges recordings of peers with those of this host: messages, tasks, failures.
 
-Invariants: rows of a host stay in its order; a row is on one page only, since a cursor holds the place in each host; a
-host that does not answer is named, and its place is kept for the next page; peers are never asked for what their own
-peers have.
+Invariants: rows of a host keep their order. A row appears on one page only, since the cursor holds the position in each
+host. A host that does not answer is named, and the next page continues at its old position. Peers return their own
+recordings only, not those of their peers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HERE = ""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PageT = TypeVar("PageT", models.MessagePage, models.TaskPage)
 RowT = TypeVar("RowT", models.Message, models.Task)
-#: Where each host goes on: '' at its beginning, None: it has no more.
+#: The position in each host: '' at the beginning, None at the end.
 Places = dict[str, str | None]
 
 
@@ -34,14 +34,13 @@ class Head(Generic[RowT]):
     """The rows of a host that are still to be shown.
 
     Args:
-        host: Its name.
-        rows: They.
-        cursors: Where a page behind each begins.
-        following: Where the next page begins; None: there is none.
+        host: The host's name.
+        rows: The rows.
+        cursors: For each row, the cursor of a page that begins after it.
+        following: The cursor of the next page; None if there is none.
     """
 
     def __init__(self, host: str, rows: list[RowT], cursors: list[str], following: str | None) -> None:
-        """Show none yet."""
         self.host = host
         self.rows: list[RowT] = rows
         self.taken = 0
@@ -49,14 +48,14 @@ class Head(Generic[RowT]):
         self._following = following
 
     def find_place(self, before: str | None) -> str | None:
-        """Return where it goes on."""
+        """Return the position at which this host continues."""
         if self.taken == len(self.rows):
             return self._following
         return self._cursors[self.taken - 1] if self.taken else before
 
 
 def merge_rows(heads: Sequence[Head[RowT]], limit: int, find_time: Callable[[RowT], float | None]) -> list[RowT]:
-    """Return the newest rows of all hosts, at most `limit`, each host's in its own order."""
+    """Return the newest rows of all hosts, at most `limit`; rows of a host keep their order."""
     rows: list[RowT] = []
     while len(rows) < limit:
         open_ones = [head for head in heads if head.taken < len(head.rows)]
@@ -69,15 +68,14 @@ def merge_rows(heads: Sequence[Head[RowT]], limit: int, find_time: Callable[[Row
 
 
 class MergedArchive:
-    """What this host and its peers have.
+    """The recordings of this host and its peers.
 
     Args:
-        archive: Of this host.
-        peers: The others.
+        archive: The recordings of this host.
+        peers: The other hosts.
     """
 
     def __init__(self, archive: Archive, peers: Peers) -> None:
-        """Ask nothing yet."""
         self._archive = archive
         self.peers = peers
 
@@ -90,8 +88,8 @@ class MergedArchive:
         asked += [("error", query.error)] if query.error else []
         asked += [("status", status) for status in query.statuses]
 
-        def find_here(place: str) -> models.MessagePage:
-            return self._archive.find_messages(query, place, limit, each_cursor=True)
+        def find_here(position: str) -> models.MessagePage:
+            return self._archive.find_messages(query, position, limit, each_cursor=True)
 
         pages, places, missing = self._ask(models.MessagePage, "/messages", asked, cursor, limit, find_here)
         heads = [Head(host, page.rows, page.cursors, page.cursor) for host, page in pages.items()]
@@ -105,8 +103,8 @@ class MergedArchive:
             return self._archive.find_tasks(query, cursor, limit)
         asked = [*_describe_query(query), *(("kind", kind) for kind in query.kinds)]
 
-        def find_here(place: str) -> models.TaskPage:
-            return self._archive.find_tasks(query, place, limit, each_cursor=True)
+        def find_here(position: str) -> models.TaskPage:
+            return self._archive.find_tasks(query, position, limit, each_cursor=True)
 
         pages, places, missing = self._ask(models.TaskPage, "/tasks", asked, cursor, limit, find_here)
         heads = [Head(host, page.rows, page.cursors, page.cursor) for host, page in pages.items()]
@@ -123,11 +121,13 @@ class MergedArchive:
         limit: int,
         find_here: Callable[[str], PageT],
     ) -> tuple[dict[str, PageT], Places, dict[str, str]]:
-        """Return the pages of all hosts that have answered, where each begins, and why others have not."""
+        """Return the pages of hosts that have answered, the position of each host, and the problems of the others."""
         places = _open(cursor, [_HERE, *self.peers.addresses])
         own: list[tuple[str, str]] = [*asked, ("limit", str(limit)), ("each_cursor", "true")]
         queries = {
-            host: [*own, ("cursor", place)] for host, place in places.items() if host != _HERE and place is not None
+            host: [*own, ("cursor", position)]
+            for host, position in places.items()
+            if host != _HERE and position is not None
         }
         wait = self.peers.begin(path, queries, kind)
         here = places[_HERE]
@@ -137,7 +137,7 @@ class MergedArchive:
             if answer.value is None:
                 missing[answer.name] = answer.problem
             elif len(answer.value.rows) != len(answer.value.cursors) or len(answer.value.rows) > limit:
-                missing[answer.name] = "its answer is not understood; is it of another version?"
+                missing[answer.name] = "the response does not match the request; use one version of tidemill"
             else:
                 for row in answer.value.rows:
                     row.host = answer.name
@@ -192,7 +192,7 @@ def _add_group(known: models.Failure, other: models.Failure) -> models.Failure:
 
 
 def _describe_query(query: MessageQuery | TaskQuery) -> list[tuple[str, str]]:
-    """Return the filters that messages and tasks have in common, as in an address."""
+    """Return the filters that messages and tasks share, as query parameters."""
     values = {
         "topic": query.topic,
         "partition": query.partition,
@@ -213,7 +213,7 @@ def _describe_runs(runs: RunChoice) -> list[tuple[str, str]]:
 
 def _describe_times(since_us: int | None, until_us: int | None) -> list[tuple[str, str]]:
     times = {"since": since_us, "until": until_us}
-    # The peer's clock is another one: never "15m".
+    # Always absolute: the peer's clock may differ, so "15m" would mean another time there.
     return [(name, (_EPOCH + timedelta(microseconds=at)).isoformat()) for name, at in times.items() if at is not None]
 
 
@@ -222,10 +222,10 @@ def _list_problems(pages: Mapping[str, models.MessagePage | models.TaskPage]) ->
 
 
 def _open(cursor: str, hosts: Sequence[str]) -> Places:
-    """Return where each host goes on.
+    """Return the position of each host in a cursor.
 
     Raises:
-        Problem: The cursor is not one of ours.
+        Problem: The cursor was not issued by this server.
     """
     if not cursor:
         return dict.fromkeys(hosts, "")
@@ -233,16 +233,18 @@ def _open(cursor: str, hosts: Sequence[str]) -> Places:
         found = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or not all(place is None or isinstance(place, str) for place in found.values()):
-        raise Problem(422, "cursor: this is not one that this server has given out; begin again without it")
+    if not isinstance(found, dict) or not all(
+        position is None or isinstance(position, str) for position in found.values()
+    ):
+        raise Problem(422, "the cursor was not issued by this server; repeat the search without it")
     return {host: found.get(host, "") for host in hosts}
 
 
 def _seal(places: Places, heads: Sequence[Head[RowT]], missing: Mapping[str, str]) -> str | None:
-    """Return the cursor of the next page; None: no host that answers has more."""
+    """Return the cursor of the next page; None if no host that answers has more rows."""
     following = dict(places)
     for head in heads:
         following[head.host] = head.find_place(places[head.host])
-    if all(place is None or host in missing for host, place in following.items()):
+    if all(position is None or host in missing for host, position in following.items()):
         return None
     return base64.urlsafe_b64encode(json.dumps(following).encode()).decode().rstrip("=")

@@ -1,4 +1,4 @@
-"""The page and the API of runs: which have recordings, and their numbers over time."""
+"""The page and the API of runs: the runs with recordings, and their time series."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def show_runs(
     """Return the page of runs.
 
     Args:
-        archive: What was recorded.
+        archive: The recordings.
         pages: Renders the page.
-        request: What is answered.
-        chosen: Which runs the charts are of.
-        range_seconds: The time of the charts.
-        absent: What this server does not show, and why; ''.
+        request: The request to answer.
+        chosen: The runs whose charts are shown.
+        range_seconds: The time range of the charts.
+        absent: Which parts this server does not show, and why; may be ''.
         peers: The addresses of other hosts, by name.
     """
     runs = archive.list_runs()
     shown = select_runs(runs, chosen)
     filters = {name: text for name in ("recording", "group", "worker") if (text := getattr(chosen, name))}
-    # Of runs that have ended, the last of their time.
+    # For runs that have ended, the charts end with the last write.
     ended_at = None if not shown or any(run.live for run in shown) else max(run.written_at for run in shown)
     series = {"seconds": str(range_seconds), **filters}
     if ended_at is not None:
@@ -78,7 +78,7 @@ def show_runs(
 
 
 def select_runs(runs: Sequence[models.Run], chosen: RunFilter) -> list[models.Run]:
-    """Return those that a filter chooses."""
+    """Return the runs that match a filter."""
     return [
         run
         for run in runs
@@ -100,22 +100,23 @@ def build_pages(archive: Archive, pages: Pages, absent: str, peers: Mapping[str,
 
 
 def build_api(archive: Archive) -> Routes:
-    """Return the routes of the API."""
     router = Routes(route_class=BlockingRoute, tags=["recordings"])
 
-    @router.get("/runs", summary="Runs that have recordings: those being written first, then the newest first")
+    @router.get("/runs", summary="Runs with recordings: live runs first, then newest first")
     def list_runs(chosen: RunFilters) -> list[models.Run]:
         return select_runs(archive.list_runs(), chosen)
 
     @router.get(
         "/runs/series",
-        summary="Numbers over time, as they were recorded",
-        description="What several runs did at the same time is added up.",
+        summary="Recorded time series",
+        description="Values of several runs at the same time are added up.",
     )
     def read_series(
         chosen: RunFilters,
-        seconds: Annotated[int, Query(ge=1, le=MAX_RANGE_SECONDS, description="How long.")] = RANGE_SECONDS,
-        until: Annotated[str, Query(max_length=40, description="The end; default: now.")] = "",
+        seconds: Annotated[
+            int, Query(ge=1, le=MAX_RANGE_SECONDS, description="The length of the period.")
+        ] = RANGE_SECONDS,
+        until: Annotated[str, Query(max_length=40, description="The end of the period; default: now.")] = "",
     ) -> Series:
         now = time.time()
         end_us = parse_time("until", until, now)

@@ -37,25 +37,25 @@ from tidemill.web.workers import BlockingRoute
 
 PAGE_ROWS = 100
 _GROUPS = 200
-#: One of several hosts has the places of all of them.
-Cursor = Annotated[str, Query(max_length=16_000, description="From the page before.")]
-Limit = Annotated[int, Query(ge=1, description="The most rows; at most debug.max_ui_rows.")]
+#: With several hosts, a cursor holds the position in each.
+Cursor = Annotated[str, Query(max_length=16_000, description="The cursor of the previous page.")]
+Limit = Annotated[int, Query(ge=1, description="The maximum number of rows, up to debug.max_ui_rows.")]
 Partition = Annotated[int, Path(ge=0, le=2**31 - 1)]
 Offset = Annotated[int, Path(ge=0, le=2**63 - 1)]
-Since = Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")]
+Since = Annotated[str, Query(max_length=40, description="A time such as 2026-05-01T12:00, or 15m, 2h, 1d ago.")]
 
 
-EachCursor = Annotated[bool, Query(description="Whether `cursors` has one for each row.")]
-WithPeers = Annotated[bool, Query(description="Whether debug.peers are asked, too.")]
+EachCursor = Annotated[bool, Query(description="Whether to return a cursor for each row in `cursors`.")]
+WithPeers = Annotated[bool, Query(description="Whether to query debug.peers too.")]
 
 
 def build_section(archive: Archive, pages: Pages, absent: str = "", peers: Peers | None = None) -> Section:
     """Return the section of recordings.
 
     Args:
-        archive: What was recorded.
+        archive: The recordings.
         pages: Renders pages.
-        absent: What this server does not show, and why; ''.
+        absent: Which parts this server does not show, and why; may be ''.
         peers: Other hosts; None: there are none.
     """
     merged = MergedArchive(archive, peers or Peers([], lambda: archive.identity))
@@ -87,11 +87,11 @@ def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> Route
         only_group: str | None = None,
         **values: Any,
     ) -> Response:
-        """Return a page. `only_group`: whose runs alone it shows, although its address does not say so."""
+        """Return a page. `only_group` is the group whose runs it shows by default, without a filter in its address."""
         given = {name: request.query_params.getlist(name) for name in request.query_params}
         known = archive.list_runs()
         if only_group is None and RUN_NAMES & set(given) and not any(given.get(name, [""])[0] for name in RUN_NAMES):
-            given["runs"] = ["all"]  # no filter was chosen; links drop what is empty
+            given["runs"] = ["all"]  # no filter was chosen; links omit empty filters
         if all(run.group == only_group for run in known):
             only_group = None
         path = request.url.path
@@ -108,13 +108,13 @@ def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> Route
         return pages.answer(request, f"recorded/{template}.html", status, **own, **values)
 
     def find_own_group(request: Request) -> str | None:
-        """Return whose failures and events are shown; None: those that the address asks for."""
+        """Return the group whose failures and events are shown by default; None if the address has filters."""
         return None if RUN_NAMES & set(request.query_params) else archive.group
 
     @router.get("/messages")
     def show_messages(request: Request, query: MessageFilters, cursor: Cursor = "", find: str = "") -> Response:
-        if (place := parse_place(find)) is not None:
-            return RedirectResponse(pages.url("/messages/{}/{}/{}".format(*place)), 303)
+        if (position := parse_place(find)) is not None:
+            return RedirectResponse(pages.url("/messages/{}/{}/{}".format(*position)), 303)
         if find:
             given = {name: request.query_params.getlist(name) for name in request.query_params}
             return RedirectResponse(pages.url(f"/messages?{change_address(given, find=None, key=find)}"), 303)
@@ -127,8 +127,8 @@ def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> Route
         told = [(each, draw_waterfall(each)) for each in reversed(story.stories)]
         is_known = bool(story.stories or story.tasks or story.events)
         status = 200 if is_known or story.now is not None else 404
-        place: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset}
-        return answer(request, "message", status=status, story=story, told=told, known=is_known, **place)
+        position: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset}
+        return answer(request, "message", status=status, story=story, told=told, known=is_known, **position)
 
     @router.get("/tasks")
     def show_tasks(request: Request, query: TaskFilters, cursor: Cursor = "") -> Response:
@@ -167,7 +167,7 @@ def _build_api(archive: Archive, merged: MergedArchive) -> Routes:
 
     router = Routes(dependencies=[Depends(identify)], route_class=BlockingRoute, tags=["recordings"])
 
-    @router.get("/messages", summary="Finished messages, the newest first")
+    @router.get("/messages", summary="Finished messages, newest first")
     def find_messages(
         query: MessageFilters,
         cursor: Cursor = "",
@@ -179,14 +179,16 @@ def _build_api(archive: Archive, merged: MergedArchive) -> Routes:
             return merged.find_messages(query, cursor, min(limit, archive.max_rows))
         return archive.find_messages(query, cursor, limit, each_cursor=each_cursor)
 
-    @router.get("/messages/{topic}/{partition}/{offset}", summary="What happened to a message")
+    @router.get("/messages/{topic}/{partition}/{offset}", summary="The history of a message")
     def tell_story(topic: str, partition: Partition, offset: Offset) -> models.MessageStory:
         story = archive.tell_story(topic, partition, offset)
         if not (story.stories or story.tasks or story.events or story.now):
-            raise Problem(404, f"nothing is recorded of {topic}:{partition}:{offset}; see kept_from of /recordings")
+            raise Problem(
+                404, f"{topic}:{partition}:{offset} is not recorded; /api/v1/recordings lists the recorded periods"
+            )
         return story
 
-    @router.get("/tasks", summary="Tasks that ran, those that ended last first")
+    @router.get("/tasks", summary="Tasks that ran, latest end first")
     def find_tasks(
         query: TaskFilters,
         cursor: Cursor = "",
@@ -198,7 +200,7 @@ def _build_api(archive: Archive, merged: MergedArchive) -> Routes:
             return merged.find_tasks(query, cursor, min(limit, archive.max_rows))
         return archive.find_tasks(query, cursor, limit, each_cursor=each_cursor)
 
-    @router.get("/failures", summary="Failures by error, the most frequent first")
+    @router.get("/failures", summary="Failures by error, most frequent first")
     def list_failures(
         chosen: RunFilters,
         since: Since = "",
@@ -210,11 +212,11 @@ def _build_api(archive: Archive, merged: MergedArchive) -> Routes:
         first, last = parse_time("since", since, now), parse_time("until", until, now)
         return (merged if peers else archive).list_failures(first, last, min(limit, archive.max_rows), chosen)
 
-    @router.get("/events", summary="Failures, retries, rebalances, actions: the newest first")
+    @router.get("/events", summary="Failures, retries, rebalances and actions, newest first")
     def find_events(query: EventFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.EventPage:
         return archive.find_events(query, cursor, limit)
 
-    @router.get("/recordings", summary="What is kept, by worker and period")
+    @router.get("/recordings", summary="Stored recordings, by worker and period")
     def list_recordings(chosen: RunFilters) -> list[models.Recording]:
         return archive.list_recordings(chosen)
 

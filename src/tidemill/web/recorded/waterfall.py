@@ -1,6 +1,6 @@
-"""Draws what happened to a message over time: its stages, the tries of its tasks, refused deliveries, the commit.
+"""Draws a message's history over time: its stages, the attempts of its tasks, failed deliveries, the commit.
 
-A bar is given in thousandths of the whole time, so that a page can draw it without any style of its own.
+Bars are given in thousandths of the whole time, so that pages draw them without inline styles.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from dataclasses import dataclass
 
 from tidemill.web.recorded.models import Told
 
-#: A thousandth would hardly be seen.
+#: A thousandth would hardly be visible.
 _LEAST_WIDTH = 4.0
 _WHOLE = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A line of the picture.
+    """A bar of the waterfall.
 
     Attributes:
-        name: What it is.
+        name: The label.
         tone: stage, ok, bad, wait or mark.
-        left: Where it begins, in thousandths.
-        width: How long it is, likewise.
-        at: When it began, in seconds since the epoch.
-        seconds: How long it took; None: it is a moment.
-        note: What else there is to say.
-        indent: How deep it is.
+        left: The start, in thousandths.
+        width: The length, in thousandths.
+        at: The start, in seconds since the epoch.
+        seconds: The duration; None for a moment.
+        note: Further text.
+        indent: The level of nesting.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time; see `Bar`."""
+    """A named period of time; see `Bar`."""
 
     name: str
     tone: str
@@ -53,12 +53,12 @@ class Span:
 
 
 def draw_waterfall(told: Told) -> list[Bar]:
-    """Return the lines, in order of what happened; none if no time is known."""
+    """Return the bars in order of time; none if no time is known."""
     return draw(list(_list_spans(told)))
 
 
 def draw(spans: Sequence[Span]) -> list[Bar]:
-    """Return the lines of some stretches of time, in their order."""
+    """Return the bars of some spans, in their order."""
     if not spans:
         return []
     begin = min(span.start for span in spans)
@@ -86,7 +86,7 @@ def _list_spans(told: Told) -> Iterator[Span]:
         yield Span("hooks and delivery", "stage", tasks_done, message.resolved_at)
     if told.committed_at is not None and message.resolved_at is not None:
         yield Span("waiting for the commit", "wait", message.resolved_at, told.committed_at)
-        note = "" if told.committed_exactly else "seen at the latest then"
+        note = "" if told.committed_exactly else "at this time or earlier"
         yield Span("committed", "mark", told.committed_at, None, note)
 
 

@@ -1,1 +1,1 @@
-"""A web UI without a pipeline: what was recorded, read-only."""
+"""A read-only web UI of recordings, without a pipeline."""

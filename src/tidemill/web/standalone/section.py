@@ -1,4 +1,4 @@
-"""What a server without a pipeline answers where others show one: why there is nothing."""
+"""Explains why a server without a pipeline lacks some pages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tidemill.web.routes import Routes
 from tidemill.web.sections import Section
 
 ABSENT = (
-    "This server shows recordings only. The state of engines, partitions and sinks, the live page, the configuration "
-    "and all actions are in the web UI of a running pipeline; `tidemill status` shows its address."
+    "This server shows recordings only. For engines, partitions, sinks, the live page, the configuration and actions, "
+    "open the web UI of a running pipeline; `tidemill status` shows its address."
 )
-NO_LETTERS = " Dead letters are shown if a configuration is given: `tidemill web CONFIG`."
+NO_LETTERS = " To see dead letters, pass a configuration: `tidemill web CONFIG`."
 _PAGES = ("/configuration", "/metrics-queries", "/live", "/streams", "/probe", "/redrives")
 _API = ("/overview", "/series", "/configuration", "/metrics-queries", "/live", "/streams")
 

@@ -32,7 +32,7 @@ def mount_sections(pages: Pages, settings: Settings, folder: Path, *, has_letter
 
 
 def describe_about(settings: Settings, folder: Path) -> About:
-    """Return what the head of every page says."""
+    """Return the description of the process for the head of every page."""
     links = [(link.name, link.url) for link in settings.debug.custom_links]
     return About("recordings in", str(folder), "", version(), links, settings.cluster_name, is_read_only=True)
 
@@ -44,10 +44,10 @@ def build_server(
 
     Args:
         listener: A listening socket.
-        key: Of the address; None: there are users or tokens.
-        settings: Who may use it, and where letters are.
+        key: The key in the printed address; None if there are users or tokens.
+        settings: Users and tokens, and the location of dead letters.
         folder: The folder of the recordings.
-        has_letters: Whether the dead letters of the settings are shown.
+        has_letters: Whether to show the dead letters of the configured pipeline.
     """
 
     def mount(pages: Pages) -> Sequence[Section]:

@@ -1,4 +1,4 @@
-// The charts of the overview. Their numbers come from /api/v1/series, then a point with each update.
+// Draws charts. Data comes from /api/v1/series, and then a point with each live update.
 (() => {
   const holder = document.querySelector("[data-series]");
   if (!holder || !window.uPlot) return;
@@ -6,7 +6,7 @@
   const JUMP = 10; // seconds
   const range = Number(holder.dataset.range);
   const isFollowed = !("polled" in holder.dataset) && Boolean(document.querySelector("[data-live]"));
-  const isLive = isFollowed && range <= KEPT; // others are asked for again now and then
+  const isLive = isFollowed && range <= KEPT; // other charts are reloaded periodically
   const short = (value) => {
     if (value == null) return "–";
     const size = Math.abs(value);
@@ -18,15 +18,15 @@
     if (value == null) return "–";
     return value < 1 ? `${+(value * 1000).toPrecision(3)} ms` : `${+value.toPrecision(3)} s`;
   };
-  // UTC; with the date where it changes, unless all of them are of today.
+  // UTC, with the date where it changes, unless all ticks are of today.
   const stamp = (at) => new Date(at * 1000).toISOString().slice(0, 19).split("T");
   const labelTimes = (ticks, now = Date.now() / 1000) => {
     const step = ticks.length > 1 ? ticks[1] - ticks[0] : 60;
     const days = ticks.map((at) => stamp(at)[0]);
     const isToday = days.every((day) => day === stamp(now)[0]);
-    return ticks.map((at, place) => {
+    return ticks.map((at, index) => {
       const clock = step >= 86400 ? "" : stamp(at)[1].slice(0, step < 60 ? 8 : 5);
-      const day = isToday || days[place] === days[place - 1] ? "" : days[place].slice(5);
+      const day = isToday || days[index] === days[index - 1] ? "" : days[index].slice(5);
       return [clock, day].filter(Boolean).join("\n");
     });
   };
@@ -40,10 +40,10 @@
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   let columns = null;
   let plots = [];
-  Object.assign(window.tidemill, { labelTimes }); // for tests: a canvas has no text
+  Object.assign(window.tidemill, { labelTimes }); // for tests, since a canvas has no text
 
-  // Without a pointer on it, the legend shows the newest values.
-  const latest = (plot, place) => (plot.cursor.idx == null ? plot.data[place].at(-1) : null);
+  // Without the pointer on the chart, the legend shows the newest values.
+  const latest = (plot, index) => (plot.cursor.idx == null ? plot.data[index].at(-1) : null);
 
   const size = (figure) => ({ width: Math.max(200, figure.clientWidth - 20), height: 150 });
 
@@ -54,19 +54,19 @@
       const chart = CHARTS[figure.dataset.chart];
       const series = chart.lines.map(([, label, tone]) => ({
         label, stroke: color(`--series-${tone}`), width: 1.5, points: { show: false }, spanGaps: false,
-        value: (plot, value, place) => chart.format(value ?? latest(plot, place)),
+        value: (plot, value, index) => chart.format(value ?? latest(plot, index)),
       }));
       const options = {
         ...size(figure),
         padding: [8, 18, 0, 0],
         cursor: { y: false, sync: { key: "overview" } },
-        legend: { live: true, markers: { width: 0, fill: (plot, place) => plot.series[place].stroke() } },
+        legend: { live: true, markers: { width: 0, fill: (plot, index) => plot.series[index].stroke() } },
         scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
         axes: [
           { ...axis, size: 40, space: 70, values: (_, ticks) => labelTimes(ticks) },
           { ...axis, size: 52, space: 34, values: (_, ticks) => ticks.map(chart.format) },
         ],
-        tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"), // ticks are at whole hours and days of UTC
+        tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"), // ticks at whole hours and days in UTC
         series: [{ label: "UTC", value: (_, at) => (at == null ? "now" : stamp(at).join(" ")) }, ...series],
       };
       return { figure, chart, plot: new uPlot(options, pick(chart), figure) };
@@ -80,7 +80,7 @@
       const response = await fetch(holder.dataset.series);
       if (!response.ok) return;
       columns = await response.json();
-    } catch { return; } // what is drawn stays, and the page says that there is no connection
+    } catch { return; } // keep the drawn data; the page shows that the connection is lost
     if (plots.length) for (const { plot, chart } of plots) plot.setData(pick(chart));
     else draw();
   };
@@ -90,7 +90,7 @@
     const from = event.detail;
     if (!from.at.length) return;
     const last = columns.at.at(-1);
-    // The clock was set, or updates were missed: the server knows all points by its clock of now.
+    // The clock was adjusted, or updates were missed: reload all points from the server.
     if (last !== undefined && Math.abs(from.at[0] - last) > JUMP) return void load();
     if (from.at[0] <= last) return;
     for (const name of Object.keys(columns)) {

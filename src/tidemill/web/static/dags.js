@@ -1,4 +1,4 @@
-// Pages of DAGs: the form that triggers a run, and the log that follows its task. Text is only ever set as text.
+// Pages of DAGs: the form that triggers a run, and the log of a task. Text is never inserted as markup.
 (() => {
   const root = document.documentElement;
 
@@ -10,7 +10,7 @@
   const readConf = () => {
     const conf = {};
     for (const field of form.querySelectorAll("[data-param]")) {
-      // What is left as it was is not sent: then the DAG's own default holds, whatever its type.
+      // Unchanged fields are not sent, so that the DAG's own defaults apply, whatever their types.
       if (field.value === field.dataset.start) continue;
       const name = field.dataset.param;
       try {
@@ -21,7 +21,7 @@
     }
     let more = {};
     try { more = JSON.parse(form.elements.conf.value || "{}"); } catch { throw new Error("the configuration is not valid JSON"); }
-    if (more === null || typeof more !== "object" || Array.isArray(more)) throw new Error("the configuration has to be a JSON object");
+    if (more === null || typeof more !== "object" || Array.isArray(more)) throw new Error("the configuration must be a JSON object");
     return { ...conf, ...more };
   };
 
@@ -69,7 +69,7 @@
       time.title = new Date(row.at * 1000).toISOString();
       const source = document.createElement("i");
       source.textContent = row.source;
-      // As a terminal shows progress bars: what follows a carriage return takes the place of the line so far.
+      // Like a terminal: text after a carriage return overwrites the line, as progress bars do.
       const text = row.text.split("\n").map((each) => each.replace(/\r+$/, "").replace(/^.*\r/, "")).join("\n");
       line.append(time, " ", source, " ", text, "\n");
       part.append(line);
@@ -79,16 +79,16 @@
     if (follows) log.scrollTop = log.scrollHeight;
   };
 
-  // Callbacks may still be run when their task has ended.
+  // Callbacks may still run after their task has ended.
   const isOver = () => {
     const { tries, over } = document.getElementById("state").dataset;
     const shown = Number(log.dataset.try);
     return shown > 0 && (over === "1" || shown < Number(tries));
   };
   const describe = () => {
-    const what = log.dataset.try === "0" ? "no callback has written anything" : "nothing was written";
+    const what = log.dataset.try === "0" ? "no output of callbacks" : "no output";
     if (isOver()) return log.childElementCount ? "this try has ended" : `${what}; this try has ended`;
-    return log.childElementCount ? "follows" : `${what} yet; follows`;
+    return log.childElementCount ? "following" : `${what} yet; following`;
   };
 
   const follow = async () => {

@@ -1,4 +1,4 @@
-// Keeps the overview current: the server sends the parts that changed, once for all clients.
+// Keeps a page current: the server renders changed parts once for all clients, and sends them.
 (() => {
   const badge = document.querySelector("[data-live]");
   let source = null;
@@ -16,7 +16,7 @@
     source.addEventListener("open", () => { latest = Date.now(); show("on", "live"); document.dispatchEvent(new Event("live")); });
     source.addEventListener("error", () => {
       show("lost", "no connection");
-      // The login has ended, or the server has: the browser does not try again by itself.
+      // The login or the server has ended; the browser does not reconnect by itself.
       if (source.readyState === EventSource.CLOSED) { close(); setTimeout(open, 5000); }
     });
     source.addEventListener("missed", (event) => {
@@ -35,7 +35,7 @@
 
   const close = () => { source?.close(); source = null; };
 
-  // A hidden tab costs the server nothing.
+  // A hidden tab must not cost the server anything.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) { close(); show("off", "paused"); } else open();
   });

@@ -1,4 +1,4 @@
-// Begins a probe from the form; the state below it replaces itself.
+// Starts a probe from the form; the state below the form updates itself.
 (() => {
   const form = document.querySelector("[data-probe]");
   const { source, partition, offset, key, nokey, encoding, value, headers } = form.elements;
@@ -18,10 +18,10 @@
   };
 
   const read = () => {
-    const place = { partition: Number(partition.value), offset: Number(offset.value) };
-    if (source.value === "recorded") return { recorded: true, ...place };
+    const position = { partition: Number(partition.value), offset: Number(offset.value) };
+    if (source.value === "recorded") return { recorded: true, ...position };
     return {
-      ...place,
+      ...position,
       key: nokey.checked ? null : key.value,
       value: encoding.value === "none" ? null : value.value,
       encoding: encoding.value === "base64" ? "base64" : "text",

@@ -1,4 +1,4 @@
-// Begins a dry run from the form; the state below it replaces itself.
+// Starts a dry run from the form; the state below the form updates itself.
 (() => {
   const form = document.querySelector("[data-redrive]");
   const lines = (name) => form.elements[name].value.split("\n").map((line) => line.trim()).filter(Boolean);

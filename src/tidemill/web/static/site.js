@@ -1,4 +1,4 @@
-// What all pages share: times, filters, actions. Text is only ever set as text.
+// Shared by all pages: times, filters, actions. Text is never inserted as markup.
 (() => {
   const root = document.documentElement;
   // UTC, as in logs, files, filters and on the command line; the reader's own time is in the tooltip.
@@ -12,7 +12,7 @@
     }
   };
 
-  // As the server's templates do it: what cannot be seen, or turns the text around it, is shown as its number.
+  // Like the server's templates: invisible and bidirectional control characters are shown as their code points.
   const visible = (text) => String(text).replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu, (char) => `\\u${char.codePointAt(0).toString(16).padStart(4, "0")}`);
 
   const toast = (text, tone) => {
@@ -23,7 +23,7 @@
     setTimeout(() => element.remove(), 8000);
   };
 
-  // How long a pause may last: it always ends by itself.
+  // Lengths of a pause; every pause ends by itself.
   const times = [["5 minutes", 300], ["15 minutes", 900], ["1 hour", 3600], ["4 hours", 14400], ["1 day", 86400]];
 
   const ask = (text, word, seconds) => new Promise((resolve) => {
@@ -100,7 +100,7 @@
     }
   });
 
-  // "/" leads to the search, as elsewhere.
+  // "/" focuses the search.
   document.addEventListener("keydown", (event) => {
     const isTyping = event.target.closest("input, textarea, select, dialog");
     if (event.key !== "/" || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -112,7 +112,7 @@
   });
   if (location.hash === "#search") document.querySelector("input[type=search]")?.focus();
 
-  // "Show more" replaces its own row: who pressed it goes on with the first row that came.
+  // "Show more" replaces its own row: move the keyboard focus to the first new row.
   let pressed = null;
   document.addEventListener("htmx:beforeSwap", (event) => {
     const row = event.target.closest("tr.more");
@@ -124,7 +124,7 @@
     pressed = null;
   });
 
-  // Signing out ends what this page still fetches, and begins no more: it would be refused while the page is being left.
+  // Signing out aborts pending requests and starts no more; they would be rejected while the page is being left.
   let isLeaving = false;
   document.querySelector("form.leave")?.addEventListener("submit", () => { isLeaving = true; window.stop(); });
   document.addEventListener("htmx:beforeRequest", (event) => { if (isLeaving) event.preventDefault(); });
@@ -133,27 +133,27 @@
     event.detail.headers["X-CSRF-Token"] = root.dataset.csrf || "";
   });
   document.addEventListener("htmx:afterSettle", (event) => shorten(event.target));
-  document.addEventListener("htmx:responseError", () => toast("The server refused; reload the page.", "bad"));
+  document.addEventListener("htmx:responseError", () => toast("The server rejected the request; reload the page.", "bad"));
   document.addEventListener("htmx:sendError", () => toast("The server does not answer.", "bad"));
 
-  // What the reader is selecting stays until the next change; focus and scrolling stay where they are.
+  // Keep a part while text in it is selected; otherwise keep its focus and scroll position.
   const replace = (part, html) => {
     const held = getSelection();
     if (!part || (held && !held.isCollapsed && part.contains(held.anchorNode))) return;
     const focused = part.contains(document.activeElement) ? document.activeElement : {};
-    // A link without an id is the one that leads to the same place.
+    // A link without an id is identified by its address.
     const isSame = (one) => (focused.id ? one.id === focused.id : focused.href && one.href === focused.href);
     const findAlike = () => [...part.querySelectorAll("a, button, input, select, summary")].filter(isSame);
     const number = findAlike().indexOf(focused);
     const scrolled = [...part.querySelectorAll(".scroll")].map((element) => element.scrollLeft);
     part.innerHTML = html; // rendered by the server's templates, which escape all text
     shorten(part);
-    part.querySelectorAll(".scroll").forEach((element, place) => { element.scrollLeft = scrolled[place] || 0; });
+    part.querySelectorAll(".scroll").forEach((element, index) => { element.scrollLeft = scrolled[index] || 0; });
     findAlike()[number]?.focus({ preventScroll: true });
   };
 
-  // Parts that take the server a while are loaded behind the page, and again now and then; those that say how often
-  // are there already, and are marked while they are old.
+  // Slow parts are loaded after the page, and reloaded periodically. A part with data-every is in the page already; it
+  // is marked while its data is stale.
   for (const part of document.querySelectorAll("[data-load]")) {
     const seconds = Number(part.dataset.every || 0);
     const mark = (isOld) => {
@@ -169,7 +169,7 @@
         const response = await fetch(part.dataset.load, { redirect: "error" });
         if (response.ok) replace(part, await response.text());
         mark(!response.ok);
-      } catch { mark(true); /* the next one may be answered */ }
+      } catch { mark(true); /* retry at the next interval */ }
     };
     if (seconds) document.addEventListener("visibilitychange", load);
     else load();

@@ -1,4 +1,4 @@
-// The live page: a lane per executor. The server sends what is new once a second; all text is set as text.
+// The live page: a lane per executor. The server sends updates once a second. Text is never inserted as markup.
 (() => {
   const KEPT = 60; // seconds that the lanes show
   const MOST_BARS = 3000;
@@ -8,8 +8,8 @@
   const prefix = document.documentElement.dataset.prefix || "";
   const still = matchMedia("(prefers-reduced-motion: reduce)");
   let source = null;
-  let picture = null; // the newest
-  let number = null; // of the last update that was applied; null: everything has to be fetched
+  let picture = null; // the newest update
+  let number = null; // of the last applied update; null: fetch the whole state
   let skew = 0; // the browser's clock minus the server's, in seconds
   let origin = 0; // the time at the left end of all tracks
   let isFrozen = false;
@@ -17,17 +17,17 @@
   let latest = 0;
   const tracks = new Map(); // "engine.executor" -> the track of its lane
   const bars = new Map(); // id of a task that has ended -> its bar
-  const running = new Map(); // "engine.executor" -> the bar of what runs there
+  const running = new Map(); // "engine.executor" -> the bar of the running task
 
   const now = () => Date.now() / 1000 - skew;
   const scale = () => Math.max(1, (lanes.clientWidth - 64) / KEPT);
   const show = (state, text) => { badge.dataset.state = state; badge.lastElementChild.textContent = text; };
   const duration = (seconds) => seconds < 1 ? `${Math.round(seconds * 1000)} ms`
     : seconds < 60 ? `${seconds.toFixed(1)} s` : `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
-  const place = (task) => task.offset < 0 ? `${task.topic}:${task.partition}` : `${task.topic}:${task.partition}:${task.offset}`;
+  const position = (task) => task.offset < 0 ? `${task.topic}:${task.partition}` : `${task.topic}:${task.partition}:${task.offset}`;
 
   const describe = (task) => {
-    const parts = [task.task_id, place(task), `attempt ${task.attempt}`];
+    const parts = [task.task_id, position(task), `attempt ${task.attempt}`];
     if (task.label) parts.push(task.label);
     if (task.outcome) parts.push(task.outcome === "ok" ? "ok" : `failed (${task.outcome})`, duration(task.seconds));
     else parts.push(`running for ${duration(Math.max(0, now() - task.at))}`);
@@ -82,7 +82,7 @@
     return bar;
   };
 
-  // One stop of the tab key per lane; the arrow keys do the rest.
+  // One tab stop per lane; arrow keys move within it.
   const setStops = () => {
     for (const track of tracks.values()) {
       const focused = track.contains(document.activeElement) ? document.activeElement : track.lastElementChild;
@@ -118,8 +118,8 @@
     element("waiting-count").textContent = String(sum("queued"));
     element("backing-off-count").textContent = String(sum("retrying"));
     element("windows-count").textContent = String(picture.windows.length);
-    element("left-out").textContent = picture.left_out ? `${picture.left_out} tasks ended too fast to be shown` : "";
-    const message = (task) => messageLink(task.topic, task.partition, task.offset, place(task));
+    element("left-out").textContent = picture.left_out ? `${picture.left_out} ended tasks are not shown` : "";
+    const message = (task) => messageLink(task.topic, task.partition, task.offset, position(task));
     fill("waiting", picture.waiting.map((task) => [[taskLink(task)], [message(task)], [duration(Math.max(0, at - task.at)), true]]));
     fill("backing-off", picture.backing_off.map((task) => [
       [taskLink(task)], [message(task)], [String(task.attempt), true], [duration(Math.max(0, task.at - at)), true],
@@ -135,7 +135,7 @@
     picture = next;
     skew = Date.now() / 1000 - next.at;
     if (!origin || now() - origin > 3600) { origin = now() - KEPT; bars.forEach(lay); }
-    for (const engine of next.engines) for (let place = 0; place < Math.min(engine.executors, 256); place += 1) findTrack(engine.slot, place);
+    for (const engine of next.engines) for (let number = 0; number < Math.min(engine.executors, 256); number += 1) findTrack(engine.slot, number);
     for (const task of next.ended) if (!bars.has(task.id)) bars.set(task.id, draw(task));
     const busy = new Set();
     for (const task of next.running) {
@@ -167,7 +167,7 @@
   const take = (next) => {
     latest = Date.now();
     if (badge.dataset.state !== "on" && !isFrozen) show("on", "live");
-    if (isFrozen) { number = null; return; } // fetched again when it goes on
+    if (isFrozen) { number = null; return; } // fetched again on resume
     if (number === null || next.number > number + 1) { fetchAll(); return; }
     if (next.number <= number) return;
     number = next.number;
@@ -181,7 +181,7 @@
     source.addEventListener("tasks", (event) => take(JSON.parse(event.data)));
     source.addEventListener("missed", (event) => {
       element("missed").hidden = false;
-      element("missed").textContent = `This page was too slow: ${JSON.parse(event.data).updates} updates were skipped.`;
+      element("missed").textContent = `This page is too slow; ${JSON.parse(event.data).updates} updates were skipped.`;
       setTimeout(() => { element("missed").hidden = true; }, 10000);
     });
     source.addEventListener("error", () => {
@@ -191,7 +191,7 @@
   };
   const close = () => { source?.close(); source = null; };
 
-  // What somebody points at or has moved to stands still.
+  // The lanes stop moving while the pointer or the focus is on them.
   const isHeld = () => isFrozen || lanes.matches(":hover") || lanes.contains(document.activeElement);
   const move = () => {
     if (!origin || isHeld()) return;
@@ -226,12 +226,12 @@
   element("freeze").addEventListener("click", () => {
     isFrozen = !isFrozen;
     element("freeze").setAttribute("aria-pressed", String(isFrozen));
-    element("freeze").textContent = isFrozen ? "Go on" : "Freeze";
+    element("freeze").textContent = isFrozen ? "Resume" : "Freeze";
     show(isFrozen ? "off" : "on", isFrozen ? "frozen" : "live");
     if (!isFrozen) fetchAll();
   });
   addEventListener("resize", () => { bars.forEach(lay); move(); });
-  // A hidden tab costs the server and the engines nothing.
+  // A hidden tab must not cost the server and the engines anything.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) { close(); show("off", "paused"); } else open();
   });

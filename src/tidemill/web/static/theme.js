@@ -8,7 +8,7 @@
     const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
     const shown = document.documentElement.dataset.theme || (isDark ? "dark" : "light");
     const theme = shown === "dark" ? "light" : "dark";
-    try { localStorage.setItem("tidemill-theme", theme); } catch { /* it lasts for this page */ }
+    try { localStorage.setItem("tidemill-theme", theme); } catch { /* the choice applies to this page only */ }
     apply(theme);
     document.dispatchEvent(new Event("theme"));
   });

@@ -1,1 +1,1 @@
-"""The web UI of a trigger host: its triggers, its shared streams, and what it records."""
+"""The web UI of a trigger host: its triggers, its shared streams, and its recordings."""

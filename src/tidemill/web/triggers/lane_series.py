@@ -1,4 +1,4 @@
-"""What happened in the lanes of shared streams over time, for charts, from what was recorded."""
+"""Time series of the lanes of shared streams, for charts, from recorded counts."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _MILLION = 1_000_000
 
 
 class LaneSeries(BaseModel):
-    """Events per second, a list each; null where nothing is known."""
+    """Events per second; each series is a list with null where no value is known."""
 
     at: list[float] = Field(description="Seconds since the epoch.")
-    broadcast: list[float | None] = Field(description="Events that were handed to subscribers.")
-    resolved: list[float | None] = Field(description="Events with which all subscribers have dealt.")
-    advanced: list[float | None] = Field(description="Events that the producer was told about.")
+    broadcast: list[float | None] = Field(description="Events sent to subscribers.")
+    resolved: list[float | None] = Field(description="Events that all subscribers have resolved.")
+    advanced: list[float | None] = Field(description="Events acknowledged to the producer.")
 
 
 def read_lane_series(
     archive: Archive, recording: str, seconds: int, stream: str | None, lane: str | None
 ) -> LaneSeries:
-    """Return a series; blocks.
+    """Return the time series of lanes; blocks.
 
     Args:
-        archive: What was recorded.
+        archive: The recordings.
         recording: The name of the host's recordings.
-        seconds: How far back.
-        stream: Of one stream, by its name; None: of all.
-        lane: Of one lane of it, by its name; None: of all.
+        seconds: The length of the period up to now.
+        stream: The name of a stream; None: all streams.
+        lane: The name of a lane of the stream; None: all lanes.
     """
     step, now = choose_step(seconds), time.time()
     since = (int(now) - seconds) // step * step
@@ -46,7 +46,7 @@ def read_lane_series(
 def build_lane_series(
     counts: Sequence[Counts], step_seconds: int, now: float, stream: str | None, lane: str | None
 ) -> LaneSeries:
-    """Return counts as numbers per second; where a step is missing, nothing is known."""
+    """Return counts as rates per second; a missing step yields nulls."""
     series = LaneSeries(at=[], broadcast=[], resolved=[], advanced=[])
     before: int | None = None
     for point in find_finished(counts, step_seconds, now):

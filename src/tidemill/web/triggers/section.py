@@ -26,20 +26,21 @@ MAX_SERIES_SECONDS = 7 * 86_400
 _PING_SECONDS = 15
 _SEND_SECONDS = 30.0
 STATES = [phase.value for phase in Phase]
-#: What only pipelines read.
+#: Sections that only pipelines read.
 _HIDDEN = frozenset(
     {"kafka", "executor", "sinks", "delivery", "dlq", "spark", "history", "cache"},
 )
-Cursor = Annotated[str, Query(max_length=2100, description="From the page before.")]
-LaneCursor = Annotated[str, Query(alias="cursor", pattern=r"^\d{0,18}$", description="From the page before.")]
-Limit = Annotated[int, Query(ge=1, description="The most rows; at most debug.max_ui_rows.")]
+Cursor = Annotated[str, Query(max_length=2100, description="The cursor of the previous page.")]
+LaneCursor = Annotated[
+    str, Query(alias="cursor", pattern=r"^\d{0,18}$", description="The cursor of the previous page.")
+]
+Limit = Annotated[int, Query(ge=1, description="The maximum number of rows, up to debug.max_ui_rows.")]
 State = Annotated[list[str], Query(description=", ".join(STATES))]
-Text = Annotated[str, Query(max_length=1024, description="In the name or the class.")]
+Text = Annotated[str, Query(max_length=1024, description="A part of the name or the class.")]
 StreamId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 
 
 def build_section(view: TriggersView, pages: Pages) -> Section:
-    """Return the section of a trigger host."""
     links = [
         Link("Triggers", "/triggers"),
         Link("Streams", "/streams"),
@@ -52,7 +53,7 @@ def _check_states(states: list[str]) -> tuple[str, ...]:
     chosen = tuple(state for state in states if state)
     for state in chosen:
         if state not in STATES:
-            raise Problem(422, f"state: expected one of {', '.join(STATES)}, and not {state!r}")
+            raise Problem(422, f"state: expected one of {', '.join(STATES)}, not {state!r}")
     return chosen
 
 
@@ -141,30 +142,32 @@ def _build_api(view: TriggersView) -> Routes:
     @router.get(
         "/streams/series",
         summary="Events of lanes over time, for charts",
-        description="From the recording; with debug.store_state off there is nothing.",
+        description="Read from the recording; empty if debug.store_state is off.",
     )
     def read_series(
-        seconds: Annotated[int, Query(ge=1, le=MAX_SERIES_SECONDS, description="How far back.")] = 900,
-        stream: Annotated[str | None, Query(max_length=1024, description="Of one stream, by its name.")] = None,
-        lane: Annotated[str | None, Query(max_length=1024, description="Of one lane of it.")] = None,
+        seconds: Annotated[
+            int, Query(ge=1, le=MAX_SERIES_SECONDS, description="The length of the period up to now.")
+        ] = 900,
+        stream: Annotated[str | None, Query(max_length=1024, description="The name of a stream; default: all.")] = None,
+        lane: Annotated[str | None, Query(max_length=1024, description="The name of a lane of the stream.")] = None,
     ) -> LaneSeries:
         if lane is not None and stream is None:
-            raise Problem(422, "lane: of which stream? give its name as well")
+            raise Problem(422, "lane requires stream; add the name of the lane's stream")
         return view.read_series(seconds, stream, lane)
 
-    @router.get("/streams/{stream}", summary="A shared stream: what each lane waits for, and who holds it")
+    @router.get("/streams/{stream}", summary="A shared stream with its lanes, and the triggers that hold them")
     def find_stream(stream: StreamId, after: LaneCursor = "", limit: Limit = PAGE_ROWS) -> models.StreamDetails:
         return view.find_stream(stream, int(after or -1), limit)
 
-    @router.get("/configuration", summary="All settings, secrets masked")
+    @router.get("/configuration", summary="All settings, with secrets masked")
     def read_configuration() -> list[Setting]:
         return _list_settings(view)
 
     @router.get(
         "/live",
-        summary="Updates as server-sent events, once a second while something changes",
-        description="`host` has the same document as /host. `missed` says how many updates were skipped because the "
-        "client reads too slowly. The other views are for the pages of the web UI.",
+        summary="Live updates as server-sent events, at most once a second",
+        description="The view `host` sends the document of /host when it changes. An event `missed` has the number of "
+        "updates skipped because the client reads too slowly. The other views serve the pages of the web UI.",
         response_class=EventSourceResponse,
     )
     async def follow(

@@ -1,4 +1,4 @@
-"""Builds the web UI of a trigger host; `services.triggerer.lists.reporting.web_ui` finds it by its name."""
+"""Builds the web UI of a trigger host; `services.triggerer.lists.reporting.web_ui` imports it by name."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tidemill.web.server import WebServer
 from tidemill.web.triggers.section import build_section
 from tidemill.web.triggers.view import TriggersView
 
-#: A trigger host has no messages of its own; those of pipelines below the same folder can be reached by links.
+#: A trigger host has no messages; links lead to those of pipelines in the same folder.
 _LEFT_OUT = frozenset({"Messages", "Tasks"})
 
 
 def describe_about(watched: WatchedHost) -> About:
-    """Return what the head of every page says."""
+    """Return the description of the process for the head of every page."""
     settings = watched.settings
     links = [(link.name, link.url) for link in settings.debug.custom_links]
     if watched.metrics_address is not None:
@@ -34,11 +34,11 @@ def describe_about(watched: WatchedHost) -> About:
 
 
 def open_archive(watched: WatchedHost) -> Archive:
-    """Return what was recorded by this host, and by others below the same folder."""
+    """Return the recordings of this host, and of others in the same folder."""
     debug, recorder = watched.settings.debug, watched.recorder
     try:
         folder = Path(debug.db_dir).expanduser() if debug.db_dir else None
-    except RuntimeError:  # a user without a home: the recording is in memory
+    except RuntimeError:  # a user without a home directory: the recording is in memory
         folder = None
     memory = {}
     if recorder is not None and isinstance(recording := recorder.writer.recording, MemoryRecording):
@@ -47,7 +47,7 @@ def open_archive(watched: WatchedHost) -> Archive:
 
 
 def mount_sections(pages: Pages, watched: WatchedHost) -> tuple[TriggersView, list[Section]]:
-    """Return the sections, and the view that they show."""
+    """Return the view and the sections that show it."""
     archive = open_archive(watched)
     view = TriggersView(watched, pages, archive)
     recorded = build_recorded_section(archive, pages)
@@ -60,7 +60,7 @@ def build_server(listener: socket.socket, key: str | None, watched: WatchedHost)
 
     Args:
         listener: A listening socket.
-        key: Of the address; None: there are users or tokens.
+        key: The key in the printed address; None if there are users or tokens.
         watched: The trigger host.
     """
 

@@ -1,6 +1,6 @@
-"""Asks a trigger host for what pages and API show, and keeps live pages current.
+"""Queries a trigger host for pages and API, and keeps live pages current.
 
-The host's loop is asked from the threads of the workers, never from the loop of the web UI.
+Calls to the host's loop are made on worker threads, never on the loop of the web UI.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ _HANGS = "the event loop of the trigger host does not answer; its log names the 
 
 
 class TriggersView:
-    """What is shown of a trigger host.
+    """The state of a trigger host, for pages and API.
 
     Args:
         watched: The host.
         pages: Renders parts of pages.
-        archive: What was recorded.
+        archive: The recordings.
     """
 
     def __init__(self, watched: WatchedHost, pages: Pages, archive: Archive) -> None:
-        """Ask nothing yet."""
         self.watched = watched
         self._archive = archive
         self._recording = name_list_folder(watched.list_name)
@@ -53,14 +52,14 @@ class TriggersView:
         self._ticking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to follow the host, on the running loop, until it ends."""
+        """Start following the host on the running loop, until the loop ends."""
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     def ask(self, question: Callable[[HostView], T]) -> T:
         """Return the host's answer; blocks.
 
         Raises:
-            Problem: It does not answer.
+            Problem: The host does not answer.
         """
         try:
             return self.watched.ask(question)
@@ -90,12 +89,15 @@ class TriggersView:
         """Return a stream; blocks.
 
         Raises:
-            Problem: There is none of this id.
+            Problem: There is no stream with this id.
         """
         limit = self._limit(limit)
         found = self.ask(lambda view: view.find_stream(wanted, after, limit))
         if found is None:
-            raise Problem(404, "there is no such stream now: its triggers have ended, or it failed and is not back yet")
+            raise Problem(
+                404,
+                "this stream does not exist now; its triggers have ended, or it has failed and is not restarted yet",
+            )
         stream, lanes, subscribers, more = found
         rows = [models.Lane.model_validate(lane) for lane in lanes]
         return models.StreamDetails(
@@ -106,7 +108,7 @@ class TriggersView:
         )
 
     def read_series(self, seconds: int, stream: str | None, lane: str | None) -> LaneSeries:
-        """Return what happened in lanes over time; blocks."""
+        """Return the time series of lanes; blocks."""
         return read_lane_series(self._archive, self._recording, seconds, stream, lane)
 
     def _limit(self, limit: int) -> int:
@@ -115,7 +117,7 @@ class TriggersView:
     # -- live ----------------------------------------------------------------------------------------------------------
 
     async def refresh(self, name: str) -> None:
-        """Ask for what a live page shows, so that it begins with what is now."""
+        """Read the current state for a live page, so that its first update is current."""
         self._parts[name] = await self._workers.run(self._render, name)
 
     async def _tick(self) -> None:
@@ -125,9 +127,9 @@ class TriggersView:
                 for name in filter(self.live.has_clients, self._parts):
                     await self.refresh(name)
             except Problem:
-                pass  # the host does not answer; the pages show how old they are
+                pass  # the host does not answer; the pages show the age of their data
             except Exception:
-                log.exception("the web UI could not be updated; the next update may")
+                log.exception("an update of the web UI failed; the next one is in a second")
             self.live.update()
 
     def _render(self, name: str) -> Mapping[str, str]:

@@ -1,1 +1,1 @@
-"""A message as it is in its topic: key, headers and value, on demand."""
+"""A message's key, headers and value, read from its topic on demand."""

@@ -1,7 +1,7 @@
-"""A message's key, headers and value, read from its topic when somebody asks; the page and the API.
+"""The page and the API that read a message's key, headers and value from its topic.
 
-Only messages of the pipeline's own topic can be read, whatever else its brokers have. Invariant: at most two are read
-at a time; each needs a connection of its own.
+Only messages of the pipeline's own topic can be read. Invariant: at most two messages are read at a time, because each
+read opens its own connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidemill.web.workers import BlockingRoute
 
 _AT_ONCE = 2
 _WAIT_SECONDS = 4.0
-#: A message may have any number of them.
+#: A message may have any number of headers.
 _MAX_HEADERS = 200
 Partition = Annotated[int, Path(ge=0, le=2**31 - 1)]
 Offset = Annotated[int, Path(ge=0, le=2**63 - 2)]
@@ -41,16 +41,16 @@ class HeaderValue(BaseModel):
 
 
 class MessageValue(BaseModel):
-    """A message as it is in its topic."""
+    """A message, as read from its topic."""
 
     topic: str
     partition: int
     offset: int
-    timestamp: float | None = Field(description="Seconds since the epoch; null if it has none.")
+    timestamp: float | None = Field(description="Seconds since the epoch; null if the message has no timestamp.")
     key: Shown
     headers: list[HeaderValue]
-    headers_error: str | None = Field(description="Why its headers cannot be read; null where they can.")
-    headers_cut: int = Field(description="How many more headers it has.")
+    headers_error: str | None = Field(description="Why the headers cannot be read; null if they can.")
+    headers_cut: int = Field(description="How many further headers are not shown.")
     value: Shown
 
 
@@ -58,34 +58,33 @@ class ValueReader:
     """Reads messages of a pipeline's topic.
 
     Args:
-        settings: The pipeline's.
-        wait_seconds: How long a reader waits for others.
+        settings: The pipeline's settings.
+        wait_seconds: How long a read waits for other reads.
     """
 
     def __init__(self, settings: Settings, wait_seconds: float = _WAIT_SECONDS) -> None:
-        """Connect nothing yet."""
         self._settings = settings
         self._wait_seconds = wait_seconds
-        self._places = threading.BoundedSemaphore(_AT_ONCE)
+        self._slots = threading.BoundedSemaphore(_AT_ONCE)
         self.topic = settings.kafka.source_topic
 
     def read(self, topic: str, partition: int, offset: int) -> MessageValue:
-        """Return a message as people can read it.
+        """Return a message in readable form.
 
         Raises:
-            Problem: It cannot be read, or is no longer there.
+            Problem: The message cannot be read, or no longer exists.
         """
         return _describe(self.fetch(topic, partition, offset))
 
     def fetch(self, topic: str, partition: int, offset: int) -> SourceMessage:
         """Return a message; see `read`."""
         if topic != self.topic:
-            raise Problem(404, f"only messages of {self.topic} can be read here, the topic of this pipeline")
-        if not self._places.acquire(timeout=self._wait_seconds):
+            raise Problem(404, f"only messages of {self.topic}, this pipeline's topic, can be read here")
+        if not self._slots.acquire(timeout=self._wait_seconds):
             raise Problem(429, "other messages are being read; try again in a moment", {"Retry-After": "2"})
         reader = SourceReader(self._settings)
         try:
-            # Looked up first: a client waits for a partition that does not exist.
+            # Look up the range first: a consumer would wait forever for a partition that does not exist.
             known = reader.find_range(topic, partition)
             is_there = known is not None and known[0] <= offset < known[1]
             message = reader.read(topic, partition, offset) if is_there else None
@@ -95,20 +94,20 @@ class ValueReader:
             raise Problem(503, str(error)) from error
         finally:
             reader.close()
-            self._places.release()
+            self._slots.release()
         return message
 
 
 def _explain_absence(known: tuple[int, int] | None, topic: str, partition: int, offset: int) -> Problem:
-    place = f"{topic}:{partition}:{offset}"
+    position = f"{topic}:{partition}:{offset}"
     if known is None:
         return Problem(404, f"there is no partition {partition} of {topic}")
     low, end = known
     if offset < low:
-        return Problem(410, f"{place} was removed from its topic (retention): the partition begins at offset {low} now")
+        return Problem(410, f"{position} was removed by retention; the partition begins at offset {low} now")
     if offset >= end:
-        return Problem(404, f"{place} does not exist (yet): the partition ends at offset {end}")
-    return Problem(410, f"there is no message at {place}: it was compacted away, or it is the end of a transaction")
+        return Problem(404, f"{position} does not exist yet; the partition ends at offset {end}")
+    return Problem(410, f"there is no message at {position}; it was compacted away, or is a transaction marker")
 
 
 def _describe(message: SourceMessage) -> MessageValue:
@@ -142,17 +141,17 @@ def build_section(reader: ValueReader, pages: Pages) -> Section:
         try:
             message = reader.read(topic, partition, offset)
         except Problem as error:
-            # The page says it in its place, also where it is a part of the message's page.
+            # The page shows the problem in place of the message, also as a fragment of the message's page.
             problem, status = error.text, error.status
         if request.headers.get("hx-request"):
             status = 200
-        place = {"topic": topic, "partition": partition, "offset": offset}
-        return pages.answer(request, "values/value.html", status, message=message, problem=problem, place=place)
+        position = {"topic": topic, "partition": partition, "offset": offset}
+        return pages.answer(request, "values/value.html", status, message=message, problem=problem, position=position)
 
     @api.get(
         "/messages/{topic}/{partition}/{offset}/value",
         summary="A message's key, headers and value, from its topic",
-        description="Up to 1 MiB of the value. 410: it was removed from its topic.",
+        description="Returns up to 1 MiB of the value. 410: the message was removed from its topic.",
     )
     def read_value(topic: str, partition: Partition, offset: Offset) -> MessageValue:
         return reader.read(topic, partition, offset)

@@ -1,7 +1,7 @@
-"""Shows bytes of a message to people: JSON, text, or hex; limited in size, secrets masked.
+"""Renders bytes of a message as JSON, text or hex, limited in size and with secrets masked.
 
-Invariant: what is shown can be encoded, and has at most `MAX_BYTES` of the bytes; secrets are masked where they can be
-recognised, by their keys in JSON and by their form in texts, as everywhere else.
+Invariant: the text can be encoded, and shows at most `MAX_BYTES` of the bytes. Secrets are masked where they can be
+recognised: by their keys in JSON, and by their form in text.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from tidemill.config.redaction import MASK, is_secret, redact, redact_text
 from tidemill.core.errors import escape_surrogates
 
 MAX_BYTES = 1024 * 1024
-#: Hex takes four times the room, and nobody reads more of it.
+#: Hex takes four times the space, and 64 KiB are more than enough to read.
 MAX_HEX_BYTES = 64 * 1024
 _HEX_COLUMNS = 16
 _WHITE = "\t\n\r"
 
 
 class Shown(BaseModel):
-    """Bytes as people can read them."""
+    """Bytes in readable form."""
 
     kind: Literal["null", "json", "text", "binary"]
-    text: str = Field(description="JSON is indented; what is binary is shown as hex; secrets are masked.")
+    text: str = Field(description="JSON is indented; binary data is shown as hex; secrets are masked.")
     size_bytes: int
-    is_cut: bool = Field(description="Whether there is more than is shown.")
+    is_cut: bool = Field(description="Whether the text is truncated.")
 
 
 def show(data: bytes | None, name: str = "") -> Shown:
-    """Return what to show.
+    r"""Return bytes in readable form.
 
     Args:
         data: The bytes; None: null.
-        name: What they are called, such as the name of a header; some names say that it is a secret.
+        name: The name of the value, such as a header's; some names mark the value as a secret.
 
     Example:
         >>> show(b'{"password": "x", "n": 1}').text
@@ -60,7 +60,7 @@ def show(data: bytes | None, name: str = "") -> Shown:
 
 
 def mask_text(text: str, name: str = "") -> str:
-    """Return a text with the secrets in it masked as `show` masks them; one without secrets stays as it is.
+    """Return a text with its secrets masked as by `show`; a text without secrets is returned unchanged.
 
     Example:
         >>> mask_text('{"n":1}'), mask_text('{"password":"x","n":1}'), mask_text("hunter2", "authorization")
@@ -85,7 +85,7 @@ def _decode(data: bytes, *, is_whole: bool) -> str | None:
 
 
 def _indent(text: str) -> str | None:
-    """Return JSON with its secrets masked, indented; None: it is not an object or an array."""
+    """Return indented JSON with its secrets masked; None if the text is not a JSON object or array."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
