@@ -17,18 +17,20 @@ if TYPE_CHECKING:
     from tidemill.spark.progress import PipelineProgress
     from tidemill.spark.run_state import RunState
 
-#: The time left is estimated from the rate over this long; ranges end and begin meanwhile.
+#: The remaining time is estimated from the rate over this period, which spans starts and ends of ranges.
 _RATE_SECONDS = 20.0
 _WHERE = "an offset, a time with its zone (2026-05-01T00:00:00Z), earliest or latest"
 
 
 def backfill(
     handler: HandlerName,
-    start: Annotated[str, typer.Option("--from", metavar="TIME|OFFSET", help=f"Where to begin: {_WHERE}.")],
+    start: Annotated[str, typer.Option("--from", metavar="TIME|OFFSET", help=f"Where to start: {_WHERE}.")],
     outcomes: Annotated[
         Path,
         typer.Option(
-            "--outcomes", metavar="DIR", help="A folder for the outcomes; the folder of a stopped backfill resumes it."
+            "--outcomes",
+            metavar="DIR",
+            help="A folder for the outcomes; repeat the folder of a stopped backfill to resume it.",
         ),
     ],
     config: ConfigPath = None,
@@ -43,8 +45,8 @@ def backfill(
 ) -> None:
     """Run a handler over the existing messages of a topic.
 
-    Joins no consumer group and commits nothing: a live pipeline can run at the same time. Outcomes are written to DIR
-    as Parquet, one row per message; the same command again resumes it.
+    A backfill joins no consumer group and commits no offsets, so a live pipeline can run at the same time. It writes
+    outcomes to DIR as Parquet, one row per message. To resume it, repeat the command.
     """
     with reporting():
         from tidemill.config.loading import load_settings
@@ -77,13 +79,13 @@ def backfill(
         if run.error is None or run.progress().messages_done:
             show_summary(run.progress(), run.state().work_seconds, run.gap)
         run.tell_failure()
-        if code is ExitCode.STOPPED and not run.progress().parts:  # the start was ended
+        if code is ExitCode.STOPPED and not run.progress().parts:  # the start was interrupted
             leave_within(LEAVE_SECONDS, code)
         raise typer.Exit(code)
 
 
 def list_fields(state: RunState, progress: PipelineProgress, rate: float) -> dict[str, Any]:
-    """Return what an entry of the log says of a moment of a backfill."""
+    """Return the fields of a progress log entry."""
     fields: dict[str, Any] = {"state": state.phase.value}
     if state.step:
         fields["waits_for"] = state.describe_step()

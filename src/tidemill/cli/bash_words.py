@@ -1,7 +1,7 @@
-"""Completion in bash of values with a colon, `module:Class`.
+"""Completion in bash of values with a colon, such as `module:Class`.
 
-Bash splits words at colons too: it reports `jobs:O` as the words `jobs`, `:` and `O`, and replaces only what follows
-the colon. To Typer's completion these are three arguments.
+Bash also splits words at colons: it reports `jobs:O` as the words `jobs`, `:` and `O`, and replaces only the part after
+the colon. Typer's completion would take these for three arguments.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typer._completion_classes import BashComplete
 
 
 def join_words(words: Sequence[str]) -> tuple[list[str], str]:
-    """Return the words of a line as they were typed, and the part of the last one that bash leaves as it is.
+    """Return the words of a line as typed, and the part of the last word that bash keeps.
 
     Args:
-        words: As bash splits them; the last one is being completed, and is empty after a space.
+        words: The words as bash splits them; the last one is being completed, and is empty after a space.
 
     Example:
         >>> join_words(["run", "--handler", "jobs", ":", "O"])
@@ -41,21 +41,21 @@ def _is_colon(word: str) -> bool:
 
 
 class BashWords(BashComplete):
-    """Typer's completion for bash, with words as they were typed."""
+    """Typer's completion for bash, on words as they were typed."""
 
     _kept = ""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the one that is completed, and that one."""
+        """Return the words before the one to complete, and that word."""
         before, incomplete = super().get_completion_args()
         words, self._kept = join_words([*before, incomplete])
         return words[:-1], words[-1]
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Return what replaces the part after the last colon."""
+        """Return the text that replaces the part after the last colon."""
         return super().format_completion(item).removeprefix(self._kept)
 
 
 def register() -> None:
-    """Complete like this in bash; Typer must have registered its own completion before."""
+    """Use this completion in bash; call it after Typer has registered its own."""
     add_completion_class(BashWords, "bash")

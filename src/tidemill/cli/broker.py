@@ -1,4 +1,4 @@
-"""`tidemill broker`: runs the embedded Kafka in the foreground, to try things out."""
+"""`tidemill broker`: runs the embedded Kafka in the foreground, for trying things out."""
 
 from __future__ import annotations
 
@@ -20,30 +20,34 @@ if TYPE_CHECKING:
     from tidemill.runtime.embedded.broker import EmbeddedBroker
 
 _CALL_SECONDS = 10.0
-#: Each takes files and memory of a broker that is for trying things out.
+#: Each partition takes files and memory of a broker that is for trying things out.
 _MAX_PARTITIONS = 1_000
 
 
 class _StopRequestedError(Exception):
-    """A signal to stop."""
+    """A stop signal has arrived."""
 
 
 def broker(
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", metavar="NAME:PARTITIONS", help="Create this topic if it is missing; may be repeated."),
+        typer.Option("--topic", metavar="NAME:PARTITIONS", help="Create this topic if it does not exist; repeatable."),
     ] = None,
     port: Annotated[
         int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="The port to listen on; 0: any free one.")
     ] = 9092,
     data_dir: Annotated[
         Path | None,
-        typer.Option("--data-dir", metavar="DIR", help="Keep the data here; default: delete it at the end."),
+        typer.Option(
+            "--data-dir",
+            metavar="DIR",
+            help="Store data in this folder and keep it; default: delete all data at the end.",
+        ),
     ] = None,
 ) -> None:
-    """Run a real Kafka on this machine until Ctrl-C: for trying things out, not for production.
+    """Run a real Kafka on this machine until Ctrl-C; for trying things out, not for production.
 
-    Topics keep their records for good, whatever their timestamps say.
+    Topics keep their records forever, whatever their timestamps.
     """
     with reporting():
         topics = [parse_topic(text) for text in topic or []]
@@ -67,7 +71,7 @@ def parse_topic(text: str) -> tuple[str, int]:
     """Return the name and number of partitions from a text like `orders:4`; `orders` alone means one.
 
     Raises:
-        ConfigError: It is not of this form.
+        ConfigError: The text is malformed.
     """
     from tidemill.config.kafka_names import check_topic
 
@@ -78,11 +82,10 @@ def parse_topic(text: str) -> tuple[str, int]:
         raise ConfigError(f"--topic {text}: this name {error}; write NAME:PARTITIONS, for example orders:4") from None
     if not (count or "1").isdecimal():
         raise ConfigError(f"--topic {text}: {count!r} is not a number; write NAME:PARTITIONS, for example orders:4")
-    # Shorter than Python's limit for the digits of a number.
+    # Shorter than Python's limit for digits of integers.
     if not 1 <= int((count or "1")[:10]) <= _MAX_PARTITIONS:
         raise ConfigError(
-            f"--topic {text}: a topic has at least 1 partition, and at most {_MAX_PARTITIONS:,} here; write for "
-            "example orders:4"
+            f"--topic {text}: the number of partitions must be between 1 and {_MAX_PARTITIONS:,}, as in orders:4"
         )
     return name, int(count or 1)
 

@@ -1,7 +1,7 @@
-"""Values that the shell completes: kinds and sinks of dead letters, topics, handlers, triggers.
+"""Shell completion of values: kinds and sinks of dead letters, topics, handlers, triggers.
 
-A key press must not take long and must not print: nothing is connected or imported from the user's code, and whatever
-goes wrong means that there is nothing to suggest.
+Completion must be fast and must not print: it opens no connections, imports no user code, and suggests nothing after
+any error.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import typer
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
 
-#: Larger or more files than these, one by one and together, are not searched for handlers.
+#: Limits for the files that are searched for handlers: their number, the size of each, and the total size.
 _MAX_FILES = 200
 _MAX_BYTES = 1_000_000
 _MAX_TOTAL_BYTES = 4_000_000
 
 
 def complete_kinds(incomplete: str) -> list[str]:
-    """Return the kinds of dead letters that begin like this."""
+    """Return the matching kinds of dead letters."""
     from tidemill.deadletters.letter import LetterKind
 
     return [kind.value for kind in LetterKind if kind.value.startswith(incomplete)]
 
 
 def complete_sinks(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of configured sinks that begin like this, alone and with their type."""
+    """Return the matching names of configured sinks, with and without their type."""
     names: list[str] = []
     with contextlib.suppress(Exception):
         for kind, named in _load_settings(ctx).sinks.group_by_type().items():
@@ -39,17 +39,17 @@ def complete_sinks(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_targets(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return where a redrive may send letters: source, sink, or a configured topic."""
+    """Return the matching targets of a redrive: source, sink, or a configured topic."""
     return [name for name in ("source", "sink", *_list_topics(ctx)) if name.startswith(incomplete)]
 
 
 def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the configured topics that begin like this: source, dead letters and sinks."""
+    """Return the matching configured topics: source, dead letters and sinks."""
     return [name for name in _list_topics(ctx) if name.startswith(incomplete)]
 
 
 def complete_handlers(incomplete: str) -> list[str]:
-    """Return the handlers in the files of this folder as `module:Class`, found without importing them."""
+    """Return the matching handlers in this folder's files as `module:Class`, found without importing them."""
     found: list[str] = []
     with contextlib.suppress(Exception):
         found = sorted(_find_handlers(Path.cwd()))
@@ -57,7 +57,7 @@ def complete_handlers(incomplete: str) -> list[str]:
 
 
 def complete_triggers(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names in the list of triggers that begin like this."""
+    """Return the matching names in the list of triggers."""
     names: list[str] = []
     with contextlib.suppress(Exception):
         from tidemill.services.triggerer.lists.file import read_entries
@@ -85,7 +85,7 @@ def _load_settings(ctx: typer.Context) -> Settings:
 def _find_file(ctx: typer.Context, argument: str) -> Path | None:
     """Return the file that was typed for an argument.
 
-    While an option has no value yet, nothing of the line is assigned to arguments.
+    While an option has no value yet, the line's words are not assigned to arguments.
     """
     typed = ctx.params.get(argument)
     names = [str(typed)] if typed is not None else ctx.args
@@ -100,10 +100,10 @@ def _find_handlers(folder: Path) -> Iterator[str]:
     left = _MAX_TOTAL_BYTES
     for path in itertools.islice(folder.glob("*.py"), _MAX_FILES):
         with contextlib.suppress(OSError, SyntaxError, ValueError), warnings.catch_warnings():
-            # Newer Pythons print a warning for each backslash that escapes nothing.
+            # Newer Pythons warn about invalid escape sequences.
             warnings.simplefilter("ignore")
             size = path.stat().st_size
-            # A pipe has no end.
+            # Reading a pipe would never end.
             if not path.is_file() or size > min(_MAX_BYTES, left):
                 continue
             left -= size
@@ -113,7 +113,7 @@ def _find_handlers(folder: Path) -> Iterator[str]:
 
 
 def _names_handler(base: object) -> bool:
-    """Tell whether a base class looks like a handler: `Handler`, `tidemill.Handler[...]`, `OrderHandler`."""
+    """Return whether a base class looks like a handler: `Handler`, `tidemill.Handler[...]`, `OrderHandler`."""
     import ast
 
     if isinstance(base, ast.Subscript):

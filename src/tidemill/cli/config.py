@@ -15,7 +15,7 @@ from tidemill.runtime.process.exitcode import ExitCode
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
 
-app = App(help="Check and show configuration.")
+app = App(help="Check and show the configuration.")
 
 #: Sections that only trigger hosts read; most configurations are for pipelines.
 _HOST_SECTIONS = ("store", "triggerer")
@@ -24,11 +24,11 @@ _LEAST_PASSWORD_CHARS = 8
 
 @app.command()
 def check(
-    config: ConfigPath = None, as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False
+    config: ConfigPath = None, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 ) -> None:
-    """Check a configuration (file and environment); every problem is reported with its place.
+    """Check a configuration (file and environment); report every problem with its location.
 
-    Nothing is started or connected; folders that a pipeline writes to are checked on this machine.
+    Starts nothing and connects to nothing, but checks the folders that a pipeline writes to on this machine.
     """
     with reporting():
         from tidemill.config.loading import describe_source, load_settings
@@ -49,14 +49,14 @@ def check(
             typer.echo(json.dumps({"ok": not problems, "config": source, "problems": problems, "warnings": warnings}))
             raise typer.Exit(ExitCode.CONFIG if problems else ExitCode.OK)
         if problems:
-            raise ConfigError("the configuration is wrong:" + "".join(f"\n  {problem}" for problem in problems))
+            raise ConfigError("the configuration is invalid:" + "".join(f"\n  {problem}" for problem in problems))
         typer.echo(f"ok: {source}")
         for warning in warnings:
             typer.echo(f"warning: {warning}", err=True)
 
 
 def _examine(settings: Settings) -> tuple[list[str], list[str]]:
-    """Return the problems of valid settings, and warnings."""
+    """Return the problems of settings that were loaded, and warnings."""
     from tidemill.cli.doctor.checks import find_refusals
     from tidemill.cli.doctor.folder_checks import find_recording_problem
     from tidemill.config.loading import NO_TOPIC
@@ -74,11 +74,13 @@ def _examine(settings: Settings) -> tuple[list[str], list[str]]:
 @app.command()
 def show(
     config: ConfigPath = None,
-    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Show only settings that differ from the defaults.")
+    ] = False,
 ) -> None:
     """Show the effective configuration, including defaults; secrets are masked.
 
-    What only a trigger host reads (store, triggerer) is shown if it is set.
+    Sections that only trigger hosts read (store, triggerer) are shown only if they are set.
     """
     with reporting():
         import yaml
@@ -107,10 +109,14 @@ def schema() -> None:
 @app.command("hash")
 def hash_(
     token: Annotated[
-        bool, typer.Option("--token", help="Make a token for programs, and print it once, with its hash.")
+        bool,
+        typer.Option(
+            "--token",
+            help="Create a token for programs; print the token to standard error, and its hash to standard output.",
+        ),
     ] = False,
 ) -> None:
-    """Hash a password for `debug.users`, or make a token for `debug.tokens`.
+    """Hash a password for `debug.users`, or create a token for `debug.tokens`.
 
     The password is read from the terminal, or from standard input.
     """

@@ -1,4 +1,4 @@
-"""What `tidemill run --dev` adds: a broker if there is none on this machine, and the user's code as it is on disk."""
+"""The additions of `tidemill run --dev`: a broker if none answers on this machine, and code reloading."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tidemill.spark.session.packaging import find_own_modules
 if TYPE_CHECKING:
     from tidemill.pipeline.handler.base import Handler
 
-#: How many partitions the source topic of an embedded broker has.
+#: The number of partitions of an embedded broker's source topic.
 SOURCE_PARTITIONS = 4
 _CONNECT_SECONDS = 1.0
 _PLAIN = "plaintext"
@@ -38,10 +38,11 @@ _PLAIN = "plaintext"
 
 @contextlib.contextmanager
 def dev_broker(settings: Settings) -> Iterator[None]:
-    """Run a broker for the block, with the pipeline's topics, if `kafka.brokers` is this machine and none answers.
+    """Run a broker with the pipeline's topics during the block, if `kafka.brokers` is this machine and no broker
+    answers.
 
     Raises:
-        RemoteError: It does not start.
+        RemoteError: The broker does not start.
     """
     port = find_free_address(settings.kafka.brokers)
     protocol = str(settings.kafka.client_config.get("security.protocol", _PLAIN))
@@ -54,19 +55,19 @@ def dev_broker(settings: Settings) -> Iterator[None]:
         topics = list_topics(settings)
         for name, partitions in topics.items():
             broker.create_topic(name, partitions)
-        _say(f"no Kafka answered at {settings.kafka.brokers}, so one was started; Ctrl-C stops it and deletes its data")
+        _say(f"no Kafka answered at {settings.kafka.brokers}; started one there; Ctrl-C stops it and deletes its data")
         _say(f"topics: {', '.join(f'{name}:{partitions}' for name, partitions in topics.items())}")
         try:
             yield
         finally:
             for number in find_stop_signals():
                 signal.signal(number, signal.SIG_IGN)
-            broker.kill()  # its data is removed, so it need not tidy up
+            broker.kill()  # its data is deleted, so it need not shut down cleanly
 
 
 @contextlib.contextmanager
 def _ending_on_signals() -> Iterator[None]:
-    """End the command with exit code 0 at a signal to stop, as long as the pipeline does not handle it itself."""
+    """End the command with exit code 0 at a stop signal, until the pipeline handles signals itself."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         for other in before:
@@ -82,23 +83,23 @@ def _ending_on_signals() -> Iterator[None]:
 
 
 def find_free_address(brokers: str) -> int | None:
-    """Return the port for a broker of our own; None if one answers, or an address is not this machine.
+    """Return the port for an embedded broker; None if a broker answers, or an address is not on this machine.
 
     Args:
-        brokers: As in `kafka.brokers`.
+        brokers: The addresses, as in `kafka.brokers`.
     """
-    places = [address.strip().rpartition(":") for address in brokers.split(",")]
-    ports = [int(port) for _, _, port in places if port.isdecimal()]
-    if len(ports) < len(places) or not all(is_loopback(host) for host, _, _ in places):
+    addresses = [address.strip().rpartition(":") for address in brokers.split(",")]
+    ports = [int(port) for _, _, port in addresses if port.isdecimal()]
+    if len(ports) < len(addresses) or not all(is_loopback(host) for host, _, _ in addresses):
         return None
-    for host, _, port in places:
+    for host, _, port in addresses:
         with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):
             return None
     return ports[0]
 
 
 def list_topics(settings: Settings) -> dict[str, int]:
-    """Return the topics that a pipeline reads and writes at `kafka.brokers`, with numbers of partitions."""
+    """Return the topics that a pipeline reads and writes at `kafka.brokers`, with their numbers of partitions."""
     topics = {settings.kafka.source_topic: SOURCE_PARTITIONS}
     if settings.dlq_brokers == settings.kafka.brokers:
         topics.setdefault(settings.dlq_topic, 1)
@@ -116,16 +117,16 @@ def _say(text: str) -> None:
 
 
 class DevFiles:
-    """The handler and the configuration, as they are on disk; the `CodeFiles` of a pipeline.
+    """The handler and the configuration as they are on disk; the `CodeFiles` of a pipeline.
 
     Args:
-        spec: The handler, as `--handler` names it.
-        config: The YAML file; None: the one that TIDEMILL_CONFIG names.
-        first: The files as they were before the handler was imported; None: as they are now.
+        spec: The handler, as given to `--handler`.
+        config: The YAML file; None: the file in TIDEMILL_CONFIG.
+        first: The files before the handler was imported; None: their current state.
     """
 
     def __init__(self, spec: str, config: Path | None, first: FirstFiles | None = None) -> None:
-        """Find the folders of the code that was imported."""
+        """Find the folders of the imported code."""
         first = first or FirstFiles(config)
         self._spec = spec
         self._config = config
@@ -133,20 +134,20 @@ class DevFiles:
         self._find_folders()
         self._saved = SavedFiles(lambda: self._folders, first.others)
         now = self._saved.fingerprint()
-        # Only the import has shown which folders elsewhere belong to the code.
+        # Only after the import is it known which other folders belong to the code.
         self._imported = first.fingerprint if first.have_changed() else now
 
     @property
     def imported(self) -> str:
-        """The fingerprint of what was imported first."""
+        """The fingerprint of the files that were imported first."""
         return self._imported
 
     def fingerprint(self) -> str:
-        """Return what changes whenever the content of a file does."""
+        """Return a text that changes whenever the content of a file changes."""
         return self._saved.fingerprint()
 
     def watch(self, on_saved: Callable[[], None]) -> None:
-        """Call a function whenever files were saved."""
+        """Call a function whenever files are saved."""
 
         def look_again() -> None:
             self._find_folders()
@@ -155,14 +156,14 @@ class DevFiles:
         self._saved.watch(look_again)
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._saved.close()
 
     def load(self) -> tuple[Handler[Any, Any], Settings]:
-        """Read the configuration and import the handler, and all of the user's modules, once more.
+        """Read the configuration, and import the handler and all user modules again.
 
         Raises:
-            TidemillError: Something is wrong with them; then the modules are those that they were.
+            TidemillError: The files have an error; the previous modules are restored.
         """
         settings = load_settings(self._config)
         with importing_again():
@@ -177,7 +178,7 @@ class DevFiles:
 
 @contextlib.contextmanager
 def importing_again() -> Iterator[None]:
-    """Have the block import the user's modules from their files; if it fails, the modules are those that they were."""
+    """Import the user's modules from their files within the block; restore the previous modules if it fails."""
     before = _forget_own_modules()
     importlib.invalidate_caches()
     linecache.checkcache()
@@ -192,7 +193,7 @@ def importing_again() -> Iterator[None]:
 def _forget_own_modules() -> dict[str, ModuleType]:
     names = {module.__name__ for module in find_own_modules()}
     for name in list(names):
-        # A package without a file would keep its old modules as attributes, and `from package import module` finds
+        # A namespace package would keep its old modules as attributes, and `from package import module` would find
         # those.
         while name := name.rpartition(".")[0]:
             if getattr(sys.modules.get(name), "__file__", None) is None:

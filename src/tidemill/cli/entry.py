@@ -1,7 +1,7 @@
-"""The entry point of the `tidemill` command: a signal before the command itself runs ends it without a traceback, and
-with the exit code of a start that is stopped.
+"""The entry point of the `tidemill` command.
 
-It imports nothing that takes time before that is arranged.
+A signal that arrives before the command runs ends the process without a traceback, with the exit code of a stopped
+start. Slow modules are imported only after that is set up.
 """
 
 from __future__ import annotations
@@ -9,19 +9,17 @@ from __future__ import annotations
 import signal
 import sys
 
-#: How a command that runs until it is stopped ends at a first signal before it has begun: nothing was read or started,
-#: so all but a backfill, which has all of its work left, have ended well. These are numbers of `ExitCode`, which takes
-#: time to import.
+#: Exit codes of long-running commands at a signal before they have started: success for all but a backfill, which has
+#: all its work left. These are numbers of `ExitCode`, whose import takes time.
 _EARLY = {"run": 0, "demo": 0, "dev": 0, "web": 0, "broker": 0, "triggers run": 0, "backfill": 130}
 _GROUPS = ("triggers",)
-#: Commands that a hangup does not stop: a trigger host reloads its list, which it has not read yet.
+#: Commands that ignore a hangup: a trigger host would reload its list, which it has not read yet.
 _RELOADING = ("triggers run",)
 
 
 def main() -> None:
-    """Run the command line."""
-    # While modules are imported and options are read; `reporting` takes Ctrl-C over. A shell that runs a script in the
-    # background has it ignored, and that stays as it is.
+    # Ctrl-C ends the process while modules are imported and options are parsed; `reporting` handles it later. A shell
+    # that runs a script in the background ignores SIGINT; keep that.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from tidemill.runtime.process.stop_signals import EarlyStop
@@ -33,7 +31,7 @@ def main() -> None:
     early = EarlyStop(_EARLY[command])
     if command in _RELOADING:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # One that is ignored, as `nohup` has SIGHUP, stays so.
+    # Keep ignored signals ignored, as `nohup` does with SIGHUP.
     untouched = [
         number
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

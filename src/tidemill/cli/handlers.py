@@ -1,4 +1,4 @@
-"""Finds the handler that `--handler module:Class` names, or explains why it cannot."""
+"""Loads the handler that `--handler module:Class` names, or explains why that fails."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def load_handler(spec: str, folder: Path | None = None) -> Handler[Any, Any]:
 
     Args:
         spec: Module and class; an instance or a nested name like `module:factory.handler` works too.
-        folder: Where to look for modules first; None: the current folder.
+        folder: The folder to search first; None: the current folder.
 
     Raises:
-        HandlerError: It cannot be imported or created; the message says what to do.
+        HandlerError: The handler cannot be imported or created; the message says what to do.
     """
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
@@ -40,7 +40,7 @@ def load_handler(spec: str, folder: Path | None = None) -> Handler[Any, Any]:
 
 
 def _suggest(spec: str) -> str:
-    """Return what to write instead of a text without both a module and a class."""
+    """Return a correction for a text that lacks a module or a class."""
     module, _, name = spec.rpartition(".")
     if module and name[:1].isupper() and ":" not in spec:
         return f"did you mean {module}:{name}?"
@@ -51,7 +51,7 @@ def _import(name: str, folder: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # The missing module may be another one, which the handler's module imports.
+        # The missing module may be one that the handler's module imports.
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise HandlerError(
                 f"the module {name!r} needs the module {error.name!r}, which is not installed; install it where "
@@ -114,13 +114,13 @@ def _create(value: Any, spec: str) -> Handler[Any, Any]:
     except Exception as error:
         where = locate_error(error) or locate_class(value)
         raise HandlerError(
-            f"{spec} cannot be created, because its __init__ raised {describe_error(error)}{_at(where)}; fix it"
+            f"{spec} cannot be created, because its __init__ raised {describe_error(error)}{_at(where)}; fix __init__"
         ) from error
     return instance
 
 
 def _find_required(cls: type[Any]) -> list[str]:
-    """Return the arguments without which a class cannot be created."""
+    """Return the required arguments of a class."""
     try:
         parameters = inspect.signature(cls).parameters.values()
     except (TypeError, ValueError):
@@ -129,5 +129,5 @@ def _find_required(cls: type[Any]) -> list[str]:
     return [each.name for each in parameters if each.default is each.empty and each.kind not in variadic]
 
 
-def _at(place: str) -> str:
-    return f" ({place})" if place else ""
+def _at(location: str) -> str:
+    return f" ({location})" if location else ""

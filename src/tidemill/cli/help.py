@@ -1,6 +1,7 @@
-"""How help looks: plain text that fits the terminal, from 40 columns up, without what only programmers read.
+"""Formats help as plain text that fits the terminal, from 40 columns up.
 
-Option types (`<bool>`) and the bounds of numbers are left out: names of values and help texts say what is meant.
+Types of options (`<bool>`) and bounds of numbers are left out; the names of values and the help texts say what is
+valid.
 """
 
 from __future__ import annotations
@@ -19,35 +20,34 @@ from typer.main import get_command_name
 
 #: Longer lines are hard to read.
 _MAX_WIDTH = 100
-#: In a narrower terminal each help text is below its option.
+#: In narrower terminals, each help text stands below its option.
 _BESIDE_WIDTH = 70
 _INDENT = 6
 _CODE = re.compile(r"(\d+)  (.+)")
-#: What Typer adds to names, and to the help texts of numbers with bounds.
+#: What Typer adds to names, and to help texts of numbers with bounds.
 _TYPE = re.compile(r" <[^<>]+>(?=$|,)")
 _BOUNDS = r"(?:-?[\d.]+<=?)?x(?:[<>]=?-?[\d.]+)?"
 _RANGE = re.compile(rf"\s*\[{_BOUNDS}\]|; {_BOUNDS}(?=[;\]])|(?<=\[){_BOUNDS}; ")
 
 
 def find_help_width() -> int:
-    """Return how wide help may be: as the terminal, up to a limit."""
+    """Return the width of help texts: that of the terminal, up to a limit."""
     return min(shutil.get_terminal_size().columns, _MAX_WIDTH) - 1
 
 
 class _Help:
-    """What commands and groups of commands have in common; the base of a Typer class."""
+    """The common behaviour of commands and groups of commands; mixed into a Typer class."""
 
     params: list[Any]
     epilog: str | None
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
-        """Write the usage line."""
         formatter.width = find_help_width()
         pieces = [piece.replace("{", "").replace("}", "") for piece in self.collect_usage_pieces(ctx)]  # type: ignore[attr-defined]
         formatter.write_usage(ctx.command_path, " ".join(pieces))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, options and commands."""
+        """Write the arguments, options and commands."""
         for kind, title in (("argument", "Arguments"), ("option", "Options")):
             records = [_describe(param, ctx) for param in self.get_params(ctx) if param.param_type_name == kind]  # type: ignore[attr-defined]
             _write_section(formatter, title, [record for record in records if record is not None])
@@ -57,7 +57,7 @@ class _Help:
             _write_section(formatter, "Commands", rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the exit codes, one a line, or any other text as it is."""
+        """Write the exit codes, one per line, or any other text unchanged."""
         lines = (self.epilog or "").splitlines()
         codes = [match.groups() for line in lines if (match := _CODE.fullmatch(line))]
         if codes and len(codes) == len(lines):
@@ -68,10 +68,10 @@ class _Help:
 
 
 class HelpCommand(_Help, TyperCommand):
-    """A command with such help."""
+    """A command with tidemill's help format."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line; a refusal of a value says it without the words of the library behind Typer."""
+        """Parse the command line; remove the prefix of pydantic's messages from errors."""
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
@@ -80,10 +80,10 @@ class HelpCommand(_Help, TyperCommand):
 
 
 class HelpGroup(_Help, TyperGroup):
-    """A group of commands with such help."""
+    """A group of commands with tidemill's help format."""
 
     def main(self, *args: Any, **settings: Any) -> Any:
-        """Run the command of the process's command line, or complete it."""
+        """Run or complete the command line of the process."""
         if os.environ.get("_TIDEMILL_COMPLETE", "").endswith("_bash"):
             from tidemill.cli.bash_words import register
 
@@ -92,13 +92,13 @@ class HelpGroup(_Help, TyperGroup):
 
 
 class App(typer.Typer):
-    """A `typer.Typer` whose commands have such help."""
+    """A `typer.Typer` whose commands use tidemill's help format."""
 
     def __init__(self, **settings: Any) -> None:
-        """Set what all groups have in common.
+        """Set the options that all groups share.
 
         Args:
-            settings: As for `typer.Typer`.
+            settings: Options of `typer.Typer`.
         """
         # Typer's tracebacks would show the values of variables, including passwords.
         common = {
@@ -110,11 +110,12 @@ class App(typer.Typer):
         super().__init__(**{**common, **settings})
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
-        """Run the command line of this process."""
         return typer.Typer.__call__(self._pick(sys.argv[1:2]), *args, **settings)
 
     def _pick(self, words: list[str]) -> App:
-        """Return what has only the command that comes first: to prepare all takes longer than many a command."""
+        """Return an app with only the command that was typed; preparing all commands takes longer than running many of
+        them.
+        """
         picked = copy.copy(self)
         picked.registered_commands = [
             each for each in self.registered_commands if [each.name or _name_of(each.callback)] == words
@@ -124,7 +125,7 @@ class App(typer.Typer):
         return picked if is_known and "_TIDEMILL_COMPLETE" not in os.environ else self
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
-        """Register a command, as `typer.Typer.command` does."""
+        """Register a command; see `typer.Typer.command`."""
         return super().command(name, **{"cls": HelpCommand, **settings})
 
 
@@ -141,7 +142,6 @@ def _describe(param: Any, ctx: Any) -> tuple[str, str] | None:
 
 
 def _find_summary(command: Any) -> str:
-    """Return the first paragraph of a command's help."""
     return " ".join((command.help or "").split("\n\n")[0].split())
 
 

@@ -1,4 +1,4 @@
-"""`tidemill init`: creates a small project that runs as it is, from the files in `templates/`."""
+"""`tidemill init`: creates a small runnable project from the files in `templates/`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidemill.core.errors import ConfigError
 
 
 class Template(enum.StrEnum):
-    """What a new project does."""
+    """The kinds of projects, mostly by the target of their results."""
 
     FILES = "files"
     POSTGRES = "postgres"
@@ -35,15 +35,15 @@ class Template(enum.StrEnum):
 
 @dataclass(frozen=True)
 class _Words:
-    """What the README of a template says.
+    """Texts for the README of a template.
 
     Attributes:
         topic: The source topic.
         about: What the project does.
         send: A command that sends some messages.
         show: A command that shows the results.
-        extra: The extra of tidemill that it requires.
-        needs: What has to run besides Kafka.
+        extra: The extra of tidemill that the project requires.
+        needs: Services that it requires besides Kafka.
     """
 
     topic: str
@@ -75,7 +75,7 @@ _WORDS: Mapping[Template, _Words] = {
         "documents",
         "Messages come from a Kafka topic, a program computes the checksum of each, and it is posted to a web service.",
         r"printf 'hello\ntide mill\n' | tidemill send documents --config tidemill.yaml",
-        "tidemill consume documents --config tidemill.yaml  # what came in; service.py shows what was posted",
+        "tidemill consume documents --config tidemill.yaml  # shows the input; service.py shows the posts",
         "http",
         "It posts to the `url` in `tidemill.yaml`. In another terminal, run a service that shows what is posted:\n\n"
         "    python service.py",
@@ -99,7 +99,7 @@ _WORDS: Mapping[Template, _Words] = {
     ),
 }
 
-#: Where the files of every project go, and those of each template.
+#: Target paths of the files of every pipeline project, and of each template.
 _COMMON = {".gitignore": "gitignore.txt", "pyproject.toml": "pyproject.toml.txt", "README.md": "README.md.txt"}
 _OWN = {
     "handler.py": "handler.py.txt",
@@ -107,46 +107,46 @@ _OWN = {
     "tests/test_handler.py": "test_handler.py.txt",
 }
 _MORE = {Template.HTTP: {"service.py": "service.py.txt"}}
-#: A project with DAGs has nothing in common with pipelines.
+#: A project with DAGs shares no files with pipelines.
 _DAG_FILES = {
     "dags/daily_report.py": "daily_report.py.txt",
     "README.md": "README.md.txt",
     ".gitignore": "gitignore.txt",
 }
-#: What every project installs; one of the same name would depend on itself.
+#: Packages that every project installs; a project of the same name would depend on itself.
 _INSTALLED = ("tidemill", "pytest", "pytest-asyncio")
 
 
 def init(
-    # Not a Path: that would turn '' into this folder.
+    # A str, because Path('') means the current folder.
     directory: Annotated[str, typer.Argument(metavar="DIR", help="The new project's folder.")],
     template: Annotated[
         Template,
         typer.Option(
             "--template",
             metavar="NAME",
-            help="files, postgres, http, redis or exactly-once (to another topic): where the results of a pipeline go; "
-            "dags: DAGs instead.",
+            help="The target of a pipeline's results: files, postgres, http, redis or exactly-once (another topic); or "
+            "dags, for DAGs.",
         ),
     ] = Template.FILES,
 ) -> None:
-    """Create a small project: a pipeline with configuration and test, or DAGs. It runs as it is.
+    """Create a small project that runs as it is: a pipeline with configuration and test, or DAGs.
 
-    Nothing is overwritten.
+    Existing files are never overwritten.
     """
     with reporting():
         if not directory:
-            raise ConfigError("the folder's name is empty; name one, or write . for this folder")
+            raise ConfigError("the name of the folder is empty; write a name, or . for this folder")
         for path in create_project(Path(directory), template):
             typer.echo(f"created {path}")
-        typer.echo(f"\nnow: cd {shlex.quote(directory)} and read README.md")
+        typer.echo(f"\nnext: cd {shlex.quote(directory)} and read README.md")
 
 
 def create_project(directory: Path, template: Template = Template.FILES) -> list[Path]:
     """Write the project's files and return their paths.
 
     Raises:
-        ConfigError: One of them exists, or the folder cannot be written to.
+        ConfigError: A file already exists, or the folder cannot be written to.
     """
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is not a folder; choose another name")
@@ -160,7 +160,7 @@ def create_project(directory: Path, template: Template = Template.FILES) -> list
         for target, text in texts.items():
             path = directory / target
             path.parent.mkdir(parents=True, exist_ok=True)
-            # "x": files created since the check above are not overwritten either.
+            # "x" never overwrites files that were created since the check above.
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
             created.append(path)
@@ -187,7 +187,7 @@ def _fill_in(folder: str, template: Template) -> dict[str, str]:
         "SHOW": words.show,
         "SOURCE_TOPIC": words.topic,
         "[EXTRAS]": f"[{words.extra}]" if words.extra else "",
-        # Last: what is above contains them.
+        # Last, because the texts above contain these placeholders.
         "PROJECT_NAME": make_project_name(folder),
         "CLASS_NAME": make_class_name(folder, taken),
     }
@@ -197,7 +197,7 @@ def _fill_in(folder: str, template: Template) -> dict[str, str]:
 
 
 def _find_names(code: str) -> set[str]:
-    """Return the names that a file imports, defines or uses; a class with one of them would hide it."""
+    """Return the names that a file imports, defines or uses; a class with such a name would hide them."""
     names = set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ClassDef):
@@ -221,7 +221,7 @@ def make_project_name(folder: str) -> str:
 
 
 def _drop_accents(name: str) -> str:
-    """Return a name with its letters as ASCII has them, where it does; others are still in it.
+    """Return a name without accents; letters without an ASCII form stay.
 
     Example:
         >>> _drop_accents("Müller-Été")
@@ -231,11 +231,11 @@ def _drop_accents(name: str) -> str:
 
 
 def _find_packages() -> set[str]:
-    """Return the packages that a project installs, those that tidemill depends on included."""
+    """Return the packages that a project installs, including the dependencies of tidemill."""
     try:
         required = metadata.requires("tidemill") or []
     except metadata.PackageNotFoundError:
-        required = []  # it runs from a checkout
+        required = []  # tidemill runs from a checkout
     return {_normalize(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) for line in (*_INSTALLED, *required)}
 
 
@@ -247,8 +247,8 @@ def make_class_name(folder: str, taken: Container[str] = ()) -> str:
     """Return a name for the handler's class.
 
     Args:
-        folder: The project's folder.
-        taken: Names that the class may not have.
+        folder: The name of the project's folder.
+        taken: Names that the class must not have.
 
     Example:
         >>> make_class_name("order-mails"), make_class_name("2024"), make_class_name("handler", ["Handler"])

@@ -1,7 +1,7 @@
-"""How the process of a command goes once there is nothing left for it to do.
+"""Ends the process of a command that has finished.
 
-Python waits for threads that are not daemons, for those of executors and for what was registered to run at the exit. A
-handler whose start was ended may have left any of them behind, and they must not keep the process.
+At exit Python waits for non-daemon threads, for threads of executors and for exit hooks. A handler whose start was
+interrupted may have left any of these, and they must not keep the process alive.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import time
 
 from tidemill.runtime.process.exitcode import ExitCode
 
-#: How long the exit after an ended start may take; the start's end itself has `END_SECONDS` of `spark.stopping`.
+#: How long the exit after an interrupted start may take, after the `END_SECONDS` of `spark.stopping` for the start
+#: itself.
 LEAVE_SECONDS = 0.5
 
 
 def leave_within(seconds: float, code: ExitCode) -> None:
-    """Let this process end by itself, or else at the end of this time; returns at once.
+    """Let this process end by itself, or end it after a time; returns immediately.
 
     Args:
         seconds: How long Python may wait for threads and exit hooks.
-        code: What the process ends with, either way.
+        code: The exit code in either case.
     """
     from tidemill.runtime.log.writer import tell_repeats
 

@@ -1,6 +1,6 @@
-"""The `tidemill` command: defines the commands and documents the exit codes.
+"""The `tidemill` command: registers all commands and documents the exit codes.
 
-It must start fast, so nothing heavy (Spark, Kafka, pydantic) is imported before a command needs it.
+It must start fast, so no heavy module (Spark, Kafka, pydantic) is imported before a command needs it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tidemill.runtime.process.exitcode import find_exit_code
 
 EXIT_CODES = "\n".join(
     (
-        "0  done, or drained after a first SIGTERM, SIGINT or SIGHUP",
-        "1  an error inside tidemill",
-        "2  wrong configuration or command line",
-        "3  wrong handler",
-        "4  a broker, Spark or a sink failed; doctor: problems found; dlq redrive: something is left to do; status: "
-        "not running, or not healthy",
+        "0  success, or drained after a first SIGTERM, SIGINT or SIGHUP",
+        "1  internal error in tidemill",
+        "2  invalid configuration or command line",
+        "3  invalid handler",
+        "4  a broker, Spark or a sink failed; doctor: problems found; dlq redrive: incomplete; status: not running or "
+        "not healthy",
         "5  another process uses the same worker name, or runs the same redrive",
-        "6  trace: nothing was found",
-        "130  stopped at once by a second signal",
+        "6  trace: nothing found",
+        "130  stopped immediately by a second signal",
     )
 )
 
 app = App(
     name="tidemill",
     help="Kafka pipelines that run a program per task and commit an offset only when its work is delivered; DAGs whose "
-    "tasks hold nothing while they wait.",
+    "waiting tasks use no worker.",
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -70,7 +70,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep everything running until Ctrl-C.")] = False,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", metavar="DIR", help="The folder for everything it writes; default: demo-output."),
+        typer.Option("--dir", metavar="DIR", help="The folder for all output; default: demo-output."),
     ] = None,
 ) -> None:
     """Process a real access log with a real Kafka and Spark on this machine, and check the result."""
@@ -116,13 +116,13 @@ def _log_warnings() -> None:
 
 
 def open_closed_streams() -> None:
-    """Open the null device in place of each standard stream that was closed before this process started.
+    """Open the null device for each standard stream that was closed before this process started.
 
-    Python has None for them, and a socket or a file of ours would get their numbers.
+    Python sets such streams to None, and a socket or file of tidemill would get their file descriptors.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            stream = open(os.devnull, mode)  # noqa: SIM115 - the lowest free number, and never closed
+            stream = open(os.devnull, mode)  # noqa: SIM115 - gets the lowest free file descriptor, and is never closed
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
 
@@ -139,5 +139,5 @@ def main() -> None:
         print_error(cause)
         sys.exit(find_exit_code(cause))
     finally:
-        # The system frees the memory; to look for cycles in all of it takes the interpreter a second on a busy host.
+        # The system frees the memory; searching all of it for cycles takes the interpreter a second on a busy host.
         gc.freeze()

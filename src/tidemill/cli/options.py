@@ -1,4 +1,4 @@
-"""The arguments and options that several commands have."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HandlerName = Annotated[
         autocompletion=complete_handlers,
     ),
 ]
-#: Not "[CONFIG]": the brackets of an optional argument are added where it is shown.
+#: Not "[CONFIG]": the brackets of an optional argument are added when it is displayed.
 ConfigPath = Annotated[
-    Path | None, typer.Argument(metavar="CONFIG", help="The YAML file; default: the one that TIDEMILL_CONFIG names.")
+    Path | None, typer.Argument(metavar="CONFIG", help="The YAML file; default: the file in TIDEMILL_CONFIG.")
 ]

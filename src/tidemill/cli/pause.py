@@ -1,4 +1,4 @@
-"""`tidemill pause`, `resume` and `restart`: what a running pipeline does for its users, besides `tidemill release`."""
+"""`tidemill pause`, `resume` and `restart`: control a running pipeline; see also `release`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,17 @@ Partition = Annotated[
 
 def pause(
     config: ConfigPath = None,
-    span: Annotated[str, typer.Option("--for", metavar="TIME", help="For how long: 90s, 15m, 4h, 1s to 7d.")] = "15m",
+    span: Annotated[
+        str,
+        typer.Option("--for", metavar="TIME", help="The length of the pause, such as 90s, 15m or 4h; from 1s to 7d."),
+    ] = "15m",
     partition: Partition = None,
 ) -> None:
-    """Let the pipeline of CONFIG on this machine read no new messages for a time; it resumes by itself.
+    """Pause reading of the pipeline of CONFIG on this machine for a time.
 
-    What is in flight continues. Another pause changes when it ends; it also ends with the run.
+    Messages in flight continue. Pausing again changes the end of the pause. A pause ends by itself, and when the
+    pipeline
+    stops.
     """
     with reporting():
         seconds = parse_span(span)
@@ -37,30 +42,30 @@ def pause(
 
 
 def resume(config: ConfigPath = None, partition: Partition = None) -> None:
-    """Let the pipeline of CONFIG on this machine read again what was paused."""
+    """End the pauses of the pipeline of CONFIG on this machine."""
     with reporting():
         _request(config, {"do": "resume", "partition": partition})
 
 
 def restart(
     engine: Annotated[
-        int, typer.Argument(metavar="ENGINE", min=0, help="Its number, as `tidemill status --json` shows it.")
+        int, typer.Argument(metavar="ENGINE", min=0, help="The number of the engine, from `tidemill status --json`.")
     ],
     config: ConfigPath = None,
 ) -> None:
     """Restart an engine of the pipeline of CONFIG on this machine.
 
-    It finishes what is running and commits; the next engine of its slot takes its partitions over.
+    The engine finishes its messages and commits; the next engine of its slot takes over its partitions.
     """
     with reporting():
         _request(config, {"do": "restart", "engine": engine})
 
 
 def parse_span(text: str) -> float:
-    """Return a time in seconds.
+    """Return a duration in seconds.
 
     Raises:
-        ConfigError: It is not one.
+        ConfigError: The text is not a duration.
 
     Example:
         >>> parse_span("90"), parse_span("15m")
@@ -68,7 +73,7 @@ def parse_span(text: str) -> float:
     """
     found = _SPAN.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(f"--for {text}: not a time; write 90s, 15m, 4h or 1d")
+        raise ConfigError(f"--for {text}: not a duration; write for example 90s, 15m, 4h or 1d")
     return float(int(found[1]) * _UNITS[found[2] or "s"])
 
 
@@ -97,8 +102,8 @@ def describe_answer(report: dict[str, Any]) -> str:
         return f"{about}: paused {report['paused']} for {format_seconds(report['seconds'])}"
     if "resumed" in report:
         return (
-            f"{about}: {format_count(report['resumed'], 'pause')} ended"
+            f"{about}: ended {format_count(report['resumed'], 'pause')}"
             if report["resumed"]
             else f"{about}: nothing is paused"
         )
-    return f"{about}: engine {report['restarted']} drains, and starts again"
+    return f"{about}: engine {report['restarted']} drains and then restarts"

@@ -1,4 +1,4 @@
-"""`tidemill release`: releases the brakes of a running pipeline."""
+"""`tidemill release`: releases the failure brakes of a running pipeline."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tidemill.cli.reporting import reporting
 def release(
     config: ConfigPath = None,
 ) -> None:
-    """Dead-letter the messages that the brake of a running pipeline holds, so that it continues.
+    """Dead-letter the messages that the failure brake of a running pipeline holds, so that it continues.
 
-    Asks the pipeline of CONFIG on this machine. If messages still fail, the brake engages again.
+    Applies to the pipeline of CONFIG on this machine. If messages still fail, the brake engages again.
     """
     with reporting():
         from tidemill.config.loading import load_settings
@@ -32,14 +32,14 @@ def describe_release(report: dict[str, Any]) -> str:
         >>> describe_release({"worker": "w", "pid": 7, "engines": [{"slot": 0, "held": 3}]})
         'worker w (process 7): engine 0: 3 held messages are dead-lettered'
     """
-    if "error" in report and "worker" not in report:  # it could not even say whose
+    if "error" in report and "worker" not in report:  # the answer does not name its worker
         return f"a pipeline: {report['error']}"
     about = f"worker {report['worker']} (process {report['pid']})"
     if "error" in report:
         return f"{about}: {report['error']}"
     released = report["engines"]
     if not released:
-        return f"{about}: no brake is on, nothing is held"
+        return f"{about}: no failure brake is on, and no message is held"
     parts = [f"engine {engine['slot']}: {_count_held(engine['held'])}" for engine in released]
     return f"{about}: {'; '.join(parts)}"
 

@@ -1,8 +1,7 @@
-"""How commands end: an error becomes one line and an exit code; only tidemill's own bugs show a traceback.
+"""Turns errors of commands into one line and an exit code; only bugs of tidemill show a traceback.
 
-A command whose output is closed by its reader, as `head` does, ends quietly. A full disk, a folder that denies access
-and a path that cannot exist are not bugs. Standard error that cannot be written, because its terminal was closed for
-example, changes no exit code.
+A command ends quietly if the reader of its output closes the pipe, as `head` does. A full disk, a folder without access
+and an impossible path are not bugs. A broken standard error, for example of a closed terminal, changes no exit code.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from tidemill.core.wording import to_one_line
 from tidemill.runtime.process.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.process.stop_signals import EarlyStop
 
-#: What the operating system says about a place that cannot take more, and about a path that cannot be used.
+#: Errors of the operating system for a full device, and for a path that cannot be used.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _UNUSABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EROFS, errno.ELOOP, errno.ENOTDIR)
 
-#: What commands split their arguments at.
+#: The characters at which commands split their arguments.
 _PARTS = re.compile(r"[:=,]")
 
 
 @contextlib.contextmanager
 def reporting() -> Iterator[None]:
-    """Turn what a command raises into a line on standard error and the exit code of that kind of error.
+    """Turn exceptions of a command into a line on standard error and an exit code.
 
     Raises:
         typer.Exit: The command failed.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        # As `entry` left it: from here on an interrupt is reported; or it ends a start as SIGTERM does, since in what
-        # imports call back the exception would be lost.
+        # Replace the handler that `entry` has set: from here on an interrupt is reported. During a start it acts like
+        # SIGTERM, because imports that call back would swallow the exception.
         early = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGINT, early if isinstance(early, EarlyStop) else signal.default_int_handler)
     with _without_unwritten_errors(), _reporting():
@@ -70,13 +69,15 @@ def _reporting() -> Iterator[None]:
 
         with contextlib.suppress(OSError):
             typer.echo(redact_text(traceback.format_exc()), err=True, nl=False)
-            typer.echo("error: this is a bug in tidemill (or in a library); please report it", err=True)
+            typer.echo(
+                "error: this is a bug in tidemill or in a library; please report it with the traceback above", err=True
+            )
         raise typer.Exit(ExitCode.INTERNAL) from None
 
 
 @contextlib.contextmanager
 def _without_unwritten_errors() -> Iterator[None]:
-    """Discard at the end what standard error does not take: Python would end with exit code 120 because of it."""
+    """Discard text that standard error does not accept; Python would otherwise end with exit code 120."""
     try:
         yield
     finally:
@@ -88,7 +89,7 @@ def _without_unwritten_errors() -> Iterator[None]:
 
 
 def find_system_cause(error: BaseException) -> TidemillError | None:
-    """Return what to report for an error of the operating system that no command can prevent; None for any other.
+    """Return a report for an error of the operating system that commands cannot prevent; None for any other error.
 
     Example:
         >>> str(find_system_cause(OSError(errno.ENAMETOOLONG, "File name too long", "xxx")))
@@ -97,8 +98,8 @@ def find_system_cause(error: BaseException) -> TidemillError | None:
     if not isinstance(error, OSError):
         return None
     if error.errno in _FULL:
-        place = "a file or standard output" if error.filename is None else repr(error.filename)
-        return RemoteError(f"cannot write to {place}: {error.strerror}", retryable=False)
+        target = "a file or standard output" if error.filename is None else repr(error.filename)
+        return RemoteError(f"cannot write to {target}: {error.strerror}", retryable=False)
     if error.errno in _UNUSABLE and error.filename is not None:
         return ConfigError(f"{error.filename!r} cannot be used: {error.strerror}; check the path and its permissions")
     return None
@@ -106,7 +107,7 @@ def find_system_cause(error: BaseException) -> TidemillError | None:
 
 @contextlib.contextmanager
 def let_reader_leave() -> Iterator[None]:
-    """End a block without an error if the reader of standard output closed the pipe; what is left is discarded."""
+    """End a block without an error if the reader of standard output closes the pipe; discard the rest of the output."""
     try:
         yield
     except BrokenPipeError:
@@ -118,10 +119,10 @@ def let_reader_leave() -> Iterator[None]:
 
 @contextlib.contextmanager
 def divert_prints(divert: bool) -> Iterator[TextIO]:
-    """Yield standard output, for a document; what the user's code prints meanwhile goes to standard error.
+    """Yield standard output, for a document; redirect prints of the user's code to standard error meanwhile.
 
     Args:
-        divert: False: it is left as it is, since people read both.
+        divert: False: redirect nothing, because a person reads both.
     """
     output = sys.stdout
     with contextlib.redirect_stdout(sys.stderr) if divert else contextlib.nullcontext():
@@ -129,14 +130,14 @@ def divert_prints(divert: bool) -> Iterator[TextIO]:
 
 
 def _has_reader_left() -> bool:
-    """Tell whether standard output is a pipe that nobody reads; other pipes break too."""
+    """Return whether standard output is a pipe without a reader; other pipes may break too."""
     poll = select.poll()
     poll.register(1, 0)
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def _flush() -> None:
-    """Flush standard output, or discard what cannot be written: Python would complain when it flushes at exit."""
+    """Flush standard output, or discard its buffer; otherwise Python would report an error when it flushes at exit."""
     try:
         with contextlib.suppress(AttributeError, ValueError):  # it was closed before
             sys.stdout.flush()
@@ -147,20 +148,20 @@ def _flush() -> None:
 
 
 def print_error(error: TidemillError) -> None:
-    """Write an error to standard error in one line, masking what libraries and handlers said in it.
+    """Write an error to standard error, with secrets in texts of libraries and handlers masked.
 
-    A list of problems has a line for each; what the user typed never has more than one.
+    A list of problems has a line for each; text that the user typed is always escaped into one line.
     """
     from tidemill.config.redaction import redact_text
 
-    # Configuration errors quote no secrets, and name keys that masking would take for one.
+    # Configuration errors quote no secrets, and masking would take some of their keys for secrets.
     text = str(error) if isinstance(error, ConfigError) else redact_text(str(error))
     with contextlib.suppress(OSError):
         typer.echo(f"error: {_escape_words(text, sys.argv[1:])}", err=True)
 
 
 def _escape_words(text: str, words: Iterable[str]) -> str:
-    """Return a text in which the words of a command, and their parts, are in one line each."""
+    """Return a text in which words of the command, and their parts, are escaped into one line each."""
     parts = [part for word in words if not word.isprintable() for part in (word, *_PARTS.split(word))]
     for part in parts:
         if not part.isprintable():

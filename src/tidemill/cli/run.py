@@ -26,25 +26,25 @@ def run(
         bool,
         typer.Option(
             "--dev",
-            help="For development: reload the code on save, and start a Kafka if none answers on this machine. (DAGs: "
+            help="For development: reload code on save, and start a Kafka if none answers on this machine. (For DAGs: "
             "tidemill dev.)",
         ),
     ] = False,
 ) -> None:
     """Run a pipeline until it is stopped.
 
-    The first SIGTERM, SIGINT (Ctrl-C) or SIGHUP (the terminal was closed) drains: it stops reading, running tasks
-    finish, and finished offsets are committed. A second one stops at once.
+    The first SIGTERM, SIGINT (Ctrl-C) or SIGHUP (closed terminal) drains: the pipeline stops reading, finishes running
+    tasks, and commits finished offsets. A second signal stops it immediately.
     """
     with reporting(), contextlib.ExitStack() as stack:
         from tidemill.config.loading import load_settings
 
         first = _note_files(config) if dev else None
-        # Before anything heavy is imported, so that common mistakes are reported at once.
+        # Load the settings before heavy imports, so that common mistakes are reported at once.
         settings = load_settings(config)
         from tidemill.spark.session.early import launched_early
 
-        # Spark's JVM starts while the handler and everything else is imported.
+        # Start Spark's JVM while the handler and the other modules are imported.
         spark = stack.enter_context(launched_early(settings.spark))
         from tidemill.cli.handlers import load_handler
 
@@ -68,14 +68,14 @@ def run(
             code = pipeline.run(tell=False)
         if pipeline.progress().engines:
             show_summary(pipeline.progress(), pipeline.state().work_seconds)
-        elif pipeline.error is None:  # the start was ended
+        elif pipeline.error is None:  # the start was interrupted
             leave_within(LEAVE_SECONDS, code)
         pipeline.tell_failure()
         raise typer.Exit(code)
 
 
 def _note_files(config: Path | None) -> FirstFiles:
-    """Return the files as they are now: what is saved from now on is new, however long the rest of the start takes."""
+    """Return the current state of the files; any later save counts as a change, however long the start takes."""
     from tidemill.runtime.files.code_watch import FirstFiles
 
     _write_no_bytecode()
@@ -83,9 +83,10 @@ def _note_files(config: Path | None) -> FirstFiles:
 
 
 def _write_no_bytecode() -> None:
-    """Have neither this process nor engines write `.pyc` files.
+    """Keep this process and the engines from writing `.pyc` files.
 
-    They are dated by the second: one that was written between two saves within a second would hide the second save.
+    Their timestamps have whole seconds: a `.pyc` file written between two saves in one second would hide the second
+    save.
     """
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

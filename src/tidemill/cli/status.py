@@ -1,4 +1,4 @@
-"""`tidemill status`: how the pipelines and trigger hosts of this machine are; a container's health check asks it."""
+"""`tidemill status`: shows the state of this machine's pipelines and trigger hosts; also a container's health check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tidemill.config.kafka_settings import KafkaSettings
     from tidemill.runtime.sockets.control_socket import Answers
 
-#: A process that does not answer in this time hangs, or is suspended.
+#: A process that does not answer within this time hangs, or is suspended.
 _ANSWER_SECONDS = 5.0
 Report = dict[str, Any]
 
@@ -30,16 +30,16 @@ def status(
         Path | None,
         typer.Argument(
             metavar="CONFIG",
-            help="The YAML file of a pipeline, or a list of triggers; default: the one that TIDEMILL_CONFIG names, "
-            "else everything that this user runs on this machine.",
+            help="The YAML file of a pipeline, or a list of triggers; default: the file in TIDEMILL_CONFIG, or else "
+            "all processes of this user on this machine.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show the state of pipelines and trigger hosts that run on this machine.
+    """Show the state of pipelines and trigger hosts on this machine.
 
-    Exit code 0: it runs, and nothing is wrong with it. 4: it does not run, is still starting, does not answer, or an
-    engine is down. A broker or a sink that it is waiting for is shown, but does not count as its own failure.
+    Exit code 0: running and healthy. 4: not running, still starting, not answering, or an engine is down. Waiting for a
+    broker or a sink is shown, but counts as healthy.
     """
     with reporting():
         reports, silent = find_reports(config)
@@ -51,8 +51,7 @@ def status(
                 typer.echo(describe_report(report))
             if silent:
                 typer.echo(
-                    f"no answer within {_ANSWER_SECONDS:g} s from {format_count(silent, 'process')}: "
-                    "hanging, or suspended",
+                    f"{format_count(silent, 'process')} did not answer within {_ANSWER_SECONDS:g} s: hung or suspended",
                     err=True,
                 )
             if not reports and not silent:
@@ -61,13 +60,13 @@ def status(
 
 
 def find_reports(config: Path | None) -> tuple[list[Report], int]:
-    """Return what the processes of a configuration answered, and how many did not in time.
+    """Return the answers of a configuration's processes, and how many did not answer in time.
 
     Args:
-        config: See `status`.
+        config: The file; see `status`.
 
     Raises:
-        ConfigError: The file is wrong.
+        ConfigError: The file is invalid.
     """
     from tidemill.config.loading import CONFIG_VARIABLE, load_settings
 
@@ -94,14 +93,14 @@ def _ask_hosts(specs: Path | None) -> Answers:
 
 
 def is_trigger_list(path: Path) -> bool:
-    """Tell whether a file is a list of triggers, and not a configuration."""
+    """Return whether a file is a list of triggers, not a configuration."""
     from tidemill.config.document import read_yaml
     from tidemill.core.errors import ConfigError
 
     try:
         return isinstance(read_yaml(path.read_text(encoding="utf-8-sig"), str(path)).value, list)
     except (OSError, UnicodeDecodeError, RecursionError, ConfigError):
-        return False  # it is read again as a configuration, which says what is wrong
+        return False  # the file is read again as a configuration, which reports the error
 
 
 def complete(report: Report) -> Report:
@@ -113,14 +112,14 @@ def complete(report: Report) -> Report:
     problems = []
     if report["waits_for"] is None:
         if report["store"] is None:
-            problems.append("it is starting")
+            problems.append("the host is starting")
         elif report["store"] == "down":
-            problems.append("its store cannot be reached")
+            problems.append("the store cannot be reached")
     return {"kind": "trigger host", **report, "healthy": not problems, "problems": problems}
 
 
 def describe_report(report: Mapping[str, Any]) -> str:
-    """Describe a process in a few lines of plain text, whatever brokers, sinks and other hosts said."""
+    """Describe a process in a few lines of plain text; control characters from brokers, sinks and hosts are escaped."""
     if "consumer_group" in report:
         lines = _describe_pipeline(report)
     elif "waits_for" in report:
@@ -151,7 +150,7 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
         ("tasks", ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in tasks.items())),
         ("dead letters", f"{letters['written']:,}" + (f" ({kinds})" if kinds else "")),
         *(("PAUSED", describe_pause(pause)) for pause in report.get("paused", ())),
-        *((f"{place.removeprefix('sinks.')}", _describe_sink(sink)) for place, sink in sorted(report["sinks"].items())),
+        *((f"{name.removeprefix('sinks.')}", _describe_sink(sink)) for name, sink in sorted(report["sinks"].items())),
         *(("waiting for", f"{name}: {why}") for name, why in sorted(report["waits_for"].items())),
         *endpoint,
     ]
@@ -164,7 +163,7 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
 
 
 def describe_pause(pause: Mapping[str, Any]) -> str:
-    """Describe what a user has paused.
+    """Describe a pause that a user has set.
 
     Example:
         >>> describe_pause({"partition": 3, "left_seconds": 75.2, "by": "ann"})
@@ -177,7 +176,7 @@ def describe_pause(pause: Mapping[str, Any]) -> str:
 def _describe_sink(sink: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{number:,} {name}"
-        for name, number in (("delivered", sink["delivered_payloads"]), ("refused", sink["refused"]))
+        for name, number in (("delivered", sink["delivered_payloads"]), ("rejected", sink["refused"]))
         if number or name == "delivered"
     )
 
@@ -199,8 +198,8 @@ def _describe_host(report: Mapping[str, Any]) -> list[str]:
 
 def _describe_nothing(config: Path | None) -> str:
     if config is None:
-        return "no pipeline or trigger host runs on this machine as this user; start one: tidemill run --help"
+        return "this user runs no pipeline or trigger host on this machine; to start one, see tidemill run --help"
     return (
-        f"nothing runs with {config} on this machine as this user; use the file and the environment that it was "
+        f"this user runs nothing with {config} on this machine; use the file and the environment that the process was "
         "started with"
     )

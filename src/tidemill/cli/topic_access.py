@@ -1,4 +1,4 @@
-"""What `tidemill send` and `tidemill consume` share: options, finding the topic, and their client."""
+"""Shared by `tidemill send` and `tidemill consume`: options, the check of the topic, and the client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ClientT = TypeVar("ClientT")
 Configure = Callable[["KafkaSettings", str, Mapping[str, Any]], dict[str, Any]]
-#: Brokers that have not answered by then are named while they are waited for.
+#: A notice names brokers that have not answered after this time.
 NOTICE_SECONDS = 1.0
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", autocompletion=complete_topics)]
@@ -29,16 +29,16 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         metavar="CONFIG",
-        help="The YAML file that names the brokers; default: the one that TIDEMILL_CONFIG names, else localhost:9092.",
+        help="The YAML file with the brokers; default: the file in TIDEMILL_CONFIG; without one, localhost:9092.",
     ),
 ]
 
 
 def load_for_topic(config: Path | None, topic: str) -> Settings:
-    """Return the configuration, once the topic's name is known to be valid.
+    """Return the configuration, after checking the topic's name.
 
     Raises:
-        ConfigError: The name or the configuration is wrong.
+        ConfigError: The name or the configuration is invalid.
     """
     from tidemill.config.kafka_names import check_topic
     from tidemill.config.loading import load_settings
@@ -51,11 +51,11 @@ def load_for_topic(config: Path | None, topic: str) -> Settings:
 
 
 def require_topic(settings: Settings, topic: str) -> None:
-    """Make sure that the brokers have the topic; says so on standard error if they do not answer at once.
+    """Check that the brokers have the topic; print a notice if they are slow to answer.
 
     Raises:
         ConfigError: The brokers deny access, or librdkafka rejects the configuration.
-        RemoteError: They do not answer, or have no such topic.
+        RemoteError: The brokers do not answer, or the topic does not exist.
     """
     from tidemill.config.kafka_names import describe_creation
     from tidemill.runtime.kafka.client import CALL_SECONDS, TopicAdmin, make_client_config
@@ -64,7 +64,7 @@ def require_topic(settings: Settings, topic: str) -> None:
     admin = TopicAdmin(make_client_config(settings.kafka, "", {}), "kafka")
     with waiting_for_brokers(brokers, CALL_SECONDS):
         names = admin.names()
-    # The list of topics may be older than a topic that was just created.
+    # The list of topics may be older than a newly created topic.
     if topic in names or admin.exists(topic):
         return
     near = difflib.get_close_matches(topic, names, n=1)
@@ -74,13 +74,13 @@ def require_topic(settings: Settings, topic: str) -> None:
 
 @contextlib.contextmanager
 def waiting_for_brokers(brokers: str, seconds: float) -> Iterator[None]:
-    """Say on standard error that brokers have not answered if a block takes longer than `NOTICE_SECONDS`.
+    """Print a notice about the brokers if a block takes longer than `NOTICE_SECONDS`.
 
     Args:
-        brokers: What is waited for.
-        seconds: How long it may take.
+        brokers: The addresses of the brokers.
+        seconds: How long the block may take.
     """
-    text = f"no answer from Kafka at {brokers} yet; waiting up to {seconds:g} s"
+    text = f"Kafka at {brokers} has not answered yet; waiting up to {seconds:g} s"
     notice = threading.Timer(NOTICE_SECONDS, typer.echo, [text], {"err": True})
     notice.daemon = True
     notice.start()
@@ -93,13 +93,13 @@ def waiting_for_brokers(brokers: str, seconds: float) -> Iterator[None]:
 def open_client(
     create: Callable[..., ClientT], configure: Configure, kafka: KafkaSettings, overrides: dict[str, Any]
 ) -> tuple[ClientT, Callable[[str], str]]:
-    """Return a client, and what removes the secrets of its configuration from a text; it connects later.
+    """Return a client that connects later, and a function that removes the configuration's secrets from a text.
 
     Args:
-        create: Its class.
-        configure: Returns its configuration: `make_client_config` or `make_producer_config`.
+        create: The class of the client.
+        configure: Returns the configuration: `make_client_config` or `make_producer_config`.
         kafka: The `kafka` section.
-        overrides: What the command sets.
+        overrides: Settings of the command.
 
     Raises:
         ConfigError: librdkafka rejects the configuration.
@@ -113,5 +113,5 @@ def open_client(
         client = create(configure(kafka, "", overrides), logger=LibraryLog())
     except (ck.KafkaException, TypeError, ValueError) as error:
         text = scrub(describe_client_error(error), secrets)
-        raise ConfigError(f"bad client configuration: {text}; correct kafka.client_config") from None
+        raise ConfigError(f"invalid client configuration: {text}; correct kafka.client_config") from None
     return client, lambda text: scrub(text, secrets)

@@ -1,4 +1,4 @@
-"""`tidemill triggers run | check | list | events | streams`: hosts triggers, and shows what they did."""
+"""`tidemill triggers run | check | list | events | streams`: hosts triggers and shows their state."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = App(help="Host triggers, and see what they do.")
+app = App(help="Host triggers, and show their state.")
 
 Specs = Annotated[Path, typer.Argument(metavar="SPEC", help="The YAML file with the list of triggers.")]
 Config = Annotated[
     Path | None,
-    typer.Option(
-        "--config", metavar="FILE", help="The YAML file with settings; default: the one that TIDEMILL_CONFIG names."
-    ),
+    typer.Option("--config", metavar="FILE", help="The YAML file with settings; default: the file in TIDEMILL_CONFIG."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document per line.")]
-#: Rows read at once; every list is read page by page.
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document per line.")]
+#: The number of rows per read; every list is read page by page.
 _PAGE = 500
 #: The largest integer of the databases.
 _MOST = 2**63 - 1
@@ -41,12 +39,12 @@ _MOST = 2**63 - 1
 def run(specs: Specs, config: Config = None) -> None:
     """Run a list of triggers and store their events until stopped.
 
-    SIGTERM or SIGINT (Ctrl-C) stops it cleanly, a second one at once. SIGHUP reloads the list.
+    A first SIGTERM or SIGINT (Ctrl-C) stops it cleanly, a second one immediately. SIGHUP reloads the list.
     """
     with reporting():
         import signal
 
-        # Until the host handles it: a hangup would end the process, and the list is not read before anyway.
+        # Ignore SIGHUP until the host handles it: it would end the process, and the list has not been read yet.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
         from tidemill.config.loading import load_settings
@@ -63,7 +61,9 @@ def run(specs: Specs, config: Config = None) -> None:
 
 
 @app.command()
-def check(specs: Specs, as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> None:
+def check(
+    specs: Specs, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+) -> None:
     """Check a list of triggers: import and create each one, without running any."""
     with reporting(), divert_prints(as_json) as output:
         from tidemill.core.errors import ConfigError
@@ -84,7 +84,7 @@ def check(specs: Specs, as_json: Annotated[bool, typer.Option("--json", help="On
 
 @app.command(name="list")
 def list_(specs: Specs, config: Config = None, as_json: AsJson = False) -> None:
-    """Show all triggers in the store: their state, how many events they fired, and how they failed."""
+    """Show all triggers in the store, with their state, number of events and last error."""
     with reporting():
         from tidemill.cli.triggers_view import encode_trigger, format_triggers
         from tidemill.store.queries.triggers.triggers import list_triggers
@@ -104,7 +104,7 @@ def events(
         typer.Option(
             "--trigger",
             metavar="NAME",
-            help="Only events of the trigger with this name.",
+            help="Show only events of this trigger.",
             autocompletion=complete_triggers,
         ),
     ] = None,
@@ -115,11 +115,11 @@ def events(
             metavar="ID",
             min=-1,
             max=_MOST,
-            help="Only events after this id, or with --trigger after this sequence.",
+            help="Show only events after this id, or with --trigger, after this sequence number.",
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, max=_MOST, help="At most N events.")
+        int | None, typer.Option("--limit", metavar="N", min=1, max=_MOST, help="Show at most N events.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -137,7 +137,7 @@ def events(
             found = find_triggers(connection, [trigger])
             if not found:
                 raise ConfigError(
-                    f"the store has no trigger {trigger!r}; its triggers are in: tidemill triggers list {specs}"
+                    f"the store has no trigger {trigger!r}; to list its triggers, run: tidemill triggers list {specs}"
                 )
             return list_trigger_events(connection, found[0].id, after=behind, limit=_PAGE)
 
@@ -147,9 +147,9 @@ def events(
 
 @app.command()
 def streams(specs: Specs, as_json: AsJson = False) -> None:
-    """Show what the shared streams of this machine's hosts wait for: per lane, the oldest event and who holds it.
+    """Show the shared streams of this machine's hosts: for each lane, the oldest event and the triggers that hold it.
 
-    A host that waits for another host names it.
+    A host on standby names the host that runs the list.
     """
     with reporting():
         from tidemill.cli.terminal.tables import find_width
@@ -170,7 +170,7 @@ def streams(specs: Specs, as_json: AsJson = False) -> None:
 def _read_pages(
     specs: Path, config: Path | None, page: Callable[[Connection, int | None], Page[T]]
 ) -> Iterator[Sequence[T]]:
-    """Yield the rows of each page of a list, over one connection to the store."""
+    """Yield the rows of a list page by page, over one connection to the store."""
     import asyncio
 
     from tidemill.config.loading import load_settings
@@ -199,7 +199,7 @@ def _start_at(page: Callable[[Connection, int | None], Page[T]], after: int | No
 
 
 def _cut_pages(pages: Iterator[Sequence[T]], limit: int | None) -> Iterator[Sequence[T]]:
-    """Yield pages with so many rows in all; no page is read that is not needed."""
+    """Yield pages up to a total number of rows; reads no page more than necessary."""
     left = _MOST if limit is None else limit
     for rows in pages:
         yield rows[:left]
@@ -214,7 +214,7 @@ def _show(
     table: Callable[[Sequence[T], int | None], Iterator[str]],
     nothing: str,
 ) -> None:
-    """Print rows as they are read: as JSON with `encode`, else as a table for each page."""
+    """Print rows as they are read: as JSON with `encode`, otherwise as a table per page."""
     from tidemill.cli.terminal.tables import find_width
 
     shown = False

@@ -1,4 +1,4 @@
-"""How triggers, their events and their streams look: tables for people, JSON for programs."""
+"""Formats triggers, events and streams: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.core.wording import format_count
 if TYPE_CHECKING:
     from tidemill.store.records import EventRecord, TriggerRecord
 
-#: Longer errors and payloads are cut in a table.
+#: Longer errors and payloads are truncated in tables.
 _MAX_SHOWN = 200
 
 _TRIGGER_COLUMNS = (
@@ -45,7 +45,6 @@ _LANE_COLUMNS = (
 
 
 def encode_trigger(record: TriggerRecord) -> str:
-    """Return a trigger as one line of JSON."""
     return json.dumps(
         {
             "name": record.spec.name,
@@ -62,7 +61,7 @@ def encode_trigger(record: TriggerRecord) -> str:
 
 
 def encode_event(record: EventRecord) -> str:
-    """Return an event as one line of JSON; its payload as it was fired."""
+    """Return an event as one line of JSON, with the payload as fired."""
     return json.dumps(
         {
             "id": record.id,
@@ -80,10 +79,10 @@ def format_triggers(records: Sequence[TriggerRecord], width: int | None) -> Iter
 
     Args:
         records: The triggers.
-        width: The longest line; None: any.
+        width: The maximum line length; None: no limit.
     """
     now = time.time()
-    # The list is the same for all but where one store serves several.
+    # The list differs only if one store serves several lists.
     several = len({record.list for record in records}) > 1
     rows = [
         (
@@ -106,7 +105,7 @@ def format_events(records: Sequence[EventRecord], width: int | None) -> Iterator
 
     Args:
         records: The events.
-        width: The longest line; None: any.
+        width: The maximum line length; None: no limit.
     """
     now = time.time()
     rows = [
@@ -124,20 +123,20 @@ def format_events(records: Sequence[EventRecord], width: int | None) -> Iterator
 
 
 def format_host(report: dict[str, Any], width: int | None) -> Iterator[str]:
-    """Yield the lines that say what a host does, and what its shared streams wait for.
+    """Yield the lines that describe a host and its shared streams.
 
     Args:
-        report: As the host gave it.
-        width: The longest line; None: any.
+        report: The host's report.
+        width: The maximum line length; None: no limit.
     """
     yield from wrap(_describe_host(report), width)
     for stream in report["streams"]:
         full = stream["full_seconds"]
         subscribers = format_count(len(stream["subscribers"]), "subscriber")
         text = f"{stream['key']}: {subscribers}, {stream['outstanding']} outstanding"
-        yield from wrap(text if full is None else f"{text}; full, not polled for {format_age(full)}", width)
+        yield from wrap(text if full is None else f"{text}; full, polling paused for {format_age(full)}", width)
         for name, seconds in stream["failed"].items():
-            yield from wrap(f"{name} failed {format_age(seconds)} ago and has not ended", width, indent="  ")
+            yield from wrap(f"{name} failed {format_age(seconds)} ago but has not ended", width, indent="  ")
         if stream["lanes"]:
             rows = [_build_lane_row(lane) for lane in stream["lanes"]]
             inner = None if width is None else width - 2
@@ -145,7 +144,7 @@ def format_host(report: dict[str, Any], width: int | None) -> Iterator[str]:
 
 
 def find_last_words(error: str) -> str:
-    """Return the last line of a traceback with words in it: that of an exception group ends with a frame."""
+    """Return the last line of a traceback that has words; an exception group's ends with a frame."""
     line = next((each for each in reversed(error.splitlines()) if any(map(str.isalnum, each))), "")
     return line.strip(" |")
 
@@ -155,8 +154,8 @@ def _describe_host(report: dict[str, Any]) -> str:
     if holder is not None:
         age = format_age(time.time() - datetime.fromisoformat(holder["since"]).timestamp())
         return (
-            f"process {report['pid']} waits to take over: process {holder['process']} on {holder['host']} has run the "
-            f"list {holder['list']} for {age}"
+            f"process {report['pid']} is on standby; process {holder['process']} on {holder['host']} has run the list "
+            f"{holder['list']} for {age}"
         )
     if report["store"] is None:
         return f"process {report['pid']} is starting"
@@ -169,7 +168,7 @@ def _build_lane_row(lane: dict[str, Any]) -> tuple[str, ...]:
         str(lane["outstanding"]),
         str(lane["head"]),
         format_age(lane["age_seconds"]),
-        ", ".join(lane["holders"]) or "no trigger; it is being advanced",
+        ", ".join(lane["holders"]) or "no trigger; it is being acknowledged",
     )
 
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from tidemill.web.server import WebServer
 
 _KEY_BYTES = 24
-#: How long the end waits for answers under way.
+#: How long the shutdown waits for running requests.
 _END_SECONDS = 3.0
-#: How often it is looked whether the server has ended by itself.
+#: How often the command checks that the server is alive.
 _LOOK_SECONDS = 0.5
 
 
@@ -40,9 +40,9 @@ def web(
         ),
     ] = None,
 ) -> None:
-    """Show recordings in a browser, read-only, also while pipelines write them, until Ctrl-C.
+    """Show recordings in a browser, read-only, until Ctrl-C; also while pipelines write them.
 
-    The address is printed. With CONFIG, its dead letters are shown, and its users may log in.
+    Prints the address. With CONFIG, the pages also show its dead letters, and its users may log in.
     """
     with reporting():
         from tidemill.config.loading import CONFIG_VARIABLE
@@ -63,10 +63,10 @@ def web(
 
 
 def _find_recordings(debug: DebugSettings, directory: Path | None) -> Path:
-    """Return the folder, which has recordings.
+    """Return the folder, if it has recordings.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: There are no recordings.
     """
     from tidemill.recorder.format.file_layout import list_periods, list_worker_folders
 
@@ -76,38 +76,39 @@ def _find_recordings(debug: DebugSettings, directory: Path | None) -> Path:
         raise ConfigError(f"--dir {directory}: not a folder of recordings")
     if not any(list_periods(worker) for worker in list_worker_folders(folder)):
         raise ConfigError(
-            f"no recordings in {folder} ({where}): pipelines write them there while debug.enabled is true and "
-            "debug.db_dir is this folder; only those of this user are read. Give the configuration of the pipeline, or "
-            "its folder with --dir"
+            f"no recordings of this user in {folder} ({where}); pipelines write them while debug.enabled is true and "
+            "debug.db_dir is this folder; pass the pipeline's configuration, or its folder with --dir"
         )
     return folder
 
 
 def _listen(debug: DebugSettings) -> socket.socket:
-    """Return a listening socket: the port, or the next free one, since the pipeline itself may have the first.
+    """Return a listening socket on the port or the next free one, since the pipeline itself may use the port.
 
     Raises:
-        ConfigError: There is none, or the address is not protected.
+        ConfigError: No port is free, or the address is not protected by users or tokens.
     """
     from tidemill.config.web_settings import is_loopback
     from tidemill.runtime.sockets.ports import Purpose, listen
 
     if not is_loopback(debug.host) and not (debug.users or debug.tokens):
-        # Otherwise this is refused with the configuration; not where debug.enabled is false.
+        # Loading the configuration checks this only if debug.enabled is true.
         raise ConfigError(
-            f"debug.host {debug.host} may be reached from other machines: set debug.users or debug.tokens"
+            f"debug.host {debug.host} can be reached from other machines; set debug.users or debug.tokens"
         )
     listener = listen(debug, is_chosen=False, purpose=Purpose("debug", "web UI"))
     if listener is None:
-        raise ConfigError(f"debug.port: port {debug.port} and the next ones are in use; set another one, 0 for any")
+        raise ConfigError(
+            f"debug.port: port {debug.port} and the next ones are in use; set another port, or 0 for any free one"
+        )
     return listener
 
 
 def _serve(server: WebServer, address: str) -> None:
-    """Say where, and serve until a stop signal, which is the usual end.
+    """Print the address, and serve until a stop signal.
 
     Raises:
-        RemoteError: The server has ended by itself.
+        RemoteError: The server has failed.
     """
     stopped = threading.Event()
 
@@ -124,4 +125,4 @@ def _serve(server: WebServer, address: str) -> None:
             server.stop()
             thread.join(_END_SECONDS)
             return
-    raise RemoteError("the web UI ended by itself; the error is in the log above")
+    raise RemoteError("the web UI has failed; see the error in the log above")

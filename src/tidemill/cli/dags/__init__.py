@@ -1,1 +1,1 @@
-"""The commands about DAGs: what there is, what runs, and what people change."""
+"""Commands for DAGs: show DAGs, runs and tasks, and change them."""

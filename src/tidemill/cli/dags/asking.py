@@ -1,4 +1,4 @@
-"""How the commands about DAGs reach the store: their options, and one call, or one page after another.
+"""Options of the commands for DAGs, and their calls to the store: one call, or page after page.
 
 A process that has the store open answers over its socket; otherwise the command opens the store itself.
 """
@@ -23,18 +23,16 @@ T = TypeVar("T")
 
 Config = Annotated[
     Path | None,
-    typer.Option(
-        "--config", metavar="FILE", help="The YAML file with settings; default: the one that TIDEMILL_CONFIG names."
-    ),
+    typer.Option("--config", metavar="FILE", help="The YAML file with settings; default: the file in TIDEMILL_CONFIG."),
 ]
 Folder = Annotated[
     Path | None,
-    typer.Option("--folder", metavar="DIR", help="The folder of the DAG files; default: dags.folder, itself dags."),
+    typer.Option("--folder", metavar="DIR", help="The folder of the DAG files; default: dags.folder, or else dags."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document per line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document per line.")]
 DagId = Annotated[str, typer.Argument(metavar="DAG", help="The id of the DAG.")]
 RunId = Annotated[
-    str | None, typer.Option("--run", metavar="RUN", help="The id of the run; default: the newest one of the DAG.")
+    str | None, typer.Option("--run", metavar="RUN", help="The id of the run; default: the newest run of the DAG.")
 ]
 
 
@@ -42,28 +40,26 @@ class Asker:
     """A store that is open for the calls of one command.
 
     Args:
-        runner: Its loop.
-        open_store: Opens it, for the first time, or again after the process that had it open has ended.
-        is_file: Whether it is a file, which one process at a time may have open.
+        runner: The event loop of the calls.
+        open_store: Opens the store, at first, and again after the process that had it open has ended.
+        is_file: Whether the store is a file, which only one process at a time may have open.
     """
 
     def __init__(
         self, runner: asyncio.Runner, open_store: Callable[[], Coroutine[Any, Any, Caller]], *, is_file: bool = False
     ) -> None:
-        """Open it."""
         self._runner, self._open, self._is_file = runner, open_store, is_file
         self._store = runner.run(open_store())
 
     def close(self) -> None:
-        """Close it."""
         self._runner.run(self._store.close())
 
     def wait(self, seconds: float) -> None:
-        """Wait before it is asked again; meanwhile another process, such as `tidemill dev`, may open the store.
+        """Wait between calls; meanwhile another process, such as `tidemill dev`, may open the store.
 
         Raises:
-            ConfigError: Another process has it open now, and does not answer.
-            RemoteError: It cannot be reached.
+            ConfigError: Another process has the store open and does not answer.
+            RemoteError: The store cannot be reached.
         """
         import time
 
@@ -80,7 +76,7 @@ class Asker:
         """Return the answer to a call.
 
         Raises:
-            ConfigError: The store refuses it, or it has text that is not UTF-8.
+            ConfigError: The store rejects the call, or an argument is not UTF-8.
             RemoteError: The store failed.
         """
         from tidemill.core.errors import ConfigError, RemoteError
@@ -95,7 +91,7 @@ class Asker:
             except ConnectionLostError as error:
                 if type(call) not in READS:
                     raise RemoteError(
-                        f"{error}; it may have done this before, or not: look, and give the command again if needed"
+                        f"{error}; the change may or may not have been made; check, and repeat the command if needed"
                     ) from error
                 self.close()
                 self._store = self._runner.run(self._open())
@@ -104,7 +100,7 @@ class Asker:
             raise ConfigError(str(error)) from error
 
     def ask_pages(self, build: Callable[[str | None], Call[Listed[T]]]) -> Iterator[tuple[T, ...]]:
-        """Yield the rows of one page after another.
+        """Yield the rows of page after page.
 
         Args:
             build: Returns the call for the page after a key.
@@ -119,10 +115,10 @@ class Asker:
 
 
 def _check_text(call: Call[Any]) -> None:
-    """Check that the arguments in a call are text: bytes on a command line may be anything.
+    """Check that the arguments of a call are text; a command line may contain any bytes.
 
     Raises:
-        ConfigError: They are not UTF-8.
+        ConfigError: An argument is not UTF-8.
     """
     import msgspec
 
@@ -137,16 +133,16 @@ def _check_text(call: Call[Any]) -> None:
 
 @contextmanager
 def asking(config: Path | None, folder: Path | None, *, create: bool = False) -> Iterator[Asker]:
-    """Open the store of a folder of DAGs for the block.
+    """Open the store of a folder of DAGs during the block.
 
     Args:
         config: The file with settings.
         folder: The folder.
-        create: Whether the store is created if it does not exist.
+        create: Whether to create the store if it does not exist.
 
     Raises:
-        ConfigError: There is none, or it cannot be used.
-        RemoteError: It cannot be reached.
+        ConfigError: The store does not exist, or cannot be used.
+        RemoteError: The store cannot be reached.
     """
     import asyncio
 
@@ -156,9 +152,9 @@ def asking(config: Path | None, folder: Path | None, *, create: bool = False) ->
 
     settings = load_settings(config)
     with asyncio.Runner() as runner:
-        place = choose_folder(settings, folder)
-        is_file = find_file(choose_url(settings, place)) is not None
-        asker = Asker(runner, lambda: open_dag_store(settings, place, create=create), is_file=is_file)
+        chosen = choose_folder(settings, folder)
+        is_file = find_file(choose_url(settings, chosen)) is not None
+        asker = Asker(runner, lambda: open_dag_store(settings, chosen, create=create), is_file=is_file)
         try:
             yield asker
         finally:
@@ -166,7 +162,7 @@ def asking(config: Path | None, folder: Path | None, *, create: bool = False) ->
 
 
 def find_user() -> str:
-    """Return who gives the command, for the journal."""
+    """Return the name of the user, for the journal."""
     try:
         return f"{getpass.getuser()} (command line)"
     except (KeyError, OSError):

@@ -20,28 +20,30 @@ from tidemill.runtime.process.exitcode import ExitCode
 if TYPE_CHECKING:
     from tidemill.store.calls.people_calls import RunRecord
 
-app = App(help="Look at DAGs, run them, and pause them.")
+app = App(help="Show, run and pause DAGs.")
 
 Conf = Annotated[
     str | None,
     typer.Option(
         "--conf",
         metavar="JSON|@FILE|-",
-        help="The configuration of the run, as a JSON object; @FILE: in a file; -: on standard input.",
+        help="The configuration of the run, as a JSON object; @FILE: from a file; -: from standard input.",
     ),
 ]
 LogicalDate = Annotated[
     str | None,
-    typer.Option("--logical-date", metavar="TIME", help="As 2026-03-01 or 2026-03-01T12:00:00+01:00; default: none."),
+    typer.Option(
+        "--logical-date", metavar="TIME", help="Such as 2026-03-01 or 2026-03-01T12:00:00+01:00; default: none."
+    ),
 ]
-#: How often a run that is waited for is looked at.
+#: How often the command checks whether a run has ended.
 _WAIT_SECONDS = 0.2
 
 
 @app.command("list")
 def list_(
-    tag: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Only DAGs with this tag.")] = None,
-    inactive: Annotated[bool, typer.Option("--inactive", help="Also DAGs that no file defines any more.")] = False,
+    tag: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Show only DAGs with this tag.")] = None,
+    inactive: Annotated[bool, typer.Option("--inactive", help="Include DAGs that no file defines any more.")] = False,
     config: Config = None,
     folder: Folder = None,
     as_json: AsJson = False,
@@ -60,10 +62,10 @@ def list_(
 
 
 def _explain_nothing(store: Asker) -> str:
-    """Return what else to say where there is nothing to show: '' if files have been read."""
+    """Return the end of a message about an empty list; '' if files have been parsed."""
     from tidemill.store.calls.service_calls import ListFiles
 
-    return "" if store.ask(ListFiles()) else ": no file has been read yet; `tidemill dev` does that"
+    return "" if store.ask(ListFiles()) else ": no file has been parsed yet; run `tidemill dev` to parse them"
 
 
 def _tell_errors(store: Asker) -> None:
@@ -77,7 +79,7 @@ def _tell_errors(store: Asker) -> None:
 
 @app.command()
 def show(dag: DagId, config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
-    """Show a DAG: when it runs, and its tasks with what each waits for."""
+    """Show a DAG: its schedule, and its tasks with their dependencies."""
     with reporting():
         from tidemill.cli.dags.structure_view import format_structure
         from tidemill.cli.dags.views import encode_dag
@@ -96,15 +98,14 @@ def show(dag: DagId, config: Config = None, folder: Folder = None, as_json: AsJs
 
 
 def build_unknown_error(dag: str) -> ConfigError:
-    """Return the error for a DAG that does not exist."""
     return ConfigError(
-        f"there is no DAG {dag!r}; `tidemill dags list` shows them, and `tidemill dags errors` what cannot be parsed"
+        f"there is no DAG {dag!r}; `tidemill dags list` lists all DAGs, and `tidemill dags errors` files with errors"
     )
 
 
 @app.command()
 def errors(config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
-    """Show which files cannot be parsed, and why."""
+    """Show the files that cannot be parsed, with their errors."""
     with reporting():
         from tidemill.cli.dags.views import format_time
         from tidemill.store.calls.service_calls import ListFiles
@@ -125,7 +126,9 @@ def errors(config: Config = None, folder: Folder = None, as_json: AsJson = False
 @app.command()
 def trigger(
     dag: DagId,
-    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="The id of the run; default: made.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="The id of the run; default: generated.")
+    ] = None,
     conf: Conf = None,
     logical_date: LogicalDate = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the run; exit code 4 if it fails.")] = False,
@@ -170,7 +173,7 @@ def _wait_for_end(store: Asker, run: RunRecord) -> RunRecord:
         store.wait(_WAIT_SECONDS)
         found = store.ask(GetRun(run.dag_id, run.run_id))
         if found is None:
-            raise ConfigError(f"{run.dag_id} {run.run_id} was removed while it ran")
+            raise ConfigError(f"{run.dag_id} {run.run_id} was deleted while it was running")
         run = found
     return run
 
@@ -183,7 +186,7 @@ def run_once(
     config: Config = None,
     folder: Folder = None,
 ) -> None:
-    """Run a DAG in this process, triggers too, without `tidemill dev`: breakpoints work, nothing is stored."""
+    """Run a DAG and its triggers in this process, without `tidemill dev`; breakpoints work, and nothing is stored."""
     with reporting(), divert_prints(False):
         from tidemill.config.loading import load_settings
         from tidemill.runtime.process.stop_signals import stop_on_signals
@@ -191,7 +194,7 @@ def run_once(
         from tidemill.services.dag_test import run_dag_test
 
         settings = load_settings(config)
-        stop_on_signals()  # what tasks have started is ended then, and what is temporary removed
+        stop_on_signals()  # at a signal, processes of tasks are stopped, and temporary files removed
         state = run_dag_test(
             settings, choose_folder(settings, folder), dag, parse_conf(conf), parse_time(logical_date), typer.echo
         )
@@ -202,13 +205,13 @@ def run_once(
 
 @app.command()
 def pause(dag: DagId, config: Config = None, folder: Folder = None) -> None:
-    """Pause a DAG: nothing of it starts; what runs goes on."""
+    """Pause a DAG: no run of it starts; running runs continue."""
     _set_paused(dag, config, folder, paused=True)
 
 
 @app.command()
 def unpause(dag: DagId, config: Config = None, folder: Folder = None) -> None:
-    """Let a DAG run again."""
+    """Unpause a DAG."""
     _set_paused(dag, config, folder, paused=False)
 
 
@@ -219,14 +222,14 @@ def _set_paused(dag: str, config: Path | None, folder: Path | None, *, paused: b
         with asking(config, folder) as store:
             changed = store.ask(PauseDag(dag, paused, find_user()))
         state = "paused" if paused else "active"
-        typer.echo(f"{dag} is {state}" if changed else f"{dag} was {state} already")
+        typer.echo(f"{dag} is {state}" if changed else f"{dag} was already {state}")
 
 
 def encode_conf(text: str | None) -> str:
-    """Return a configuration as it is stored.
+    """Return the configuration of a run as stored.
 
     Raises:
-        ConfigError: It is not a JSON object, or has what JSON does not have, such as NaN.
+        ConfigError: The text is not a JSON object, or has values that JSON lacks, such as NaN.
     """
     from tidemill.runtime.json.codec import EncodingError, encode
 
@@ -240,7 +243,7 @@ def parse_conf(text: str | None) -> dict[str, Any]:
     """Return the configuration of a run.
 
     Raises:
-        ConfigError: It is not a JSON object.
+        ConfigError: The text is not a JSON object.
 
     Example:
         >>> parse_conf('{"n": 1}')
@@ -262,11 +265,11 @@ def parse_conf(text: str | None) -> dict[str, Any]:
 
 
 def _read_conf(text: str) -> str:
-    """Return what `--conf` stands for: an argument holds 128 KiB at most.
+    """Return the text that `--conf` refers to; an argument itself holds at most 128 KiB.
 
     Raises:
         ConfigError: The file cannot be read.
-        UnicodeDecodeError: It is not text.
+        UnicodeDecodeError: The text is not UTF-8.
     """
     if text == "-":
         return sys.stdin.buffer.read().decode()
@@ -279,10 +282,10 @@ def _read_conf(text: str) -> str:
 
 
 def parse_time(text: str | None) -> int | None:
-    """Return a time in UTC microseconds; without a zone it is UTC.
+    """Return a time in UTC microseconds; a time without a zone is UTC.
 
     Raises:
-        ConfigError: It is not a time.
+        ConfigError: The text is not a time.
 
     Example:
         >>> parse_time("1970-01-02")

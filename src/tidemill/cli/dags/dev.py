@@ -16,7 +16,7 @@ from tidemill.runtime.process.exitcode import ExitCode
 
 FolderArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="FOLDER", help="The folder of the DAG files; default: dags.folder, itself dags."),
+    typer.Argument(metavar="FOLDER", help="The folder of the DAG files; default: dags.folder, or else dags."),
 ]
 
 
@@ -26,9 +26,11 @@ Plain = Annotated[bool, typer.Option("--plain", help="Show no live table of runs
 def dev(folder: FolderArgument = None, config: Config = None, plain: Plain = False) -> None:
     """Run the DAGs of a folder on this machine: scheduler, worker, triggerer and web UI in one command.
 
-    Saved files are read again at once. What happens is stored in dags.db beside the folder. On a terminal, a table
-    below the log shows the last runs. Ctrl-C lets running tasks finish, a second one ends at once. (For a Kafka
-    pipeline with your code reloaded: tidemill run --dev.)
+    Saved files are reloaded immediately. Runs are stored in dags.db beside the folder. On a terminal, a table below the
+    log
+    shows the latest runs. Ctrl-C lets running tasks finish; a second one stops immediately. (To run a Kafka pipeline
+    with
+    code reloading: tidemill run --dev.)
     """
     with reporting(), _ending_well():
         from tidemill.config.loading import load_settings
@@ -53,7 +55,7 @@ def dev(folder: FolderArgument = None, config: Config = None, plain: Plain = Fal
 
 @contextlib.contextmanager
 def _ending_well() -> Iterator[None]:
-    """Let Ctrl-C during the first imports end the command like one that comes later: nothing was started yet."""
+    """End the command with exit code 0 at Ctrl-C during the first imports, when nothing has been started yet."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What `tidemill dev` shows at the bottom of a terminal: a line about everything, and a table of the last runs."""
+"""The status display of `tidemill dev` at the bottom of a terminal: a summary line and a table of the latest runs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from tidemill.services.dev.process import Dev
 
 _LOOK_SECONDS = 0.5
-#: Looking takes at most this part of the time, however large the runs are.
+#: Reading the store takes at most 1/20 of the time, however large the runs are.
 _SHARE = 20
-#: The most runs.
+#: The maximum number of runs.
 _RUNS = 8
-#: A table needs this many columns.
+#: The table needs at least this many columns.
 _MIN_WIDTH = 40
-#: How tasks are called in the line, in its order.
+#: The names of task states in the line, in its order.
 _STATES = {
     "running": "running",
     "deferred": "deferred",
     "queued": "queued",
     "scheduled": "waiting for a slot",
-    "up_for_retry": "waiting to be retried",
+    "up_for_retry": "waiting for a retry",
     "ending": "ending",
 }
 _COLUMNS = (
@@ -44,20 +44,19 @@ _COLUMNS = (
 
 
 class DevScreen:
-    """What is shown.
+    """The status display.
 
     Args:
         now: Returns the time, in seconds since the epoch.
     """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
-        """Say that everything begins."""
         self._now = now
         self._parts = ["starting"]
         self._runs: tuple[RunProgress, ...] = ()
 
     async def follow(self, dev: Dev) -> None:
-        """Look at the store again and again, until cancelled."""
+        """Read the store periodically, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -70,13 +69,13 @@ class DevScreen:
             await asyncio.sleep(max(_LOOK_SECONDS, _SHARE * (loop.time() - began)))
 
     def format(self, width: int) -> str:
-        """Return the line, and the lines of the table below it; what does not fit is left out."""
+        """Return the summary line, and the lines of the table below it; parts that do not fit are left out."""
         runs = self._runs if width >= _MIN_WIDTH else ()
         return "\n".join([fit_parts(self._parts, width), *format_runs(runs, self._now(), width)])
 
 
 def fit_parts(parts: Sequence[str], width: int) -> str:
-    """Return a line of as many parts as fit; what does not fit is left out from its end."""
+    """Return a line of as many leading parts as fit."""
     text = ""
     for part in parts:
         longer = f"{text}, {part}" if text else part
@@ -87,7 +86,7 @@ def fit_parts(parts: Sequence[str], width: int) -> str:
 
 
 def format_runs(runs: Sequence[RunProgress], now: float, width: int) -> list[str]:
-    """Return the lines of the table of runs; without runs none."""
+    """Return the lines of the table of runs; none without runs."""
     if not runs:
         return []
     return list(format_table(_COLUMNS, [_build_row(one, now) for one in runs], width))
@@ -103,20 +102,20 @@ def _build_row(one: RunProgress, now: float) -> tuple[str, ...]:
 
 
 def list_parts(counts: StoreCounts) -> list[str]:
-    """Return what the line says, the most important first.
+    """Return the parts of the summary line, the most important first.
 
     Example:
         >>> list_parts(StoreCounts({"running": 2, "deferred": 1}, {"running": 1}, 0))
         ['1 run', 'tasks: 2 running', '1 deferred']
         >>> list_parts(StoreCounts({}, {}, 2))
-        ['2 files with errors: tidemill dags errors', 'nothing runs']
+        ['2 files with errors: tidemill dags errors', 'no runs']
     """
     parts = []
     if counts.broken_files:
         parts.append(f"{format_count(counts.broken_files, 'file')} with errors: tidemill dags errors")
     active = sum(counts.runs.get(state, 0) for state in ("running", "queued"))
     if not active:
-        return [*parts, "nothing runs"]
+        return [*parts, "no runs"]
     parts.append(format_count(active, "run"))
     tasks = [f"{counts.tasks[state]} {text}" for state, text in _STATES.items() if counts.tasks.get(state)]
     if tasks:

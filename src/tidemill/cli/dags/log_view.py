@@ -1,4 +1,4 @@
-"""The log of a try: read part by part, shown line by line."""
+"""Reads the log of a try part by part, and formats its lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def has_ended(store: Asker, run: RunRecord, task: str) -> bool:
                 return found.state in _ENDED
     raise ConfigError(
         f"{run.dag_id} {run.run_id} has no task {task!r}; "
-        f"`tidemill tasks states {run.dag_id} --run {run.run_id}` shows them"
+        f"`tidemill tasks states {run.dag_id} --run {run.run_id}` lists its tasks"
     )
 
 
@@ -44,8 +44,8 @@ def read_log(
         store: The store.
         run: The run.
         task: The task.
-        try_number: Which try; None: the last one.
-        after: The last part that was read before; None: begin.
+        try_number: The number of the try; None: the last one.
+        after: The last part read so far; None: read from the beginning.
     """
     from tidemill.store.calls.people_calls import ReadLog
 
@@ -60,7 +60,7 @@ def read_log(
 
 
 def read_callback_log(store: Asker, run: RunRecord, callback: int) -> list[TaskLine]:
-    """Return the lines that a callback of a run as a whole has written."""
+    """Return the log lines of a callback of a run itself."""
     from tidemill.store.calls.callback_calls import ReadCallbackLog
 
     pages = store.ask_pages(lambda after: ReadCallbackLog(run.dag_id, run.run_id, callback, after))
@@ -68,7 +68,7 @@ def read_callback_log(store: Asker, run: RunRecord, callback: int) -> list[TaskL
 
 
 def format_log_line(line: TaskLine) -> str:
-    r"""Return an entry of a log as people read it; times are UTC.
+    r"""Return a log line in readable form; times are UTC.
 
     Example:
         >>> format_log_line(TaskLine(1_500_000, "info", "stdout", "hello"))
@@ -84,7 +84,7 @@ def format_log_line(line: TaskLine) -> str:
 
 
 def encode_log_line(line: TaskLine) -> str:
-    """Return an entry of a log as one line of JSON."""
+    """Return a log line as one line of JSON."""
     document: dict[str, Any] = {
         "time": datetime.fromtimestamp(line.time_us / 1e6, UTC).isoformat(timespec="milliseconds"),
         "level": line.level,

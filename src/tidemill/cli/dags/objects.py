@@ -14,10 +14,10 @@ from tidemill.cli.reporting import reporting
 from tidemill.cli.terminal.tables import Column
 from tidemill.core.errors import ConfigError
 
-pools = App(help="Pools: how many tasks of a kind run at once.")
-variables = App(help="Variables: values that DAGs read.")
-connections = App(help="Connections: where DAGs find other systems, with their secrets.")
-db = App(help="The database of DAGs.")
+pools = App(help="Manage pools, which limit how many tasks run at once.")
+variables = App(help="Manage variables, which are values that DAGs read.")
+connections = App(help="Manage connections: addresses and credentials of other systems.")
+db = App(help="Manage the database of DAGs.")
 
 _POOL_COLUMNS = (
     Column("POOL", cut=True),
@@ -35,14 +35,14 @@ _CONNECTION_COLUMNS = (
     Column("LOGIN", optional=True, cut=True),
     Column("DESCRIPTION", detail=True),
 )
-#: As the store allows.
+#: The limit of the store.
 _MOST_SLOTS = (1 << 31) - 1
-Description = Annotated[str | None, typer.Option("--description", metavar="TEXT", help="What it is for.")]
+Description = Annotated[str | None, typer.Option("--description", metavar="TEXT", help="A description.")]
 
 
 @pools.command("list")
 def list_pools(config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
-    """List pools, with what is used and what waits."""
+    """List pools with their used slots and waiting tasks."""
     with reporting():
         from tidemill.cli.dags.views import show_rows
         from tidemill.store.calls.setting_calls import ListPools, PoolRecord
@@ -72,12 +72,12 @@ def set_pool(
     description: Description = None,
     include_deferred: Annotated[
         bool | None,
-        typer.Option("--include-deferred/--exclude-deferred", help="Whether deferred tasks keep their slots."),
+        typer.Option("--include-deferred/--exclude-deferred", help="Whether deferred tasks use slots of the pool."),
     ] = None,
     config: Config = None,
     folder: Folder = None,
 ) -> None:
-    """Create a pool, or change it; what is not given stays as it was."""
+    """Create or change a pool; options that are not given stay unchanged."""
     with reporting():
         from tidemill.store.calls.setting_calls import SetPool
 
@@ -95,12 +95,12 @@ def delete_pool(
 
         with asking(config, folder) as store:
             if not store.ask(DeletePool(name)):
-                raise ConfigError(f"there is no pool {name!r}; `tidemill pools list` shows them")
+                raise ConfigError(f"there is no pool {name!r}; `tidemill pools list` lists all pools")
 
 
 @variables.command("list")
 def list_variables(
-    values: Annotated[bool, typer.Option("--values", help="Show the values, too; they may be secrets.")] = False,
+    values: Annotated[bool, typer.Option("--values", help="Show the values, which may be secrets.")] = False,
     config: Config = None,
     folder: Folder = None,
     as_json: AsJson = False,
@@ -125,12 +125,12 @@ def list_variables(
 @variables.command("set")
 def set_variable(
     key: Annotated[str, typer.Argument(metavar="NAME")],
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="The text; -: read from standard input.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="The value; -: read it from standard input.")],
     description: Description = None,
     config: Config = None,
     folder: Folder = None,
 ) -> None:
-    """Create a variable, or change it."""
+    """Create or change a variable."""
     with reporting():
         from tidemill.store.calls.task_calls import SetVariable
 
@@ -148,12 +148,12 @@ def delete_variable(
 
         with asking(config, folder) as store:
             if not store.ask(DeleteVariable(key)):
-                raise ConfigError(f"there is no variable {key!r}; `tidemill variables list` shows them")
+                raise ConfigError(f"there is no variable {key!r}; `tidemill variables list` lists all variables")
 
 
 @connections.command("list")
 def list_connections(config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
-    """List connections by name, without their secrets."""
+    """List connections by name, without secrets."""
     with reporting():
         from tidemill.cli.dags.views import show_rows
         from tidemill.store.calls.setting_calls import ConnectionRow, ListConnections
@@ -181,20 +181,24 @@ def list_connections(config: Config = None, folder: Folder = None, as_json: AsJs
 @connections.command("set")
 def set_connection(
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    kind: Annotated[str, typer.Option("--type", metavar="TYPE", help="For example http or postgres.")],
+    kind: Annotated[str, typer.Option("--type", metavar="TYPE", help="The type, for example http or postgres.")],
     host: Annotated[str | None, typer.Option("--host", metavar="HOST")] = None,
     port: Annotated[int | None, typer.Option("--port", metavar="PORT", min=1, max=65535)] = None,
-    schema: Annotated[str | None, typer.Option("--schema", metavar="TEXT", help="For example a database.")] = None,
+    schema: Annotated[
+        str | None, typer.Option("--schema", metavar="TEXT", help="The schema, for example a database.")
+    ] = None,
     login: Annotated[str | None, typer.Option("--login", metavar="NAME")] = None,
     password: Annotated[
-        str | None, typer.Option("--password", metavar="TEXT", help="-: read from standard input.")
+        str | None, typer.Option("--password", metavar="TEXT", help="The password; -: read it from standard input.")
     ] = None,
-    extra: Annotated[str | None, typer.Option("--extra", metavar="JSON", help="A JSON object.")] = None,
+    extra: Annotated[
+        str | None, typer.Option("--extra", metavar="JSON", help="Further settings, as a JSON object.")
+    ] = None,
     description: Description = None,
     config: Config = None,
     folder: Folder = None,
 ) -> None:
-    """Create a connection, or replace it; its secrets are stored encrypted."""
+    """Create or replace a connection; secrets are stored encrypted."""
     with reporting():
         from tidemill.store.calls.setting_calls import SetConnection
 
@@ -224,7 +228,7 @@ def delete_connection(
 
         with asking(config, folder) as store:
             if not store.ask(DeleteConnection(name)):
-                raise ConfigError(f"there is no connection {name!r}; `tidemill connections list` shows them")
+                raise ConfigError(f"there is no connection {name!r}; `tidemill connections list` lists all connections")
 
 
 def _read_secret(text: str) -> str:
@@ -233,7 +237,7 @@ def _read_secret(text: str) -> str:
 
 @db.command()
 def migrate(config: Config = None, folder: Folder = None) -> None:
-    """Create the tables of the database, or bring them up to date; every service does so when it starts."""
+    """Create or update the tables of the database; every service does this at its start."""
     with reporting():
         from tidemill.store.calls.service_calls import ListServices
 

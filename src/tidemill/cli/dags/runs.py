@@ -15,21 +15,23 @@ if TYPE_CHECKING:
     from tidemill.store.calls.callback_calls import CallbackRecord
     from tidemill.store.calls.people_calls import RunRecord, TaskRecord
 
-app = App(help="Look at the runs of DAGs, and cancel them.")
+app = App(help="Show and cancel runs of DAGs.")
 
 Run = Annotated[
-    str | None, typer.Argument(metavar="RUN", help="The id of the run; default: the newest one of the DAG.")
+    str | None, typer.Argument(metavar="RUN", help="The id of the run; default: the newest run of the DAG.")
 ]
 
 
 @app.command("list")
 def list_(
-    dag: Annotated[str | None, typer.Argument(metavar="DAG", help="Only runs of this DAG.")] = None,
+    dag: Annotated[str | None, typer.Argument(metavar="DAG", help="Show only runs of this DAG.")] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", metavar="STATE", help="Only runs that are queued, running, success or failed."),
+        typer.Option(
+            "--state", metavar="STATE", help="Show only runs in this state: queued, running, success or failed."
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="At most N runs.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="Show at most N runs.")] = 50,
     config: Config = None,
     folder: Folder = None,
     as_json: AsJson = False,
@@ -47,7 +49,7 @@ def list_(
 
 @app.command()
 def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
-    """Show a run with its tasks, and what each waits for."""
+    """Show a run with its tasks, each with the reason why it waits."""
     with reporting():
         from tidemill.cli.dags.views import (
             CALLBACK_COLUMNS,
@@ -96,7 +98,7 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
 def callbacks(
     dag: DagId, run: Run = None, config: Config = None, folder: Folder = None, as_json: AsJson = False
 ) -> None:
-    """Show what the callbacks of a run wrote, and how they ended; of those of tasks, only which have failed."""
+    """Show the outcomes and the output of a run's callbacks, and the failed callbacks of its tasks."""
     with reporting():
         from tidemill.cli.dags.log_view import encode_log_line, format_log_line, read_callback_log
         from tidemill.cli.dags.views import build_callback_row, encode_callback
@@ -115,14 +117,16 @@ def callbacks(
                 for line in lines:
                     typer.echo(format_log_line(line))
                 if one.task_id is not None:
-                    typer.echo(f"its log: tidemill tasks logs {dag} {one.task_id} --run {found.run_id} --try 0")
+                    typer.echo(
+                        f"for its log, run: tidemill tasks logs {dag} {one.task_id} --run {found.run_id} --try 0"
+                    )
             if not called and not as_json:
-                typer.echo("no callbacks of the run, and none of a task that has failed")
+                typer.echo("no callbacks of the run, and no failed callbacks of its tasks")
 
 
 @app.command()
 def cancel(dag: DagId, run: Run = None, config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
-    """Cancel a run: tasks that have started fail, the others are skipped."""
+    """Cancel a run: tasks that have started fail; the others are skipped."""
     with reporting():
         from tidemill.cli.dags.views import encode_run
         from tidemill.store.calls.people_calls import CancelRun
@@ -133,13 +137,13 @@ def cancel(dag: DagId, run: Run = None, config: Config = None, folder: Folder = 
         if as_json:
             typer.echo(json.dumps(encode_run(cancelled)))
         elif found.ended_us is not None:
-            typer.echo(f"{dag} {found.run_id} had ended already: {found.state}")
+            typer.echo(f"{dag} {found.run_id} had already ended: {found.state}")
         else:
             typer.echo(f"{dag} {found.run_id} is cancelled")
 
 
 def list_callbacks(store: Asker, run: RunRecord) -> list[CallbackRecord]:
-    """Return the callbacks of a run, and those of its tasks that have failed."""
+    """Return the callbacks of a run, and the failed callbacks of its tasks."""
     from tidemill.store.calls.callback_calls import ListCallbacks
 
     pages = store.ask_pages(lambda after: ListCallbacks(run.dag_id, run.run_id, after))
@@ -147,10 +151,10 @@ def list_callbacks(store: Asker, run: RunRecord) -> list[CallbackRecord]:
 
 
 def find_run(store: Asker, dag: str, run: str | None) -> RunRecord:
-    """Return a run, or the newest one of a DAG.
+    """Return a run; by default the newest run of the DAG.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no such run.
     """
     from tidemill.core.errors import ConfigError
     from tidemill.store.calls.people_calls import GetDag, GetRun
@@ -159,17 +163,17 @@ def find_run(store: Asker, dag: str, run: str | None) -> RunRecord:
     if found is not None:
         return found
     if store.ask(GetDag(dag)) is None:
-        raise ConfigError(f"there is no DAG {dag!r}; `tidemill dags list` shows them")
+        raise ConfigError(f"there is no DAG {dag!r}; `tidemill dags list` lists all DAGs")
     if run is None:
-        raise ConfigError(f"{dag} has no runs yet; start one: tidemill dags trigger {dag}")
-    raise ConfigError(f"{dag} has no run {run!r}; `tidemill runs list {dag}` shows them")
+        raise ConfigError(f"{dag} has no runs yet; to start one, run: tidemill dags trigger {dag}")
+    raise ConfigError(f"{dag} has no run {run!r}; `tidemill runs list {dag}` lists its runs")
 
 
 def check_states(states: list[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the states that were given, without repetitions.
+    """Return the given states without repetitions.
 
     Raises:
-        ConfigError: One of them is unknown.
+        ConfigError: A state is unknown.
     """
     from tidemill.core.errors import ConfigError
 

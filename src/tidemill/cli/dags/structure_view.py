@@ -1,4 +1,4 @@
-"""How the structure of a DAG looks to people: its tasks in the order in which they can run."""
+"""Formats the structure of a DAG, with its tasks in an order in which they can run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PARAM_COLUMNS = (
 
 
 def format_structure(found: DagDetails) -> Iterator[str]:
-    """Yield the lines about a DAG."""
+    """Yield the lines that describe a DAG."""
     import msgspec
 
     structure = msgspec.json.decode(found.structure, type=DagStructure)
@@ -39,7 +39,7 @@ def format_structure(found: DagDetails) -> Iterator[str]:
     if tags:
         yield f"tags: {tags}"
     if found.unshared:
-        yield f"each attempt imports {file}: the file {found.unshared}, which a forked process cannot share"
+        yield f"each attempt imports {file} again; the file {found.unshared}, which forked processes cannot share"
     if structure.doc:
         yield ""
         yield from structure.doc.strip().splitlines()
@@ -64,7 +64,7 @@ def _build_param_row(param: ParamStructure) -> tuple[str, ...]:
 
 
 def sort_tasks(structure: DagStructure) -> list[TaskStructure]:
-    """Return the tasks of a DAG so that each comes after those before it, otherwise by id.
+    """Return the tasks of a DAG with upstream tasks first, otherwise by id.
 
     Example:
         >>> dag = DagStructure("d", (TaskStructure("a", upstream=("b",)), TaskStructure("b")))

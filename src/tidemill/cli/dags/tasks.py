@@ -13,7 +13,7 @@ from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
 from tidemill.core.wording import format_count
 
-app = App(help="Look at the tasks of a run, and change what becomes of them.")
+app = App(help="Show, clear and mark the tasks of a run.")
 
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The id of the task.")]
 TaskIds = Annotated[list[str] | None, typer.Argument(metavar="TASK", help="The ids of the tasks; default: all.")]
@@ -21,7 +21,7 @@ _STATES = (
     *("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending"),
     *("success", "failed", "skipped", "upstream_failed"),
 )
-#: How often a log that is followed is read again.
+#: How often a followed log is read again.
 _FOLLOW_SECONDS = 0.5
 
 
@@ -30,13 +30,13 @@ def states(
     dag: DagId,
     run: RunId = None,
     state: Annotated[
-        list[str] | None, typer.Option("--state", metavar="STATE", help="Only tasks in this state.")
+        list[str] | None, typer.Option("--state", metavar="STATE", help="Show only tasks in this state.")
     ] = None,
     config: Config = None,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show in which state each task of a run is, and since when."""
+    """Show the state of each task of a run, and since when."""
     with reporting():
         from tidemill.cli.dags.views import TASK_COLUMNS, build_task_row, encode_task, show_rows
         from tidemill.store.calls.people_calls import ListTasks
@@ -52,7 +52,7 @@ def states(
 def history(
     dag: DagId, task: TaskId, run: RunId = None, config: Config = None, folder: Folder = None, as_json: AsJson = False
 ) -> None:
-    """Show what happened to a task: each change of its state, why, and who caused it."""
+    """Show the history of a task: each change of its state, with the reason and the cause."""
     with reporting():
         from tidemill.cli.dags.views import HISTORY_COLUMNS, build_change_row, encode_change, show_rows
         from tidemill.store.calls.people_calls import TaskHistory
@@ -60,20 +60,20 @@ def history(
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
             pages = store.ask_pages(lambda after: TaskHistory(dag, found.run_id, task, after=after))
-            nothing = "nothing has happened to it yet"
+            nothing = "the task has no history yet"
             show_rows(pages, HISTORY_COLUMNS, build_change_row, encode_change, as_json=as_json, nothing=nothing)
 
 
 @app.command()
 def xcoms(
     dag: DagId,
-    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Only those of this task.")] = None,
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Show only XComs of this task.")] = None,
     run: RunId = None,
     config: Config = None,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the tasks of a run returned and pushed."""
+    """Show the values that the tasks of a run have returned and pushed."""
     with reporting():
         from tidemill.cli.dags.views import XCOM_COLUMNS, build_xcom_row, encode_xcom, show_rows
         from tidemill.store.calls.people_calls import ListXComs
@@ -91,14 +91,16 @@ def logs(
     run: RunId = None,
     try_number: Annotated[
         int | None,
-        typer.Option("--try", metavar="N", min=0, help="Which try; 0: its callbacks; default: the last one."),
+        typer.Option(
+            "--try", metavar="N", min=0, help="The number of the try; 0: the callbacks; default: the last try."
+        ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines until the task has ended.")] = False,
     config: Config = None,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the log of a task: what it wrote, what it logged, and how it failed."""
+    """Show the log of a task: its output, log entries and errors."""
     with reporting():
         from tidemill.cli.dags.log_view import encode_log_line, format_log_line, has_ended, read_log
 
@@ -106,7 +108,7 @@ def logs(
             found = find_run(store, dag, run)
             after: str | None = None
             while True:
-                ended = has_ended(store, found, task)  # before its log is read: what comes later is not missed
+                ended = has_ended(store, found, task)  # checked before reading, so that no later lines are missed
                 lines, after = read_log(store, found, task, try_number, after)
                 for line in lines:
                     typer.echo(encode_log_line(line) if as_json else format_log_line(line))
@@ -120,14 +122,16 @@ def clear(
     dag: DagId,
     tasks: TaskIds = None,
     run: RunId = None,
-    downstream: Annotated[bool, typer.Option("--downstream", help="Also the tasks that follow them.")] = False,
-    failed: Annotated[bool, typer.Option("--failed", help="Only those that failed.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say only which tasks would run again.")] = False,
+    downstream: Annotated[bool, typer.Option("--downstream", help="Also clear downstream tasks.")] = False,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Clear only tasks that are failed or upstream_failed.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the tasks that would run again.")] = False,
     config: Config = None,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let tasks run again, from the beginning; a run that has ended continues."""
+    """Clear tasks so that they run again from the beginning; a run that has ended continues."""
     with reporting():
         from tidemill.store.calls.people_calls import ClearTasks
 
@@ -157,7 +161,7 @@ def mark(
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Decide how tasks have ended; one that runs is ended."""
+    """Mark tasks as success, failed or skipped; a running task is stopped."""
     with reporting():
         from tidemill.core.errors import ConfigError
         from tidemill.store.calls.people_calls import MarkTasks

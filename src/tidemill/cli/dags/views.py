@@ -1,4 +1,4 @@
-"""How DAGs, runs and tasks look: tables for people, JSON for programs."""
+"""Formats DAGs, runs and tasks: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Longer texts are cut in a table.
+#: Longer texts are truncated in tables.
 _MAX_SHOWN = 200
 
 DAG_COLUMNS = (
@@ -75,15 +75,15 @@ def show_rows(
     as_json: bool,
     nothing: str,
 ) -> None:
-    """Print rows as they are read, as JSON or as a table for each page.
+    """Print rows as they are read, as JSON or as a table per page.
 
     Args:
         pages: The rows.
         columns: The columns of a table.
-        build_row: Returns the texts of a row.
-        encode: Returns a row as a document.
-        as_json: Whether programs read it.
-        nothing: What is said to people if there are none.
+        build_row: Returns the cells of a row.
+        encode: Returns a row as a JSON document.
+        as_json: Whether to print JSON.
+        nothing: The text to print if there are no rows, unless JSON is printed.
     """
     shown = False
     for rows in pages:
@@ -121,12 +121,11 @@ def format_time(microseconds: int | None) -> str | None:
 
 
 def format_clock(microseconds: int) -> str:
-    """Return a time as people read it in a table, in UTC."""
+    """Return a time for tables, in UTC."""
     return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def encode_dag(dag: DagRecord) -> dict[str, Any]:
-    """Return a DAG as a document."""
     return {
         "dag": dag.dag_id,
         "label": dag.label or dag.dag_id,
@@ -141,7 +140,6 @@ def encode_dag(dag: DagRecord) -> dict[str, Any]:
 
 
 def build_dag_row(dag: DagRecord) -> tuple[str, ...]:
-    """Return a DAG as a row of a table."""
     state = "paused" if dag.paused else "active"
     following = "" if dag.next_us is None else format_clock(dag.next_us)
     return (
@@ -155,7 +153,6 @@ def build_dag_row(dag: DagRecord) -> tuple[str, ...]:
 
 
 def encode_run(run: RunRecord) -> dict[str, Any]:
-    """Return a run as a document."""
     return {
         "dag": run.dag_id,
         "run": run.run_id,
@@ -173,7 +170,6 @@ def encode_run(run: RunRecord) -> dict[str, Any]:
 
 
 def build_run_row(run: RunRecord) -> tuple[str, ...]:
-    """Return a run as a row of a table."""
     now_us = time.time() * 1e6
     took = ""
     if run.started_us is not None:
@@ -183,7 +179,7 @@ def build_run_row(run: RunRecord) -> tuple[str, ...]:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return how long something took.
+    """Return a duration in one unit.
 
     Example:
         >>> format_seconds(0.5), format_seconds(75)
@@ -193,7 +189,6 @@ def format_seconds(seconds: float) -> str:
 
 
 def encode_task(task: TaskRecord) -> dict[str, Any]:
-    """Return a task of a run as a document."""
     return {
         "dag": task.dag_id,
         "run": task.run_id,
@@ -219,7 +214,6 @@ def encode_task(task: TaskRecord) -> dict[str, Any]:
 
 
 def build_task_row(task: TaskRecord) -> tuple[str, ...]:
-    """Return a task of a run as a row of a table."""
     return (
         task.task_id if task.map_index < 0 else f"{task.task_id}[{task.map_index}]",
         task.state,
@@ -232,7 +226,6 @@ def build_task_row(task: TaskRecord) -> tuple[str, ...]:
 
 
 def encode_callback(callback: CallbackRecord) -> dict[str, Any]:
-    """Return a callback of a run as a document."""
     return {
         "id": callback.id,
         "callback": callback.name,
@@ -246,7 +239,6 @@ def encode_callback(callback: CallbackRecord) -> dict[str, Any]:
 
 
 def build_callback_row(callback: CallbackRecord) -> tuple[str, ...]:
-    """Return a callback of a run as a row of a table."""
     index = f"[{callback.map_index}]" if callback.map_index >= 0 else ""
     return (
         callback.name,
@@ -258,7 +250,6 @@ def build_callback_row(callback: CallbackRecord) -> tuple[str, ...]:
 
 
 def encode_change(change: HistoryRecord) -> dict[str, Any]:
-    """Return a change of a task's state as a document."""
     return {
         "epoch": change.epoch,
         "from": change.before,
@@ -271,14 +262,13 @@ def encode_change(change: HistoryRecord) -> dict[str, Any]:
 
 
 def build_change_row(change: HistoryRecord) -> tuple[str, ...]:
-    """Return a change of a task's state as a row of a table."""
     why = change.given.partition(" ")[0]
     detail = shorten(find_last_words(change.detail or ""))
     return format_clock(change.at_us), change.before, change.after, why, change.by, detail
 
 
 def encode_xcom(xcom: XComRecord) -> dict[str, Any]:
-    """Return an XCom as a document; its value as it is stored."""
+    """Return an XCom as a document, with its value as stored."""
     return {
         "task": xcom.task_id,
         "map_index": xcom.map_index,
@@ -289,10 +279,9 @@ def encode_xcom(xcom: XComRecord) -> dict[str, Any]:
 
 
 def build_xcom_row(xcom: XComRecord) -> tuple[str, ...]:
-    """Return an XCom as a row of a table."""
     return xcom.task_id, xcom.key, shorten(xcom.value)
 
 
 def shorten(text: str) -> str:
-    """Return a text as it fits a table."""
+    """Return a text truncated for a table."""
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

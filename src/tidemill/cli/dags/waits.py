@@ -1,4 +1,4 @@
-"""What the tasks of a run wait for, for people and for programs."""
+"""Explains why the tasks of a run wait, for people and for programs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from tidemill.store.calls.people_calls import RunRecord, TaskRecord
     from tidemill.web.dags.models import Wait
 
-#: So many triggers are described by one call.
+#: The number of triggers that one call describes.
 _MANY = 500
 
 
 def describe_waits(store: Asker, run: RunRecord, tasks: Sequence[TaskRecord]) -> dict[int, str]:
-    """Return what tasks wait for, by their numbers; one that runs or has ended is left out.
+    """Return the reasons why tasks wait, by task number; running and ended tasks are left out.
 
     Args:
         store: The store.
         run: The run.
-        tasks: All its tasks.
+        tasks: All tasks of the run.
     """
     import msgspec
 

@@ -1,8 +1,8 @@
 """Checks a run of the access-log example against a direct count of its input.
 
-Compares three counts that share no code: the input file split at its quotes (here), the messages as the example's model
-parsed them, and the sums of awk. Positions are (partition, offset); work that was done twice, which at-least-once
-allows, is recognised by them and counted once. Plain data in, plain data out.
+Compares three counts that share no code: the input file split at its quotes (here), the messages as parsed by the
+example's model, and awk's sums. Lines are identified by (partition, offset), so that work that was done twice, which
+at-least-once allows, is counted once. Pure.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Position = tuple[int, int]
 
 
 class Line(NamedTuple):
-    """What is counted of a well-formed line."""
+    """The counted fields of a well-formed line."""
 
     status: int
     size: int
 
 
 class Report(msgspec.Struct):
-    """One awk result, as the result topic has it."""
+    """One awk result, from the result topic."""
 
     task_id: str
     status: int
@@ -40,12 +40,12 @@ class Report(msgspec.Struct):
 
     @property
     def positions(self) -> list[Position]:
-        """The positions of the lines that it counted."""
+        """The positions of the counted lines."""
         return [(self.partition, offset) for offset in self.offsets]
 
 
 class Outcome(msgspec.Struct):
-    """One line's outcome, as the output file has it."""
+    """The outcome of a line, from the output file."""
 
     partition: int
     offset: int
@@ -55,7 +55,7 @@ class Outcome(msgspec.Struct):
 
 
 class Window(msgspec.Struct):
-    """One window's summary, as the output file has it."""
+    """The summary of a window, from the output file."""
 
     partition: int
     first_offset: int
@@ -63,7 +63,7 @@ class Window(msgspec.Struct):
 
 
 class Outputs(msgspec.Struct):
-    """Everything that a run left behind."""
+    """All outputs of a run."""
 
     reports: list[Report]
     outcomes: list[Outcome]
@@ -73,7 +73,7 @@ class Outputs(msgspec.Struct):
 
 
 class Check(msgspec.Struct):
-    """One number: expected and found."""
+    """An expected and a found number."""
 
     name: str
     expected: int
@@ -92,7 +92,6 @@ class Totals(msgspec.Struct):
     bytes: Counter[int] = msgspec.field(default_factory=Counter)
 
     def add(self, status: int, lines: int, size: int) -> None:
-        """Add lines and their bytes."""
         self.lines[status] += lines
         self.bytes[status] += size
 
@@ -104,12 +103,12 @@ def read_lines(path: Path) -> list[bytes]:
 
 
 def count_directly(lines: Iterable[bytes], partitions: int) -> dict[Position, Line | None]:
-    """Return each line's status and bytes, None if it is malformed; lines are dealt to partitions in turn."""
+    """Return each line's status and bytes, or None for a malformed line; lines go to partitions in turn."""
     return {(number % partitions, number // partitions): _count_line(line) for number, line in enumerate(lines)}
 
 
 def _count_line(line: bytes) -> Line | None:
-    # A well-formed line has three quoted fields, so six quotes that are not escaped, the last one at its end.
+    # A well-formed line has three quoted fields, so six unescaped quotes, the last one at its end.
     parts = line.replace(rb"\"", b"").split(b'"')
     if len(parts) != 7 or parts[6]:
         return None
@@ -127,7 +126,7 @@ def add_up_input(expected: Mapping[Position, Line | None]) -> Totals:
 
 
 def add_up_reports(reports: Sequence[Report], outcomes: Sequence[Outcome]) -> Totals:
-    """Add up what awk counted; lines that an earlier report had counted are subtracted with their sizes."""
+    """Add up awk's counts; lines that an earlier report has counted are subtracted with their sizes."""
     sizes = {(outcome.partition, outcome.offset): outcome.bytes for outcome in outcomes}
     totals, seen = Totals(), set[Position]()
     for report in {report.task_id: report for report in reports}.values():
@@ -139,7 +138,7 @@ def add_up_reports(reports: Sequence[Report], outcomes: Sequence[Outcome]) -> To
 
 
 def check(expected: Mapping[Position, Line | None], outputs: Outputs) -> list[Check]:
-    """Compare everything that can be compared."""
+    """Compare all numbers of a run."""
     good = {position: line for position, line in expected.items() if line is not None}
     want, found = add_up_input(expected), add_up_reports(outputs.reports, outputs.outcomes)
     committed = sum(max(offset, 0) for offset in outputs.committed.values())
@@ -164,7 +163,7 @@ def find_slowest(reports: Iterable[Report], count: int = 5) -> list[Report]:
 
 
 def _count_wrong(good: Mapping[Position, Line], reports: Iterable[Report]) -> int:
-    """Count the reports that differ from the input at just the positions that they name."""
+    """Count the reports that differ from the input at the positions that they name."""
     wrong = 0
     for report in reports:
         lines = [good.get(position) for position in report.positions]

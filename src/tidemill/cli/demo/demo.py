@@ -1,9 +1,9 @@
-"""`tidemill demo`: a real Kafka, a real Spark and a real access log, from nothing to a checked result.
+"""`tidemill demo`: a real Kafka, a real Spark and a real access log, from scratch to a checked result.
 
-Everything of a run is in one folder: the broker's data, the configuration, the output files, and the topics as JSON
-lines. The settings come from the example's file alone: variables that point tidemill at a real cluster must not affect
-a demonstration. The pipeline runs in the main thread, as its signal handlers require; a second thread watches the
-committed offsets and drains the pipeline at the end.
+All files of a run are in one folder: the broker's data, the configuration, the output files, and the topics as JSON
+lines. The settings come from the example's file alone: environment variables for a real cluster must not affect a
+demonstration. The pipeline runs in the main thread, as its signal handlers require; a second thread watches the
+committed offsets and finally drains the pipeline.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ PARTITIONS = 4
 DEFAULT_FOLDER = Path("demo-output")
 _MARKER = ".tidemill-demo"
 _OWN = ("kafka", "output", "topics", "recordings", "tidemill.yaml")
-#: If nothing is committed for this long, something is wrong, and waiting longer does not help.
+#: Give up if nothing is committed for this long.
 _STALL_SECONDS = 120.0
-#: Window summaries may come after the last commit.
+#: Window summaries may arrive after the last commit.
 _SETTLE_SECONDS = 15.0
 
 
@@ -55,7 +55,7 @@ def find_example() -> Path:
     """Return the folder of the example, which every installation has.
 
     Raises:
-        ConfigError: This installation lacks it.
+        ConfigError: The installation lacks the example.
     """
     folder = (Path(tidemill.__file__).parent / "examples" / "access_log").resolve()
     if not (folder / "pipeline.py").is_file():
@@ -67,16 +67,16 @@ def run_demo(*, keep: bool = False, directory: Path | None = None, console: Cons
     """Run the demonstration and return its exit code: 0 only if every number is right.
 
     Args:
-        keep: Leave the broker and the pipeline running, after the summary, until Ctrl-C.
-        directory: The folder for everything; None: `demo-output` in the current folder. What an earlier run left there
-            is replaced; a folder with anything else in it is refused.
-        console: Where it is shown.
+        keep: Keep the broker and the pipeline running after the summary, until Ctrl-C.
+        directory: The folder for all files; None: `demo-output` in the current folder. Files of an earlier run are
+            replaced; a folder with other files is rejected.
+        console: The console for all output.
 
     Raises:
         ConfigError: The folder cannot be used, or there is no Java.
         RemoteError: The broker did not start.
     """
-    # Rich would colour every number in a sentence.
+    # By default rich would colour every number in a sentence.
     console = console or Console(highlight=False)
     with open_folder(directory or DEFAULT_FOLDER) as folder:
         phases = Phases(PARTITIONS)
@@ -91,12 +91,12 @@ def run_demo(*, keep: bool = False, directory: Path | None = None, console: Cons
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[Path]:
-    """Create a folder, or empty one of an earlier demo; lock it."""
+    """Create a folder, or empty that of an earlier demo, and lock it."""
     folder = path.resolve()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; choose another with --dir")
     if folder.exists() and any(folder.iterdir()) and not (folder / _MARKER).exists():
-        raise ConfigError(f"{folder} has files that are not of a demo; name another folder with --dir")
+        raise ConfigError(f"{folder} has files that are not from a demo; choose another folder with --dir")
     create_folder(folder)
     with (folder / _MARKER).open("w") as lock:
         try:
@@ -188,7 +188,7 @@ class _Demo:
             self.pipeline.drain()
 
     def _follow(self) -> bool:
-        """Return True once everything is committed, False if the pipeline ended or does not progress."""
+        """Return True once everything is committed, False if the pipeline ended or makes no progress."""
         total, last, moved = len(self.lines), 0, time.monotonic()
         group = self.settings.kafka.consumer_group
         with TopicReader(self.bootstrap, group) as reader, show_live(self.console, total) as show:
@@ -203,8 +203,8 @@ class _Demo:
                     last, moved = done, time.monotonic()
                 elif time.monotonic() - moved > _STALL_SECONDS:
                     self.failure = (
-                        f"nothing was committed for {_STALL_SECONDS:g} s: {self._format_progress()}; run it again, and "
-                        f"if that ends the same, report it with {self.folder / 'kafka' / 'broker.log'}"
+                        f"nothing was committed for {_STALL_SECONDS:g} s: {self._format_progress()}; run the demo "
+                        f"again; if it fails again, report it with {self.folder / 'kafka' / 'broker.log'}"
                     )
                     return False
         return False
@@ -213,7 +213,7 @@ class _Demo:
         try:
             return sum(max(offset, 0) for offset in reader.committed(self.source_topic).values())
         except ck.KafkaException:
-            return 0  # the group has no coordinator yet; if that persists, it counts as a stall
+            return 0  # the group has no coordinator yet; a lasting lack counts as a stall
 
     def _format_progress(self) -> str:
         return format_progress(self.pipeline.progress())
@@ -248,13 +248,13 @@ class _Demo:
         outputs = self._read_outputs()
         checks = demo_check.check(self.expected, outputs)
         show_summary(self.console, self.expected, outputs)
-        self.console.print(f"Pipeline: {len(outputs.reports)} tasks in {seconds:.1f} s, Spark's start included.")
+        self.console.print(f"Pipeline: {len(outputs.reports)} tasks in {seconds:.1f} s, including Spark's start.")
         width = self.console.width if self.console.is_terminal else sys.maxsize
         waited = textwrap.fill(
             self.phases.describe(), width, initial_indent="Waited for:     ", subsequent_indent=" " * 16
         )
         self.console.print(waited, soft_wrap=True)
-        self._show_places()
+        self._show_paths()
         wrong = [check for check in checks if not check.ok]
         for check in wrong:
             self.console.print(f"[red]WRONG: {check.name}: {check.found:,}, must be {check.expected:,}[/red]")
@@ -262,7 +262,7 @@ class _Demo:
             self.console.print(f"[green]All {len(checks)} numbers agree with a direct count of the input.[/green]")
         return 1 if wrong else 0
 
-    def _show_places(self) -> None:
+    def _show_paths(self) -> None:
         here = Path.cwd()
         folder = self.folder.relative_to(here) if self.folder.is_relative_to(here) else self.folder
         out = folder / "output"
@@ -282,7 +282,7 @@ def fill_topic(bootstrap: str, topic: str, lines: Sequence[bytes]) -> None:
     """Write the lines to the partitions in turn, in order.
 
     Raises:
-        RemoteError: The broker did not confirm all of them.
+        RemoteError: The broker did not confirm all lines.
     """
     failed: list[ck.KafkaError] = []
 
@@ -290,7 +290,7 @@ def fill_topic(bootstrap: str, topic: str, lines: Sequence[bytes]) -> None:
         if error is not None:
             failed.append(error)
 
-    # It retries by itself while a new broker is not ready, and reports what fails in the end.
+    # The producer retries by itself while a new broker is not ready, and reports final failures.
     settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 0}
     producer = ck.Producer(settings)
     for number, line in enumerate(lines):
@@ -301,7 +301,7 @@ def fill_topic(bootstrap: str, topic: str, lines: Sequence[bytes]) -> None:
 
 
 def _write_settings(folder: Path, bootstrap: str) -> Settings:
-    """Point the example's configuration at this run's broker and folder, save it, and return it."""
+    """Save and return the example's configuration with this run's broker and folder."""
     document = yaml.safe_load((find_example() / "tidemill.yaml").read_text())
     document["kafka"]["brokers"] = bootstrap
     document["sinks"]["filesystem"]["output"]["base_path"] = str(folder / "output")

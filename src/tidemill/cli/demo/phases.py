@@ -1,4 +1,4 @@
-"""What the demo waited for, one phase after the other, with the time that each took."""
+"""The phases of the demo's start, with the duration of each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Phases:
     """The phases of one run; used by one thread at a time.
 
     Args:
-        partitions: How many partitions the source topic has.
-        clock: Seconds that never go back.
+        partitions: The number of partitions of the source topic.
+        clock: Returns monotonic seconds.
 
     Example:
         >>> clock = iter([0.0, 2.5, 3.0]).__next__
@@ -28,21 +28,20 @@ class Phases:
     """
 
     def __init__(self, partitions: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin the first phase."""
         self._partitions = partitions
         self._clock = clock
         self._began = clock()
         self._ended: dict[str, float] = {}
 
     def end(self, name: str) -> None:
-        """End the current phase, under this name, and begin the next; a repetition changes nothing."""
+        """End the current phase under a name, and start the next; repeating a name changes nothing."""
         if name not in self._ended:
             now = self._clock()
             self._ended[name] = now - self._began
             self._began = now
 
     def follow(self, progress: PipelineProgress) -> None:
-        """End the phases of the pipeline's start that are over."""
+        """End the completed phases of the pipeline's start."""
         if not progress.engines:
             return
         self.end("Spark")
@@ -53,5 +52,5 @@ class Phases:
             self.end("partitions")
 
     def describe(self) -> str:
-        """Return all phases that have ended, in one line."""
+        """Return all ended phases in one line."""
         return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._ended.items())

@@ -1,4 +1,4 @@
-"""What `tidemill demo` shows: a live line while it runs, and the summary. Decides nothing."""
+"""Output of `tidemill demo`: a live line while it runs, and the summary."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tidemill.deadletters.letter import Letter
 from tidemill.spark.progress import PipelineProgress
 
 Show = Callable[[int, str], None]
-#: Without a terminal: one line this often, and one at the end.
+#: Without a terminal: the interval of progress lines.
 _PLAIN_SECONDS = 2.0
-#: A terminal of fewer columns has no room for bars and the numbers of the input: no number may be cut.
+#: A narrower terminal shows no bars and no numbers of the input, so that no number is truncated.
 _WIDE = 70
 
 
 @contextmanager
 def show_live(console: Console, total: int) -> Iterator[Show]:
-    """Yield a function that shows how many lines are committed, and a text next to it."""
+    """Yield a function that shows the number of committed lines, and a text beside it."""
     if not console.is_terminal:
         yield _show_plain(console, total)
         return
@@ -59,7 +59,7 @@ def _show_plain(console: Console, total: int) -> Show:
 
 
 def format_progress(progress: PipelineProgress) -> str:
-    """Describe in a few words what the engines do."""
+    """Return a short description of the engines' work."""
     running = [engine for engine in progress.engines if engine.progress is not None]
     if not running:
         return "Spark is starting"
@@ -75,7 +75,7 @@ def show_summary(
     expected: Mapping[check.Position, check.Line | None],
     outputs: check.Outputs,
 ) -> None:
-    """Show the counts next to those of the input, the slowest tasks, and the dead letters."""
+    """Show awk's counts next to those of the input, the slowest tasks, and the dead letters."""
     wide = console.width >= _WIDE
     console.print(_build_status_table(expected, outputs, wide=wide))
     console.print(_build_slowest_table(check.find_slowest(outputs.reports), wide=wide))
@@ -115,6 +115,6 @@ def _build_slowest_table(reports: Sequence[check.Report], *, wide: bool) -> Tabl
 
 
 def _show_letter(console: Console, letter: Letter) -> None:
-    places = ", ".join(f"{source.topic}/{source.partition}/{source.offset}" for source in letter.sources)
-    text = f"Dead letter ({letter.kind}) for {places}: {letter.error}"
+    positions = ", ".join(f"{source.topic}/{source.partition}/{source.offset}" for source in letter.sources)
+    text = f"Dead letter ({letter.kind}) for {positions}: {letter.error}"
     console.print(text, markup=False, highlight=False, soft_wrap=True)

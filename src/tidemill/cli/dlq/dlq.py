@@ -1,4 +1,4 @@
-"""`tidemill dlq list | show | stats | redrive`: looks at dead letters, and sends them again.
+"""`tidemill dlq list | show | stats | redrive`: shows dead letters, and sends them again.
 
 Results go to standard output (`--json`: for programs), progress and errors to standard error.
 """
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from tidemill.deadletters.reader import Found
     from tidemill.deadletters.redrive.history import Redriven
 
-#: Columns of an output that is not a terminal.
+#: The width of output that is not a terminal.
 _NO_WIDTH = 100_000
 
-app = App(help="Look at dead letters, and send them again.")
+app = App(help="Show dead letters, and send them again.")
 
 
 @app.command("list")
@@ -57,11 +57,11 @@ def list_letters(
     keys: Keys = None,
     text: Text = "",
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=0, help="The newest N letters; 0: all, the oldest first.")
+        int, typer.Option("--limit", metavar="N", min=0, help="Show the newest N letters; 0: all, oldest first.")
     ] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List letters, newest first; times may be relative here (--from 2h)."""
+    """List letters, newest first. Times may be relative (--from 2h)."""
     with reporting():
         from tidemill.cli.dlq.view import build_table, encode_letter_line
 
@@ -78,23 +78,23 @@ def list_letters(
 
 
 def _find_history(settings: Settings, box: Letters) -> Callable[[Found], list[Redriven]]:
-    """Return a function that returns when and where to a letter was sent again."""
+    """Return a function that lists the redrives of a letter."""
     from tidemill.core.errors import RemoteError
     from tidemill.deadletters.redrive.history import read_history
 
     try:
         return read_history(settings, box).list_redriven
     except RemoteError as error:
-        # Listing groups takes a permission of its own; letters can be read without it.
+        # Listing consumer groups requires a separate permission; letters can be read without it.
         typer.echo(f"warning: {error}", err=True)
         return lambda found: []
 
 
 def _print_table(found: Iterator[Found], table: Callable[[list[Found], int], object]) -> None:
-    """Print tables of some letters each: all of a huge topic do not fit into one."""
+    """Print the letters as several tables, since all letters of a huge topic would not fit into one."""
     from rich.console import Console
 
-    # Only a terminal limits the length of lines: programs and files get them whole.
+    # Only a terminal limits the length of lines; programs and files get whole lines.
     narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(soft_wrap=False, width=None if narrow else _NO_WIDTH)
     page: list[Found] = []
@@ -112,17 +112,17 @@ def _print_table(found: Iterator[Found], table: Callable[[list[Found], int], obj
 
 @app.command()
 def show(
-    letter_id: Annotated[str, typer.Argument(metavar="ID", help="The letter's id, or the start of it.")],
+    letter_id: Annotated[str, typer.Argument(metavar="ID", help="The letter's id, or a prefix of it.")],
     config: ConfigPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one letter with everything in it: messages and payloads as they are, secrets included."""
+    """Show one letter with all its contents; messages and payloads are shown unmasked, including secrets."""
     with reporting():
         from tidemill.cli.dlq.view import describe_letter, encode_letter_line
         from tidemill.core.deadletters.redrive import Criteria
 
         if not letter_id:
-            raise ConfigError("the id is empty; give one that `tidemill dlq list` shows")
+            raise ConfigError("the id is empty; pass an id from `tidemill dlq list`")
         settings = _load_settings(config)
         with _open_letters(settings) as box:
             found: dict[str, Found] = {}
@@ -132,10 +132,10 @@ def show(
                 if each.letter.letter_id == letter_id or len(found) > 1:
                     break
             if not found:
-                raise ConfigError(f"no letter {letter_id!r} in {box.place}; tidemill dlq list shows the ids")
+                raise ConfigError(f"no letter {letter_id!r} in {box.place}; `tidemill dlq list` lists the ids")
             if len(found) > 1 and letter_id not in found:
                 raise ConfigError(
-                    f"several ids begin with {letter_id!r}: {', '.join(found)}, perhaps more; write more of the id"
+                    f"several ids begin with {letter_id!r}, such as {', '.join(found)}; write more of the id"
                 )
             one = found.get(letter_id) or next(iter(found.values()))
             sent = _find_history(settings, box)(one)
@@ -155,7 +155,7 @@ def stats(
     text: Text = "",
     as_json: AsJson = False,
 ) -> None:
-    """Count letters by kind, sink, error and day; times may be relative here (--from 7d)."""
+    """Count letters by kind, sink, error and day. Times may be relative (--from 7d)."""
     with reporting():
         from tidemill.cli.dlq.view import describe_stats, encode_stats
         from tidemill.core.deadletters.letter_stats import LetterStats
@@ -181,7 +181,7 @@ def redrive(
             "--to",
             metavar="WHERE",
             autocompletion=complete_targets,
-            help="source: each message to its own topic, to be reprocessed; sink: each refused payload to its sink; a "
+            help="source: each message to its own topic, to be reprocessed; sink: each rejected payload to its sink; a "
             "topic: the messages to that topic.",
         ),
     ] = "source",
@@ -201,27 +201,31 @@ def redrive(
             "--max-redrives",
             metavar="N",
             min=0,
-            help="Skip messages that were redriven N times already; default: dlq.max_redrives.",
+            help="Skip messages that have been redriven N times; default: dlq.max_redrives.",
         ),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", min=0.001, help="At most N messages or payloads per second.")
+        float | None,
+        typer.Option("--rate", metavar="N", min=0.001, help="Send at most N messages or payloads per second."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Send nothing; show what would be sent, and where to.")
+        bool, typer.Option("--dry-run", help="Send nothing; show which letters would be sent, and to which target.")
     ] = False,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Start with the oldest letter, even if this redrive sent it before.")
+        bool,
+        typer.Option(
+            "--restart", help="Start from the oldest letter, including letters that this redrive has sent before."
+        ),
     ] = False,
     drop_headers: Annotated[
-        bool, typer.Option("--drop-headers", help="Send messages whose headers cannot be read without their headers.")
+        bool, typer.Option("--drop-headers", help="If a message's headers cannot be read, send it without them.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send letters again, each once; run the same command again to continue.
+    """Send letters again, each once. To continue a redrive, repeat the command.
 
-    The same filters and the same target are the same redrive. Ctrl-C ends it after the current batch; a second one at
-    once.
+    The same filters and target identify the same redrive. Ctrl-C stops after the current batch; a second one stops
+    immediately.
     """
     with reporting():
         from tidemill.cli.dlq.redrive import run_redrive
@@ -234,14 +238,14 @@ def redrive(
 
 
 def _load_settings(config: Path | None) -> Settings:
-    """Return the configuration, with logs of warnings and worse on standard error."""
+    """Return the configuration; log warnings and errors to standard error."""
     from tidemill.config.loading import load_settings, require_letters_named
     from tidemill.runtime.log.setup import configure
 
     settings = load_settings(config)
     require_letters_named(settings, config)
     if settings.logging.level in ("DEBUG", "INFO"):
-        # Meant for the pipeline; here it would only disturb the output.
+        # These levels are meant for the pipeline; here they would disturb the output.
         settings.logging.level = "WARNING"
     configure(settings.logging)
     return settings
@@ -254,7 +258,7 @@ def _open_letters(settings: Settings) -> Letters:
 
 
 def _find_ranges(box: Letters) -> dict[int, tuple[int, int]]:
-    """Return the first offset and the end of each partition or file; says so if brokers do not answer at once."""
+    """Return the first offset and the end of each partition or file; print a notice if brokers are slow to answer."""
     from tidemill.cli.topic_access import waiting_for_brokers
     from tidemill.runtime.kafka.client import CALL_SECONDS
 

@@ -1,4 +1,4 @@
-"""The common options of the `tidemill dlq` commands, and how times and targets are written."""
+"""Common options of the `tidemill dlq` commands, and the formats of times and targets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 Ids = Annotated[
     list[str] | None,
-    typer.Option("--id", metavar="ID", help="The letter with this id, or all whose ids start with it; repeatable."),
+    typer.Option("--id", metavar="ID", help="Letters whose ids start with this text; repeatable."),
 ]
 Kinds = Annotated[
     list[str] | None,
     typer.Option(
         "--kind",
         metavar="KIND",
-        help="What went wrong (task, delivery ...); repeatable.",
+        help="The kind of failure (task, delivery ...); repeatable.",
         autocompletion=complete_kinds,
     ),
 ]
@@ -33,37 +33,39 @@ SinkNames = Annotated[
     typer.Option(
         "--sink",
         metavar="NAME",
-        help="The sink that refused the payload: name or type.name; repeatable.",
+        help="The sink that rejected the payload, as name or type.name; repeatable.",
         autocompletion=complete_sinks,
     ),
 ]
 Since = Annotated[
     str | None,
-    typer.Option("--from", metavar="TIME", help="Letters written at this time or later: 2026-05-01, 2026-05-01T12:00."),
+    typer.Option(
+        "--from", metavar="TIME", help="Letters written at or after this time, such as 2026-05-01 or 2026-05-01T12:00."
+    ),
 ]
 Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Letters written before this time.")]
 Keys = Annotated[
     list[str] | None, typer.Option("--key", metavar="KEY", help="The key of a source message; repeatable.")
 ]
 Text = Annotated[
-    str, typer.Option("--text", metavar="TEXT", help="Anywhere in error, stderr, arguments, payloads or messages.")
+    str, typer.Option("--text", metavar="TEXT", help="A text in error, stderr, arguments, payloads or messages.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _AGO = re.compile(r"(\d+)\s*([smhdw])", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def parse_time(option: str, text: str | None, *, relative: bool = True) -> float | None:
-    """Return a time in seconds since the epoch; without a time zone it is UTC.
+    """Return a time in seconds since the epoch; a time without a zone is UTC.
 
     Args:
-        option: For error texts.
-        text: `2026-05-01`, `2026-05-01T12:00+02:00`, or, where that is allowed, `2h` (before now).
-        relative: Whether a time may be relative to now.
+        option: The option's name, for error messages.
+        text: `2026-05-01`, `2026-05-01T12:00+02:00`, or if relative times are allowed, `2h` (before now).
+        relative: Whether relative times are allowed.
 
     Raises:
-        ConfigError: It is not a time.
+        ConfigError: The text is not a time.
     """
     if text is None:
         return None
@@ -77,9 +79,7 @@ def parse_time(option: str, text: str | None, *, relative: bool = True) -> float
         try:
             return (datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).timestamp()
         except (OverflowError, ValueError):  # ValueError: too many digits
-            raise ConfigError(
-                f"{option} {text}: before the first day of the calendar; write a smaller number"
-            ) from None
+            raise ConfigError(f"{option} {text}: too far in the past; write a smaller number") from None
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -99,7 +99,7 @@ def make_criteria(
     *,
     relative: bool = True,
 ) -> Criteria:
-    """Return the criteria that the common options stand for.
+    """Return the criteria for the values of the common options.
 
     Raises:
         ConfigError: A kind is unknown, a time is invalid, or the times are in the wrong order.
@@ -112,7 +112,7 @@ def make_criteria(
         if kind not in known:
             raise ConfigError(f"--kind {kind}: unknown kind; choose one of {', '.join(known)}")
     if "" in (ids or ()):
-        raise ConfigError("--id: the id is empty; give the id of a letter, or omit the option for all letters")
+        raise ConfigError("--id: the id is empty; write the id of a letter, or omit the option for all letters")
     begin, end = (parse_time(name, at, relative=relative) for name, at in (("--from", since), ("--until", until)))
     if begin is not None and end is not None and begin >= end:
         raise ConfigError(f"--until {until} is not after --from {since}, so no letter matches; swap or change them")
@@ -128,10 +128,10 @@ def make_criteria(
 
 
 def parse_target(text: str) -> tuple[Target, str]:
-    """Return where `--to` says: `source`, `sink`, or a topic (`topic:NAME` for one with such a name).
+    """Return the target that `--to` names: `source`, `sink`, or a topic; `topic:NAME` allows a topic of any name.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: The text is not a target.
     """
     from tidemill.config.kafka_names import check_topic
     from tidemill.core.deadletters.redrive import Target

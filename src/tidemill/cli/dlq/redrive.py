@@ -1,4 +1,4 @@
-"""Runs a redrive for the command line: signals, progress and the result."""
+"""Runs a redrive for the command line: handles signals, and shows progress and the result."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
     from tidemill.deadletters.redrive.targets import RedriveItem
 
-#: A line of progress this often without a terminal, and a new status this often with one.
+#: The interval of progress lines without a terminal, and of status updates with one.
 _LINE_SECONDS = 10.0
 _STATUS_SECONDS = 0.2
 _FAILED_SHOWN = 20
 
 
 class _Stop:
-    """Set by the first signal to stop; the second one interrupts at once."""
+    """Records the first stop signal; a second one interrupts immediately."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -49,10 +49,10 @@ class _Stop:
 
 
 def run_redrive(settings: Settings, order: RedriveOrder, *, as_json: bool) -> ExitCode:
-    """Do a redrive, and show its progress and its result.
+    """Run a redrive, and show its progress and its result.
 
     Raises:
-        TidemillError: It ended early; the result up to then was printed.
+        TidemillError: The redrive ended early, after its result so far was printed.
     """
     stop = _Stop()
     for number in find_stop_signals():
@@ -70,7 +70,7 @@ def run_redrive(settings: Settings, order: RedriveOrder, *, as_json: bool) -> Ex
             ended = "stopped" if stop.wanted and redrive.left else "limit" if redrive.left else "end"
         finally:
             watch.clear()
-            # After an error as well: what was sent until then has to be known.
+            # Print the result after errors too, because letters may have been sent.
             _say_result(redrive, order, ended, as_json=as_json)
     undone = redrive.tally.unsent or redrive.tally.lost_messages
     return ExitCode.REMOTE if undone and not order.dry_run else ExitCode.OK
@@ -104,16 +104,16 @@ def _say_result(redrive: Redrive, order: RedriveOrder, ended: str, *, as_json: b
     if tally.unsent > _FAILED_SHOWN:
         typer.echo(f"  and {tally.unsent - _FAILED_SHOWN:,} more; --json names up to {tally.keep:,}", err=True)
     if tally.unsent and not order.dry_run:
-        typer.echo("once the cause is fixed, send these letters by their ids: --id ID --restart", err=True)
+        typer.echo("after fixing the cause, send these letters by their ids with --id ID --restart", err=True)
     if tally.lost_messages:
         typer.echo(
-            f"{format_count(tally.lost_messages, 'message')} cannot be redriven: their letters had no room for them",
+            f"{format_count(tally.lost_messages, 'message')} cannot be redriven; they did not fit into their letters",
             err=True,
         )
         for letter_id, lost in tally.in_part[:_FAILED_SHOWN]:
             typer.echo(plain(f"  {letter_id}: sent, except {lost:,} of its messages"), err=True)
     if redrive.left and not order.dry_run:
-        typer.echo(f"{format_count(redrive.left, 'record')} left; run the same command again to continue", err=True)
+        typer.echo(f"{format_count(redrive.left, 'record')} left; repeat the command to continue", err=True)
 
 
 def _result(redrive: Redrive, order: RedriveOrder, ended: str) -> dict[str, object]:
@@ -153,7 +153,7 @@ def _progress() -> Iterator[_Watch]:
 
 
 class _Watch:
-    """Called often by a redrive; prints progress now and then."""
+    """Called often by a redrive; prints progress periodically."""
 
     seconds = _LINE_SECONDS
 
@@ -170,7 +170,7 @@ class _Watch:
         """Show a text."""
 
     def clear(self) -> None:
-        """Make room for a line of output."""
+        """Remove the status line before a line of output."""
 
 
 class _Lines(_Watch):
@@ -179,28 +179,25 @@ class _Lines(_Watch):
 
 
 class ShownProgress(_Watch):
-    """A status line on a terminal: removed while a line is printed, since that would continue it otherwise."""
+    """A status line on a terminal; it is removed while a line is printed, which would otherwise continue it."""
 
     seconds = _STATUS_SECONDS
 
     def __init__(self, status: Status) -> None:
-        """Show the status."""
         super().__init__()
         self._status = status
         status.start()
 
     def say(self, text: str) -> None:
-        """Show a text in the status line."""
         self._status.update(text)
         self._status.start()
 
     def clear(self) -> None:
-        """Remove the status line."""
         self._status.stop()
 
 
 def describe_progress(redrive: Redrive) -> str:
-    """Return one line that says how far a redrive got."""
+    """Return a line that describes the progress of a redrive."""
     seen = redrive.total - redrive.left
     share = f"{seen / redrive.total:.0%}" if redrive.total else "100%"
     parts = [f"{seen:,} of {redrive.total:,} records ({share})", f"{format_count(redrive.tally.sent, 'letter')} sent"]

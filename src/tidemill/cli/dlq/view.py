@@ -1,6 +1,6 @@
-"""How dead letters look: lines of a table, one letter with everything in it, counts; as text or as JSON.
+"""Formats dead letters: rows of a table, one letter with all its contents, counts; as text or JSON.
 
-Invariant: what users and programs put into letters never reaches a terminal as control characters.
+Invariant: control characters from users' and programs' data never reach a terminal.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 
     from tidemill.core.deadletters.letter_stats import LetterStats
 
-#: In a narrower terminal the table says less, and errors take several lines; `show` has the rest.
+#: In narrower terminals the table has fewer columns, and errors wrap; `show` has the rest.
 _WIDE = 120
 _NARROW_CELL = 22
-#: Of values, payloads and headers this many characters are shown; --json has all of them.
+#: The number of characters shown of values, payloads and headers; --json prints all.
 _SHOWN = 2_000
 _ID = 12
 
 
 def plain(text: str, *, lines: bool = False) -> str:
-    """Return a text without control characters; `lines`: line feeds and tabs may stay."""
+    """Return a text with control characters escaped; with `lines`, line feeds and tabs stay."""
     kept = "\n\t" if lines else ""
     return "".join(char if char.isprintable() or char in kept else f"\\x{ord(char):02x}" for char in text)
 
 
 def format_time(seconds: float) -> str:
-    """Return a readable time, UTC."""
+    """Return a time in UTC for display."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def locate(source: LetterSource) -> str:
-    """Return where a message is."""
+    """Return the position of a message."""
     return f"{source.topic}/{source.partition}/{source.offset}"
 
 
 def encode_letter_line(found: Found, sent: Sequence[Redriven] = ()) -> str:
-    """Return a letter as one line of JSON, with its place and where it was sent again."""
+    """Return a letter as one line of JSON, with its position and its redrives."""
     where: dict[str, object] = {"partition": found.partition, "offset": found.offset}
     if found.file:
         where = {"file": found.file, "row": found.offset}
@@ -60,11 +60,11 @@ def encode_letter_line(found: Found, sent: Sequence[Redriven] = ()) -> str:
 
 
 def build_table(found: Sequence[tuple[Found, Sequence[Redriven]]], width: int) -> RenderableType:
-    """Return a table with a line for each letter; where there is little room, with fewer columns.
+    """Return a table with a row per letter, with fewer columns in a narrow terminal.
 
     Args:
-        found: Letters, each with the times it was sent again; the column of those is there if one was.
-        width: Of the terminal, in characters.
+        found: Letters with their redrives; the column for redrives is left out if there are none.
+        width: The width of the terminal, in characters.
     """
     from rich.table import Table
     from rich.text import Text
@@ -81,7 +81,7 @@ def build_table(found: Sequence[tuple[Found, Sequence[Redriven]]], width: int) -
     for each, sent in found:
         *cells, error = _make_row(each)
         shown = cells[: 3 + len(middle)] + ([_describe_sent(sent)] if any_sent else [])
-        # Text, not str: rich would read markup in it.
+        # Text, not str, in which rich would interpret markup.
         table.add_row(*(Text(plain(cell)) for cell in (*shown, error)))
     return table
 
@@ -112,13 +112,13 @@ def _make_row(found: Found) -> tuple[str, ...]:
 
 
 def describe_letter(found: Found, config: str = "", sent: Sequence[Redriven] = (), max_redrives: int = 1_000) -> str:
-    """Return everything about a letter as readable text.
+    """Return all contents of a letter as readable text.
 
     Args:
-        found: Where it is.
-        config: The configuration file that was named, for the commands that are suggested.
-        sent: When and where to it was sent again.
-        max_redrives: How often a message is sent again unless the command says otherwise.
+        found: The letter and its position.
+        config: The configuration file that was given, for the suggested commands.
+        sent: The redrives of the letter.
+        max_redrives: How often a message is redriven unless a command says otherwise.
     """
     letter = found.letter
     assert letter is not None
@@ -143,7 +143,7 @@ def describe_letter(found: Found, config: str = "", sent: Sequence[Redriven] = (
     for source in letter.sources:
         lines += _describe_source(source)
     if letter.sources_dropped:
-        lines.append(f"{'messages':<11} and {letter.sources_dropped} more, whose positions did not fit into the letter")
+        lines.append(f"{'messages':<11} {letter.sources_dropped} more, whose positions did not fit into the letter")
     commands = suggest_commands(letter, config, again=bool(sent), max_redrives=max_redrives)
     lines += ["", *(f"{what}:  {command}" for what, command in commands.items())]
     return "\n".join(lines)
@@ -180,12 +180,12 @@ def _describe_value(value: str | Blob | None) -> str:
     if value.text is not None:
         return _indent(_shorten(value.text))
     if value.length is None:
-        return "(not in the letter; it is still at its position, if that is kept)"
+        return "(not in the letter; read it from its position, unless retention has removed it)"
     return f"({value.length:,} bytes, too large for the letter; SHA-256 {value.sha256})"
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ... ({len(text):,} characters; --json has them all)"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ... ({len(text):,} characters; use --json for all)"
 
 
 def _indent(text: str) -> str:
@@ -193,7 +193,6 @@ def _indent(text: str) -> str:
 
 
 def encode_stats(stats: LetterStats) -> str:
-    """Return counts as JSON."""
     return json.dumps(
         {
             "letters": stats.letters,
@@ -212,7 +211,7 @@ def _format_iso(seconds: float | None) -> str | None:
 
 
 def describe_stats(stats: LetterStats) -> str:
-    """Return counts as readable text; the first ten of each group."""
+    """Return counts as readable text, with the first ten of each group."""
     lines = [f"{format_count(stats.letters, 'dead letter')}, {format_count(stats.messages, 'message')}"]
     if stats.oldest is not None and stats.newest is not None:
         lines.append(f"oldest {format_time(stats.oldest)}, newest {format_time(stats.newest)} (UTC)")
@@ -232,7 +231,7 @@ def _list_counts(counts: Mapping[str, int], *, last: bool) -> list[str]:
     lines = [f"{count:>10,}  {plain(value)}" for value, count in shown]
     if len(items) > len(shown):
         rest = sum(counts.values()) - sum(count for _, count in shown)
-        lines.append(f"{rest:>10,}  in {len(items) - len(shown)} more; --json has them")
+        lines.append(f"{rest:>10,}  in {len(items) - len(shown)} more; use --json for all")
     return lines
 
 

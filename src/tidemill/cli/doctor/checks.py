@@ -1,4 +1,4 @@
-"""The checks of `tidemill doctor`: each returns what it found, or raises an error that says what to do.
+"""The checks of `tidemill doctor`: each returns its finding, or raises an error that says how to fix the problem.
 
 Checks change nothing, have a time limit each, and do not retry.
 """
@@ -29,19 +29,19 @@ from tidemill.runtime.files.folders import user_cache_folder, writable_cache_fol
 from tidemill.runtime.process.program_lookup import find_program
 
 CHECK_SECONDS = 5.0
-#: Requests to brokers end shortly before the check itself would time out.
+#: Requests to brokers end shortly before the check times out.
 _ASK_SECONDS = CHECK_SECONDS - 0.5
-#: After this long it is looked whether no broker can be connected to: then nothing is gained by waiting.
+#: How often to check whether all brokers are unreachable, in which case waiting is pointless.
 _LOOK_SECONDS = 1.0
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        name: What was checked.
-        text: What was found; for a problem, what to do.
-        problem: None if all is well.
+        name: The name of the check.
+        text: The result; for a problem, how to fix it.
+        problem: The problem; None: there is none.
     """
 
     name: str
@@ -52,14 +52,13 @@ class Finding(msgspec.Struct, frozen=True):
 def run_check(
     name: str, check: Callable[[], str], seconds: float = CHECK_SECONDS, prepare: Callable[[], object] | None = None
 ) -> Finding:
-    """Run a check with a time limit; an error that it raises becomes the finding.
+    """Run a check with a time limit; an error becomes the finding.
 
     Args:
-        name: What is checked.
-        check: Returns what it found.
-        seconds: The limit.
-        prepare: What this process does before it asks anything, such as imports, which are slow on a busy host. The
-            limit begins afterwards.
+        name: The name of the check.
+        check: Returns the text of the finding.
+        seconds: The time limit.
+        prepare: Prepares the check, for example with imports, which are slow on a busy host; the limit starts after it.
     """
     box: list[Finding] = []
     prepared = threading.Event()
@@ -78,13 +77,13 @@ def run_check(
             text = f"the check itself failed: {type(error).__name__}: {redact_text(str(error))}"
             box.append(Finding(name, text, RemoteError(text)))
 
-    # A daemon thread: a hanging check must not keep the process alive.
+    # A daemon thread, because a hanging check must not keep the process alive.
     thread = threading.Thread(target=work, name=f"tidemill-doctor-{name}", daemon=True)
     thread.start()
     prepared.wait()
     thread.join(seconds)
     if not box:
-        text = f"no answer within {seconds:g} s; check that what it needs is reachable"
+        text = f"no result within {seconds:g} s; check that the service it needs is reachable"
         return Finding(name, text, RemoteError(text))
     return box[0]
 
@@ -101,18 +100,18 @@ def check_java() -> str:
 
 
 def check_cache_folder() -> str:
-    """Check where downloads are kept."""
+    """Check the folder for downloads."""
     wanted, used = user_cache_folder(), writable_cache_folder()
     if used == wanted:
         return str(used)
     return (
-        f"{used}, because {wanted} cannot be written: downloads are lost when the system clears it; to keep "
-        "them, set XDG_CACHE_HOME to a folder that can be written"
+        f"{used}, because {wanted} cannot be written to; downloads are lost when the system clears this folder; to "
+        "keep them, set XDG_CACHE_HOME to a writable folder"
     )
 
 
 def check_spark(master: str) -> str:
-    """Check pyspark, and the master if it listens at an address."""
+    """Check pyspark, and the master if it has an address."""
     try:
         import pyspark
     except ImportError as error:
@@ -133,7 +132,7 @@ def _check_address(address: str) -> None:
 
 
 def check_worker(settings: Settings) -> str:
-    """Check that this process would have a usable worker name."""
+    """Check that this process has a usable worker name."""
     from tidemill.runtime.identity import find_worker_name
 
     name = find_worker_name(settings)
@@ -147,17 +146,17 @@ def check_program(settings: ExecutorSettings) -> str:
 
 
 class Cluster:
-    """What the brokers at one address answer, requested once for all checks.
+    """The answers of the brokers at one address, requested once for all checks.
 
     Args:
         settings: The `kafka` section.
-        brokers: '' or those of another cluster.
-        overrides: More client properties.
-        setting: Where the brokers are configured, for messages.
+        brokers: The addresses of another cluster; '': those in `kafka.brokers`.
+        overrides: Further client properties.
+        setting: The setting that names the brokers, for messages.
     """
 
     def __init__(self, settings: KafkaSettings, brokers: str, overrides: Mapping[str, Any], setting: str) -> None:
-        """Prepare; nothing is requested yet."""
+        """Prepare the client's configuration; nothing is requested yet."""
         from tidemill.runtime.kafka.client import make_client_config
 
         self.config = make_client_config(settings, brokers, overrides)
@@ -170,10 +169,10 @@ class Cluster:
         """Return the number of partitions of each topic.
 
         Raises:
-            TidemillError: The brokers do not answer, or refuse the connection.
+            TidemillError: The brokers do not answer, or reject the connection.
         """
         if self._error is not None:
-            # Reported in full only once: repeating it for each topic would hide it.
+            # Report the error in full only once; repetitions for each topic would hide it.
             raise RemoteError(f"unknown, because {self.brokers} did not answer")
         if self._topics is None:
             try:
@@ -200,9 +199,8 @@ class Cluster:
         try:
             client = AdminClient(config, logger=LibraryLog())
         except (KafkaException, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"bad client configuration: {scrub(describe_client_error(error), self.config)}; correct client_config"
-            ) from None
+            text = scrub(describe_client_error(error), self.config)
+            raise ConfigError(f"invalid client configuration: {text}; correct client_config") from None
         deadline = time.monotonic() + _ASK_SECONDS
         while True:
             try:
@@ -223,7 +221,7 @@ class Cluster:
 
     @property
     def answers(self) -> bool:
-        """Whether they answered the last request."""
+        """Whether the brokers have answered."""
         return self._topics is not None
 
     def check(self) -> str:
@@ -240,13 +238,13 @@ class Cluster:
         return f"topic {topic}, {format_count(partitions, 'partition')}"
 
     def check_dead_letters(self, topic: str) -> str:
-        """Check whether the dead-letter topic exists; if not, the pipeline creates it."""
+        """Check whether the dead-letter topic exists; if not, the pipeline will create it."""
         partitions = self.topics().get(topic)
         return f"topic {topic}" + (", will be created at startup" if partitions is None else "")
 
 
 def check_group(settings: Settings) -> str:
-    """Check that the pipeline would be admitted to its consumer group; joins nothing."""
+    """Check that the pipeline would be admitted to its consumer group, without joining it."""
     from confluent_kafka import KafkaException
 
     from tidemill.core.pipeline.group_refusal import GroupTerms, find_refusal
@@ -269,7 +267,7 @@ def check_group(settings: Settings) -> str:
 
 
 def check_sink(settings: Settings, kind: str, name: str) -> str:
-    """Check that a sink can connect, as in an engine; nothing is written."""
+    """Check that a sink can connect, as in an engine; writes nothing."""
     from tidemill.sinks.build import build_sink
 
     sink = build_sink(settings, kind, name)
@@ -288,7 +286,9 @@ def check_sink(settings: Settings, kind: str, name: str) -> str:
 
 
 def find_refusals(settings: Settings) -> list[str]:
-    """Return what `tidemill run` would refuse about settings that are valid; nothing is started or connected."""
+    """Return the reasons why `tidemill run` would reject settings that are valid by themselves; starts and connects
+    nothing.
+    """
     from tidemill.cli.doctor.folder_checks import check_folder, list_folders
     from tidemill.runtime.identity import find_worker_name
     from tidemill.sinks.build import build_sinks

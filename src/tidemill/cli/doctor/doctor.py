@@ -1,4 +1,4 @@
-"""`tidemill doctor`: checks everything that a pipeline needs and says what to do about it."""
+"""`tidemill doctor`: checks everything that a pipeline needs, and says how to fix problems."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def doctor(
     handler: Annotated[
         str | None,
         typer.Option(
-            "--handler", metavar="MODULE:CLASS", help="Check this handler too.", autocompletion=complete_handlers
+            "--handler", metavar="MODULE:CLASS", help="Also check this handler.", autocompletion=complete_handlers
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Check everything a pipeline needs: Java, Spark, brokers, topics, folders, sinks.
+    """Check everything that a pipeline needs: Java, Spark, brokers, topics, folders, sinks.
 
-    Each line says ok, or FAIL and what to do; after a FAIL the exit code is 4.
+    Each line says ok, or FAIL and how to fix it. After a FAIL the exit code is 4.
     """
     with reporting(), divert_prints(as_json) as output:
         findings = []
@@ -62,12 +62,12 @@ def _print(finding: Finding) -> None:
 
 
 def _describe(finding: Finding) -> str:
-    # Messages of sinks begin with their name.
+    # Messages of sinks begin with the sink's name.
     return finding.text.removeprefix(f"{finding.name}: ")
 
 
 def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
-    """Yield the finding of each check as soon as it is known."""
+    """Yield the finding of each check as soon as it is available."""
     from tidemill.cli.doctor.checks import (
         Finding,
         check_cache_folder,
@@ -111,7 +111,7 @@ def _examine_remote(settings: Settings) -> Iterator[Finding]:
     source = Cluster(kafka, "", kafka.client_config, "kafka.brokers")
     worker = run_check("worker name", lambda: check_worker(settings))
     yield worker
-    # On a cluster it must exist where the engines are, which is not here.
+    # On a cluster the program must exist on the engines' machines, not here.
     if settings.executor.binary_path and is_local(settings.spark):
         yield run_check("program", lambda: check_program(settings.executor))
     yield run_check("Kafka", source.check, prepare=load_kafka_client)
@@ -134,13 +134,13 @@ def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
     from tidemill.sinks.build import build_sink
 
     if settings.sinks.is_empty():
-        text = "none is configured; add one, for example sinks.filesystem.results with a base_path"
+        text = "no sink is configured; add one, for example sinks.filesystem.results with a base_path"
         yield Finding("sinks", text, SinkNotConfiguredError(text))
     for name, topic in settings.sinks.kafka.items():
-        place = f"sinks.kafka.{name}"
+        section = f"sinks.kafka.{name}"
         own = topic.brokers or topic.client_config
-        cluster = Cluster(settings.kafka, topic.brokers, topic.client_config, f"{place}.brokers") if own else source
-        yield run_check(place, lambda c=cluster, t=topic, p=place: c.check_topic(t.topic, f"{p}.topic"))  # type: ignore[misc]
+        cluster = Cluster(settings.kafka, topic.brokers, topic.client_config, f"{section}.brokers") if own else source
+        yield run_check(section, lambda c=cluster, t=topic, p=section: c.check_topic(t.topic, f"{p}.topic"))  # type: ignore[misc]
     for kind, named in settings.sinks.group_by_type().items():
         for name in named if kind not in ("kafka", "filesystem") else ():
             yield run_check(

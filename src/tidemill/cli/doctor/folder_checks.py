@@ -1,6 +1,6 @@
-"""Finds configured folders that a pipeline could not write to; nothing is created but a file that has no name.
+"""Finds configured folders that a pipeline could not write to; creates nothing but an unnamed temporary file.
 
-Folders of a cluster's engines are on other machines, so they are checked only where the engines run here.
+Folders of a cluster's engines are on other machines, so they are checked only if the engines run on this one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tidemill.core.errors import ConfigError, RemoteError
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """A folder of the configuration.
+    """A folder in the configuration.
 
     Attributes:
-        setting: The key that names it.
-        path: Its value.
-        note: What to say of it besides.
+        setting: The setting that names it.
+        path: The value of the setting.
+        note: A note for the finding.
     """
 
     setting: str
@@ -47,24 +47,24 @@ def list_folders(settings: Settings) -> Iterator[Folder]:
 
 
 def check_folder(folder: Folder) -> str:
-    """Check that a folder can be written to, or created.
+    """Check that a folder can be written to or created.
 
     Raises:
-        ConfigError: It, or what it is in, is not a folder.
-        RemoteError: It cannot be written to.
+        ConfigError: The path or one of its parents is not a folder.
+        RemoteError: The folder cannot be written to.
     """
     base = Path(folder.path).absolute()
     existing = base
     try:
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
-    except OSError as error:  # a name that is too long, or a folder that may not be looked into
+    except OSError as error:  # the name is too long, or a parent folder denies access
         raise ConfigError(f"{base} cannot be used: {error.strerror}; change {folder.setting}") from None
     if not existing.is_dir():
         raise ConfigError(f"{existing} is a file, not a folder; remove it or change {folder.setting}")
     if base == existing:
         try:
-            # Only an attempt shows it: read-only file systems and full disks have writable modes.
+            # Only an attempt is conclusive: read-only file systems and full disks may have writable modes.
             with tempfile.TemporaryFile(dir=base) as file:
                 file.write(b"x")
                 file.flush()
@@ -82,9 +82,9 @@ def check_folder(folder: Folder) -> str:
 
 
 def find_recording_problem(settings: Settings) -> str:
-    """Return why recordings would be kept in memory although a folder is set for them; '' if nothing is wrong.
+    """Return the reason why recordings would be stored in memory although a folder is set; '' if there is none.
 
-    A pipeline runs all the same, so this is nothing that it would refuse.
+    The pipeline runs anyway, so this is a warning and not a rejection.
     """
     debug = settings.debug
     if not debug.enabled or not debug.db_dir:
@@ -93,9 +93,9 @@ def find_recording_problem(settings: Settings) -> str:
         folder = Path(debug.db_dir).expanduser()
         check_folder(Folder("debug.db_dir", str(folder)))
     except RuntimeError:
-        why = f"{debug.db_dir}: this user has no home; set debug.db_dir"
+        why = f"{debug.db_dir}: this user has no home directory; set debug.db_dir to an absolute path"
     except (ConfigError, RemoteError) as error:
         why = str(error)
     else:
         return ""
-    return f"{why}; until then, the newest 64 MiB of recordings are kept in memory"
+    return f"{why}; until then, only the newest 64 MiB of recordings are stored, in memory"

@@ -1,4 +1,4 @@
-"""Where the recordings of a configuration are."""
+"""Finds the folder of a configuration's recordings."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def load_quietly(config: Path | None) -> Settings:
-    """Return a configuration; what is logged from now on are warnings and worse.
+    """Return a configuration; from now on, only warnings and errors are logged.
 
     Raises:
-        ConfigError: It is wrong.
+        ConfigError: The configuration is invalid.
     """
     from tidemill.config.loading import load_settings
     from tidemill.runtime.log.setup import configure
 
     settings = load_settings(config)
     if settings.logging.level in ("DEBUG", "INFO"):
-        settings.logging.level = "WARNING"  # meant for the pipeline
+        settings.logging.level = "WARNING"  # lower levels are meant for the pipeline
     configure(settings.logging)
     return settings
 
@@ -32,23 +32,23 @@ def expand_folder(debug: DebugSettings) -> Path:
     """Return the folder of recordings.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No folder is configured, or it cannot be resolved.
     """
     if not debug.db_dir:
         raise ConfigError(
-            "debug.db_dir is '': recordings are in the memory of their process; tidemill trace asks it, and its web UI "
-            "shows them"
+            "debug.db_dir is '', so recordings are in the memory of their process; use tidemill trace or the web UI of "
+            "that process"
         )
     try:
         return Path(debug.db_dir).expanduser()
-    except RuntimeError as error:  # a user without a home
-        raise ConfigError(f"debug.db_dir {debug.db_dir!r}: {error}; write the whole path") from None
+    except RuntimeError as error:  # a user without a home directory
+        raise ConfigError(f"debug.db_dir {debug.db_dir!r}: {error}; write an absolute path") from None
 
 
 def find_folder(config: Path | None) -> Path:
     """Return the folder of a configuration's recordings.
 
     Raises:
-        ConfigError: It has none, or the configuration is wrong.
+        ConfigError: The configuration is invalid, or has no folder.
     """
     return expand_folder(load_quietly(config).debug)

@@ -21,15 +21,15 @@ from tidemill.core.wording import format_count, to_one_line
 if TYPE_CHECKING:
     from tidemill.recorder.reading.queries import RecordingInfo
 
-app = App(help="Look at recordings, copy, export and remove them.")
+app = App(help="Show, copy, export and remove recordings.")
 
 
 @app.command("list")
 def list_recordings(
     config: ConfigPath = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document per line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document per line.")] = False,
 ) -> None:
-    """List recordings, the newest of each worker first."""
+    """List recordings, newest first for each worker."""
     with reporting():
         import msgspec
 
@@ -78,7 +78,7 @@ def _row(info: RecordingInfo) -> list[str]:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return a size for people.
+    """Return a size in decimal units.
 
     Example:
         >>> format_size(999), format_size(1_500_000)
@@ -92,28 +92,30 @@ def format_size(size_bytes: int) -> str:
 
 
 def _refuse_file(option: str, target: Path) -> None:
-    """Refuse something that is in the place of a folder to write.
+    """Reject a target that exists but is not a folder.
 
     Raises:
-        ConfigError: It is not a folder.
+        ConfigError: The target is not a folder.
     """
     if target.exists() and not target.is_dir():
-        raise ConfigError(f"{option} {target}: this is a file; name a folder, which is created if it is missing")
+        raise ConfigError(
+            f"{option} {target}: this is a file; write the name of a folder, which is created if it does not exist"
+        )
 
 
 @app.command()
 def merge(
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder for all of them.")],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder for the copies.")],
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FOLDER", help="Folders of recordings, of several hosts perhaps; default: this one's."),
+        typer.Argument(metavar="FOLDER", help="Folders of recordings, also of several hosts; default: this host's."),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", metavar="FILE", help="The YAML file that says where this host's recordings are."),
+        typer.Option("--config", metavar="FILE", help="The YAML file that names the folder of this host's recordings."),
     ] = None,
 ) -> None:
-    """Copy recordings of several folders into one, as they are now; those being written are copied, too."""
+    """Copy the current recordings of several folders into one, including those being written."""
     with reporting():
         from tidemill.recorder.format.file_layout import list_periods
         from tidemill.recorder.reading.copying import copy_recordings
@@ -123,7 +125,7 @@ def merge(
             if not source.is_dir():
                 raise ConfigError(f"{source}: not a folder of recordings")
             if list_periods(source):
-                raise ConfigError(f"{source}: this is the folder of one worker; name the one above it")
+                raise ConfigError(f"{source}: this is the folder of one worker; write its parent folder")
             if to.resolve() == source.resolve() or source.resolve() in to.resolve().parents:
                 raise ConfigError(f"--to {to}: choose a folder outside of {source}")
         _refuse_file("--to", to)
@@ -141,13 +143,15 @@ def clean(
         typer.Option(
             "--before",
             metavar="TIME",
-            help="Remove recordings that ended before this time (2h, 2026-05-01); default: those that are older than "
-            "their pipelines keep them.",
+            help="Remove recordings that ended before this time (2h, 2026-05-01); default: those that exceed the "
+            "retention of their pipelines.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing; show what would be removed.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Remove nothing; only list the recordings that would be removed.")
+    ] = False,
 ) -> None:
-    """Remove old recordings, never one that is being written."""
+    """Remove old recordings, but never one that is being written."""
     with reporting():
         from tidemill.recorder.writing.cleaning import find_expired, remove_recordings
 
@@ -166,7 +170,8 @@ def export(
     parquet: Annotated[Path, typer.Option("--parquet", metavar="DIR", help="The folder for the files.")],
     config: ConfigPath = None,
     since: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help="Messages from this time on: 2h, 2026-05-01T12:00.")
+        str | None,
+        typer.Option("--from", metavar="TIME", help="Messages at or after this time, such as 2h or 2026-05-01T12:00."),
     ] = None,
     until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Messages before this time.")] = None,
 ) -> None:

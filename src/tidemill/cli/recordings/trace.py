@@ -1,4 +1,4 @@
-"""`tidemill trace`: what happened to a message, from the recordings on this machine."""
+"""`tidemill trace`: the history of a message, from the recordings on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tidemill.recorder.reading.trace_document import Traces
     from tidemill.runtime.link.open_message import OpenMessage
 
-#: A process that does not answer in this time hangs, or is suspended.
+#: A process that does not answer within this time hangs, or is suspended.
 _ANSWER_SECONDS = 5.0
 
 
@@ -33,24 +33,25 @@ def trace(
     config: Annotated[
         Path | None,
         typer.Argument(
-            metavar="CONFIG", help="The YAML file that says where recordings are; default: as for `tidemill run`."
+            metavar="CONFIG", help="The YAML file with the folder of recordings; default: as for `tidemill run`."
         ),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option("--key", metavar="KEY", help="The newest messages with this key, as it is shown (\\xNN: a byte)."),
+        typer.Option("--key", metavar="KEY", help="The newest messages with this key, as displayed (\\xNN: a byte)."),
     ] = None,
     task: Annotated[str | None, typer.Option("--task", metavar="ID", help="The messages of this task.")] = None,
     label: Annotated[
         str | None,
         typer.Option("--label", metavar="NAME=VALUE", help="The messages of the newest tasks with this label."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show what happened to a message: its stages, tasks, tries, errors, dead letters and its commit.
+    """Show the history of a message: its stages, tasks, attempts, errors, dead letters and its commit.
 
-    A message that was reprocessed has a story for each time. What a running pipeline has not finished is shown with its
-    place now. Exit code 6: nothing is recorded about it, and no pipeline on this machine has it.
+    A message that was reprocessed has a history for each time. A message that a running pipeline has not finished is
+    shown
+    with its current stage. Exit code 6: the message is not recorded, and no pipeline on this machine has it.
     """
     with reporting():
         from tidemill.cli.recordings.trace_view import describe_nothing, describe_open, describe_trace, encode_traces
@@ -71,11 +72,11 @@ def trace(
         if not as_json:
             typer.echo("\n\n".join([*map(describe_trace, traces.found), *map(describe_open, opened)]))
             if traces.more:
-                typer.echo(f"there are more messages than these {len(traces.found)}, the newest ones", err=True)
+                typer.echo(f"these are the newest {len(traces.found)} messages; there are more", err=True)
 
 
 def _find(query: MessageQuery, config: Path | None) -> tuple[Traces, str, list[tuple[str, OpenMessage]]]:
-    """Return what files and running pipelines know, where that was looked for, and where the message is, by worker."""
+    """Return the recorded histories, the description of where they were searched, and open messages by worker."""
     import msgspec
 
     from tidemill.config.loading import CONFIG_VARIABLE
@@ -85,7 +86,7 @@ def _find(query: MessageQuery, config: Path | None) -> tuple[Traces, str, list[t
     from tidemill.runtime.sockets.pipeline_socket import ask_pipelines
 
     settings = load_quietly(config)
-    traces, where = Traces(), "the memory of pipelines that run"
+    traces, where = Traces(), "the memory of running pipelines"
     if settings.debug.db_dir:
         folder = expand_folder(settings.debug)
         traces, where = find_traces(Reader(folder), query), str(folder)
@@ -97,20 +98,20 @@ def _find(query: MessageQuery, config: Path | None) -> tuple[Traces, str, list[t
         if report.get("open") is not None:
             opened.append((str(report.get("worker")), msgspec.convert(report["open"], OpenMessage)))
         if report.get("problem"):
-            traces.problems.append(f"where the message is now is not known: {report['problem']}")
-        # What is on disk was read here; a process without a recording in memory says nothing.
+            traces.problems.append(f"the current stage of the message cannot be read: {report['problem']}")
+        # Files were read above; a process without a recording in memory returns no traces.
         if report.get("traces") is not None:
             traces.add(msgspec.convert(report["traces"], Traces))
     if answers.silent:
         traces.problems.append(
-            f"no answer within {_ANSWER_SECONDS:g} s from {format_count(answers.silent, 'process')}; what is only in "
-            "their memory is not shown"
+            f"{format_count(answers.silent, 'process')} did not answer within {_ANSWER_SECONDS:g} s; recordings in "
+            "their memory are not shown"
         )
     return traces, where, _drop_committed(opened, traces)
 
 
 def _drop_committed(opened: list[tuple[str, OpenMessage]], traces: Traces) -> list[tuple[str, OpenMessage]]:
-    """Leave out that nobody owns the partition of a message that is known to be committed."""
+    """For a message that is known to be committed, drop the note that no engine owns its partition."""
     is_committed = any(story.committed_us is not None for trace in traces.found for story in trace.stories)
     return [(worker, each) for worker, each in opened if each.engine is not None or not is_committed]
 
@@ -118,10 +119,10 @@ def _drop_committed(opened: list[tuple[str, OpenMessage]], traces: Traces) -> li
 def _read_arguments(
     place: str | None, config: Path | None, key: str | None, task: str | None, label: str | None
 ) -> tuple[MessageQuery, Path | None]:
-    """Return which messages were asked for, and the configuration, which is alone where an option says which.
+    """Return the query and the configuration; with an option, the only positional argument is the configuration.
 
     Raises:
-        ConfigError: It does not say which messages.
+        ConfigError: The arguments do not select messages.
     """
     from tidemill.core.recorder.key_text import read_key
     from tidemill.core.recorder.place import parse_place
@@ -129,23 +130,23 @@ def _read_arguments(
 
     options = sum(option is not None for option in (key, task, label))
     if options > 1:
-        raise ConfigError("--key, --task and --label: give one of them")
+        raise ConfigError("--key, --task and --label exclude each other; write only one")
     message = None if place is None else parse_place(place)
     if options and place is not None:
         if message is not None or config is not None:
-            raise ConfigError(f"{place}: give either a message or one of --key, --task and --label")
+            raise ConfigError(f"{place}: write either a message or one of --key, --task and --label")
         config = Path(place)
     if label is not None and "=" not in label:
         raise ConfigError(f"--label {label}: write NAME=VALUE")
     if options:
         for name, text in (("--task", task), ("--label", label)):
             if text == "":
-                raise ConfigError(f"{name}: is empty")
+                raise ConfigError(f"{name} is empty; write a value")
         raw = None if key is None else read_key(key)
         task, label = (None if text is None else escape_surrogates(text) for text in (task, label))
         return MessageQuery(key=raw, task_id=task, label=label), config
     if place is None:
-        raise ConfigError("give a message as TOPIC:PARTITION:OFFSET, or one of --key, --task and --label")
+        raise ConfigError("write a message as TOPIC:PARTITION:OFFSET, or one of --key, --task and --label")
     if message is None:
         raise ConfigError(f"{place}: not a message; write TOPIC:PARTITION:OFFSET, for example orders:3:4711")
     return MessageQuery(topic=message.topic, partition=message.partition, offset=message.offset), config

@@ -1,7 +1,6 @@
-"""How the story of a message looks: a tree for people, a document for programs.
+"""Formats the history of a message: a tree for people, a document for programs.
 
-Invariant: what users and programs put into keys, labels, arguments and errors never reaches a terminal as control
-characters.
+Invariant: control characters in keys, labels, arguments and errors never reach a terminal.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from tidemill.recorder.reading.queries import EventRow, MessageRow, Story, TaskR
 from tidemill.runtime.link.open_message import OpenMessage
 from tidemill.runtime.log.console import escape
 
-#: Of an error, an argument list or an output this many characters are shown; --json has all of them.
+#: The number of characters shown of an error, an argument list or an output; --json prints all.
 _SHOWN = 400
 _EVENTS = {
     "task_failed": "the task failed",
-    "task_retry": "the task is tried again",
+    "task_retry": "the task is retried",
     "task_replaced": "the task was replaced",
-    "sink_error": "the sink refused payloads",
+    "sink_error": "the sink rejected payloads",
     "sink_skipped": "payloads were skipped",
     "dead_lettered": "a dead letter was written",
 }
-#: A line of a tree: when, what, and what is below it.
+#: A line of a tree: time, text, and details below it.
 _Line = tuple[int, str, list[str]]
 
 
 def describe_trace(trace: Trace) -> str:
-    """Return the stories of a message as trees, the oldest first, without control characters."""
+    """Return the histories of a message as trees, oldest first, without control characters."""
     blocks = [_describe_story(story) for story in trace.stories]
     if trace.events or trace.tasks:
         lines = sorted([*map(_event_line, trace.events), *map(_task_line, trace.tasks)], key=lambda line: line[0])
@@ -58,7 +57,7 @@ def _describe_story(story: Story) -> str:
         *map(_event_line, story.events),
     ]
     if story.committed_us is not None:
-        how = "committed" if story.committed_exactly else "seen to be committed"
+        how = "committed" if story.committed_exactly else "committed at this time or earlier"
         lines.append((story.committed_us, how, []))
     lines.sort(key=lambda line: line[0])
     start = row.consumed_at or lines[0][0]
@@ -75,15 +74,15 @@ def _describe_story(story: Story) -> str:
 
 
 def _stage_lines(row: MessageRow, arranged: int, status: str) -> Iterator[_Line]:
-    """Yield the stages of a message that was arranged into this many tasks; `row.tasks` counts replacements, too."""
+    """Yield the stages of a message that was arranged into this many tasks; `row.tasks` also counts replacements."""
     tasks = format_count(arranged, "task") + (f" ({row.precomputed} precomputed)" if row.precomputed else "")
-    # Without tasks it may have been `transform` as well, and the end of nothing is not a stage.
+    # Without tasks, `transform` may have handled the message, and there is no stage for the end of tasks.
     returned = "arranged" if row.tasks else "arrange or transform returned, without tasks for it"
     stages = (
         (row.record_at, "written to the topic"),
         (row.consumed_at, "consumed"),
         (row.arranged_at, f"arranged into {tasks}" if row.status != "rejected" and row.tasks else returned),
-        (row.tasks_done_at if row.tasks else None, "tasks over"),
+        (row.tasks_done_at if row.tasks else None, "tasks done"),
         (row.resolved_at, _describe_end(row, status)),
     )
     for at, text in stages:
@@ -135,8 +134,8 @@ def _draw(lines: Sequence[_Line], start: int) -> Iterator[str]:
         last = number == len(lines) - 1
         when = format_time(at) if number == 0 else _relative(at - start)
         yield f"{'└' if last else '├'}─ {when}  {text}"
-        for place, detail in enumerate(details):
-            corner = "└" if place == len(details) - 1 else "├"
+        for index, detail in enumerate(details):
+            corner = "└" if index == len(details) - 1 else "├"
             yield f"{' ' if last else '│'}  {corner}─ {' '.join(detail.split())}"
 
 
@@ -145,14 +144,14 @@ def _relative(microseconds: int) -> str:
 
 
 def _span(microseconds: int) -> str:
-    """Return a duration in a unit that fits it."""
+    """Return a duration in a suitable unit."""
     if microseconds < 1_000_000:
         return f"{microseconds / 1000:.1f} ms"
     return f"{microseconds / 1_000_000:.2f} s"
 
 
 def format_time(microseconds: int) -> str:
-    """Return a time for people, UTC."""
+    """Return a time in UTC for display."""
     try:
         at = datetime.fromtimestamp(microseconds / 1_000_000, UTC)
     except (OverflowError, ValueError, OSError):
@@ -165,12 +164,12 @@ def _cut(text: str) -> str:
 
 
 def _show_key(key: bytes) -> str:
-    cut = f" ... (only the first {MAX_KEY_BYTES} bytes of keys are kept)" if len(key) >= MAX_KEY_BYTES else ""
+    cut = f" ... (only the first {MAX_KEY_BYTES} bytes of keys are recorded)" if len(key) >= MAX_KEY_BYTES else ""
     return f"{write_key(key)}{cut}"
 
 
 def show_bytes(data: bytes) -> str:
-    r"""Return bytes as text; what is not UTF-8 is escaped.
+    r"""Return bytes as text; bytes that are not UTF-8 are escaped.
 
     Example:
         >>> show_bytes(b"caf\xe9")
@@ -180,22 +179,22 @@ def show_bytes(data: bytes) -> str:
 
 
 def describe_nothing(what: str, where: str, span: tuple[int | None, int | None]) -> str:
-    """Say that nothing was found, and what is kept."""
+    """Say that nothing was found, and which period is recorded."""
     first, last = span
     if first is None or last is None:
-        return f"nothing is recorded about {escape(what)}: {where} has no messages"
+        return f"{escape(what)} is not recorded; {where} has no messages"
     return (
-        f"nothing is recorded about {escape(what)} in {where}, which has messages from {format_time(first)} to "
+        f"{escape(what)} is not recorded in {where}, which has messages from {format_time(first)} to "
         f"{format_time(last)} (UTC)"
     )
 
 
 def describe_open(opened: tuple[str, OpenMessage]) -> str:
-    """Return where a message is now, given the worker that says so, without control characters."""
+    """Return the current stage of an open message and its worker, without control characters."""
     worker, message = opened
     engine = "" if message.engine is None else f", engine {message.engine}"
-    place = f"{message.topic}:{message.partition}:{message.offset}"
-    return escape(f"{place} is open, worker {worker}{engine}: {message.text}")
+    position = f"{message.topic}:{message.partition}:{message.offset}"
+    return escape(f"{position} is open, worker {worker}{engine}: {message.text}")
 
 
 def encode_traces(
@@ -205,15 +204,15 @@ def encode_traces(
     more: bool,
     span: tuple[int | None, int | None],
 ) -> str:
-    """Return stories, and what is open now, as one JSON document.
+    """Return histories and open messages as one JSON document.
 
-    Bytes are text, and base64 beside it where they are not UTF-8.
+    Bytes are text; bytes that are not UTF-8 are added as base64.
 
     Args:
-        traces: The stories.
-        opened: The messages that are open, each with the worker that says so.
-        more: Whether there are more stories.
-        span: The times of the oldest and the newest message that are kept, in UTC microseconds.
+        traces: The histories.
+        opened: The open messages, each with its worker.
+        more: Whether there are further histories.
+        span: The times of the oldest and the newest recorded message, in UTC microseconds.
     """
     document = {
         "messages": [_to_json(msgspec.to_builtins(trace, builtin_types=(bytes,))) for trace in traces],

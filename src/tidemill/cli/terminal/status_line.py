@@ -1,10 +1,10 @@
-"""One line, or some, at the bottom of a terminal that are replaced again and again, while other output scrolls above.
+"""Status lines at the bottom of a terminal that are redrawn in place, while other output scrolls above.
 
-Invariants: the cursor always rests at the beginning of the first line, so that one sequence erases the lines however
-the terminal wrapped them at a resize; it is never hidden. New lines are written over the old ones, in one write, so
-that nothing flickers; they never take more than half of the terminal's height. They are erased before anything else is
-written, before the process is suspended, and at the end, so that they are never left behind. They are drawn only while
-the process is in the terminal's foreground. What fails here never reaches what runs.
+Invariants: the cursor rests at the beginning of the first line and is never hidden, so that one sequence erases the
+lines however the terminal wrapped them after a resize. Lines are redrawn in one write, so that nothing flickers; they
+take at most half of the terminal's height. They are erased before any other output, before the process is suspended,
+and
+at the end. They are drawn only while the process is in the terminal's foreground. Errors here never affect the command.
 """
 
 from __future__ import annotations
@@ -25,31 +25,30 @@ from typing import Any, Self, TextIO
 _REFRESH_SECONDS = 0.25
 #: Erases from the cursor to the end of the screen.
 _ERASE_BELOW = "\x1b[J"
-#: The same from the beginning of the line. Done in one step at the top of the screen, tmux takes it for clearing the
-#: screen, and keeps what was there in its scrollback.
+#: Erases from the beginning of the line. In one step at the top of the screen, tmux would take it for clearing the
+#: screen, and would copy the old lines to its scrollback.
 _ERASE = f"\r\x1b[K\x1b[C{_ERASE_BELOW}\r"
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PLAIN_SPINNER = "|/-\\"
-#: A process that suspends itself has stopped by then.
+#: A process that suspends itself has stopped within this time.
 _SUSPENDED_SECONDS = 0.05
 _SUSPEND, _REDRAW, _END = "suspend", "redraw", "end"
 _SIGNALS = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
 
 
 class StatusLine:
-    """The line, while the block runs.
+    """Shows the status lines during the block.
 
     Args:
-        text: Returns what it says, in lines of at most the given number of columns; called from a thread. As long as
-            that is nothing, no line is drawn, and the terminal shows what is typed.
+        text: Returns the text for a number of columns; called from a thread. While it returns '', no line is drawn, and
+            the terminal echoes typed text.
     """
 
     def __init__(self, text: Callable[[int], str]) -> None:
-        """Draw nothing yet."""
         self._text = text
         self._stream: TextIO = sys.stderr
         self._replaced: list[tuple[str, TextIO, _Above]] = []
-        # A signal handler or a finalizer may write in the middle of a write of its own thread.
+        # A signal handler or a finalizer may write during a write of its own thread.
         self._lock = threading.RLock()
         self._wishes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="tidemill-status", daemon=True)
@@ -60,7 +59,7 @@ class StatusLine:
         self._echo: list[Any] | None = None
 
     def __enter__(self) -> Self:
-        """Take over standard output and standard error, as far as they are this terminal, and begin to draw."""
+        """Replace standard output and standard error where they are this terminal, and start drawing."""
         for name in ("stderr", "stdout"):
             stream = getattr(sys, name)
             if stream.isatty():
@@ -76,7 +75,7 @@ class StatusLine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Erase the line and give everything back."""
+        """Erase the lines and restore the streams."""
         self._wishes.put(_END)
         self._thread.join(1.0)
         with self._lock:
@@ -89,13 +88,13 @@ class StatusLine:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    # -- what scrolls above ------------------------------------------------------------------------------------
+    # -- output above the lines ------------------------------------------------------------------------------------
 
     def write_above(self, stream: TextIO, text: str) -> None:
-        """Write finished lines where the line was, and draw it again below them."""
+        """Write finished lines in place of the status lines, and redraw those below."""
         with self._lock:
             drawn = self._line if self._line and self._is_in_foreground() else ""
-            # In one write, so that what is below does not flicker.
+            # One write, so that the status lines do not flicker.
             stream.write(f"{_ERASE if self._drawn else ''}{text}{_lay_out(drawn)}")
             stream.flush()
             self._drawn = bool(drawn)
@@ -105,7 +104,7 @@ class StatusLine:
     def _run(self) -> None:
         wish = _REDRAW
         while wish != _END:
-            # A display that fails must not make what runs fail.
+            # A display that fails must not affect the command.
             with contextlib.suppress(Exception):
                 if wish == _SUSPEND:
                     self._suspend()
@@ -153,9 +152,9 @@ class StatusLine:
         return 80
 
     def _count_rows(self) -> int:
-        """Return how many lines there is room for; the log needs most of the terminal."""
+        """Return the maximum number of lines; the log needs most of the terminal."""
         if os.environ.get("TERM", "dumb") == "dumb":
-            return 1  # it cannot move the cursor up
+            return 1  # such a terminal cannot move the cursor up
         with contextlib.suppress(OSError, ValueError):
             if lines := os.get_terminal_size(self._stream.fileno()).lines:
                 return max(1, lines // 2)
@@ -164,13 +163,13 @@ class StatusLine:
     def _is_in_foreground(self) -> bool:
         try:
             return os.tcgetpgrp(self._stream.fileno()) == os.getpgrp()
-        except (OSError, ValueError):  # not the terminal of this session: no shell shares it
+        except (OSError, ValueError):  # not the controlling terminal, so no shell shares it
             return True
 
     # -- suspending --------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Only note it: the lock may be held by this very thread."""
+        """Only record the signal: this very thread may hold the lock."""
         if number == signal.SIGTSTP:
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             self._wishes.put(_SUSPEND)
@@ -180,7 +179,7 @@ class StatusLine:
         self._wishes.put(_REDRAW)
 
     def _suspend(self) -> None:
-        """Erase the line, and stop this process as Ctrl-Z would have."""
+        """Erase the lines, and suspend this process like Ctrl-Z does."""
         with self._lock:
             self._erase()
             self._set_echo(True)
@@ -188,7 +187,7 @@ class StatusLine:
             time.sleep(_SUSPENDED_SECONDS)
 
     def _set_echo(self, on: bool) -> None:
-        """Let the terminal show typed keys or not: Enter would leave the line behind."""
+        """Switch the echo of typed keys; an echoed Enter would leave the status lines behind."""
         with contextlib.suppress(OSError, ValueError, termios.error):
             if on is (self._echo is None) or not self._is_in_foreground():
                 return
@@ -204,7 +203,7 @@ class StatusLine:
 
 
 def _lay_out(text: str) -> str:
-    """Return what draws these lines from the cursor on, and brings it back."""
+    """Return the text that draws these lines from the cursor on, and moves the cursor back."""
     if not text:
         return ""
     up = f"\x1b[{count}A" if (count := text.count("\n")) else ""
@@ -212,7 +211,7 @@ def _lay_out(text: str) -> str:
 
 
 class _Above(io.TextIOBase):
-    """Takes the place of a stream: what is written appears above the line, as soon as a line of it is finished."""
+    """Replaces a stream; prints its output above the status lines, one finished line at a time."""
 
     def __init__(self, line: StatusLine, stream: TextIO) -> None:
         self._line = line
@@ -244,10 +243,10 @@ class _Above(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: a line that is not finished cannot be shown above another one."""
+        """Do nothing: an unfinished line cannot be shown above another line."""
 
     def finish(self) -> None:
-        """Write what is left of a line that was not finished."""
+        """Write the rest of an unfinished line."""
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(self._begun)
             self._stream.flush()

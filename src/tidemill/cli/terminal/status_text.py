@@ -1,7 +1,8 @@
-"""What a status line and a summary say, for a state and a width: pure text, cut to fit.
+"""Texts of status lines and summaries for a state and a width. Pure.
 
-A line is made of parts. Where it does not fit, the least important parts are shortened, then left out; what a pipeline
-waits for, and letters that were dropped, are left out last.
+A line consists of parts. If it does not fit, the least important parts are shortened and then left out; the reasons why
+a
+pipeline waits, and dropped letters, are left out last.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tidemill.spark.run_state import RunState
 
 _SEPARATOR = " | "
-#: The narrowest terminal that has to show something useful.
+#: The narrowest terminal in which the line must be useful.
 LEAST_WIDTH = 40
 
 
@@ -29,8 +30,8 @@ class Part:
     """A part of a line.
 
     Attributes:
-        rank: The higher, the longer it stays when there is too little room.
-        texts: What it says, the longest first.
+        rank: The importance; parts with the lowest rank are left out first.
+        texts: The texts to choose from, longest first.
     """
 
     rank: int
@@ -38,7 +39,7 @@ class Part:
 
 
 def count_cells(text: str) -> int:
-    """Return how many columns of a terminal a text takes.
+    r"""Return the number of terminal columns that a text takes.
 
     Example:
         >>> count_cells("ab"), count_cells("漢字"), count_cells("e\u0301")
@@ -51,7 +52,7 @@ def count_cells(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """Return as much of a text as fits.
+    """Return a text truncated to a width.
 
     Example:
         >>> cut("no broker answers", 12)
@@ -66,7 +67,7 @@ def cut(text: str, width: int) -> str:
 
 
 def fit(parts: Sequence[Part], width: int) -> str:
-    """Join parts into a line that fits.
+    """Join parts into a line that fits a width.
 
     Example:
         >>> fit([Part(1, ("2 of 2 engines", "2 engines")), Part(2, ("1,234 messages done",))], 30)
@@ -76,33 +77,33 @@ def fit(parts: Sequence[Part], width: int) -> str:
     shown = set(range(len(parts)))
 
     def line() -> str:
-        return _SEPARATOR.join(parts[place].texts[chosen[place]] for place in sorted(shown))
+        return _SEPARATOR.join(parts[index].texts[chosen[index]] for index in sorted(shown))
 
-    by_rank = sorted(shown, key=lambda place: parts[place].rank)
-    for place in by_rank:
-        while count_cells(line()) > width and chosen[place] + 1 < len(parts[place].texts):
-            chosen[place] += 1
-    for place in by_rank[:-1]:
+    by_rank = sorted(shown, key=lambda index: parts[index].rank)
+    for index in by_rank:
+        while count_cells(line()) > width and chosen[index] + 1 < len(parts[index].texts):
+            chosen[index] += 1
+    for index in by_rank[:-1]:
         if count_cells(line()) > width:
-            shown.discard(place)
-    # What was shortened before something else was left out may have its room.
-    for place in reversed(by_rank):
-        while place in shown and chosen[place] > 0:
-            chosen[place] -= 1
+            shown.discard(index)
+    # Parts that were shortened before others were left out may fit in full now.
+    for index in reversed(by_rank):
+        while index in shown and chosen[index] > 0:
+            chosen[index] -= 1
             if count_cells(line()) > width:
-                chosen[place] += 1
+                chosen[index] += 1
                 break
     return cut(line(), width)
 
 
 def format_status(state: RunState, progress: PipelineProgress, rate: float, width: int) -> str:
-    """Describe in one line what a pipeline does.
+    """Return the status line of a pipeline.
 
     Args:
-        state: What it does, or waits for.
-        progress: The sums over its engines.
+        state: The state of the run.
+        progress: The totals over its engines.
         rate: Messages per second.
-        width: Columns.
+        width: The number of columns.
     """
     parts: list[Part] = []
     if state.phase.value == "draining":
@@ -162,7 +163,7 @@ def _describe_work(progress: PipelineProgress, rate: float) -> list[Part]:
 
 
 def format_lag(progress: PipelineProgress) -> str:
-    """Return how many messages are not committed, and for how many partitions this is not known yet."""
+    """Return the number of uncommitted messages, and how many partitions have no known lag yet."""
     known, owned = len(progress.lag), len(progress.partitions)
     if not known and owned:
         return "not known yet"
@@ -175,13 +176,13 @@ def _format_short_lag(progress: PipelineProgress) -> str:
 
 
 def format_backfill(state: RunState, progress: BoundedProgress, rate: float, width: int) -> str:
-    """Describe in one line how far a backfill is: a bar, the rate, and how long the rest will take.
+    """Return the status line of a backfill: a bar, the rate, and the remaining time.
 
     Args:
-        state: What it does, or waits for.
-        progress: The sums over its engines.
+        state: The state of the run.
+        progress: The totals over its engines.
         rate: Messages per second.
-        width: Columns.
+        width: The number of columns.
     """
     if not progress.total:
         return cut(escape(state.describe_step() or state.phase.value), width)
@@ -193,7 +194,7 @@ def format_backfill(state: RunState, progress: BoundedProgress, rate: float, wid
         Part(6, (f"{progress.passed:,} of {progress.total:,} messages", of)),
     ]
     if state.phase.value == "draining":
-        parts.insert(0, Part(9, ("stopping, ranges in flight are finished", "stopping")))
+        parts.insert(0, Part(9, ("stopping after the ranges in flight", "stopping")))
     elif rate > 0:
         left = format_seconds(round((progress.total - progress.passed) / rate))
         parts.append(Part(8, (f"{rate:,.0f}/s, {left} left", f"{_short(rate)}/s, {left}")))
@@ -215,11 +216,11 @@ def _draw_bar(share: float, width: int) -> str:
 
 
 def format_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> str:
-    """Describe what a run did, in a few lines.
+    """Return the summary of a run, in a few lines.
 
     Args:
-        progress: The sums over its engines, at the end.
-        seconds: How long engines could work.
+        progress: The totals over its engines, at the end.
+        seconds: The time during which engines could work.
         gap: How many messages the broker had deleted before they were read.
     """
     done = progress.messages_done
@@ -235,15 +236,15 @@ def format_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> 
     rows.append(("dead letters", letters))
     if progress.recorder_dropped:
         rows.append(("not recorded", f"{progress.recorder_dropped:,} rows and events"))
-    for place, sink in sorted(progress.sinks.items()):
-        counts = [("delivered", sink.delivered_payloads), ("refused", sink.refused)]
+    for name, sink in sorted(progress.sinks.items()):
+        counts = [("delivered", sink.delivered_payloads), ("rejected", sink.refused)]
         counts += [("skipped", sink.skipped), ("dead-lettered", sink.dead_lettered)]
-        told = ", ".join(f"{number:,} {name}" for name, number in counts if number or name == "delivered")
-        rows.append((place.removeprefix("sinks."), told))
+        told = ", ".join(f"{number:,} {what}" for what, number in counts if number or what == "delivered")
+        rows.append((name.removeprefix("sinks."), told))
     if progress.in_flight:
-        rows.append(("left over", f"{format_count(progress.in_flight, 'message')}, redelivered to the next run"))
+        rows.append(("left over", f"{format_count(progress.in_flight, 'message')}, which the next run processes again"))
     if gap:
-        rows.append(("missing", f"{format_count(gap, 'message')}, deleted by the broker before it could be read"))
+        rows.append(("missing", f"{format_count(gap, 'message')}, deleted by the broker before being read"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows)
 
@@ -254,7 +255,7 @@ def _format_letters(written: int, kinds: Mapping[str, int]) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a span of time in at most two units.
+    """Return a duration in at most two units.
 
     Example:
         >>> [format_seconds(number) for number in (0.26, 9, 75, 7300)]
@@ -271,7 +272,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def _short(number: float) -> str:
-    """Return a number in at most five characters, as `12.3k`."""
+    """Return a number in at most five characters, such as `12.3k`."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size * 10:
             return f"{number / size:.0f}{unit}"

@@ -1,7 +1,7 @@
-"""Aligned tables for people: as wide as the terminal allows, from 40 columns up; times as ages.
+"""Aligned tables for people, as wide as the terminal allows, from 40 columns up; times are shown as ages.
 
-Invariants: what was in the data never reaches a terminal as control characters; no line is longer than the width; a
-column that is left out, or cut, loses nothing that `--json` does not have.
+Invariants: control characters in the data never reach a terminal. No line is longer than the width. Columns that are
+left out or truncated are complete in the output of `--json`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from tidemill.cli.terminal.status_text import count_cells
 
-#: Between two columns.
+#: The gap between two columns.
 _GAP = "  "
-#: A column of details that is narrower than this moves to lines of its own.
+#: A detail column narrower than this moves to lines of its own.
 _DETAIL_WIDTH = 24
 _DETAIL_LINES = 3
 _DETAIL_INDENT = "    "
-#: Names are cut to this many characters before anything else happens to them.
+#: Columns are truncated to this many characters at most.
 _NAME_WIDTH = 8
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
@@ -31,11 +31,11 @@ class Column:
     """A column of a table.
 
     Attributes:
-        title: Its heading.
-        right: Whether its values are numbers, which are aligned to the right.
-        optional: Whether it is left out where there is too little room; the last ones go first.
-        cut: Whether its values may be cut where there is too little room.
-        detail: Whether it is the last column, whose long texts go to lines of their own in a narrow terminal.
+        title: The heading.
+        right: Whether to align values to the right, for numbers.
+        optional: Whether to leave the column out in a narrow terminal; the last ones are left out first.
+        cut: Whether values may be truncated in a narrow terminal.
+        detail: Whether this last column has long texts, which move to lines of their own in a narrow terminal.
     """
 
     title: str
@@ -46,7 +46,7 @@ class Column:
 
 
 def find_width() -> int | None:
-    """Return the columns of standard output; None: it is not a terminal, and lines may be of any length."""
+    """Return the width of standard output; None if it is not a terminal, so that lines may have any length."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return shutil.get_terminal_size().columns
     return None
@@ -66,12 +66,12 @@ def format_age(seconds: float) -> str:
 
 
 def format_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
-    """Yield the lines of a table: headings, then the rows.
+    r"""Yield the lines of a table: headings, then rows.
 
     Args:
-        columns: Of which the last one may be a detail.
-        rows: Texts, one for each column.
-        width: The longest line, in columns of a terminal; None: any.
+        columns: The columns; only the last one may be a detail.
+        rows: The rows, with a text for each column.
+        width: The maximum line length, in terminal columns; None: no limit.
 
     Example:
         >>> columns = [Column("NAME", cut=True), Column("EVENTS", right=True), Column("ERROR", detail=True)]
@@ -87,7 +87,7 @@ def format_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width
         else count_cells(column.title)
         for number, column in enumerate(columns)
     ]
-    # A column without a value says nothing.
+    # Leave out optional columns without values.
     shown = [
         number for number, column in enumerate(columns) if not column.optional or any(row[number] for row in cells)
     ]
@@ -104,18 +104,18 @@ def format_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width
 
 
 def wrap(text: str, width: int | None, *, indent: str = "", lines: int | None = None) -> list[str]:
-    """Return a text as lines that fit the width; words that are longer are broken.
+    """Return a text as lines that fit a width; longer words are broken.
 
     Args:
-        text: Without control characters.
-        width: The longest line; None: any.
-        indent: What each line begins with.
-        lines: The most lines; the last one then ends with "...".
+        text: A text without control characters.
+        width: The maximum line length; None: no limit.
+        indent: The beginning of each line.
+        lines: The maximum number of lines; a truncated text ends with "...".
     """
     if width is None:
         return [indent + text]
     if count_cells(text) != len(text):
-        width = max(len(indent) + 1, (width + len(indent)) // 2)  # wide characters: each may take two columns
+        width = max(len(indent) + 1, (width + len(indent)) // 2)  # wide characters take two columns each
     return textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=indent, max_lines=lines, placeholder=" ..."
     )
@@ -124,7 +124,7 @@ def wrap(text: str, width: int | None, *, indent: str = "", lines: int | None = 
 def _choose_columns(
     columns: Sequence[Column], sizes: Sequence[int], shown: list[int], width: int
 ) -> tuple[list[int], bool]:
-    """Return the columns that are shown, and whether the detail goes to lines of its own."""
+    """Return the columns to show, and whether the detail moves to lines of its own."""
 
     def needed(numbers: Sequence[int]) -> int:
         fixed = (min(sizes[number], _DETAIL_WIDTH) if columns[number].detail else sizes[number] for number in numbers)
@@ -137,7 +137,7 @@ def _choose_columns(
 
 
 def _cut_columns(columns: Sequence[Column], sizes: list[int], beside: Sequence[int], width: int) -> None:
-    """Make columns narrower until the line fits: the detail first, then what may be cut, the widest first."""
+    """Narrow columns until the line fits: first the detail, then columns that may be truncated, the widest first."""
     excess = sum(sizes[number] for number in beside) + len(_GAP) * (len(beside) - 1) - width
     for number in beside:
         if excess > 0 and columns[number].detail:

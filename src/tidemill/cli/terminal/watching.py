@@ -1,6 +1,6 @@
-"""Shows what a run does: a line that is replaced on a terminal, log entries otherwise, and a summary at its end.
+"""Shows a run: a status line on a terminal, log entries otherwise, and a summary at the end.
 
-It only shows: an error here never reaches the run.
+Errors here never affect the run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from tidemill.spark.progress import PipelineProgress
     from tidemill.spark.run_state import RunState
 
-#: Without a terminal: an entry this often, and one at each change of state, looked for this often.
+#: Without a terminal: the interval of log entries, and how often to check for a change of state, which is logged too.
 PLAIN_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
-#: A shorter span is jumpy, a longer one hides a standstill.
+#: A shorter period makes the rate jumpy, a longer one hides a stall.
 RATE_SECONDS = 3.0
 
 
@@ -34,14 +34,14 @@ def watch(
     plain: bool,
     rate_seconds: float = RATE_SECONDS,
 ) -> Iterator[None]:
-    """Show a run while the block runs.
+    """Show a run during the block.
 
     Args:
-        text: Returns the status line, given the messages per second and the columns.
-        moment: Returns what the run does now.
-        fields: Returns what an entry of the log says of a moment.
+        text: Returns the status line for a rate of messages per second and a number of columns.
+        moment: Returns the current state and progress of the run.
+        fields: Returns the fields of a log entry.
         plain: Show no status line, even on a terminal.
-        rate_seconds: Over how long the line's messages per second are counted.
+        rate_seconds: The period over which the line's rate is measured.
     """
     from tidemill.spark.rate import Rate
 
@@ -68,7 +68,7 @@ def watch(
 
 
 class _Reporter:
-    """Logs a run from time to time."""
+    """Logs the progress of a run periodically."""
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class _Reporter:
 
 
 class Due:
-    """Decides when an entry is due: at each change, and again after a while.
+    """Decides when an entry is due: at each change, and after a time without one.
 
     Args:
-        seconds: After how long.
+        seconds: The longest time between two entries.
 
     Example:
         >>> due = Due(10.0)
@@ -108,12 +108,11 @@ class Due:
     """
 
     def __init__(self, seconds: float) -> None:
-        """Nothing was written yet."""
         self._seconds = seconds
         self._last: tuple[float, object] | None = None
 
     def is_due(self, now: float, state: object) -> bool:
-        """Tell whether to write one now."""
+        """Return whether an entry is due now; if so, record it as written."""
         if self._last is not None and self._last[1] == state and now - self._last[0] < self._seconds:
             return False
         self._last = now, state
@@ -121,13 +120,13 @@ class Due:
 
 
 def describe_change(state: RunState, progress: PipelineProgress) -> object:
-    """Return what counts as the state of a run: a different one is told at once."""
+    """Return the state of a run that log entries report as soon as it changes."""
     running = sum(engine.state == "running" for engine in progress.engines)
     return state.phase, state.step, running, len(progress.engines), sorted(progress.stalled), bool(progress.partitions)
 
 
 def list_fields(state: RunState, progress: PipelineProgress, rate: float) -> dict[str, Any]:
-    """Return what an entry of the log says of a moment of a pipeline; what is zero and always was is left out."""
+    """Return the fields of a pipeline's log entry; counts that are zero are left out."""
     running = sum(engine.state == "running" for engine in progress.engines)
     fields: dict[str, Any] = {"state": state.phase.value}
     if state.step:
@@ -160,7 +159,7 @@ def list_fields(state: RunState, progress: PipelineProgress, rate: float) -> dic
 
 
 def show_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> None:
-    """Show what a run did: as text where logs are for people, else as an entry of the log; see `format_summary`."""
+    """Show the summary of a run: as text if logs are for people, otherwise as a log entry; see `format_summary`."""
     import structlog
 
     from tidemill.runtime.log.setup import is_for_people
@@ -182,12 +181,12 @@ def show_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> No
         recorder_dropped=progress.recorder_dropped,
         gap=gap,
         sinks={
-            place: {
+            name: {
                 "delivered": sink.delivered_payloads,
                 "refused": sink.refused,
                 "skipped": sink.skipped,
                 "dead_lettered": sink.dead_lettered,
             }
-            for place, sink in sorted(progress.sinks.items())
+            for name, sink in sorted(progress.sinks.items())
         },
     )

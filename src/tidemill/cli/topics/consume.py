@@ -1,8 +1,9 @@
-"""`tidemill consume`: shows the messages of a topic, as they are or as JSON.
+"""`tidemill consume`: shows the messages of a topic, unchanged or as JSON.
 
-Invariants: it joins no consumer group and commits nothing; aborted transactions are not shown; memory stays bounded
-however large the topic is; a partition is at its end when that end was seen, so that offsets without a message
-(compaction, transactions) never keep it waiting.
+Invariants: it joins no consumer group and commits no offsets. It shows no messages of aborted transactions. Memory
+stays
+bounded however large the topic is. A partition ends when its end is reached, so that offsets without a message
+(compaction, transactions) never block the command.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 _BATCH = 1_000
 _READ_SECONDS = 0.2
 _CALL_SECONDS = 10.0
-#: With --follow, new partitions are looked for this often; brokers that do not answer may hold it up for a second.
+#: With --follow, how often to look for new partitions; slow brokers may delay reading by a second.
 _LOOK_SECONDS = 5.0
 _LOOK_CALL_SECONDS = 1.0
-#: Without --follow, partitions of which nothing comes for this long, not even their end, end the command.
+#: Without --follow, the command fails if partitions yield nothing for this long, not even their end.
 _SILENT_SECONDS = 30.0
 
 Format = Callable[[Any], bytes]
@@ -47,19 +48,22 @@ def consume(
         typer.Option(
             "--from",
             metavar="beginning|end|TIME",
-            help="Where to begin; TIME: 2026-05-01T12:00 (UTC), or 2h for two hours ago.",
+            help="Where to start; TIME: 2026-05-01T12:00 (UTC), or 2h for two hours ago.",
         ),
     ] = "beginning",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more messages, until Ctrl-C.")] = False,
-    key: Annotated[str | None, typer.Option("--key", metavar="K", help="Only messages with this key.")] = None,
+    key: Annotated[str | None, typer.Option("--key", metavar="K", help="Show only messages with this key.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="End after N messages.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per message, with key and headers.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per message, with key and headers.")
+    ] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show the messages of a topic: the value of each on a line of its own.
+    """Show the messages of a topic, with one value per line.
 
-    Ends where the topic ended at the start, unless --follow is given. Joins no consumer group and commits nothing;
-    shows no messages of transactions that are open or were aborted.
+    Ends where the topic ended at the start of the command, unless --follow is given. Joins no consumer group and
+    commits no
+    offsets. Shows no messages of open or aborted transactions.
     """
     with reporting():
         if start == "end" and not follow:
@@ -78,10 +82,10 @@ def consume(
 
 
 def parse_start(text: str) -> int:
-    """Return where to begin: milliseconds since the epoch, or librdkafka's -2 (beginning) or -1 (end).
+    """Return where to start: milliseconds since the epoch, or librdkafka's -2 (beginning) or -1 (end).
 
     Raises:
-        ConfigError: It is neither a time nor one of the two words.
+        ConfigError: The text is neither a time nor `beginning` or `end`.
     """
     if text in ("beginning", "end"):
         return -2 if text == "beginning" else -1
@@ -93,26 +97,26 @@ def parse_start(text: str) -> int:
 
 
 class TopicViewer:
-    """Reads a topic and writes what it reads to standard output.
+    """Reads a topic and writes its messages to standard output.
 
     Args:
         kafka: The `kafka` section.
         topic: An existing topic.
-        describe: Turns a message into what is written.
-        key: Only messages with this key; None: all.
-        limit: End after this many messages; None: never.
+        describe: Formats a message.
+        key: Show only messages with this key; None: all.
+        limit: Stop after this many messages; None: no limit.
     """
 
     def __init__(
         self, kafka: KafkaSettings, topic: str, describe: Format, key: bytes | None = None, limit: int | None = None
     ) -> None:
-        """Create the client."""
         import confluent_kafka as ck
 
         from tidemill.runtime.kafka.client import make_client_config
 
         overrides = {
-            # Brokers are asked for this group's coordinator, but it is not joined: partitions are assigned by hand.
+            # The client looks up this group's coordinator but never joins the group, because partitions are assigned
+            # manually.
             "group.id": "tidemill-consume",
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
@@ -131,20 +135,19 @@ class TopicViewer:
         self._describe = describe
         self._key = key
         self._left = limit
-        #: The partitions that are read, and when new ones are looked for with --follow.
+        #: The partitions that are read, and the time of the next search for new ones with --follow.
         self._numbers: set[int] = set()
         self._look_at = 0.0
-        #: Where each partition ends that is still read; empty with --follow.
+        #: The ends of partitions that are still being read; empty with --follow.
         self._ends: dict[int, int] = {}
-        #: Only what reading took counts: writing may take long, and the process may be stopped for a while.
+        #: Counts time spent reading only: writing may take long, and the process may be suspended.
         self._silent_seconds = 0.0
         self._told = False
         self._heard = ""
         self._stdout = select.poll()
-        self._stdout.register(1, 0)  # the end of a pipe's reader is always reported
+        self._stdout.register(1, 0)  # poll always reports when a pipe's reader closes it
 
     def close(self) -> None:
-        """Disconnect."""
         self._consumer.close()
 
     def show(self, start: int, *, follow: bool) -> None:
@@ -152,11 +155,11 @@ class TopicViewer:
 
         Args:
             start: See `parse_start`.
-            follow: Go on at the end.
+            follow: Continue at the end of the topic.
 
         Raises:
             RemoteError: The brokers do not answer, or the topic cannot be read.
-            BrokenPipeError: Standard output is read by nobody.
+            BrokenPipeError: The reader of standard output has closed it.
         """
         try:
             self._assign(start, follow=follow)
@@ -177,10 +180,10 @@ class TopicViewer:
                 self._assign_new()
 
     def _assign(self, start: int, *, follow: bool) -> None:
-        place = self._ck.TopicPartition
+        position = self._ck.TopicPartition
         self._numbers = self._list_partitions(_CALL_SECONDS)
         self._look_at = time.monotonic() + _LOOK_SECONDS
-        partitions = [place(self._topic, number, start) for number in sorted(self._numbers)]
+        partitions = [position(self._topic, number, start) for number in sorted(self._numbers)]
         if start >= 0:
             partitions = self._consumer.offsets_for_times(partitions, timeout=_CALL_SECONDS)
         if not follow:
@@ -198,7 +201,7 @@ class TopicViewer:
         return set(metadata.partitions)
 
     def _assign_new(self) -> None:
-        """Read partitions that were added since the start, from their beginning.
+        """Start reading new partitions from their beginning.
 
         Raises:
             RemoteError: The topic was deleted.
@@ -206,7 +209,7 @@ class TopicViewer:
         try:
             new = self._list_partitions(_LOOK_CALL_SECONDS) - self._numbers
             if new:
-                # What is in them came after the start.
+                # All their messages were written after the start.
                 at = [self._ck.TopicPartition(self._topic, number, -2) for number in sorted(new)]
                 self._consumer.incremental_assign(at)
                 self._numbers |= new
@@ -217,7 +220,7 @@ class TopicViewer:
     def _take(self, record: Any, *, follow: bool) -> bytes | None:
         if (error := record.error()) is not None:
             if error.code() == self._ck.KafkaError._PARTITION_EOF:
-                # All that can be read now was read; open transactions may hide the rest.
+                # All readable messages were read; an open transaction may hide further ones.
                 self._finish(record.partition())
             elif error.fatal() or not (error.retriable() or self._is_of_group(record)):
                 raise self._unreadable(error)
@@ -235,7 +238,7 @@ class TopicViewer:
         return self._describe(record)
 
     def _is_of_group(self, record: Any) -> bool:
-        """Tell whether an error is about the group, which takes a right that is not needed here."""
+        """Return whether an error concerns the group, whose permission this command does not need."""
         return not has_partition(record) or record.error().code() == self._ck.KafkaError.GROUP_AUTHORIZATION_FAILED
 
     def _finish(self, partition: int) -> None:
@@ -249,15 +252,15 @@ class TopicViewer:
             numbers = ", ".join(map(str, sorted(self._ends)))
             reason = f": {self._heard}" if self._heard else ""
             raise RemoteError(
-                f"no answer from Kafka at {self._brokers} about topic {self._topic!r}, partition {numbers}, for "
-                f"{_SILENT_SECONDS:g} s{reason}; check that it is running and that each partition has a leader"
+                f"Kafka at {self._brokers} has sent nothing about topic {self._topic!r}, partition {numbers}, for "
+                f"{_SILENT_SECONDS:g} s{reason}; check that Kafka is running and that each partition has a leader"
             )
 
     def _on_error(self, error: Any) -> None:
         self._heard = self._scrub(error.str())
         if error.code() == self._ck.KafkaError._ALL_BROKERS_DOWN and not self._told:
             self._told = True
-            typer.echo(f"no answer from Kafka at {self._brokers}: {self._heard}; waiting", err=True)
+            typer.echo(f"Kafka at {self._brokers} does not answer ({self._heard}); waiting", err=True)
 
     def _unreadable(self, error: Any) -> RemoteError:
         said = self._scrub(error.str())
@@ -265,14 +268,14 @@ class TopicViewer:
 
 
 def choose_format(*, as_json: bool) -> Format:
-    """Return how messages are written: as JSON, escaped for a terminal, or byte for byte."""
+    """Return the output format: JSON, escaped for a terminal, or byte for byte."""
     if as_json:
         return format_json
     return format_for_terminal if sys.stdout.isatty() else format_raw
 
 
 def has_partition(record: Any) -> bool:
-    """Tell whether a record, or an error in its place, belongs to a partition."""
+    """Return whether a record, or an error in place of one, belongs to a partition."""
     return record.partition() is not None and record.partition() >= 0
 
 
@@ -282,13 +285,13 @@ def format_raw(record: Any) -> bytes:
 
 
 def format_for_terminal(record: Any) -> bytes:
-    """Return a message's value and a line break, without anything that a terminal would obey."""
+    """Return a message's value and a line break, with control characters escaped."""
     text = (record.value() or b"").decode("utf-8", "backslashreplace")
     return ("".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text) + "\n").encode()
 
 
 def format_json(record: Any) -> bytes:
-    """Return a message as one line of JSON; bytes that are not UTF-8 are given as base64."""
+    """Return a message as one line of JSON; bytes that are not UTF-8 become base64."""
     import msgspec
 
     _, milliseconds = record.timestamp()
@@ -305,7 +308,7 @@ def format_json(record: Any) -> bytes:
 
 
 def describe_headers(record: Any) -> list[list[Any]] | dict[str, str]:
-    """Return the headers of a record, or why they cannot be read."""
+    """Return the headers of a record, or the reason why they cannot be read."""
     from tidemill.runtime.kafka.record_headers import read_headers
 
     headers, error = read_headers(record)
@@ -315,7 +318,7 @@ def describe_headers(record: Any) -> list[list[Any]] | dict[str, str]:
 
 
 def format_timestamp(milliseconds: int) -> str | int | None:
-    """Return a record's timestamp in UTC; None without one, a number where no calendar reaches.
+    """Return a record's timestamp in UTC; None without one, and a number if it exceeds the calendar.
 
     Example:
         >>> format_timestamp(1)
@@ -331,7 +334,7 @@ def format_timestamp(milliseconds: int) -> str | int | None:
 
 
 def to_json(data: bytes | str | None) -> str | dict[str, str] | None:
-    """Return bytes as text where they are UTF-8, else as base64.
+    r"""Return bytes as text if they are UTF-8, otherwise as base64.
 
     Example:
         >>> to_json(b"tide"), to_json(b"\\xff")

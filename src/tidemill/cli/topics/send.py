@@ -1,7 +1,7 @@
 """`tidemill send`: writes the lines of a file to a topic, one message per line.
 
-Invariants: lines are sent byte for byte, whatever they contain, and memory stays bounded however long the input or a
-line is; every line is either confirmed by the brokers or counted as failed.
+Invariants: lines are sent byte for byte, whatever they contain. Memory stays bounded however long the input or a line
+is. Every line is either confirmed by the brokers or counted as failed.
 """
 
 from __future__ import annotations
@@ -33,46 +33,48 @@ from tidemill.runtime.process.stop_signals import stop_on_signals
 if TYPE_CHECKING:
     from tidemill.config.kafka_settings import KafkaSettings
 
-#: librdkafka's own default; `message.max.bytes` of kafka.client_config changes it.
+#: librdkafka's own default; `message.max.bytes` in kafka.client_config changes it.
 _MAX_BYTES = 1_000_000
-#: What may wait for the brokers; more is not read.
+#: The maximum size of unconfirmed messages; reading pauses beyond it.
 _QUEUE_KIB = 65_536
-#: Brokers may restart meanwhile; a message that they have not confirmed by then has failed.
+#: Brokers may restart within this time; a message that is not confirmed by then has failed.
 _CONFIRM_SECONDS = 300
-#: That they do not answer is said this often.
+#: How often a notice reports that the brokers do not answer.
 _NOTICE_SECONDS = 30.0
-#: Delivery reports are taken after this many lines.
+#: Delivery reports are polled after this many lines.
 _POLL_LINES = 500
-#: The longest a call into the client may take before a signal is noticed.
+#: The maximum length of a call into the client, so that signals are noticed.
 _CALL_SECONDS = 0.2
-#: Delivery reports are not wanted, so that nothing but time tells that a full queue has room again.
+#: How long to wait while the queue is full; without delivery reports, only time frees it.
 _FULL_SECONDS = 0.01
-#: What is on its way at Ctrl-C gets this long.
+#: How long unconfirmed messages get after Ctrl-C.
 _LEAVE_SECONDS = 5.0
-#: How many lines that cannot be sent are named.
+#: How many failed lines are reported individually.
 _NAMED_LINES = 5
 _AT_FAILURE = "when the client failed"
 
 
 def send(
     topic: Topic,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A file with one message per line; -: stdin.")] = "-",
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A file with one message per line; -: standard input.")
+    ] = "-",
     key: Annotated[
         str | None,
-        typer.Option("--key", metavar="FIELD", help="Each line is a JSON object; this field of it is the key."),
+        typer.Option("--key", metavar="FIELD", help="Parse each line as a JSON object, and use this field as the key."),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", help="At most this many messages per second.")
+        float | None, typer.Option("--rate", metavar="N", help="Send at most N messages per second.")
     ] = None,
     config: ConfigOption = None,
 ) -> None:
     """Send the lines of a file, or of standard input, to a topic.
 
-    Each line is one message, byte for byte; an empty line is an empty message. Ends with exit code 4 if a line was not
+    Each line is one message, byte for byte; an empty line is an empty message. The exit code is 4 if a line was not
     confirmed by the brokers.
     """
     with reporting():
-        if rate is not None and not rate > 0:  # not a number either
+        if rate is not None and not rate > 0:  # also true for NaN
             raise ConfigError(f"--rate {rate:g}: must be above 0")
         settings = load_for_topic(config, topic)
         with _open_lines(file) as lines:
@@ -98,7 +100,7 @@ def _open_lines(file: str) -> Iterator[BinaryIO]:
         yield sys.stdin.buffer
         return
     try:
-        lines = open(file, "rb")  # noqa: SIM115 - closed below; only its opening is reported here
+        lines = open(file, "rb")  # noqa: SIM115 - closed below; only errors of opening are reported here
     except OSError as error:
         raise ConfigError(f"{file or repr(file)} cannot be read: {error.strerror}") from None
     with lines:
@@ -106,17 +108,17 @@ def _open_lines(file: str) -> Iterator[BinaryIO]:
 
 
 class LineSender:
-    """Sends lines and counts what became of them.
+    """Sends lines and counts the outcomes.
 
     Args:
         kafka: The `kafka` section.
         topic: An existing topic.
-        key_field: The field of each line, a JSON object, that is its key; None: no keys.
-        rate: Messages per second at most; None: as fast as possible.
+        key_field: The field of each line, a JSON object, to use as the key; None: no keys.
+        rate: The maximum number of messages per second; None: no limit.
     """
 
     def __init__(self, kafka: KafkaSettings, topic: str, key_field: str | None, rate: float | None) -> None:
-        """Create the client; it connects at the first message."""
+        """Create the client; it connects with the first message."""
         import confluent_kafka as ck
 
         from tidemill.runtime.kafka.producer import make_producer_config
@@ -135,13 +137,13 @@ class LineSender:
         self._error = ck.KafkaException
         self._all_down = ck.KafkaError._ALL_BROKERS_DOWN
         self._without_reason = ck.KafkaError._FATAL
-        #: What messages are given back with after a fatal error.
+        #: Errors with which messages are returned after a fatal error, and what they mean.
         self._given_back = {ck.KafkaError._PURGE_QUEUE: "not sent", ck.KafkaError._PURGE_INFLIGHT: "not confirmed"}
         self._topic = topic
         self._brokers = kafka.brokers
         self._key_field = key_field
         self._rate = rate
-        #: What was read is either handed over to the client or refused; at Ctrl-C a line may be neither.
+        #: Each line that was read is either passed to the client or rejected; at Ctrl-C one line may be neither.
         self._lines = 0
         self._read_bytes = 0
         self._handed_over = 0
@@ -154,24 +156,24 @@ class LineSender:
 
     @property
     def failed(self) -> int:
-        """How many lines were not sent, or not confirmed."""
+        """The number of lines that were not sent or not confirmed."""
         return self._failures.total()
 
     @property
     def sent(self) -> int:
-        """How many messages the brokers confirmed, once `send_all` has returned."""
+        """The number of messages that the brokers confirmed, once `send_all` has returned."""
         return self._lines - self.failed
 
     def look(self) -> Sent:
-        """Return how far it is, from any thread."""
+        """Return the current progress; callable from any thread."""
         failed = self.failed
         return Sent(max(0, self._handed_over + self._refused - failed - len(self._producer)), failed, self._read_bytes)
 
     def send_all(self, lines: BinaryIO) -> bool:
-        """Send all lines and wait until they are confirmed or have failed; see `raise_failure` too.
+        """Send all lines, and wait until each is confirmed or has failed; see also `raise_failure`.
 
         Returns:
-            Whether it was stopped by a signal; what was on its way then got a few seconds.
+            Whether a signal stopped it; unconfirmed messages then get a few more seconds.
         """
         stopped = False
         try:
@@ -193,10 +195,10 @@ class LineSender:
         return stopped
 
     def raise_failure(self) -> None:
-        """Report why the client failed as a whole, if it did.
+        """Report a fatal error of the client.
 
         Raises:
-            RemoteError: It did; what comes after the lines that were counted was not read.
+            RemoteError: The client failed; lines after the counted ones were not read.
         """
         if self._failure:
             text = f"the Kafka client failed: {self._scrub(self._failure.str())}"
@@ -204,7 +206,7 @@ class LineSender:
             raise RemoteError(text + rest, retryable=False)
 
     def describe(self, took: str = "") -> str:
-        """Return in one line what was sent, how long it took if that is given, and why the rest was not sent."""
+        """Return a line with the number of sent messages, the time if given, and the reasons of failures."""
         text = f"sent {format_count(self.sent, 'message')} to {self._topic}{took}"
         if self.failed:
             reasons = "; ".join(f"{count:,}: {why}" for why, count in self._failures.most_common())
@@ -259,18 +261,18 @@ class LineSender:
 
     def _flush(self, seconds: float | None) -> None:
         deadline = None if seconds is None else time.monotonic() + seconds
-        # Without a deadline: each message has its own, delivery.timeout.ms.
+        # Without a deadline, each message has its own limit, delivery.timeout.ms.
         left = 1
         while left and (deadline is None or time.monotonic() < deadline):
             try:
                 left = self._producer.flush(_CALL_SECONDS)
             except self._error as error:
-                # What becomes of the other messages can still be learned.
+                # The outcomes of the other messages can still arrive.
                 self._fail(error.args[0])
                 deadline = deadline or time.monotonic() + _LEAVE_SECONDS
 
     def _fail(self, error: Any) -> None:
-        # What refuses a message after a fatal error does not say what that was; the error itself follows.
+        # The error of a message after a fatal error lacks the cause; the fatal error itself follows.
         if self._failure is None or self._failure.code() == self._without_reason:
             self._failure = error
 
@@ -298,14 +300,14 @@ class LineSender:
         if error.code() == self._all_down and waiting and now - self._told_at >= _NOTICE_SECONDS:
             self._told_at = now
             what = f"{format_count(waiting, 'message')} waiting to be confirmed, each for up to {_CONFIRM_SECONDS:,} s"
-            typer.echo(f"no answer from Kafka at {self._brokers}: {self._heard}; {what}", err=True)
+            typer.echo(f"Kafka at {self._brokers} does not answer ({self._heard}); {what}", err=True)
 
 
 def read_key(line: bytes, field: str) -> bytes | None:
-    """Return the key of a line, a JSON object: text as UTF-8, anything else as it is written; null is no key.
+    """Return the key from a line, a JSON object: strings as UTF-8, other values as written; None for null.
 
     Raises:
-        ValueError: It is not a JSON object, or has no such field.
+        ValueError: The line is not a JSON object, or lacks the field.
 
     Example:
         >>> read_key(b'{"user": "ann", "n": 1.50}', "user"), read_key(b'{"user": "ann", "n": 1.50}', "n")
@@ -316,12 +318,12 @@ def read_key(line: bytes, field: str) -> bytes | None:
     try:
         fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise ValueError("it is not a JSON object, so it has no key") from None
+        raise ValueError("the line is not a JSON object, so it has no key") from None
     except RecursionError:
-        raise ValueError("its JSON is nested too deeply to find its key") from None
+        raise ValueError("the JSON is nested too deeply to find the key") from None
     raw = fields.get(field)
     if raw is None:
-        raise ValueError(f"it has no field {field!r} to use as the key")
+        raise ValueError(f"the line has no field {field!r} to use as the key")
     written = bytes(raw).strip()
     if written == b"null":
         return None
@@ -329,5 +331,5 @@ def read_key(line: bytes, field: str) -> bytes | None:
         try:
             return msgspec.json.decode(written, type=str).encode()
         except (msgspec.DecodeError, UnicodeError):
-            raise ValueError(f"its field {field!r} is not valid UTF-8") from None
+            raise ValueError(f"the field {field!r} is not valid UTF-8") from None
     return written

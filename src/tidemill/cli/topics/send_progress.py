@@ -1,6 +1,6 @@
-"""How far `tidemill send` is: a line on the terminal while it sends, and how long it took.
+"""The progress of `tidemill send`: a line on the terminal while it sends, and the time it took.
 
-Invariant: nothing is shown, and the terminal is left alone, while little was sent: somebody may be typing the lines.
+Invariant: the terminal is left alone while little was sent, because a user may be typing the lines.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import BinaryIO
 
 from tidemill.cli.terminal.status_text import Part, fit, format_seconds
 
-#: What is faster, or less, needs no line.
+#: Shorter or smaller sends need no progress line.
 _SHOW_SECONDS = 1.0
 _SHOW_MESSAGES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """How far it is at a moment.
+    """A snapshot of the progress.
 
     Attributes:
-        messages: How many the brokers confirmed.
-        failed: How many lines were not sent.
-        read_bytes: How much of the input was read.
+        messages: The number of confirmed messages.
+        failed: The number of lines that were not sent.
+        read_bytes: The number of bytes read from the input.
     """
 
     messages: int
@@ -37,18 +37,17 @@ class Sent:
 
 
 class SendProgress:
-    """Follows the lines of one input on their way.
+    """Follows the progress of one input.
 
     Args:
         lines: The input.
-        moment: Returns how far it is now.
+        moment: Returns the current progress.
 
     Attributes:
-        shown: Whether the line was ever shown.
+        shown: Whether the line has been shown.
     """
 
     def __init__(self, lines: BinaryIO, moment: Callable[[], Sent]) -> None:
-        """Begin to count the time."""
         self._size = _find_size(lines)
         self._moment = moment
         self._started = time.monotonic()
@@ -56,7 +55,7 @@ class SendProgress:
 
     @contextlib.contextmanager
     def showing(self) -> Iterator[None]:
-        """Show the line while the block runs, if standard error is a terminal."""
+        """Show the progress line during the block, if standard error is a terminal."""
         if not sys.stderr.isatty():
             yield
             return
@@ -66,7 +65,7 @@ class SendProgress:
             yield
 
     def draw(self, width: int) -> str:
-        """Return the line, in at most this many columns; empty as long as there is little to say."""
+        """Return the progress line for a width; empty while there is little to report."""
         now, seconds = self._moment(), time.monotonic() - self._started
         self.shown = self.shown or (seconds >= _SHOW_SECONDS and now.messages >= _SHOW_MESSAGES)
         if not self.shown:
@@ -82,7 +81,7 @@ class SendProgress:
         return fit(parts, width)
 
     def describe_time(self, messages: int) -> str:
-        """Return how long this many messages took and how fast that was, if the line was shown; otherwise nothing."""
+        """Return the duration and the rate for a number of messages; '' if the line was never shown."""
         if not self.shown:
             return ""
         seconds = time.monotonic() - self._started
@@ -90,7 +89,7 @@ class SendProgress:
 
 
 def _find_size(lines: BinaryIO) -> int:
-    """Return how many bytes an input has from here on; 0 if nobody knows."""
+    """Return the number of bytes left in an input; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError):
         status = os.fstat(lines.fileno())
         if stat.S_ISREG(status.st_mode):

@@ -148,8 +148,8 @@ def _check_room(periods: Sequence[Period]) -> None:
     if free < needed + _MARGIN_BYTES:
         raise Problem(
             507,
-            f"the copy of a recording needs {needed:,} bytes, but only {free:,} bytes are free in the temporary folder of "
-            "this host; set TMPDIR to a larger folder, or use `tidemill record merge`",
+            f"the copy of a recording needs {needed:,} bytes, but only {free:,} bytes are free in the temporary folder "
+            "of this host; set TMPDIR to a larger folder, or use `tidemill record merge`",
         )
 
 
