@@ -6,4 +6,4 @@ from __future__ import annotations
 def drop_notices(said: bytes | str) -> str:
     """Return the text without lines that say whom a command waits for."""
     text = said.decode() if isinstance(said, bytes) else said
-    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("no answer from Kafka at "))
+    return "".join(line for line in text.splitlines(keepends=True) if "has not answered yet; waiting" not in line)

@@ -91,7 +91,7 @@ def test_check_names_every_problem_but_no_secret(tidemill: Run, tmp_path: Path) 
     done = tidemill("config", "check", env={"TIDEMILL_CONFIG": "c.yaml", "TIDEMILL_KAFKA__PASSWORD": "hunter2"})
 
     assert done.returncode == ExitCode.CONFIG
-    assert done.stderr.startswith("error: the configuration is wrong:\n")
+    assert done.stderr.startswith("error: the configuration is invalid:\n")
     assert "nope: unknown key" in done.stderr
     assert "TIDEMILL_KAFKA__PASSWORD" in done.stderr
     assert "hunter2" not in done.stdout + done.stderr
@@ -128,7 +128,7 @@ def test_check_finds_what_a_run_would_refuse(tidemill: Run, tmp_path: Path) -> N
     ):
         assert words in problem
     text = tidemill("config", "check", "c.yaml", env={"WORKER_ID": "a b"}).stderr
-    assert text.startswith("error: the configuration is wrong:\n  bad client")
+    assert text.startswith("error: the configuration is invalid:\n  ")
     assert len(text.splitlines()) == 6
 
 
@@ -166,6 +166,6 @@ def test_check_warns_of_a_folder_that_recordings_cannot_be_kept_in(tidemill: Run
     assert said["ok"] is True, "a pipeline runs all the same"
     (warning,) = [text for text in said["warnings"] if "db_dir" in text]
     assert "file is a file, not a folder; remove it or change debug.db_dir" in warning
-    assert "the newest 64 MiB of recordings are kept in memory" in warning
+    assert "the newest 64 MiB of recordings are stored" in warning
     for env in ({"TIDEMILL_DEBUG__ENABLED": "false"}, {"TIDEMILL_DEBUG__DB_DIR": ""}):
         assert "db_dir" not in tidemill("config", "check", "c.yaml", "--json", env=env).stdout

@@ -294,9 +294,7 @@ def test_a_partition_of_which_nothing_comes_ends_it(
     refused = make_record(-1, partition=None, error=ck.KafkaError(ck.KafkaError.GROUP_AUTHORIZATION_FAILED))
     client.batches = [[], [make_record(0)], *([refused] if group_error else [] for _ in range(60))]
 
-    with pytest.raises(
-        RemoteError, match=r"about topic 't', partition 0, for 10 s; check that it is running and that each"
-    ):
+    with pytest.raises(RemoteError, match=r"about topic 't', partition 0, for 10 s; check that Kafka is running"):
         TopicViewer(KafkaSettings(), "t", format_raw).show(-2, follow=False)
 
     assert 0 < len(client.batches) < 15
@@ -362,7 +360,7 @@ def test_times_are_read_as_everywhere() -> None:
 
 @pytest.mark.parametrize("text", ["99999999999w", "999999w", "9" * 5_000 + "s"])
 def test_a_time_before_the_calendar_begins_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="before the first day of the calendar"):
+    with pytest.raises(ConfigError, match="too far in the past"):
         parse_start(text)
 
 

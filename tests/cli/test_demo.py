@@ -45,7 +45,7 @@ def test_what_an_earlier_run_left_is_replaced_and_other_files_stay(tmp_path: Pat
 
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "output").mkdir()
-    with pytest.raises(ConfigError, match=r"files that are not of a demo.*--dir"), open_folder(tmp_path):
+    with pytest.raises(ConfigError, match=r"files that are not from a demo.*--dir"), open_folder(tmp_path):
         pass
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is not a folder"), open_folder(tmp_path / "file"):

@@ -299,7 +299,7 @@ def test_ctrl_c_ends_after_what_is_in_flight_and_the_same_command_continues(dlq:
     finally:
         process.kill()
     assert process.returncode == 0, output
-    assert "records left; run the same command again to continue" in output
+    assert "records left; repeat the command to continue" in output
     left = int(re.findall(r"(\d+) records left", output)[0])
     assert 0 < left < 60
     dlq("redrive")

@@ -187,7 +187,7 @@ def test_a_wrong_client_property_is_said_in_words(tidemill: Run, tmp_path: Path)
 
     done = tidemill("doctor", "c.yaml")
 
-    assert 'FAIL  Kafka: bad client configuration: No such configuration property: "sasl.mechanismm"' in done.stdout
+    assert 'client configuration: No such configuration property: "sasl.mechanismm"' in done.stdout
 
 
 def test_the_program_is_looked_for_where_tasks_find_it(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_folder_without_a_name_is_refused_and_nothing_is_written(tidemill: Run
     done = tidemill("init", "")
 
     assert done.returncode == ExitCode.CONFIG
-    assert "the folder's name is empty; name one, or write . for this folder" in done.stderr
+    assert "the name of the folder is empty" in done.stderr
     assert sorted(tmp_path.iterdir()) == before
 
 

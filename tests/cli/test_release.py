@@ -91,7 +91,10 @@ def test_an_answer_is_told_in_a_line() -> None:
     engines = [{"slot": 0, "held": 1}, {"slot": 3, "held": 1200}]
     both = "engine 0: 1 held message is dead-lettered; engine 3: 1,200 held messages are dead-lettered"
     assert describe_release({**about, "engines": engines}) == f"worker w (process 7): {both}"
-    assert describe_release({**about, "engines": []}) == "worker w (process 7): no brake is on, nothing is held"
+    assert (
+        describe_release({**about, "engines": []})
+        == "worker w (process 7): no failure brake is on, and no message is held"
+    )
     assert describe_release({**about, "error": "this version does not know 'release'"}).endswith(
         "does not know 'release'"
     )

@@ -83,8 +83,8 @@ def test_a_field_of_each_line_is_its_key_and_lines_without_it_are_counted(
     assert (sender.sent, sender.failed) == (3, 2)
     assert [message.key() for message in consume(embedded_kafka.bootstrap, topic, 3)] == [b"a", b"1.50", None]
     said = capsys.readouterr().err
-    assert "line 4 was not sent: it has no field 'id' to use as the key" in said
-    assert "line 5 was not sent: it is not a JSON object" in said
+    assert "line 4 was not sent: the line has no field 'id' to use as the key" in said
+    assert "line 5 was not sent: the line is not a JSON object" in said
     assert sender.describe().startswith(f"sent 3 messages to {topic}; 2 failed (1: ")
 
 
@@ -159,7 +159,7 @@ def test_brokers_that_go_away_are_named_while_messages_wait_and_may_take_minutes
     client.config["error_cb"](down)
 
     assert capsys.readouterr().err == (
-        "no answer from Kafka at localhost:9092: refused; 1 message waiting to be confirmed, each for up to 300 s\n"
+        "Kafka at localhost:9092 does not answer (refused); 1 message waiting to be confirmed, each for up to 300 s\n"
     )
     assert client.config["delivery.timeout.ms"] == 300_000
 

@@ -193,11 +193,11 @@ def test_exit_codes_say_whether_it_runs(folder: Path, tidemill: Run, tmp_path: P
     assert nothing.returncode == ExitCode.REMOTE
     assert (
         nothing.stderr
-        == "no pipeline or trigger host runs on this machine as this user; start one: tidemill run --help\n"
+        == "this user runs no pipeline or trigger host on this machine; to start one, see tidemill run --help\n"
     )
     other = tidemill("status", config)
     assert other.returncode == ExitCode.REMOTE
-    assert f"nothing runs with {config} on this machine" in other.stderr
+    assert f"this user runs nothing with {config}" in other.stderr
     with desk("g", "w", lambda: now[0]):
         well = tidemill("status", config, "--json")
         assert well.returncode == ExitCode.OK, well.stderr
@@ -215,8 +215,8 @@ def test_trigger_hosts_are_well_if_they_run_or_stand_by() -> None:
 
     assert complete(host)["healthy"]
     assert complete({**host, "waits_for": holder, "store": None})["healthy"]
-    assert complete({**host, "store": None})["problems"] == ["it is starting"]
-    assert complete({**host, "store": "down"})["problems"] == ["its store cannot be reached"]
+    assert complete({**host, "store": None})["problems"] == ["the host is starting"]
+    assert complete({**host, "store": "down"})["problems"] == ["the store cannot be reached"]
     assert complete({"worker": "w", "pid": 7, "error": "no"})["problems"] == ["no"]
     served = {**host, "metrics": "http://h:1", "web": "http://h:2/?key=k"}
     assert describe_report(complete(served)).splitlines() == [

@@ -182,11 +182,11 @@ def test_the_summary_has_messages_tasks_letters_and_sinks() -> None:
         "tasks           12,300 done, 45 failed, 7 retried",
         "dead letters    45 (5 parse, 40 task), 1 DROPPED",
         "filesystem.log  0 delivered",
-        "kafka.out       12,000 delivered, 3 refused",
-        "left over       2 messages, redelivered to the next run",
+        "kafka.out       12,000 delivered, 3 rejected",
+        "left over       2 messages, which the next run processes again",
     ]
     assert "missing" not in format_summary(pipeline(engine), 61.0)
-    missing = "missing         7 messages, deleted by the broker before it could be read"
+    missing = "missing         7 messages, deleted by the broker before being read"
     assert format_summary(pipeline(engine), 61.0, 7).endswith(missing)
 
 

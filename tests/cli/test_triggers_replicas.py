@@ -115,9 +115,7 @@ def test_a_second_host_waits_for_the_first_and_takes_over_at_once_when_it_stops(
     waiting(other)
     [said] = [json.loads(line) for line in other.log.splitlines() if "another host runs this list" in line]
     assert (said["process"], said["list"]) == (first.pid, "orders")
-    assert (
-        f"process {second.pid} waits to take over: process {first.pid} on" in other.ask("streams", "spec.yaml").stdout
-    )
+    assert f"process {second.pid} is on standby; process {first.pid} on" in other.ask("streams", "spec.yaml").stdout
     [row] = other.rows("list", "spec.yaml")
     assert (row["list"], str(row["session"]).endswith(f"process {first.pid}")) == ("orders", True)
 
@@ -152,7 +150,7 @@ def test_two_hosts_in_one_folder_are_told_apart_and_the_lock_shows_a_death_at_on
     shown = site.ask("streams", "spec.yaml").stdout.splitlines()
     assert [line.split(":")[0] for line in shown] == [
         f"process {first.pid}",
-        f"process {second.pid} waits to take over",
+        f"process {second.pid} is on standby",
     ]
     first.kill()
     first.wait()

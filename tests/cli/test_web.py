@@ -39,10 +39,10 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "said"),
     [
         (["--dir", "nothing"], "--dir nothing: not a folder of recordings"),
-        (["--dir", "."], "no recordings in . (--dir): pipelines write them there while debug.enabled is true"),
+        (["--dir", "."], "no recordings of this user in . (--dir); pipelines write them"),
         (["empty.yaml"], "recordings-of-nobody (debug.db_dir)"),
         (["memory.yaml"], "debug.db_dir is ''"),
-        (["open.yaml", "--dir", "db"], "debug.host 0.0.0.0 may be reached from other machines: set debug.users"),
+        (["open.yaml", "--dir", "db"], "debug.host 0.0.0.0 can be reached from other machines; set debug.users"),
         (["missing.yaml"], "missing.yaml"),
     ],
 )

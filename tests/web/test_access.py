@@ -172,7 +172,7 @@ async def test_a_token_is_accepted_in_the_header_only() -> None:
         reading = await client.post("/api/v1/actions/drain", json={"confirm": "order-workers"}, headers=named)
 
     assert reading.status_code == 403
-    assert reading.json()["detail"] == "bot may only read; changes need the role operate"
+    assert reading.json()["detail"].startswith("bot may only read")
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ async def test_actions_are_carried_out_and_recorded_with_who_did_them(noted: lis
         "Paused partition 3 for 1 min 0 s.",
         "Resumed partition 3.",
         "Resumed all partitions.",
-        "Engine 1 drains, and starts again.",
+        "Engine 1 drains and then restarts.",
     ]
     assert pipeline.actions == ["pause 900 None key", "pause 60 3 key", "resume 3", "resume None", "restart 1"]
     assert noted == [
@@ -97,7 +97,7 @@ async def test_who_may_only_read_changes_nothing(noted: list[tuple[str, str]]) -
             answer = await client.post(
                 f"/api/v1/actions/{action}", json={"seconds": 60}, headers={"Authorization": f"Bearer {TOKEN}"}
             )
-            assert (answer.status_code, "need the role operate" in answer.json()["detail"]) == (403, True)
+            assert (answer.status_code, "the role operate" in answer.json()["detail"]) == (403, True)
             foreign = await client.post(
                 f"/api/v1/actions/{action}", headers={"Origin": "http://evil.example"}, json={"seconds": 60}
             )
@@ -152,5 +152,5 @@ async def test_the_actions_are_in_the_openapi_document() -> None:
     wanted = {"release", "drain", "pause", "resume", "engines/{slot}/restart"}
     assert {f"/api/v1/actions/{name}" for name in wanted} <= posts
     assert "<caption>Body</caption>" in page
-    assert "For how long; from 1 second to 7 days." in page
-    assert "Answer: RedriveReport" in page
+    assert "The length of the pause, from 1 second to 7 days." in page
+    assert "Response: RedriveReport" in page

@@ -130,7 +130,7 @@ async def test_one_download_at_a_time_which_ends_with_its_client(folder: Path, t
     pieces = response.body_iterator
     await anext(pieces)
     await anext(pieces)
-    with pytest.raises(Exception, match="another download is under way"):
+    with pytest.raises(Exception, match="another download is running"):
         await downloads.start(names)
     assert list(temporary.iterdir()) != []
     await pieces.aclose()
@@ -191,5 +191,5 @@ async def test_the_page_says_what_retention_removes_next(pipeline: ScriptedPipel
     assert (ended["goes_next"], live["goes_next"]) == (True, False)
     assert live["kept_until"] is None
     assert 23 * 3600 < ended["kept_until"] - ended["last_at"] < 25 * 3600
-    assert page.count("goes next") == 1
+    assert page.count("removed next") == 1
     assert page.count('type="checkbox"') == 2

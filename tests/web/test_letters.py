@@ -178,7 +178,7 @@ async def test_the_page_goes_on_with_a_search_by_itself(
     assert len(pages) > 3
     assert all('hx-trigger="load"' in page for page in pages[:-1])
     assert "2 of 12 records searched" in pages[0]
-    assert "All 12 records are searched." in pages[-1]
+    assert "All 12 records have been searched." in pages[-1]
     listed = [row for page in pages for row in re.findall(r"/letters/letter-(\d+)\?", page)]
     assert listed == ["8", "4", "0"]
 
@@ -233,7 +233,7 @@ async def test_a_cursor_of_other_letters_is_refused(pipeline: ScriptedPipeline, 
         name.rename(name.with_name(f"other-{name.name}"))
     async with log_in(other) as client:
         answer = await client.get("/api/v1/letters", params={"cursor": cursor})
-    assert (answer.status_code, "begin again" in answer.json()["detail"]) == (409, True)
+    assert (answer.status_code, "repeat the search" in answer.json()["detail"]) == (409, True)
 
 
 async def test_a_list_has_at_most_500_letters_of_which_only_rows_are_kept(

@@ -116,7 +116,7 @@ async def test_a_client_that_goes_makes_room(monkeypatch: pytest.MonkeyPatch) ->
     updates = LiveUpdates({"page": Counted()})
     client = await updates.listen("page")
     await anext(client)
-    with pytest.raises(Problem, match="1 clients listen already"):
+    with pytest.raises(Problem, match="1 clients already follow"):
         await updates.listen("page")
     await client.aclose()  # type: ignore[attr-defined]
     assert updates.clients == 0

@@ -78,7 +78,7 @@ async def test_the_page_of_a_pipeline_that_starts_says_what_it_waits_for() -> No
         ready = await client.get("/readyz")
 
     assert "it is starting: Spark is starting (3 s)" in page
-    assert "No engine has been started yet" in page
+    assert "No engine has started yet" in page
     assert ready.status_code == 503
     assert ready.json()["reasons"] == ["it is starting: Spark is starting (3 s)"]
 
@@ -101,8 +101,8 @@ async def test_what_cannot_be_found_is_a_page_for_readers_and_a_problem_for_prog
         wrong = await client.get("/api/v1/series?seconds=10000000")
 
     assert (page.status_code, problem.status_code, wrong.status_code) == (404, 404, 422)
-    assert "there is nothing at /no-such-page" in page.text
-    assert problem.json()["detail"] == "there is nothing at /api/v1/no-such-thing"
+    assert "there is no page at /no-such-page" in page.text
+    assert problem.json()["detail"] == "there is no page at /api/v1/no-such-thing"
     assert wrong.json()["detail"].startswith("seconds: ")
 
 

@@ -206,21 +206,21 @@ EVIL_ROW = {"rows": [{"offset": SCRIPT}], "cursor": None, "problems": [], "curso
     ("answer", "problem"),
     [
         (drip, "no answer within 1 s"),
-        (flood, "its answer is larger than 4,194,304 bytes"),
+        (flood, "larger than 4,194,304 bytes"),
         (
             lambda handler: send(handler, 302, Location="http://127.0.0.1:9/steal"),
-            "it redirects, which is not followed",
+            "redirects, which is not followed",
         ),
-        (lambda handler: send(handler, 401), "it does not know the token"),
-        (lambda handler: send(handler, 500), "it answers with status 500"),
-        (lambda handler: send(handler, 200, b"<html>"), "its answer has 1 errors"),
-        (lambda handler: send(handler, 200, json.dumps(EVIL_ROW).encode()), "errors; is it of another version?"),
-        (lambda handler: send(handler, 200, b"[" * 100_000), "its answer has 1 errors"),
-        (lambda handler: send(handler, 200, b"{}", **{"Content-Length": "50"}), "answer"),
-        (lambda handler: handler.wfile.write(b"SSH-2.0-x\r\n"), "its answer is not HTTP (BadStatusLine)"),
+        (lambda handler: send(handler, 401), "rejects the token"),
+        (lambda handler: send(handler, 500), "status 500"),
+        (lambda handler: send(handler, 200, b"<html>"), "(1 errors)"),
+        (lambda handler: send(handler, 200, json.dumps(EVIL_ROW).encode()), "does not match the API"),
+        (lambda handler: send(handler, 200, b"[" * 100_000), "(1 errors)"),
+        (lambda handler: send(handler, 200, b"{}", **{"Content-Length": "50"}), "incomplete"),
+        (lambda handler: handler.wfile.write(b"SSH-2.0-x\r\n"), "not HTTP (BadStatusLine)"),
         (
             lambda handler: send(handler, 200, b'{"rows": [], "cursor": "x", "problems": [], "cursors": ["y"]}'),
-            "its answer is not understood",
+            "does not match the request",
         ),
     ],
     ids=["drip", "flood", "redirect", "token", "status", "markup", "rows", "nested", "short", "ssh", "cursors"],
@@ -269,7 +269,7 @@ async def test_what_was_said_last_is_shown_as_stale(folder: Path) -> None:
     assert "recordings only" in first
     assert "stale" not in first
     assert "(1 running)" in second
-    assert "it answers with status 404; <b>stale</b>: as of" in second
+    assert "status 404; <b>stale</b>, as of" in second
 
 
 @pytest.mark.parametrize("cursor", ["x", "e30", "W10", "eyIiOiA1fQ", "eyIiOiAiLi4vLi4ifQ", "é"])
@@ -301,7 +301,7 @@ async def test_a_server_of_the_same_folder_is_named_and_shows_nothing_twice(fold
             shown = (await client.get("/hosts")).text
     for page in [*pages, failures]:
         assert list(page["missing"]) == [name]
-        assert "recordings of this same folder" in page["missing"][name]
+        assert "the same folder of recordings" in page["missing"][name]
     assert [len(page["rows"]) for page in pages] == [30, 30]
     assert [group["count"] for group in failures["groups"]] == [30]
-    assert "recordings of this same folder" in shown
+    assert "the same folder of recordings" in shown

@@ -178,7 +178,7 @@ async def test_one_probe_runs_at_a_time() -> None:
         assert (await client.post(PATH, json={"value": "3"})).json()["number"] == 2
         await ended(client)
     assert (second.status_code, second.headers["Retry-After"]) == (429, "5")
-    assert second.json()["detail"] == ("another message is being probed (begun by key); try again when that has ended")
+    assert "started by key" in second.json()["detail"]
     assert ">running<" in page
     assert [message.value for message, _ in pipeline.probed] == [b"1", b"3"]
 
@@ -188,7 +188,7 @@ async def test_one_probe_runs_at_a_time() -> None:
     [
         (UserActionError("engine 0: it is draining"), "engine 0: it is draining"),
         (RemoteError(f"engine 0: the link to kafka://u:{SECRET}@x was closed"), "kafka://***@x"),
-        (ValueError(SECRET), "an error inside tidemill; see the log of the process"),
+        (ValueError(SECRET), "internal error in tidemill; see the log of this process"),
     ],
 )
 async def test_why_nothing_was_probed_is_told(error: Exception, problem: str) -> None:
@@ -210,7 +210,7 @@ async def test_who_may_only_read_sees_probes_and_begins_none() -> None:
         headers = {"Authorization": f"Bearer {TOKEN}"}
         answer = await client.post(PATH, json={"value": "1"}, headers=headers)
         page = await client.get("/probe", headers=headers)
-    assert (answer.status_code, "need the role operate" in answer.json()["detail"]) == (403, True)
+    assert (answer.status_code, "the role operate" in answer.json()["detail"]) == (403, True)
     assert page.status_code == 200
     assert pipeline.probed == []
 
@@ -236,7 +236,7 @@ async def test_the_page_warns_and_shows_what_was_found_as_text() -> None:
         same = await client.get(f"/probe/state?seen={version}")
         message = (await client.get("/messages/orders/3/17")).text
         other = (await client.get("/messages/others/3/17")).text
-    assert "What hooks do by themselves is done." in empty.text
+    assert "Side effects of hooks are real." in empty.text
     assert 'value="17"' in empty.text
     assert SCRIPT not in page
     shown = html.unescape(page)
@@ -246,7 +246,7 @@ async def test_the_page_warns_and_shows_what_was_found_as_text() -> None:
         f"result {SCRIPT}",
         "exit code 3",
         '"data": "***"',
-        "2 writes, dropped",
+        "2 writes, discarded",
         "7 more",
     ):
         assert text in shown, text
@@ -262,7 +262,7 @@ async def test_nothing_of_it_is_there_where_it_is_off() -> None:
         answers = [await client.get("/probe"), await client.get(PATH), await client.post(PATH, json={"value": "1"})]
         page = (await client.get("/messages/orders/3/17")).text
     assert [answer.status_code for answer in answers] == [404] * 3
-    assert all("debug.probe_enabled is false" in answer.text for answer in answers)
+    assert all("debug.probe_enabled" in answer.text for answer in answers)
     assert "/probe" not in page
     assert pipeline.probed == []
 

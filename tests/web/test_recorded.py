@@ -221,7 +221,7 @@ async def test_a_message_that_is_not_finished_is_shown_with_its_place(pipeline: 
     assert "Nothing is recorded" not in page.text
     assert SCRIPT not in page.text
     assert silent.status_code == 404
-    assert "where the message is now is not known: engine 0 is silent" in silent.text
+    assert "cannot be read: engine 0 is silent" in silent.text
 
 
 async def test_what_is_not_recorded_says_what_is_kept(pipeline: ScriptedPipeline) -> None:
@@ -229,7 +229,7 @@ async def test_what_is_not_recorded_says_what_is_kept(pipeline: ScriptedPipeline
         page = (await client.get("/messages/orders/0/999999")).text
         answer = await client.get("/api/v1/messages/orders/0/999999")
 
-    assert "Nothing is recorded of this message" in page
+    assert "This message is not recorded" in page
     assert answer.status_code == 404
 
 

@@ -158,7 +158,7 @@ async def test_the_overview_names_the_other_runs_with_a_link(pipeline: ScriptedP
     assert len(links) == 2
     assert not any("worker-1" in link and "order-workers" in link for link in links)
     assert all("Messages per second" in text for text in shown)
-    assert sum("ended: the charts end at" in text for text in shown) == 1
+    assert sum("ended; the charts end at" in text for text in shown) == 1
 
 
 async def test_charts_add_up_what_several_workers_did_at_a_time(tmp_path: Path) -> None:
@@ -205,5 +205,5 @@ async def test_bounded_runs_are_marked_on_each_page_and_show_what_failed(tmp_pat
         other = (await client.get("/messages/orders/0/2")).text
     assert marked == periods == {"w.backfill": True, "w": False}
     assert [page.count(">bounded run<") for page in pages] == [1, 1]
-    assert "nothing, in a bounded run" in story
+    assert "never, in a bounded run" in story
     assert "bounded run" not in other

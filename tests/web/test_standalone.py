@@ -75,7 +75,7 @@ async def test_the_first_page_says_what_is_absent_and_why(folder: Path) -> None:
     async with connect(make_app(folder)) as client:
         answer = await client.get("/", follow_redirects=True)
     assert answer.url.path == "/runs"
-    assert "are in the web UI of a running pipeline" in answer.text
+    assert "open the web UI of a running pipeline" in answer.text
     assert "tidemill web CONFIG" in answer.text
     for path in ("/configuration", "/letters"):
         assert f'href="{path}"' not in answer.text

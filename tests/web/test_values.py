@@ -137,9 +137,9 @@ async def test_a_message_has_key_headers_and_value_without_secrets(pipeline: Scr
 @pytest.mark.parametrize(
     ("place", "status", "said"),
     [
-        ("0/1", 410, "was removed from its topic (retention): the partition begins at offset 2 now"),
-        ("0/7", 404, "does not exist (yet): the partition ends at offset 7"),
-        ("0/9223372036854775806", 404, "does not exist (yet)"),
+        ("0/1", 410, "was removed by retention; the partition begins at offset 2 now"),
+        ("0/7", 404, "does not exist yet; the partition ends at offset 7"),
+        ("0/9223372036854775806", 404, "does not exist yet"),
         ("7/0", 404, "there is no partition 7"),
         ("0/9223372036854775807", 422, "offset"),
         ("x/0", 422, "partition"),

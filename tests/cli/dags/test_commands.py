@@ -61,8 +61,13 @@ def test_a_dag_is_tested_without_a_store_and_its_variables_have_their_defaults(d
 
 
 def test_a_store_whose_files_nobody_has_read_says_so(empty):
-    assert empty.run("dags", "list").stdout == "no DAGs: no file has been read yet; `tidemill dev` does that\n"
-    assert empty.run("dags", "errors").stdout == "no errors: no file has been read yet; `tidemill dev` does that\n"
+    assert (
+        empty.run("dags", "list").stdout == "no DAGs: no file has been parsed yet; run `tidemill dev` to parse them\n"
+    )
+    assert (
+        empty.run("dags", "errors").stdout
+        == "no errors: no file has been parsed yet; run `tidemill dev` to parse them\n"
+    )
     assert empty.rows("dags", "list") == []
 
 

@@ -61,9 +61,9 @@ def test_a_silent_try_that_has_ended_says_so(browser: Browser, served: ServedDag
     (run,) = served.pipeline.call(ListRuns("small")).rows
     with opened(browser, served, WIDE, "light") as (page, watch):
         page.goto(f"{served.base}/dags/small/runs/{quote(run.run_id)}/tasks/only")
-        page.wait_for_selector("#log-state >> text=nothing was written; this try has ended")
+        page.wait_for_selector("#log-state >> text=no output; this try has ended")
         page.goto(f"{served.base}{BASE}/tasks/wait")
-        page.wait_for_selector("#log-state >> text=nothing was written yet; follows")
+        page.wait_for_selector("#log-state >> text=no output yet; following")
     assert watch.wrong == []
 
 

@@ -77,7 +77,7 @@ def test_all_partitions_are_found_from_the_overview_with_the_keyboard(browser: B
         page.focus("input[name=engine]")
         page.keyboard.type("7")
         page.keyboard.press("Enter")
-        page.wait_for_selector("text=1 to 20 of 20 that match, 980 in all")
+        page.wait_for_selector("text=1 to 20 of 20 matching, 980 in total")
         assert page.url.endswith("/partitions?name=&engine=7&state=&order=")
         page.select_option("select[name=state]", "held")
         page.click("text=Show")
@@ -92,7 +92,7 @@ def test_an_open_list_follows_the_pipeline_and_says_when_it_is_old(browser: Brow
     engines = served.pipeline.engines
     with opened(browser, served, NARROW, "dark") as (page, _watch):
         page.goto(f"{served.base}/engines?state=link+lost")
-        page.wait_for_selector("text=None matches")
+        page.wait_for_selector("text=No partition matches")
         served.pipeline.engines = [msgspec.structs.replace(engines[0], state="link lost"), *engines[1:]]
         page.wait_for_selector("#list >> text=1 to 1 of 1")
         page.goto(f"{served.base}/partitions?engine=3")

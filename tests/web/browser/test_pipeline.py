@@ -264,7 +264,7 @@ def test_a_pause_has_a_time_and_a_restart_is_confirmed_by_typing(
         assert page.locator("dialog >> text=Yes").is_disabled()
         page.keyboard.type("restart 1")
         page.keyboard.press("Enter")
-        page.wait_for_selector(".toasts >> text=Engine 1 drains, and starts again.")
+        page.wait_for_selector(".toasts >> text=Engine 1 drains and then restarts.")
         page.click("#resume")
         page.click("dialog >> text=Yes")
         page.wait_for_selector("#pause-2")
@@ -293,7 +293,7 @@ def test_a_ticked_letter_goes_from_the_click_to_its_sink(
         with opened(browser, Served(pipeline, web.address), size, "light") as (page, watch):
             page.goto(f"{watch.base}/letters")
             page.locator("input[name=letter]").nth(0).check()
-            page.click("text=Redrive the ticked ones")
+            page.click("text=Redrive selected")
             page.wait_for_url("**/redrives?*")  # with its script: until then the form is one without
             page.fill("input[name=to]", "sink")
             page.focus("#dry-run")
@@ -332,7 +332,7 @@ def test_a_value_is_read_where_the_reader_asks_for_it(
         assert page.evaluate("document.documentElement.scrollWidth") == NARROW[0]
         page.goto(f"{served.base}/messages/orders/0/0")
         page.click("#value a")
-        page.wait_for_selector("text=was removed from its topic (retention)")
+        page.wait_for_selector("text=was removed by retention")
         assert [line for line in watch.wrong if "404" not in line] == []
 
 
@@ -363,7 +363,7 @@ def test_a_message_is_probed_with_the_keyboard_alone(
             page.fill("[name=headers]", "trace: 1\nbare")
             page.focus("#probe")
             page.keyboard.press("Enter")
-            page.wait_for_selector(".toasts >> text=another message is being probed")
+            page.wait_for_selector(".toasts >> text=another probe is running")
             pipeline.probe_gate.set()
             page.wait_for_selector("#status:has-text('failed')")
             page.focus("#probe")

@@ -82,7 +82,7 @@ def open_cursor(text: str) -> Cursor | None:
         cursor = msgspec.msgpack.decode(base64.urlsafe_b64decode(text.encode()), type=Cursor)
         if all(at is None or 0 <= at < _MOST_SECONDS for at in (cursor.since, cursor.until)):
             return cursor
-    raise Problem(422, "the cursor was not issued by this server; repeat the search without it")
+    raise Problem(422, "cursor: not issued by this server; repeat the search without it")
 
 
 class _Bounded:
@@ -257,5 +257,5 @@ def _make_cursor(criteria: Criteria, box: Letters, ranges: Ranges, rest: Mapping
 
 def _check_rest(cursor: Cursor, box: Letters, ranges: Ranges) -> Mapping[int, int]:
     if not 0 <= cursor.count <= len(ranges) or cursor.mark != _mark(box, cursor.count):
-        raise Problem(409, "the cursor is outdated, since the letters have moved; repeat the search without it")
+        raise Problem(409, "cursor: outdated, since the letters have moved; repeat the search without it")
     return cursor.rest

@@ -37,7 +37,7 @@ def _open_cursor(query: QueryT, cursor: str) -> tuple[QueryT, str | None]:
         return query, None
     found = _CURSOR.fullmatch(cursor)
     if found is None:
-        raise Problem(422, "the cursor was not issued by this server; repeat the search without it")
+        raise Problem(422, "cursor: not issued by this server; repeat the search without it")
     since, until = (int(text) if text else None for text in found.groups()[:2])
     return msgspec.structs.replace(query, since_us=since, until_us=until), found[3]
 

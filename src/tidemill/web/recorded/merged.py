@@ -236,7 +236,7 @@ def _open(cursor: str, hosts: Sequence[str]) -> Places:
     if not isinstance(found, dict) or not all(
         position is None or isinstance(position, str) for position in found.values()
     ):
-        raise Problem(422, "the cursor was not issued by this server; repeat the search without it")
+        raise Problem(422, "cursor: not issued by this server; repeat the search without it")
     return {host: found.get(host, "") for host in hosts}
 
 
