@@ -33,8 +33,7 @@ def pause(
     """Pause reading of the pipeline of CONFIG on this machine for a time.
 
     Messages in flight continue. Pausing again changes the end of the pause. A pause ends by itself, and when the
-    pipeline
-    stops.
+    pipeline stops.
     """
     with reporting():
         seconds = parse_span(span)

@@ -2,8 +2,7 @@
 
 Invariants: there are at most 64 connections. A further client replaces the one that has been without a complete request
 for longest; if all 64 are being answered, the new client is disconnected. A client that connects or starts a request
-but
-does not send all of it, body included, within 10 s is disconnected too. So idle connections cannot lock others out.
+but does not send all of it, body included, within 10 s is disconnected too. So idle connections cannot lock others out.
 """
 
 from __future__ import annotations

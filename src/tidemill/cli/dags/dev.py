@@ -27,10 +27,8 @@ def dev(folder: FolderArgument = None, config: Config = None, plain: Plain = Fal
     """Run the DAGs of a folder on this machine: scheduler, worker, triggerer and web UI in one command.
 
     Saved files are reloaded immediately. Runs are stored in dags.db beside the folder. On a terminal, a table below the
-    log
-    shows the latest runs. Ctrl-C lets running tasks finish; a second one stops immediately. (To run a Kafka pipeline
-    with
-    code reloading: tidemill run --dev.)
+    log shows the latest runs. Ctrl-C lets running tasks finish; a second one stops immediately. (To run a Kafka
+    pipeline with code reloading: tidemill run --dev.)
     """
     with reporting(), _ending_well():
         from tidemill.config.loading import load_settings

@@ -50,8 +50,7 @@ def trace(
     """Show the history of a message: its stages, tasks, attempts, errors, dead letters and its commit.
 
     A message that was reprocessed has a history for each time. A message that a running pipeline has not finished is
-    shown
-    with its current stage. Exit code 6: the message is not recorded, and no pipeline on this machine has it.
+    shown with its current stage. Exit code 6: the message is not recorded, and no pipeline on this machine has it.
     """
     with reporting():
         from tidemill.cli.recordings.trace_view import describe_nothing, describe_open, describe_trace, encode_traces

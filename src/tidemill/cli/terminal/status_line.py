@@ -3,8 +3,8 @@
 Invariants: the cursor rests at the beginning of the first line and is never hidden, so that one sequence erases the
 lines however the terminal wrapped them after a resize. Lines are redrawn in one write, so that nothing flickers; they
 take at most half of the terminal's height. They are erased before any other output, before the process is suspended,
-and
-at the end. They are drawn only while the process is in the terminal's foreground. Errors here never affect the command.
+and at the end. They are drawn only while the process is in the terminal's foreground. Errors here never affect the
+command.
 """
 
 from __future__ import annotations

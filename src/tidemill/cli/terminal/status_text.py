@@ -1,8 +1,7 @@
 """Texts of status lines and summaries for a state and a width. Pure.
 
 A line consists of parts. If it does not fit, the least important parts are shortened and then left out; the reasons why
-a
-pipeline waits, and dropped letters, are left out last.
+a pipeline waits, and dropped letters, are left out last.
 """
 
 from __future__ import annotations

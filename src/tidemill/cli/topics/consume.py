@@ -1,8 +1,7 @@
 """`tidemill consume`: shows the messages of a topic, unchanged or as JSON.
 
 Invariants: it joins no consumer group and commits no offsets. It shows no messages of aborted transactions. Memory
-stays
-bounded however large the topic is. A partition ends when its end is reached, so that offsets without a message
+stays bounded however large the topic is. A partition ends when its end is reached, so that offsets without a message
 (compaction, transactions) never block the command.
 """
 
@@ -62,8 +61,7 @@ def consume(
     """Show the messages of a topic, with one value per line.
 
     Ends where the topic ended at the start of the command, unless --follow is given. Joins no consumer group and
-    commits no
-    offsets. Shows no messages of open or aborted transactions.
+    commits no offsets. Shows no messages of open or aborted transactions.
     """
     with reporting():
         if start == "end" and not follow:

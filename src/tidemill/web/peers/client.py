@@ -1,9 +1,8 @@
 """Queries one peer over HTTP: one request, one response.
 
 Invariants: only GET is sent. The token goes to the configured address and nowhere else, since redirects are not
-followed
-and no proxy is used. The response has a limited size, and the connection is closed at the deadline, however slowly the
-peer sends.
+followed and no proxy is used. The response has a limited size, and the connection is closed at the deadline, however
+slowly the peer sends.
 """
 
 from __future__ import annotations
