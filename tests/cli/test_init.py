@@ -46,7 +46,7 @@ def test_all_files_are_there_and_the_configuration_is_valid(tidemill: Run, tmp_p
     assert made == FILES
     assert load_settings(folder / "tidemill.yaml", {}).kafka.consumer_group == "my-project"
     assert "class MyProject(Handler" in (folder / "handler.py").read_text()
-    assert "now: cd 'My Project' and read README.md" in done.stdout
+    assert "cd 'My Project' and read README.md" in done.stdout
 
 
 PIPELINES = [template for template in Template if template is not Template.DAGS]

@@ -82,7 +82,7 @@ def test_a_wrong_time_is_refused(text: str) -> None:
 
 def test_answers_are_told_in_a_line() -> None:
     about = {"worker": "w", "pid": 7}
-    assert describe_answer({**about, "resumed": 2}) == "worker w (process 7): 2 pauses ended"
+    assert describe_answer({**about, "resumed": 2}) == "worker w (process 7): ended 2 pauses"
     assert describe_answer({**about, "resumed": 0}) == "worker w (process 7): nothing is paused"
     assert describe_answer({**about, "restarted": 3}) == "worker w (process 7): engine 3 drains and then restarts"
     assert describe_answer({**about, "error": "there is no engine 9"}) == "worker w (process 7): there is no engine 9"
