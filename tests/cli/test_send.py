@@ -272,7 +272,7 @@ def test_keys_are_as_they_are_written(line: bytes, key: bytes | None) -> None:
     "line", [b"", b"[]", b'{"k": "\xff"}', b'{"k": "\\ud800"}', b'{"other": 1}', b'{"k"', b'{"k": ' + b"[" * 9_999]
 )
 def test_a_line_without_a_usable_key_says_so(line: bytes) -> None:
-    with pytest.raises(ValueError, match="JSON|field"):
+    with pytest.raises(ValueError, match=r"JSON|field"):
         read_key(line, "k")
 
 

@@ -1,1 +1,1 @@
-"""`tidemill demo`: a pipeline from nothing to a checked result."""
+"""`tidemill demo`: a real pipeline, from scratch to a checked result."""
