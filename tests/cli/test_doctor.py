@@ -70,7 +70,7 @@ def test_a_session_timeout_that_the_brokers_do_not_allow_is_found(embedded_kafka
     topic = embedded_kafka.create_topic(unique_name("in"))
     kafka = {"brokers": embedded_kafka.bootstrap, "source_topic": topic, "consumer_group": topic}
     settings = Settings.model_validate({"kafka": {**kafka, "session_timeout_ms": 1500}})
-    with pytest.raises(RemoteError, match="session_timeout_ms is 1500, and the brokers allow 2000 to"):
+    with pytest.raises(RemoteError, match="session_timeout_ms is 1500, but the brokers allow 2000 to"):
         check_group(settings)
     settings = Settings.model_validate({"kafka": kafka})
     assert check_group(settings) == f"group {topic}, 0 members"
@@ -168,7 +168,7 @@ def test_a_wrong_configuration_is_one_finding_among_others(tidemill: Run, tmp_pa
 def test_a_pipeline_without_sinks_is_told_so(tidemill: Run) -> None:
     done = tidemill("doctor", env={"TIDEMILL_KAFKA__BROKERS": "127.0.0.1:1"})
 
-    assert "FAIL  sinks: none is configured" in done.stdout
+    assert "FAIL  sinks: no sink is configured" in done.stdout
     assert "FAIL  Kafka: no answer from 127.0.0.1:1" in done.stdout
     assert "FAIL  source topic: unknown, because 127.0.0.1:1 did not answer" in done.stdout
     assert "defaults and environment" in done.stdout
@@ -226,7 +226,7 @@ def test_a_check_that_hangs_is_left_behind() -> None:
 
     assert time.monotonic() - started < slack(5)
     assert isinstance(finding.problem, RemoteError)
-    assert "no answer within 0.1 s" in finding.text
+    assert "no result within 0.1 s" in finding.text
 
 
 def test_a_check_that_fails_itself_is_a_finding_without_secrets() -> None:
