@@ -1,5 +1,4 @@
-"""Decorators that turn functions into tasks: `@task`, `@task.branch`, `@task.short_circuit`, `@task.sensor`,
-`@task.bash`.
+"""Turns functions into tasks: `@task`, `@task.branch`, `@task.short_circuit`, `@task.sensor`, `@task.bash`.
 
 Calling a decorated function inside a DAG creates a task and returns its output.
 """

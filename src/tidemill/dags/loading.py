@@ -49,8 +49,7 @@ class LoadedFile:
 
 
 class ImportedFiles:
-    """A finder for `sys.meta_path` that finds nothing but hashes the modules of a folder right before they are
-    imported.
+    """A finder for `sys.meta_path` that finds nothing, but hashes a folder's modules right before their import.
 
     Args:
         folder: The folder, with links resolved.

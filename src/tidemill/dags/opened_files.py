@@ -74,6 +74,7 @@ class OpenedFiles:
         found = _find_path(path)
         if found is None or _is_ignored(found):
             return
+        # Users edit the source; Python rewrites the bytecode whenever it likes.
         if found.endswith(".pyc"):
             with contextlib.suppress(ValueError, NotImplementedError):
                 found = source_from_cache(found)

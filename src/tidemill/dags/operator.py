@@ -277,8 +277,7 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         setups: BaseOperator | PlainXComArg | Iterable[Any] | None = None,
         on_failure_fail_dagrun: bool | None = None,
     ) -> BaseOperator:
-        """Make the task a teardown: it runs after all tasks in its scope have ended, in any state, if a setup
-        succeeded.
+        """Make the task a teardown: it runs after all tasks in its scope, whatever their state, if a setup succeeded.
 
         Args:
             setups: The setups whose scope the teardown closes.

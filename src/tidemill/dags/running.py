@@ -131,6 +131,7 @@ def _execute(task: Any, resume: ResumeClaim | None, context: Context) -> Any:
     else:
         method = _find_method(task, resume.method)
         kwargs = {**(decode(resume.kwargs) or {}), "event": decode(resume.payload)}
+        # As in Airflow, a task may resume in its plain `execute(context)`.
         if resume.method == "execute" and not _accepts_event(method):
             del kwargs["event"]
         result = method(context, **kwargs)

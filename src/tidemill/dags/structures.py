@@ -1,6 +1,4 @@
-"""Writes and reads the structure of a DAG as JSON, sorted and without defaults, so that equal structures give equal
-text.
-"""
+"""Serializes the structure of a DAG as JSON, sorted and without defaults: equal structures give equal text."""
 
 from __future__ import annotations
 

@@ -131,9 +131,7 @@ class TaskServices(Protocol):
         ...
 
     def get_earlier_run(self, state: str | None) -> PastRun | None:
-        """Return the run of this DAG with the closest earlier logical date, optionally in one state; None if there is
-        none.
-        """
+        """Return the run of this DAG with the closest earlier logical date, optionally in one state, or None."""
         ...
 
     def get_run(self, dag_id: str, run_id: str) -> PastRun | None:

@@ -237,8 +237,7 @@ class Foreground:
         self.states = RunStates()
 
     def run(self, work: Callable[[], ExitCode], *, tell: bool = True) -> ExitCode:
-        """Run in this thread, handle signals, and turn errors into an exit code; errors are reported and stored in
-        `error`.
+        """Run in this thread, handle signals, report errors, store them in `error`, and return the exit code.
 
         Args:
             work: The run; returns the exit code if there is no error.

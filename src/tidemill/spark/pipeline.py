@@ -162,9 +162,7 @@ class Pipeline:
         self._foreground.wakes.put(Wake.DRAIN)
 
     def stop_now(self) -> None:
-        """Request an immediate end: running tasks are killed, and the next run reprocesses them. Callable from any
-        thread.
-        """
+        """Request an immediate end, which kills running tasks; the next run reprocesses them. Safe from any thread."""
         self._foreground.wakes.put(Wake.STOP)
 
     def progress(self) -> PipelineProgress:

@@ -125,14 +125,11 @@ class SubscriberObserver(Protocol):
     def event_failed(
         self, broker_payload: object, failures: Mapping[Hashable, str], unread: Collection[Hashable]
     ) -> None:
-        """Record which triggers failed or rejected an event, with the error, and which never read it; `advance`
-        follows.
-        """
+        """Record which triggers failed or rejected an event, and which never read it; `advance` follows."""
 
 
 class AckTimeout(TidemillError):
-    """A subscriber held an event for longer than the ack timeout: it did not finish, or its derived events are not
-    stored.
+    """A subscriber held an event beyond the ack timeout: it did not finish, or derived events are not stored.
 
     All events that the subscriber holds fail, and the broker is told; other subscribers continue.
     """

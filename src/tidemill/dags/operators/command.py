@@ -92,9 +92,7 @@ class Command:
         return CommandResult(code, last, kept)
 
     def _start_apart(self, folder: str, stdin: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Start the process on another thread: the signal that interrupts a task can then not hit before the process is
-        known.
-        """
+        """Start the process on another thread, where no signal can interrupt the start before the process is known."""
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             return thread.submit(self._start_unless_ended, folder, stdin).result()
 

@@ -61,9 +61,7 @@ class GroupWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop the thread without waiting for a query in progress, but wait until a temporary group membership has
-        ended.
-        """
+        """Stop the thread without waiting for a query in progress, but wait for a rebalance that it has triggered."""
         self._ended.set()
         with self._mending:
             pass

@@ -55,9 +55,7 @@ class SupervisedSlot:
     def set_timer(
         self, loop: asyncio.AbstractEventLoop, feed: Callable[[SupervisedSlot, slot_events.Input], None]
     ) -> None:
-        """Schedule the next tick. An earlier timer stays, so that beats, which only postpone the due time, set no new
-        timer.
-        """
+        """Schedule the next tick. An earlier timer stays, so beats, which only postpone the tick, set no new timer."""
         due = self.machine.due
         if self.timer is not None:
             if due is not None and self.timer.when() <= due:

@@ -1,5 +1,4 @@
-"""The slots of a running pipeline: carries out the decisions of `core.supervision.slot` and `slot_group` on link and
-Spark.
+"""The slots of a running pipeline: carries out decisions of `core.supervision` on the link and on Spark.
 
 Everything happens on the link's loop: hellos, heartbeats, ends of jobs and time are fed to the state machines there,
 and

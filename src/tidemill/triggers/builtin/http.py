@@ -163,6 +163,7 @@ class HttpTrigger(BaseTrigger):
         try:
             body = msgspec.json.decode(answered.body)
         except (ValueError, RecursionError):
+            # Without JSON no condition can hold; without a condition any body will do.
             if self._condition is not None:
                 return PollAnswer.NOT_YET
             body = encode_bytes(answered.body)

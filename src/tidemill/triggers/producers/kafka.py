@@ -255,6 +255,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         return None
 
     def _pull(self) -> SourceMessage | None:
+        # Rotate, so that a busy partition does not starve the others.
         for _ in range(len(self._lanes)):
             if self._pulled:
                 break
@@ -340,9 +341,11 @@ class KafkaStreamProducer(SharedStreamProducer):
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Return the offsets to commit; the next reader of the partitions redelivers outstanding events."""
+        # Commits in flight may be lost with the partitions, so commit their floors again.
         for lane in partitions:
             self._redelivery.offer_again(lane)
         floors = self._take_floors()
+        # The floors of partitions that stay are left to the next regular commit.
         kept = [lane for lane in floors if lane not in partitions]
         for lane in kept:
             del floors[lane]

@@ -307,6 +307,7 @@ class AckStream:
 
     def _end(self, error: BaseException | None) -> None:
         self._on_end(self, error)
+        # Otherwise subscribers may still resolve the events that they hold (invariant 3).
         if self._advancer.abandoned or (error is None and not self._settings.seat_seconds):
             self.group.close()
         else:
@@ -326,6 +327,7 @@ class AckStream:
         if self._advancing is not None:
             self._advancer.finish()
             await self._life.join("advance", self._advancing)
+        # Whatever is still in the ledger will not be advanced any more; the broker redelivers it.
         tally = self._settings.counts.find_tally(self.key)
         for lane in count_lanes(self.group.ledger):
             left = tally.find_lane(lane.lane)

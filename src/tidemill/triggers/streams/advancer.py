@@ -124,9 +124,7 @@ class Advancer:
         self._drained.ring()
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Wait until subscribers have finished their current events and the derived events are stored, or the timeout
-        passes.
-        """
+        """Wait until subscribers have finished their current events and stored the results, or until the timeout."""
         until = asyncio.get_running_loop().time() + timeout_seconds
         while self._group.busy and not self._abandoned and asyncio.get_running_loop().time() < until:
             with contextlib.suppress(TimeoutError):

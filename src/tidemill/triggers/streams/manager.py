@@ -130,8 +130,7 @@ class SharedStreamManager:
         return stream.subscribe(trigger_id)
 
     async def unsubscribe(self, trigger_id: Any, key: Hashable) -> None:
-        """End the subscription of a trigger; the last one ends the stream, and this call waits until the stream is
-        closed.
+        """End the subscription of a trigger; if it was the last one, end the stream and wait until it is closed.
 
         Unknown triggers and keys are ignored.
         """
@@ -227,9 +226,7 @@ class SharedStreamManager:
         await asyncio.gather(*(stream.stop() for stream in streams))
 
     def hold(self) -> None:
-        """Stop pulling producers until `release`, because the store is unreachable. The caller must also pause the
-        clock.
-        """
+        """Stop pulling producers until `release`: the store is unreachable. The caller must also pause the clock."""
         self._hold(True)
 
     def release(self) -> None:
@@ -237,8 +234,7 @@ class SharedStreamManager:
         self._hold(False)
 
     def list_forced(self) -> dict[Any, float]:
-        """Return the triggers that were forced to fail and have not left, with the time of the failure by the manager's
-        clock.
+        """Return the triggers that were forced to fail and have not left, with the time by the manager's clock.
 
         This includes triggers whose stream has failed.
         """
