@@ -111,7 +111,7 @@ def _serve(listener: socket.socket, watched: WatchedDags) -> Iterator[WebThread]
 
     web = WebThread(listener, watched.settings.debug, build, "process")
     try:
-        log.info("the web UI is served", web=web.address)
+        log.info("serving the web UI", web=web.address)
         web.begin()
         yield web
     finally:
@@ -145,5 +145,5 @@ def serve_dags_metrics(
             yield None
             return
         with MetricsEndpoint(listener, metrics.collect, find_dead, find_unready) as endpoint:
-            log.info("metrics and health are served", metrics=f"{endpoint.address}/metrics")
+            log.info("serving metrics and health", metrics=f"{endpoint.address}/metrics")
             yield endpoint.address

@@ -90,7 +90,7 @@ class HostMonitor:
                 return
             with MetricsEndpoint(listener, collect, self.find_dead, self.find_unready) as endpoint:
                 self.address = endpoint.address
-                log.info("metrics and health are served", metrics=f"{endpoint.address}/metrics")
+                log.info("serving metrics and health", metrics=f"{endpoint.address}/metrics")
                 yield
 
     def find_dead(self) -> list[str]:

@@ -115,7 +115,7 @@ def _serve(listener: socket.socket, settings: Settings, monitor: HostMonitor) ->
 
     web = WebThread(listener, settings.debug, build, "trigger host")
     try:
-        log.info("the web UI is served", web=web.address)
+        log.info("serving the web UI", web=web.address)
         web.begin()
         yield web
     finally:
