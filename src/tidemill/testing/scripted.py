@@ -135,7 +135,7 @@ class ScriptedSource:
         return SourceStatistics(0, {partition: len(buffer) for partition, buffer in self._buffers.items()})
 
     def describe_stall(self) -> str | None:
-        """Return None: a scripted source never stalls."""
+        """Return None: a scripted source never waits."""
         return None
 
     def describe_refusal(self) -> str | None:

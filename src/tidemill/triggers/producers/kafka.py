@@ -199,7 +199,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         await self._letters.close()
 
     def describe_stall(self) -> str | None:
-        """Return why the stream is stalled, if that is known."""
+        """Return what the stream is waiting for, if that is known."""
         source = self._source
         return self._letters.describe_stall() or source.describe_refusal() or source.describe_stall()
 

@@ -158,7 +158,7 @@ class SqsStreamProducer(SharedStreamProducer):
         await self._stack.aclose()
 
     def describe_stall(self) -> str | None:
-        """Return why the stream is stalled, if that is known."""
+        """Return what the stream is waiting for, if that is known."""
         return "; ".join(self._stalled.values()) or None
 
     # -- connecting and failing -------------------------------------------------------------------------------
