@@ -142,8 +142,7 @@ class TaskInstance:
         Args:
             task_ids: The id of a task, or several; None: this task.
             dag_id: The DAG; by default this one. For another DAG, the run is the latest one that is not later than this
-                run,
-                unless `run_id` names it.
+                run, unless `run_id` names it.
             key: The key; by default the one of the task's return value.
             include_prior_dates: Whether to look in earlier runs for a value that this run does not have.
             map_indexes: The index of the instance of a mapped task.

@@ -1,8 +1,7 @@
 """A DAG: tasks with dependencies, and a schedule for them.
 
 Invariants: ids are unique across the tasks and groups of a DAG; `validate` is called before anything outside of its
-file
-reads a DAG.
+file reads a DAG.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ class DAG:
         dag_id: The id of the DAG: at most 250 letters, digits, `-`, `_` and `.`.
         description: One line about what the DAG does, for people.
         schedule: When runs start: a cron expression, `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`, `@once` or
-            a
-            timedelta. None: only when triggered.
+            a timedelta. None: only when triggered.
         start_date: The earliest time that can be due. A cron expression is evaluated in the time zone of this date; the
             default is UTC.
         end_date: The latest time that can be due.
@@ -201,8 +199,7 @@ class DAG:
 
         Raises:
             DagError: The dependencies form a cycle, a setup is used incorrectly, a scheduled run would lack a param, or
-                a task
-                uses `start_from_trigger`.
+                a task uses `start_from_trigger`.
         """
         if self.timetable.kind != "none":
             for name, param in self.params.items():

@@ -134,8 +134,7 @@ def locate_file(path: Path, folder: Path) -> tuple[Path, Path]:
     """Return a DAG file and its folder as a single import sees them.
 
     The folder's link is resolved once, and the file is located below the result, even if a link leads to the file
-    itself.
-    So an import never mixes the old and the new checkout when another process (git-sync) replaces the link.
+    itself. So an import never mixes the old and the new checkout when another process (git-sync) replaces the link.
     """
     given, resolved = Path(os.path.abspath(path)), folder.resolve()  # noqa: PTH100 - links stay
     for base in (Path(os.path.abspath(folder)), resolved):  # noqa: PTH100

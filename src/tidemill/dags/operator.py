@@ -335,8 +335,7 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         """Stop external work that `execute` has started; called when the attempt is stopped from outside.
 
         That happens when a user clears, marks or cancels the task, when the task exceeds its `execution_timeout`, and
-        when its
-        worker shuts down and stops waiting; in the last case the attempt is repeated.
+        when its worker shuts down and stops waiting; in the last case the attempt is repeated.
         """
         return
 
@@ -361,8 +360,7 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         Args:
             trigger: The trigger to wait for.
             method_name: The method that resumes the task: called on a new instance with the context, `kwargs`, and the
-                payload
-                as `event`.
+                payload as `event`.
             kwargs: More arguments of the method.
             timeout: How long to wait for the trigger, as a timedelta or in seconds; None: no limit.
 

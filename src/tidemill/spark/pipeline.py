@@ -1,10 +1,10 @@
 """The pipeline as a user runs it: from a handler and a configuration to engines on Spark, until a clean stop.
 
-The order is fixed. Start: configuration, logging, `on_startup`, validation, packing the handler, the lock of the
-worker name, looking up the topic, Spark, the link, the engines. Stop: the engines drain, members that could not leave
-the group are removed from it, then the link and Spark are closed. Spark's JVM needs a second before it can be used, so
-it is launched first; a later error ends it. Nothing else starts before everything that can be checked without it has
-been checked.
+The order is fixed. Start: configuration, logging, `on_startup`, validation, packing the handler, the lock of the worker
+name, looking up the topic, Spark, the link, the engines. Stop: the engines drain, members that could not leave the
+group are removed from it, then the link and Spark are closed. Spark's JVM needs a second before it can be used, so it
+is launched first; a later error ends it. Nothing else starts before everything that can be checked without it has been
+checked.
 
 Signal handlers and other threads only put a wake-up into a queue; the thread that runs the pipeline waits on that queue
 and acts. It never makes a blocking call, neither during the start (see `foreground`) nor while engines run.
@@ -142,8 +142,7 @@ class Pipeline:
         """Run until drained, stopped or failed; return the exit code.
 
         In the main thread, SIGTERM, SIGINT and SIGHUP (unless it is ignored) are handled: the first signal ends the
-        start, or
-        drains; a second one stops at once. Errors are logged, and available as `error` afterwards.
+        start, or drains; a second one stops at once. Errors are logged, and available as `error` afterwards.
 
         Args:
             tell: Whether to report an error at once; if False, the caller does so with `tell_failure`.

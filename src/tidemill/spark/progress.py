@@ -126,8 +126,7 @@ class PartitionSums:
     """Merges values per partition, and caches the result until an engine sends changes.
 
     Between two beats without changes, an engine's snapshots share their mappings, so identical objects have an
-    identical
-    merge. The result is shared, too, and must not be changed. Any thread may call this.
+    identical merge. The result is shared, too, and must not be changed. Any thread may call this.
     """
 
     def __init__(self) -> None:

@@ -27,8 +27,7 @@ class TriggerEvent:
     Args:
         payload: The content of the event; any value that can be encoded as JSON.
         identity: A stable id of the event: an event with an identity is stored once per trigger, however often it is
-            fired.
-            None: every event counts as new.
+            fired. None: every event counts as new.
     """
 
     __slots__ = ("identity", "payload")
@@ -52,8 +51,7 @@ class BaseTrigger(abc.ABC):
 
     Attributes:
         task_instance: The task that waits for the trigger, set by the host, with `dag_id`, `run_id`, `task_id`,
-            `map_index`
-            and `try_number`; None if no task waits.
+            `map_index` and `try_number`; None if no task waits.
         trigger_id: The stable id of the trigger, set by the host.
     """
 
@@ -100,8 +98,7 @@ class BaseEventTrigger(BaseTrigger):
     """Base of triggers that can share one poll of their upstream.
 
     Override `shared_stream_key` and `filter_shared_stream`, and one of two methods: `create_shared_stream_producer` for
-    an
-    upstream whose events are acknowledged, `open_shared_stream` for any other. The filter is the same for both.
+    an upstream whose events are acknowledged, `open_shared_stream` for any other. The filter is the same for both.
     """
 
     def shared_stream_key(self) -> Hashable | None:
@@ -142,7 +139,6 @@ class BaseEventTrigger(BaseTrigger):
         """Derive events from raw events, as an async generator.
 
         Yield all events derived from one raw event before requesting the next one. Requesting the next raw event marks
-        the
-        current one as resolved once its derived events are stored.
+        the current one as resolved once its derived events are stored.
         """
         raise NotImplementedError(f"{type(self).__name__} has a shared_stream_key; override filter_shared_stream")

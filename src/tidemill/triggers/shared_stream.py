@@ -50,10 +50,9 @@ def reject_shared_stream_event() -> None:
     """Reject the raw event that the calling filter is processing, permanently.
 
     Call this in `filter_shared_stream` of an acknowledged stream, or in a task started by the filter, before the next
-    event
-    is requested. The event is resolved for this subscriber at once, regardless of events derived from it. The producer
-    learns of the reject and is expected to dead-letter the event. A second call for the same event does nothing; a call
-    outside of a filter logs a warning and does nothing.
+    event is requested. The event is resolved for this subscriber at once, regardless of events derived from it. The
+    producer learns of the reject and is expected to dead-letter the event. A second call for the same event does
+    nothing; a call outside of a filter logs a warning and does nothing.
     """
     current = find_current()
     if current is None:

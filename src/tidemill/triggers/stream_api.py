@@ -104,13 +104,12 @@ class SubscriberObserver(Protocol):
     """Implemented by producers that need to know their subscribers, and which of them failed an event.
 
     An outcome counts failures without naming triggers, which is enough for a broker with a visibility timeout. A
-    producer
-    that redelivers events itself has to wait for the triggers that failed them. It implements these methods, and the
-    stream's manager calls them on the event loop, in the order of the changes. They must neither block nor raise.
+    producer that redelivers events itself has to wait for the triggers that failed them. It implements these methods,
+    and the stream's manager calls them on the event loop, in the order of the changes. They must neither block nor
+    raise.
 
     A trigger that keeps its seat while it is away is reported as having left and rejoined at once: events that it
-    failed
-    before can be redelivered immediately and wait in its seat.
+    failed before can be redelivered immediately and wait in its seat.
     """
 
     def subscriber_joined(self, trigger_id: Hashable) -> None:

@@ -15,8 +15,7 @@ class BashOperator(BaseOperator):
     """Runs a command in bash; returns the last line of its output.
 
     The command ends when bash exits. Background processes (`&`) may write for one more second and are then killed; to
-    wait
-    for them, end the command with `wait`.
+    wait for them, end the command with `wait`.
 
     Args:
         bash_command: The command; a value that ends in `.sh` or `.bash` names a file that contains the template.

@@ -70,8 +70,7 @@ class ShortCircuitOperator(PythonOperator):
 
     Args:
         ignore_downstream_trigger_rules: Whether to skip all downstream tasks. If False, only direct downstream tasks
-            are
-            skipped, and trigger rules decide about the others.
+            are skipped, and trigger rules decide about the others.
         kwargs: The arguments of `PythonOperator`.
     """
 

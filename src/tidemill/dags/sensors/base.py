@@ -45,12 +45,9 @@ class BaseSensorOperator(BaseOperator):
     """Base of sensors; override `poke`, or `execute` to defer to a trigger of your own.
 
     Each poke runs in a new process, whatever the `mode`. Attributes that `poke` sets or changes survive until the next
-    poke
-    of the same try if they are plain data: numbers, strings, bytes, times, and lists, tuples, sets and dicts of these,
-    up
-    to 1 MiB. Everything else is reset to the state after the constructor and the import of the DAG file: clients, hooks
-    and
-    other objects, module globals, and variables of enclosing functions.
+    poke of the same try if they are plain data: numbers, strings, bytes, times, and lists, tuples, sets and dicts of
+    these, up to 1 MiB. Everything else is reset to the state after the constructor and the import of the DAG file:
+    clients, hooks and other objects, module globals, and variables of enclosing functions.
 
     Args:
         poke_interval: The time between two pokes, as a timedelta or in seconds.

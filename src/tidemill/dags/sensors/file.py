@@ -16,8 +16,7 @@ class FileSensor(BaseSensorOperator):
 
     Args:
         filepath: The file, on the triggerer's host; or a folder, for any file below it; or a pattern such as
-            `in/*.csv`,
-            for any matching file.
+            `in/*.csv`, for any matching file.
         settle: How long the file must be unchanged, for writers that do not move a complete file into the folder.
         recursive: Whether `**` in a pattern matches any number of folders.
         kwargs: The arguments of `BaseSensorOperator`; `poke_interval` defaults to 5 s.

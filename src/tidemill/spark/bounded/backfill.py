@@ -80,8 +80,7 @@ class Backfill:
         start: The first position: `earliest`, an offset, or a time in ISO 8601 with a time zone.
         end: The end position, in the same forms; `latest` is the end of the topic at the first start.
         outcomes: A folder for the outcomes: empty, or that of the same backfill, which then resumes. On a cluster it
-            must
-            be shared by all hosts.
+            must be shared by all hosts.
         settings: A configuration built elsewhere; no file is read then.
         range_messages: The maximum number of offsets in a range; None: a quarter of a core's share, 1,000 to 50,000.
         whole_partitions: Do not split partitions, so that each is processed in order.
@@ -139,8 +138,7 @@ class Backfill:
         """Run on a new Spark session until everything is done or the run is stopped; return the exit code.
 
         In the main thread, a first SIGTERM or SIGINT lets work in flight finish, a second one stops at once; run the
-        same
-        backfill again to process the rest. The exit code is OK if everything is done, and STOPPED if the run was
+        same backfill again to process the rest. The exit code is OK if everything is done, and STOPPED if the run was
         stopped.
 
         Args:

@@ -80,12 +80,10 @@ def process(
             other columns are ignored.
         handler: The handler, or its class.
         config: Settings or a YAML file; None: the file named by TIDEMILL_CONFIG, or the defaults. The source topic is
-            not
-            read. Dead letters go to the dead-letter topic, or to files if `dlq.path` is set.
+            not read. Dead letters go to the dead-letter topic, or to files if `dlq.path` is set.
         outcomes: An empty or new folder for the outcomes; on a cluster it must be shared by all hosts. Optional for a
             batch on this host alone; the outcomes are then deleted when this process ends. A stream keeps the same
-            folder
-            at every start.
+            folder at every start.
         checkpoint: For a stream: the folder in which Spark stores its position.
         trigger: For a stream: the arguments of Spark's `trigger`, for example `{"availableNow": True}`.
 

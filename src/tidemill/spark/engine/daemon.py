@@ -42,8 +42,7 @@ def main() -> None:
     # (tests/pipeline/test_garbage.py), but collecting after every 700 new objects took a third of the engine's time.
     gc.set_threshold(200_000, 20, 20)
     # Fetched, sent and packed data is freed and allocated again as large blocks several times a second. Returning the
-    # memory
-    # to the system in between costs a page fault for every seventh message.
+    # memory to the system in between costs a page fault for every seventh message.
     keep_memory(_MAPPED_BYTES, _FREE_BYTES)
     daemon.manager()
 

@@ -94,8 +94,7 @@ def find_problems(state: RunState, progress: PipelineProgress) -> list[str]:
     """Return why a pipeline is not running as it should.
 
     Waiting for an external system is not a problem of the pipeline, unless it will not end by itself: brokers that
-    refuse
-    the pipeline.
+    refuse the pipeline.
 
     Example:
         >>> find_problems(RunState(step="Spark is starting", step_seconds=3), PipelineProgress())

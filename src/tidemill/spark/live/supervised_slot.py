@@ -21,8 +21,7 @@ class SupervisedSlot:
     """A slot with the supervisor's state for it; changed on the link's loop only, read from any thread.
 
     Invariant: the sum of `past` and `progress` in a status never decreases when an engine is replaced: both change
-    together,
-    and the last progress of an engine is added to `past` before the next engine counts.
+    together, and the last progress of an engine is added to `past` before the next engine counts.
     """
 
     def __init__(self, number: int, limits: SlotLimits, jobs: JobThread) -> None:

@@ -1,8 +1,7 @@
 """The slots of a running pipeline: carries out decisions of `core.supervision` on the link and on Spark.
 
 Everything happens on the link's loop: hellos, heartbeats, ends of jobs and time are fed to the state machines there,
-and
-their effects are carried out in order. Only Spark's blocking calls run on other threads.
+and their effects are carried out in order. Only Spark's blocking calls run on other threads.
 
 Invariant: nothing is decided here, with one exception. If Spark is lost, engines with a link live on without it; they
 are drained, and the reported end of their jobs counts only once their links are closed.
@@ -124,8 +123,7 @@ class Supervisor:
 
         Args:
             keep_places: Whether to keep their memberships in the consumer group, so that the engines after a `restart`
-                get
-                the same partitions without a rebalance.
+                get the same partitions without a rebalance.
         """
         self._soon(lambda: self._drain(keep_places=keep_places))
 

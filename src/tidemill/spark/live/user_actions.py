@@ -2,8 +2,7 @@
 
 `core.supervision` makes all decisions, and the link's loop carries them out. The functions for users may be called from
 any other thread and wait for that loop, which is never busy for long. Invariant: every engine that connects is told
-what
-is paused, and each pause ends by itself.
+what is paused, and each pause ends by itself.
 """
 
 from __future__ import annotations

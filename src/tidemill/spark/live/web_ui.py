@@ -2,8 +2,7 @@
 
 The port is bound before Spark starts, so that an unusable port is refused early. The UI itself is imported on its own
 thread once the engines have been requested, so that it does not delay the start of the pipeline. It is imported by
-name,
-because the package `web` depends on this one.
+name, because the package `web` depends on this one.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ def launched_early(settings: SparkSettings) -> Iterator[Spark]:
     """Launch a JVM for a block, which may start it; if it does not, the JVM is ended.
 
     During the block, a SIGTERM or SIGHUP without another handler ends first the JVM and then this process; so does a
-    SIGINT
-    that would end the process anyway.
+    SIGINT that would end the process anyway.
 
     Args:
         settings: The `spark` section as it is now.

@@ -42,10 +42,10 @@ _KEPT_LINES, _SAID_LINES = 200, 5
 _LAST_LINES_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
-#: The script that becomes the JVM. A signal that is ignored at exec stays ignored. A background child, the guard,
-#: waits until the JVM's standard input closes; while the JVM is its parent, no other process can have the JVM's id. A
-#: JVM that has written its address exits by itself. Only processes of Spark's launcher are killed along with it: below
-#: a JVM there are engines, whose wardens must outlive them.
+#: The script that becomes the JVM. A signal that is ignored at exec stays ignored. A background child, the guard, waits
+#: until the JVM's standard input closes; while the JVM is its parent, no other process can have the JVM's id. A JVM
+#: that has written its address exits by itself. Only processes of Spark's launcher are killed along with it: below a
+#: JVM there are engines, whose wardens must outlive them.
 _LAUNCH = """
 trap "" HUP INT TERM
 end() {

@@ -1,8 +1,7 @@
 """A launch of Spark's JVM, in its own thread, using the cache of earlier launches if there is one.
 
 Invariants: after `stop` no JVM is launched. If the JVM of a launch from the cache exits before it listens, the launch
-is
-repeated without the cache; if Spark fails later, the cache is removed for the next start.
+is repeated without the cache; if Spark fails later, the cache is removed for the next start.
 """
 
 from __future__ import annotations

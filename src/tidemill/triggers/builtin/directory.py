@@ -27,10 +27,8 @@ class DirectoryTrigger(BaseEventTrigger):
     """Fires for every complete file of a folder, and again whenever a file has changed.
 
     The payload has `path`, `name` (the path within the folder), `size_bytes` and `modified_ns`. The identity is name,
-    size,
-    modification time and inode, so each version of a file is stored once per trigger, although all files are listed
-    again
-    after a restart.
+    size, modification time and inode, so each version of a file is stored once per trigger, although all files are
+    listed again after a restart.
 
     Args:
         path: The folder.

@@ -22,15 +22,12 @@ class FileTrigger(BaseTrigger):
     """Fires once, when a file exists.
 
     The payload has `path`, `size_bytes` and `modified_ns` of the file. The identity is path, size, modification time
-    and
-    inode: with `restart: always`, each version of the file is stored once. The log says what was found instead,
-    whenever
-    that changes.
+    and inode: with `restart: always`, each version of the file is stored once. The log says what was found instead,
+    whenever that changes.
 
     Args:
         path: The file; or a folder, for any file below it; or a pattern with `*`, `?` and `[...]`, unless a file has
-            this
-            very name. Relative paths start at the working directory of the triggerer.
+            this very name. Relative paths start at the working directory of the triggerer.
         poll_seconds: The time between two checks.
         settle_seconds: How long the file must be unchanged, for writers that do not move a complete file into the
             folder.

@@ -49,9 +49,9 @@ class HttpTrigger(BaseTrigger):
     """Fires once, when a URL responds as expected.
 
     The payload has `url` (without user and query), `status` and `body`, which is decoded if it is JSON and text
-    otherwise.
-    The identity is `url` and a digest of the request, the response and the expectation: with `restart: always`, each
-    distinct response is stored once. Headers are not part of the digest, and of secrets in `params` only the names are.
+    otherwise. The identity is `url` and a digest of the request, the response and the expectation: with `restart:
+    always`, each distinct response is stored once. Headers are not part of the digest, and of secrets in `params` only
+    the names are.
 
     Args:
         url: An http:// or https:// URL.
@@ -64,8 +64,7 @@ class HttpTrigger(BaseTrigger):
         poll_seconds: The time between an unexpected response and the next request, with a jitter of 10 %.
         timeout_seconds: The timeout for a whole request and its response.
         max_retries: How many requests in a row may fail after the first one (no connection, no response in time, 408,
-            429,
-            5xx), with a growing delay before each.
+            429, 5xx), with a growing delay before each.
         max_body_bytes: The limit for a response; a larger one is an error.
 
     Raises:

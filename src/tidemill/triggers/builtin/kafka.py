@@ -33,8 +33,7 @@ class KafkaTrigger(BaseEventTrigger):
 
     The payload has topic, partition, offset, timestamp, key, headers and value. The identity is the message's topic,
     partition, offset and timestamp, and a digest of the selection. So a message is stored once per trigger, however
-    often
-    it is delivered, and once more if a trigger of the same name later has another selection or function.
+    often it is delivered, and once more if a trigger of the same name later has another selection or function.
 
     Args:
         topic: The topic to read; it must exist.

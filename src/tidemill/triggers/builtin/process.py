@@ -23,8 +23,7 @@ class ProcessExitTrigger(BaseTrigger):
     """Fires once, when a process has exited; at once if it does not exist.
 
     The payload has `pid` and `found`: whether the process still existed when the wait began. The exit code is not
-    included,
-    because only the parent process can read it.
+    included, because only the parent process can read it.
 
     Args:
         pid: The process id.

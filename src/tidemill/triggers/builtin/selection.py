@@ -35,14 +35,12 @@ class Selection:
 
     Args:
         apply: The classpath of a function that is called with the raw event. Its return value (or that of its
-            coroutine)
-            is the payload; True stands for the default payload, None and False for none.
+            coroutine) is the payload; True stands for the default payload, None and False for none.
         key: The key, or several, that pass; None: all pass.
         where: A condition on the value, see `core.triggers.json_condition`; None: every value passes.
         value_format: How the value appears in the payload: `text` (UTF-8, else `{"base64": ...}`) or `json`.
         on_invalid: What to do with a value that is not JSON where JSON is needed: `skip` it, or `reject` it, so that
-            its
-            producer dead-letters it.
+            its producer dead-letters it.
 
     Raises:
         ConfigError: The function does not exist.

@@ -22,10 +22,8 @@ class SqsTrigger(BaseEventTrigger):
     """Fires for every selected message of a queue.
 
     The payload has queue, message_id, group_id, sent_ms, attributes and value (the body). The identity is the message's
-    id
-    and a digest of the selection. So a message is stored once per trigger, however often it is delivered, and once more
-    if
-    a trigger of the same name later has another selection or function.
+    id and a digest of the selection. So a message is stored once per trigger, however often it is delivered, and once
+    more if a trigger of the same name later has another selection or function.
 
     Args:
         queue: The name or URL of the queue. Triggers of one queue share one poll and therefore all settings except the

@@ -98,8 +98,7 @@ class KafkaStreamProducer(SharedStreamProducer):
 
     Args:
         settings: `kafka` selects the topic, `dlq` the dead-letter topic. `worker_name_env` names this host, which
-            matters
-            only outside of trigger lists.
+            matters only outside of trigger lists.
         limits: The limits for redeliveries; by default those of `RedeliveryLimits`.
         source: Replaces the Kafka consumer.
         letters: Replaces the dead-letter topic.

@@ -19,8 +19,7 @@ def kafka_claim(topic: str, group: str) -> str:
     """Return the value for `BaseEventTrigger.upstream_claim` of a trigger over Kafka.
 
     If two lists read one topic in one group, each would see only a part of the messages, and each would commit events
-    of
-    the other. The host therefore refuses to start a second list with the same claim.
+    of the other. The host therefore refuses to start a second list with the same claim.
 
     Example:
         >>> kafka_claim("orders", "order-triggers")

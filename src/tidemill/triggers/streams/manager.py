@@ -146,8 +146,7 @@ class SharedStreamManager:
         """Fail the current event of a trigger at once.
 
         Events that the trigger has moved past are acked once their derived events are stored, and fail if the store
-        refuses
-        them. Unknown triggers and keys are ignored.
+        refuses them. Unknown triggers and keys are ignored.
 
         Args:
             trigger_id: The trigger.
@@ -162,8 +161,7 @@ class SharedStreamManager:
         """End the subscription of a trigger that will return; events published within `seat_seconds` wait for it.
 
         Its current event counts as moved past; call `fail_held` first if it was not. Streams without acknowledgements
-        have no
-        seats.
+        have no seats.
         """
         self._stranded.pop((key, trigger_id), None)
         stream = self._groups.get(key)
@@ -185,8 +183,7 @@ class SharedStreamManager:
         """Release a trigger that another process has claimed; its stream ends at once and advances no more events.
 
         All triggers of a key belong to one process. Without this trigger, later events would be advanced although it
-        has not
-        seen them, so the other subscribers get an error and subscribe to the next stream.
+        has not seen them, so the other subscribers get an error and subscribe to the next stream.
         """
         stream = self._groups.get(key)
         if isinstance(stream, AckStream):

@@ -35,8 +35,7 @@ def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -
     """Start a trigger: on the shared stream of its key, or by itself if it has no key.
 
     If `shared_stream_key` raises or returns an unhashable value, this logs a warning, and the trigger runs by itself.
-    When
-    the events have ended, for any reason, unsubscribe the trigger from its key.
+    When the events have ended, for any reason, unsubscribe the trigger from its key.
     """
     key = None
     if isinstance(trigger, BaseEventTrigger):

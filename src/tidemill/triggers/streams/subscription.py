@@ -175,8 +175,7 @@ class _Ahead(list[Any]):
     """Events that a subscriber has read ahead, as finished futures in reverse order; the iterator for an `async for`.
 
     A delivery is then a `list.pop` and an `await` of a finished future, without running any of our code. The first
-    element
-    is the list itself; awaiting it reads more events.
+    element is the list itself; awaiting it reads more events.
     """
 
     __slots__ = ("_subscription",)
@@ -347,8 +346,7 @@ class _Request:
 
 #: The subscription that the running filter reads from, and its current event; a task started by the filter keeps the
 #: values from its start. One variable with a pair is cheaper than two variables; setting it takes a sixth of the time
-#: of a
-#: delivery.
+#: of a delivery.
 _CURRENT: ContextVar[tuple[AckSubscription, Sent[Any, Any, Any]] | _Request | None] = ContextVar(
     "tidemill_event", default=None
 )
