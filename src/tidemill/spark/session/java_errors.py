@@ -15,9 +15,9 @@ def find_cause(text: str) -> str:
     r"""Return the innermost cause in the text of an exception, or the first line of a text without causes.
 
     Example:
-        >>> find_cause("An error occurred while calling o1.x.\\n: a.b.E: one\\n\\tat x\\nCaused by: a.c.F: two")
+        >>> find_cause("An error occurred while calling o1.x.\n: a.b.E: one\n\tat x\nCaused by: a.c.F: two")
         'F: two'
-        >>> find_cause("no Java here\\nat all")
+        >>> find_cause("no Java here\nat all")
         'no Java here'
     """
     causes = _CAUSE.findall(text) or _CALL.findall(text)
