@@ -1,1 +1,1 @@
-"""The databases behind the store, SQLite and PostgreSQL, and how one is opened."""
+"""The database engines of the store, SQLite and PostgreSQL, and the functions that open them."""

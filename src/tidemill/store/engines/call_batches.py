@@ -1,9 +1,9 @@
-"""Runs all calls that wait in one transaction, with a savepoint each, and answers them after the commit.
+"""Executes all waiting calls in one transaction, with a savepoint each, and answers them after the commit.
 
-Nobody waits for company: while one transaction is committed, the calls of the next one gather.
+A call never waits for others to arrive: while one transaction commits, the calls of the next one accumulate.
 
-Invariants: a call that fails is rolled back alone, and the others do not notice; no call is answered before its
-transaction is committed; bells ring afterwards.
+Invariants: a failed call is rolled back alone and does not affect the others. No call is answered before its
+transaction is committed; bells ring after the answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: The most calls of one transaction.
+#: The maximum number of calls per transaction.
 _MOST = 256
 
 _Waiting = tuple[Call[Any], asyncio.Future[Any]]
@@ -37,7 +37,7 @@ _Write = Callable[[Callable[[Connection], "_Done"]], Awaitable["_Done"]]
 
 
 class _Done:
-    """What a transaction did: the answer, or the failure, of each call; and the bells."""
+    """The result of a transaction: the answer or error of each call, and the bells to ring."""
 
     def __init__(self) -> None:
         self.answers: list[Any] = []
@@ -48,14 +48,13 @@ class CallBatches:
     """Answers calls in batches.
 
     Args:
-        label: The name of the database, for messages.
+        label: The store's name in messages.
         write: Runs work in a transaction: `Database.write`.
-        cipher: Encrypts what must not lie readable in the database.
-        ring: Called on the loop after a commit with the bells to ring.
+        cipher: Encrypts the secrets in the database.
+        ring: Called on the loop after a commit, with the bells to ring.
     """
 
     def __init__(self, label: str, write: _Write, cipher: Cipher, ring: Callable[[set[Channel]], None]) -> None:
-        """Start with no calls."""
         self._label = label
         self._write = write
         self._cipher = cipher
@@ -73,7 +72,7 @@ class CallBatches:
         return await future
 
     async def close(self) -> None:
-        """Wait for the calls that wait."""
+        """Wait until the outstanding calls are answered."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
@@ -120,12 +119,13 @@ class CallBatches:
 
 
 def check_transaction(connection: Connection) -> None:
-    """Check that SQLite has not ended the transaction by itself, as it may when the disk is full.
+    """Check that SQLite has not rolled back the transaction by itself, as it may when the disk is full.
 
-    What was done before would be gone, what follows would be committed by itself, and the commit would say nothing.
+    Without this check the earlier work would be lost, each later statement would commit by itself, and the final COMMIT
+    would report no error.
 
     Raises:
-        sqlite3.OperationalError: It has.
+        sqlite3.OperationalError: SQLite has rolled back the transaction.
     """
     driver = connection.connection.driver_connection
     if isinstance(driver, sqlite3.Connection) and not driver.in_transaction:
@@ -133,14 +133,14 @@ def check_transaction(connection: Connection) -> None:
 
 
 def answer_call(connection: Connection, request: Call[T], context: CallContext) -> T:
-    """Answer a call; the functions are imported when the first one comes."""
+    """Answer a call; the query functions are imported with the first call."""
     from tidemill.store.answers import answer
 
     return answer(connection, request, context)
 
 
 def build_failure(label: str, request: Call[Any], error: Exception) -> Exception:
-    """Return the error of the store for what a call raised."""
+    """Convert an exception raised by a call to an error of the store."""
     if isinstance(error, (CallRefusedError, RemoteError, ConfigError)):
         return error
     if isinstance(error, (SQLAlchemyError, sqlite3.Error, OSError, UnicodeError)):

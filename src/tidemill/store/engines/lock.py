@@ -1,7 +1,7 @@
-"""One writing process per SQLite file: a lock file beside it, whose lock the kernel releases.
+"""Ensures one writing process per SQLite file, with a kernel lock on a file beside it.
 
-SQLite itself would let two hosts write in turn; both would then run the same triggers. The lock ends with the process,
-however that ends: it is never stale, and a lock file that is left behind means nothing.
+SQLite alone would let two hosts write in turn, and both would run the same triggers. The kernel releases the lock when
+the process exits for any reason, so the lock is never stale; a leftover lock file is harmless.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ class StoreInUseError(ConfigError):
 
 
 class StoreLock:
-    """The right to write to a SQLite file.
+    """The exclusive right to write to a SQLite file.
 
     Args:
-        path: The database file; links are followed, so that all names of a file share one lock.
+        path: The database file; symbolic links are resolved, so that all names of a file share one lock.
     """
 
     def __init__(self, path: Path) -> None:
-        """Start without the lock."""
         self._database = path
         self.path = Path(f"{path.resolve()}.lock")
         self._fd: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock.
+        """Acquire the lock.
 
         Raises:
             StoreInUseError: Another process holds it.
-            ConfigError: The lock file cannot be used.
+            ConfigError: The lock file cannot be created or locked.
         """
         try:
             self._fd = lock_file(self.path)
@@ -51,14 +50,14 @@ class StoreLock:
             ) from error
 
     def publish(self, address: str) -> None:
-        """Write where this process answers calls into the lock file, as its second line."""
+        """Write the address at which this process answers calls into the lock file, as its second line."""
         if self._fd is not None:
             line = f"{os.getpid()}\n{address}\n".encode()
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, line, 0)
 
     def read_address(self) -> str | None:
-        """Return where the process that holds the lock answers calls; None: nowhere, as far as is known."""
+        """Return the address at which the lock's holder answers calls; None if it has published none."""
         try:
             lines = self.path.read_text().splitlines()
         except OSError:
@@ -66,7 +65,7 @@ class StoreLock:
         return lines[1] if len(lines) > 1 and lines[1] else None
 
     def release(self) -> None:
-        """Release the lock; does nothing if it is not held."""
+        """Release the lock if it is held."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

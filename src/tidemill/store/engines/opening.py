@@ -1,6 +1,6 @@
-"""Opens the store that a URL names.
+"""Opens the store at a URL.
 
-`sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user:password@host/name`.
+URLs have the form `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user:password@host/name`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidemill.store.database import Caller, Database
 _SQLITE = re.compile(r"sqlite(?:\+\w+)?:///(?P<path>[^?#]+)\Z")
 _POSTGRES = re.compile(r"postgres(?:ql)?(?:\+\w+)?(?P<rest>://.*)\Z", re.DOTALL)
 DEFAULT_NAME = "tidemill.db"
-#: How long a socket may take to accept a connection; only one with many that wait does not at once.
+#: How long a socket may take to accept a connection; only a socket with a long backlog does not accept at once.
 _PROBE_SECONDS = 1.0
 
 
@@ -29,8 +29,8 @@ def choose_store_url(configured: str, folder: Path) -> str:
     """Return the URL of the store to open.
 
     Args:
-        configured: `store.url`; empty: a SQLite file in the folder.
-        folder: The folder of the list of triggers.
+        configured: The value of `store.url`; empty: a SQLite file in the folder.
+        folder: The folder of the trigger list.
 
     Example:
         >>> choose_store_url("", Path("/srv"))
@@ -43,31 +43,31 @@ def has_one_writer(url: str) -> bool:
     """Return whether only one process at a time can write to a store.
 
     Raises:
-        ConfigError: The URL is not that of a store.
+        ConfigError: The URL is not a store URL.
     """
     path, _ = _parse_url(url)
     return path is not None
 
 
 def find_file(url: str) -> Path | None:
-    """Return the file of a store in SQLite; None: it is in PostgreSQL.
+    """Return the file of a SQLite store; None for PostgreSQL.
 
     Raises:
-        ConfigError: The URL is not that of a store.
+        ConfigError: The URL is not a store URL.
     """
     return _parse_url(url)[0]
 
 
 async def open_store(url: str, cipher: Cipher | None = None) -> Database:
-    """Open a store for writing, with its tables up to date.
+    """Open a store for writing and bring its tables up to date.
 
     Args:
-        url: Its URL.
-        cipher: Encrypts what must not lie readable in the database; None: nothing does.
+        url: The store URL.
+        cipher: Encrypts the secrets in the database; None: they are stored unencrypted.
 
     Raises:
-        ConfigError: The URL is not that of a store, or another process writes to the file.
-        RemoteError: The database cannot be reached.
+        ConfigError: The URL is not a store URL, or another process writes to the file.
+        RemoteError: The database is unreachable.
     """
     path, address = _parse_url(url)
     if path is not None:
@@ -80,11 +80,11 @@ async def open_store(url: str, cipher: Cipher | None = None) -> Database:
 
 
 async def open_reader(url: str, cipher: Cipher | None = None) -> Database:
-    """Open a store for reading, while another process may write to it.
+    """Open a store for reading; another process may write to it at the same time.
 
     Raises:
-        ConfigError: The URL is not that of a store, or the store does not exist.
-        RemoteError: The database cannot be reached.
+        ConfigError: The URL is not a store URL, or the store does not exist.
+        RemoteError: The database is unreachable.
     """
     path, address = _parse_url(url)
     if path is not None:
@@ -97,12 +97,12 @@ async def open_reader(url: str, cipher: Cipher | None = None) -> Database:
 
 
 async def open_caller(url: str, cipher: Cipher | None = None) -> Caller:
-    """Open a store for calls: itself, or through the process that has it open.
+    """Open a store for calls, directly or through the process that has it open.
 
     Raises:
-        StoreInUseError: A process writes to the file that answers no calls: it is starting, or ending.
-        ConfigError: The URL is not that of a store.
-        RemoteError: The database cannot be reached.
+        StoreInUseError: The process that writes to the file answers no calls, because it is starting or stopping.
+        ConfigError: The URL is not a store URL.
+        RemoteError: The database is unreachable.
     """
     path, _ = _parse_url(url)
     if path is None:
@@ -121,14 +121,14 @@ async def open_caller(url: str, cipher: Cipher | None = None) -> Caller:
 
 
 def _is_listening(address: str) -> bool:
-    """Return whether a process listens at a Unix socket; what it says, and when, is another question."""
+    """Return whether a process listens at a Unix socket, without checking that it answers calls."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_SECONDS)
         try:
             probe.connect(address)
         except (ConnectionRefusedError, FileNotFoundError):
             return False
-        except OSError:  # it has too many connections, say: the first call tells
+        except OSError:  # for example a full backlog; the first call will report it
             return True
     return True
 

@@ -1,14 +1,14 @@
-"""The store in PostgreSQL, over asyncpg; directly, or through a pooler that gives each transaction any connection.
+"""The store in PostgreSQL, over asyncpg, directly or through a transaction-mode pooler.
 
-Invariants: a commit is on the server's disk when it returns (`synchronous_commit=on`, whatever the role's default is);
-no attempt takes longer than `attempt_seconds`. A transaction that loses to another (a deadlock, a serialization
-failure) is repeated at once, on its connection: that is not an outage. After any other failure of the server its
-connection is dropped, and idle ones are dropped before they are used again, so that a server that was restarted or
-replaced is found; a transaction that another task has in progress is never cut off.
+Invariants: a returned commit is on the server's disk (`synchronous_commit=on`, whatever the role's default). No attempt
+takes longer than `attempt_seconds`. A transaction that loses a conflict (deadlock or serialization failure) is repeated
+at once on its connection; a conflict is not an outage. After any other server failure the connection is dropped, and
+idle connections are dropped before their next use, so that a restarted or replaced server is found. A transaction that
+another task has in progress is never interrupted.
 
-Behind a pooler the next transaction may get another session of the server. So settings are local to each transaction,
-sent in one message with its BEGIN, and prepared statements are kept only where a connection has been found to lead to
-the server itself. (Per transaction of 50 events the settings cost 2 %, and preparing each time 17 %.)
+Behind a pooler, each transaction may run on a different server session. Settings are therefore local to each
+transaction and sent in one message with its BEGIN, and statements are prepared only on connections that were found to
+lead directly to the server. (Per transaction of 50 events, the settings cost 2 %, and preparing each time costs 17 %.)
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: An attempt that takes longer is given up: a network may drop everything silently.
+#: The time limit of an attempt: a network may drop all packets silently.
 ATTEMPT_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
-#: One for writing events, one for reports and claims, one for reading.
+#: One connection for writing events, one for reports and claims, one for reading.
 _CONNECTIONS = 3
-#: Statements that a connection keeps prepared; there are about thirty.
+#: The number of statements that a connection keeps prepared; there are about thirty.
 _PREPARED = 100
-#: Between attempts of a transaction that lost to another, which is usually over by then.
+#: The delay before repeating a transaction that lost a conflict; the other transaction has usually ended by then.
 _CONFLICT_BACKOFF = Backoff(0.005, 0.2)
-#: Every statement here finds some rows by their keys. The planner must not sort or hash the whole table for that, as it
-#: would for a batch of hundreds if its statistics are from a time when the table was small.
+#: Every statement here finds a few rows by key. The planner must not sort or hash the whole table for that, as it would
+#: for a batch of hundreds of keys if its statistics date from when the table was small.
 _PLANNING = {"enable_mergejoin": "off", "enable_hashjoin": "off", "plan_cache_mode": "force_custom_plan", "jit": "off"}
 _FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, UnicodeError)
 
 
 class PostgresDatabase:
-    """A PostgreSQL database that is open; created by `open_postgres` and `open_postgres_reader`."""
+    """An open PostgreSQL database; created by `open_postgres` and `open_postgres_reader`."""
 
     def __init__(
         self,
@@ -75,30 +75,29 @@ class PostgresDatabase:
         attempt_seconds: float = ATTEMPT_SECONDS,
         cipher: Cipher | None = None,
     ) -> None:
-        """Start without a connection."""
         self._cipher = cipher or Cipher()
         self._doorbell = PostgresDoorbell(url)
         self._label = redact_text(url)
         self._attempt_seconds = attempt_seconds
         self._read_only = read_only
-        # Rises with every failure; an idle connection from before is not trusted.
+        # Increases with every failure; idle connections of an earlier epoch are not trusted.
         self._epoch = 0
-        # Since when transactions fail, by a monotonic clock; None: the last one did not.
+        # The start of the current outage, by the monotonic clock; None: the last transaction succeeded.
         self._away_since: float | None = None
         self._begin = _build_begin(read_only, attempt_seconds, _PLANNING)
-        # From version 17 on: the other timeout does not apply between the messages of one statement.
+        # PostgreSQL 17 and later: the idle timeout does not apply between the messages of one statement.
         self._begin_17 = f"{self._begin}; SET LOCAL transaction_timeout = {round(attempt_seconds * 1000)}"
         self._prepared_count = 0
         self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine = self._make_engine(url)
         event.listen(self._engine.sync_engine, "connect", self._note_connected)
         event.listen(self._engine.sync_engine, "checkout", self._check_epoch)
-        # Transactions are begun and ended in `_attempt`, not by SQLAlchemy.
+        # `_attempt` begins and ends transactions, not SQLAlchemy.
         self._transactions = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @property
     def label(self) -> str:
-        """The URL, without its password."""
+        """The URL without its password."""
         return self._label
 
     @property
@@ -107,11 +106,11 @@ class PostgresDatabase:
         return False
 
     async def prepare(self) -> None:
-        """Bring the tables up to date, or, for reading only, check their version.
+        """Bring the tables up to date, or, if read-only, check their revision.
 
         Raises:
-            ConfigError: The tables are of another version, or a pooler takes no transactions.
-            RemoteError: The database cannot be reached.
+            ConfigError: The tables have another revision, or the pooler does not support transactions.
+            RemoteError: The database is unreachable.
         """
         try:
             direct = await self.read(_is_direct)
@@ -125,8 +124,9 @@ class PostgresDatabase:
         if self._read_only:
             await self.read(lambda connection: check_readable(connection, self._label))
         elif not await self.read(is_current):
-            # Without a limit: a large table is copied, and other processes wait for the one that does it. The planner
-            # settings for batches of keys are wrong for whole tables.
+            # No time limit: an upgrade may copy a large table while other processes wait for it. The planner settings
+            # for batches of
+            # keys do not suit whole tables.
             await self._run(upgrade, None, _build_begin(False, self._attempt_seconds, {}))
 
     async def write(self, work: Callable[[Connection], T]) -> T:
@@ -165,18 +165,18 @@ class PostgresDatabase:
         return result
 
     def find_loss(self) -> str | None:
-        """Return None: its files are not this process's business."""
+        """Return None, because the server manages its files."""
         return None
 
     async def recover(self) -> Path:
-        """See `Database.recover`; never asked for, since `find_loss` finds nothing."""
+        """Raise InvariantError; callers recover only after `find_loss` reported a loss."""
         raise InvariantError("a store in PostgreSQL has no file to lose")
 
     def publish(self, address: str) -> None:
         """Do nothing: other processes open the database themselves."""
 
     async def close(self) -> None:
-        """Close all connections, without waiting for a server that does not answer."""
+        """Close all connections; do not wait for a server that does not answer."""
         await self._doorbell.close()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
@@ -223,7 +223,7 @@ class PostgresDatabase:
             self._away_since = time.monotonic()
 
     def _note_back(self) -> None:
-        """Log the end of an outage; its beginning was logged by the caller that ran into it."""
+        """Log the end of an outage; the caller that ran into the outage logged its start."""
         if self._away_since is not None:
             seconds = round(time.monotonic() - self._away_since, 1)
             self._away_since = None
@@ -251,14 +251,15 @@ class PostgresDatabase:
             with contextlib.suppress(*_FAILURES):
                 await driver.execute("ROLLBACK")
                 return
-        # Not closed, because that would wait for a server that may never answer.
+        # Terminate instead of closing, because closing would wait for a server that may never answer.
         driver.terminate()
         await connection.invalidate()
 
     def _make_engine(self, url: str) -> AsyncEngine:
         async def connect() -> Any:
-            # asyncpg parses the URL itself, so libpq's forms (several hosts, sslmode, a service, a socket folder) work.
-            # PgBouncer refuses most settings at the start of a session, but not the application's name.
+            # asyncpg parses the URL itself, so libpq's forms work: several hosts, sslmode, a service, a socket folder.
+            # PgBouncer
+            # rejects most startup settings, but accepts the application name.
             settings = {"application_name": "tidemill"}
             return await asyncpg.connect(
                 url, timeout=_CONNECT_SECONDS, statement_cache_size=0, server_settings=settings
@@ -268,7 +269,7 @@ class PostgresDatabase:
             return engine.sync_engine.dialect.dbapi.connect(  # type: ignore[union-attr]
                 async_creator_fn=connect,
                 prepared_statement_cache_size=self._prepared_count,
-                # A statement without a name is used at once, and replaced by the next one.
+                # An unnamed statement is used at once and replaced by the next one.
                 prepared_statement_name_func=None if self._prepared_count else str,
             )
 
@@ -277,7 +278,7 @@ class PostgresDatabase:
             creator=create,
             pool_size=_CONNECTIONS,
             max_overflow=0,
-            # Every transaction is ended in `_attempt`.
+            # `_attempt` ends every transaction.
             pool_reset_on_return=None,
         )
         return engine
@@ -289,22 +290,22 @@ class PostgresDatabase:
     def _check_epoch(self, adapted: Any, record: Any, proxy: Any) -> None:
         if record.info["epoch"] != self._epoch:
             adapted.driver_connection.terminate()
-            raise DisconnectionError("another connection has failed since")
+            raise DisconnectionError("another connection has failed since this one was used")
 
 
 async def open_postgres(
     url: str, *, attempt_seconds: float = ATTEMPT_SECONDS, cipher: Cipher | None = None
 ) -> PostgresDatabase:
-    """Open a database for writing, and bring its tables up to date.
+    """Open a database for writing and bring its tables up to date.
 
     Args:
         url: A URL that libpq and asyncpg accept: `postgresql://user:password@host:5432/name`.
-        attempt_seconds: How long one transaction may take.
-        cipher: Encrypts what must not lie readable in the database.
+        attempt_seconds: The time limit of a transaction.
+        cipher: Encrypts the secrets in the database.
 
     Raises:
-        ConfigError: A newer tidemill has upgraded it, or a pooler takes no transactions.
-        RemoteError: It cannot be reached.
+        ConfigError: A newer tidemill has upgraded the database, or the pooler does not support transactions.
+        RemoteError: The database is unreachable.
     """
     return await _prepare(PostgresDatabase(url, read_only=False, attempt_seconds=attempt_seconds, cipher=cipher))
 
@@ -313,8 +314,8 @@ async def open_postgres_reader(url: str, cipher: Cipher | None = None) -> Postgr
     """Open a database for reading.
 
     Raises:
-        ConfigError: It has no tables of tidemill, or those of another version.
-        RemoteError: It cannot be reached.
+        ConfigError: The database has no tidemill tables, or tables of another revision.
+        RemoteError: The database is unreachable.
     """
     return await _prepare(PostgresDatabase(url, read_only=True, cipher=cipher))
 
@@ -331,7 +332,7 @@ async def _prepare(database: PostgresDatabase) -> PostgresDatabase:
 def _build_begin(read_only: bool, attempt_seconds: float, planning: Mapping[str, str]) -> str:
     settings = {
         "synchronous_commit": "on",
-        # A process that hangs must not keep the rows of its triggers locked for the host that takes over.
+        # A hanging process must not keep the rows of its triggers locked for the host that takes over.
         "idle_in_transaction_session_timeout": str(round(attempt_seconds * 1000)),
         **planning,
     }
@@ -341,6 +342,6 @@ def _build_begin(read_only: bool, attempt_seconds: float, planning: Mapping[str,
 
 
 def _is_direct(connection: Connection) -> bool:
-    """Return whether the server reports the process id that was sent at the start: a pooler sends another one."""
+    """Return whether the backend's process id is the one sent at connection startup; a pooler sends another one."""
     expected = connection.connection.driver_connection.get_server_pid()  # type: ignore[union-attr]
     return bool(connection.execute(select(func.pg_backend_pid())).scalar() == expected)

@@ -1,9 +1,9 @@
-"""The doorbell of stores in PostgreSQL: LISTEN on a connection of its own, NOTIFY in transactions of its own.
+"""The doorbell of PostgreSQL stores: LISTEN on a dedicated connection, NOTIFY in separate transactions.
 
-Inside the transactions that write, NOTIFY would make their commits wait for one another. The connection has to lead to
-the server itself: behind a pooler of transactions no bell is heard, and services look every two seconds.
+NOTIFY inside the writing transactions would serialize their commits. The connection must lead directly to the server:
+behind a transaction-mode pooler no bell arrives, and services rely on polling every two seconds.
 
-Invariants: a bell that cannot be carried is dropped; after each new connection all bells ring once.
+Invariants: a bell that cannot be delivered is dropped. All bells ring once after each new connection.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ _FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutErro
 
 
 class PostgresDoorbell(Doorbell):
-    """The bells of all processes that use a database; the connection is made when the first one waits or rings.
+    """The bells of all processes that use a database; connects on the first wait or ring.
 
     Args:
-        url: The database.
+        url: The database URL.
     """
 
     def __init__(self, url: str) -> None:
-        """Start without a connection."""
         super().__init__()
         self._url = url
         self._pending: set[Channel] = set()
@@ -48,7 +47,6 @@ class PostgresDoorbell(Doorbell):
         return await super().wait(channel, timeout_seconds)
 
     async def close(self) -> None:
-        """Close the connection."""
         self._batches.close()
         task, self._task = self._task, None
         if task is not None:

@@ -1,10 +1,10 @@
-"""Notices that the file of an open SQLite store was removed or moved away, and saves what it held.
+"""Detects that the file of an open SQLite store was removed or moved, and saves its content.
 
-SQLite goes on without a word: it writes to a file that nobody finds any more, and that is gone when it is closed.
+SQLite does not report the loss: it keeps writing to a file that has no path and that disappears when it is closed.
 
-Invariants: nothing is ever written to the old path, which may have been removed on purpose, or be somebody else's by
-now; the copy is complete and readable for this user alone; opening and closing nothing here releases SQLite's locks
-(POSIX drops all of a process's locks of a file when it closes any descriptor of it, except those of O_PATH).
+Invariants: nothing is ever written to the old path; its file may have been removed on purpose, and another program may
+use the path now. The copy is complete and readable only by this user. Opening and closing files here never releases
+SQLite's locks: POSIX drops all locks of a process on a file when it closes any descriptor of it, except O_PATH ones.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from tidemill.core.errors import RemoteError
 
 
 class StoreLostError(RemoteError):
-    """The file of the store was removed or moved away while it was open."""
+    """The file of the store was removed or moved while the store was open."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=False)
 
 
 class FileWatch:
-    """Compares the files of a store that is open with what is at their paths.
+    """Compares the open files of a store with the files at their paths.
 
     Args:
-        paths: The database and its lock file; they exist, and no other process puts others there now.
+        paths: The database and its lock file; both exist, and no other process is replacing them now.
     """
 
     def __init__(self, *paths: Path) -> None:
         self._files = [(path.absolute(), os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in paths]
 
     def find_loss(self) -> str | None:
-        """Return what has happened to the first file that is no longer at its path; None: all are there."""
+        """Describe the loss of the first file that is no longer at its path; None if all files are in place."""
         for path, fd in self._files:
             own, found = os.fstat(fd), None
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -51,7 +51,10 @@ class FileWatch:
         return None
 
     def list_folders(self) -> Iterator[Path]:
-        """Yield where a copy may go, best first: beside the path, where the file is now, where this process runs."""
+        """Yield folders for a copy, best first: the original folder, the file's new folder, the working directory, and
+        the
+        temporary folder.
+        """
         path, fd = self._files[0]
         yield path.parent
         if os.fstat(fd).st_nlink:
@@ -61,17 +64,17 @@ class FileWatch:
         yield Path(tempfile.gettempdir())
 
     def close(self) -> None:
-        """Forget the files."""
+        """Close the descriptors."""
         for _, fd in self._files:
             os.close(fd)
         self._files.clear()
 
 
 def save_copy(source: sqlite3.Connection, name: str, watch: FileWatch) -> Path:
-    """Copy a database to a new file `NAME.recovered-TIME`, and return its path.
+    """Copy a database to a new file `NAME.recovered-TIME` and return its path.
 
     Raises:
-        StoreLostError: It can be written nowhere.
+        StoreLostError: No folder is writable.
     """
     name, problems = f"{name}.recovered-{time.strftime('%Y%m%dT%H%M%S')}", []
     for folder in watch.list_folders():

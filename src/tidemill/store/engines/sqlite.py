@@ -1,8 +1,9 @@
-"""The store in a SQLite file: one writing process, with one thread that writes and one that reads.
+"""The store in a SQLite file: one writing process with one writer thread and one reader thread.
 
-Invariants: a commit is on disk when it returns (WAL, `synchronous=FULL`); a transaction that writes takes the write
-lock at its start (BEGIN IMMEDIATE), so that it never fails half way; each connection is used only by its own thread;
-readers, in this process and in others, block nobody.
+Invariants: a returned commit is on disk (WAL, `synchronous=FULL`). A write transaction takes the write lock at its
+start
+(BEGIN IMMEDIATE), so that it never fails halfway. Each connection is used only by its own thread. Readers, in this and
+other processes, never block a writer.
 """
 
 from __future__ import annotations
@@ -36,22 +37,21 @@ from tidemill.store.queries.encrypted import list_encrypted
 
 T = TypeVar("T")
 
-#: Another program (the sqlite3 shell, a backup) may hold the file for this long before a write fails and is retried.
+#: How long another program (the sqlite3 shell, a backup) may hold the file before a write fails and is retried.
 BUSY_SECONDS = 5.0
-#: A reader may come while the writer creates the tables.
+#: How long a reader waits for the writer to create the tables.
 _CREATE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
-#: The log is truncated to this size after a checkpoint, so that one burst does not leave a large file for ever.
+#: The log is truncated to this size after a checkpoint, so that one burst does not leave a large file behind.
 _WAL_BYTES = 64 * 1024 * 1024
 
 
 class SqliteDatabase:
-    """A SQLite file that is open; created by `open_sqlite` and `open_sqlite_reader`."""
+    """An open SQLite file; created by `open_sqlite` and `open_sqlite_reader`."""
 
     def __init__(
         self, path: Path, writer: Engine | None, reader: Engine, lock: StoreLock | None, cipher: Cipher | None = None
     ) -> None:
-        """Create a thread for each engine."""
         cipher = cipher or Cipher()
         self._path = path
         self._writer = writer
@@ -90,7 +90,7 @@ class SqliteDatabase:
         return self._doorbell
 
     async def call(self, request: Call[T]) -> T:
-        """Answer a named call, together with others that wait; see `Database.call`."""
+        """Answer a named call in one transaction with other waiting calls; see `Database.call`."""
         if self._writer is not None and type(request) not in READS:
             return await self._calls.call(request)
         return await self.read(lambda connection: self._answer_read(connection, request))
@@ -104,16 +104,16 @@ class SqliteDatabase:
             raise build_failure(self.label, request, error) from error
 
     def watch_files(self) -> None:
-        """Notice from now on that the file is removed or moved away."""
+        """Start to detect the removal or move of the file."""
         if self._lock is not None:
             self._watch = FileWatch(self._path, self._lock.path)
 
     def find_loss(self) -> str | None:
-        """Return what has happened to the file; see `Database.find_loss`."""
+        """Describe the loss of the file; see `Database.find_loss`."""
         return None if self._watch is None else self._watch.find_loss()
 
     async def recover(self) -> Path:
-        """Save what is in the store to another file; see `Database.recover`."""
+        """Save the store's content to another file; see `Database.recover`."""
         watch, writer = self._watch, self._writer
         if watch is None or writer is None:
             raise StoreLostError(f"the store {self._path} is not open for writing")
@@ -128,7 +128,7 @@ class SqliteDatabase:
         return await asyncio.get_running_loop().run_in_executor(self._writing, save)
 
     def publish(self, address: str) -> None:
-        """Let other processes know where this one answers calls; the file's lock has to be held."""
+        """Publish the address at which this process answers calls; it must hold the file's lock."""
         if self._lock is not None:
             self._lock.publish(address)
 
@@ -157,11 +157,11 @@ class SqliteDatabase:
 
 
 async def open_sqlite(path: Path, cipher: Cipher | None = None) -> SqliteDatabase:
-    """Open a file for writing, create it if it does not exist, and bring its tables up to date.
+    """Open a file for writing, create it if it is missing, and bring its tables up to date.
 
     Raises:
-        StoreInUseError: Another process writes to it.
-        ConfigError: It cannot be used, or a newer tidemill has upgraded it.
+        StoreInUseError: Another process writes to the file.
+        ConfigError: The file is unusable, or a newer tidemill has upgraded it.
         RemoteError: SQLite failed.
     """
     lock = StoreLock(path)
@@ -180,7 +180,7 @@ async def open_sqlite(path: Path, cipher: Cipher | None = None) -> SqliteDatabas
 
 
 async def open_sqlite_reader(path: Path, cipher: Cipher | None = None) -> SqliteDatabase:
-    """Open a file for reading, which another process may be writing to.
+    """Open a file for reading; another process may write to it at the same time.
 
     Raises:
         ConfigError: The file does not exist, or its tables have another revision.
@@ -198,8 +198,9 @@ async def open_sqlite_reader(path: Path, cipher: Cipher | None = None) -> Sqlite
 
 
 def _create_private(path: Path) -> None:
-    """Create a file that does not exist so that only this user can read it: events, results and logs will be in it."""
-    # SQLite gives the files beside it the same mode. One that it cannot create is its own error.
+    """Create a missing file that only this user can read, because it will hold events, results and logs."""
+    # SQLite gives the files beside it the same mode. If the file cannot be created here, SQLite reports the error
+    # later.
     with contextlib.suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
@@ -221,9 +222,9 @@ def _create_engine(path: Path, mode: str) -> Engine:
             f"file:{quote(str(path.absolute()))}?mode={mode}",
             uri=True,
             timeout=BUSY_SECONDS,
-            # Transactions are begun in `begin_transaction`, not by the driver.
+            # `begin_transaction` begins transactions, not the driver.
             isolation_level=None,
-            # `dispose` closes it from another thread if its own is gone already.
+            # `dispose` closes the connection from another thread if its own thread has exited.
             check_same_thread=False,
         )
         if mode != "ro":

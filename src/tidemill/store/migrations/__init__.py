@@ -1,1 +1,4 @@
-"""The history of the tables, as alembic revisions; each only adds, so that two versions can run during a deploy."""
+"""The history of the tables as alembic revisions.
+
+Each revision only adds, so that two versions of tidemill can run during a deployment.
+"""

@@ -1,4 +1,4 @@
-"""Runs alembic on the connection, and in the transaction, that `tidemill.store.migrate` provides."""
+"""Runs alembic on the connection and in the transaction that `tidemill.store.migrate` provides."""
 
 from alembic import context
 

@@ -1,7 +1,7 @@
 """Answers the calls of other processes over a Unix socket, in the process that has the store open.
 
-Invariants: only this user can connect; calls of one connection are answered in any order; a connection that ends takes
-nothing with it but its answers; it closes in bounded time, whatever its clients and the store do.
+Invariants: only this user can connect. Calls of one connection are answered in any order. A lost connection loses only
+its answers. `close` takes bounded time, whatever the clients and the store do.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tidemill.store.wire.frames import (
 
 log = structlog.get_logger(__name__)
 
-#: What a client may leave unread before it is told nothing more, and disconnected.
+#: A client with more unread bytes than this is disconnected.
 _UNREAD_BYTES = 512 * 1024 * 1024
-#: How long calls may take to be answered once the server closes.
+#: How long the server waits for outstanding calls when it closes.
 CLOSE_SECONDS = 10.0
-#: How long a client may take to read its last answers.
+#: How long a client has to read its last answers.
 _FLUSH_SECONDS = 1.0
 
 
@@ -43,8 +43,8 @@ class CallServer:
     """Answers calls over a socket.
 
     Args:
-        store: What answers them.
-        path: The socket's address, of at most 100 bytes; its folder has to be there.
+        store: Answers the calls.
+        path: The socket's path, at most 100 bytes; its folder must exist.
 
     Example:
         >>> async def serve(database, path):
@@ -54,7 +54,6 @@ class CallServer:
     """
 
     def __init__(self, store: Caller, path: Path) -> None:
-        """Start without a socket."""
         self.path = path
         self._store = store
         self._server: asyncio.Server | None = None
@@ -64,7 +63,7 @@ class CallServer:
         self._closing = False
 
     async def start(self) -> None:
-        """Listen, for the first time or again; a socket that a killed process left behind is replaced."""
+        """Start to listen, also after `close`; replaces a socket file that a killed process left behind."""
         self._closing = False
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
@@ -76,7 +75,7 @@ class CallServer:
         self._store.doorbell.listen(self._bells.add)
 
     async def close(self) -> None:
-        """Answer what has been asked, within CLOSE_SECONDS, and close all connections."""
+        """Answer outstanding calls within CLOSE_SECONDS, then close all connections."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -87,13 +86,13 @@ class CallServer:
         if self._tasks:
             _, unanswered = await asyncio.wait(set(self._tasks), timeout=CLOSE_SECONDS)
             if unanswered:
-                log.warning("calls to the store are not answered: it does not end them", calls=len(unanswered))
+                log.warning("the store did not answer all calls before it closed", calls=len(unanswered))
             for task in unanswered:
                 task.cancel()
         for writer in list(self._writers):
             writer.close()
             if writer.transport.get_write_buffer_size():
-                # What a client has not read yet would keep the connection open.
+                # Unread answers would keep the connection open.
                 with contextlib.suppress(TimeoutError, ConnectionError):
                     await asyncio.wait_for(writer.wait_closed(), _FLUSH_SECONDS)
                 writer.transport.abort()
@@ -105,7 +104,7 @@ class CallServer:
         self._writers.add(writer)
         try:
             writer.write(encode_server_frame(Hello(find_protocol())))
-            # Bells that rang before this connection are made up for by the look that a new connection makes.
+            # Bells that rang before this connection need no replay: a client polls for work after it connects.
             while True:
                 number, call = decode_call(await read_frame(reader))
                 if self._closing:
@@ -115,11 +114,9 @@ class CallServer:
                 task.add_done_callback(self._tasks.discard)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client has gone
+            pass  # the client has disconnected
         except Exception as error:
-            log.warning(
-                "a connection to the store's socket is closed: it sent something else than calls", error=str(error)
-            )
+            log.warning("closed a connection to the store's socket: received an invalid call", error=str(error))
         finally:
             self._writers.discard(writer)
             writer.close()
@@ -135,7 +132,7 @@ class CallServer:
         if writer.is_closing():
             return
         if writer.transport.get_write_buffer_size() > _UNREAD_BYTES:
-            log.warning("a client of the store's socket does not read its answers; it is disconnected")
+            log.warning("disconnected a client of the store's socket that does not read its answers")
             writer.transport.abort()
             return
         writer.write(frame)

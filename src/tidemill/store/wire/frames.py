@@ -1,7 +1,7 @@
-"""The frames between a process that has a store open and those that call it, over a Unix socket.
+"""The frames between the process that has a store open and its clients, over a Unix socket.
 
-A frame is its length in four bytes, and MessagePack. The server begins with a `Hello`; then the client sends calls,
-numbered, and the server answers in any order, and rings bells.
+A frame is a four-byte length followed by MessagePack. The server starts with a `Hello`. The client then sends numbered
+calls; the server answers them in any order and relays bells.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from tidemill.core.tasks.inputs import Channel
 from tidemill.store.calls import all_calls
 from tidemill.store.calls.call import Call, CallRefusedError, RefusalKind, find_answer_type
 
-#: The largest frame: a turn of a worker with some XComs and logs is far below it.
+#: The maximum frame size; a worker turn with XComs and logs stays far below it.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 _LENGTH_BYTES = 4
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """Says which calls the server knows: `find_protocol` of the client has to be the same."""
+    """The server's first frame; its protocol must equal the client's `find_protocol`."""
 
     protocol: str
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a call, encoded."""
+    """The encoded answer to a call."""
 
     id: int
     answer: msgspec.Raw
 
 
 class RefusedCall(msgspec.Struct, frozen=True, tag=True):
-    """A call was refused, or failed: see `CallRefusedError`, `RemoteError`, `ConfigError` and `InvariantError`."""
+    """A call that was refused or failed; see `CallRefusedError`, `RemoteError`, `ConfigError` and `InvariantError`."""
 
     id: int
     error: str
@@ -56,7 +56,7 @@ ServerFrame = Hello | Answered | RefusedCall | Rung
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A call, with its number."""
+    """A call with its number."""
 
     id: int
     call: Any
@@ -72,7 +72,7 @@ def list_kinds() -> tuple[type[Call[Any]], ...]:
 
 @cache
 def find_protocol() -> str:
-    """Return a text that is the same in all processes that know the same calls."""
+    """Return a digest of the names and fields of all calls; processes with equal digests understand each other."""
     import hashlib
 
     shapes = [f"{kind.__name__}({', '.join(kind.__struct_fields__)})" for kind in list_kinds()]
@@ -91,28 +91,23 @@ _decode_server: msgspec.msgpack.Decoder[ServerFrame] = msgspec.msgpack.Decoder(S
 
 
 def encode_call(number: int, call: Call[Any]) -> bytes:
-    """Return the frame of a call."""
     return _frame(_encode(Asked(number, call)))
 
 
 def decode_call(body: bytes) -> tuple[int, Call[Any]]:
-    """Read the frame of a call."""
     asked = _build_asked_decoder().decode(body)
     return asked.id, asked.call
 
 
 def encode_server_frame(frame: ServerFrame) -> bytes:
-    """Return a frame of the server."""
     return _frame(_encode(frame))
 
 
 def decode_server_frame(body: bytes) -> ServerFrame:
-    """Read a frame of the server."""
     return _decode_server.decode(body)
 
 
 def encode_answer(number: int, answer: Any) -> bytes:
-    """Return the frame of an answer."""
     return encode_server_frame(Answered(number, msgspec.Raw(_encode(answer))))
 
 
@@ -122,12 +117,11 @@ def _build_answer_decoder(kind: type[Call[Any]]) -> msgspec.msgpack.Decoder[Any]
 
 
 def decode_answer(kind: type[Call[Any]], answer: msgspec.Raw) -> Any:
-    """Read the answer to a kind of call."""
     return _build_answer_decoder(kind).decode(answer)
 
 
 def build_refused(number: int, error: Exception) -> RefusedCall:
-    """Return what is sent of an error."""
+    """Return the frame that carries an error."""
     match error:
         case CallRefusedError():
             return RefusedCall(number, "refused", str(error), error.kind.value)
@@ -139,7 +133,7 @@ def build_refused(number: int, error: Exception) -> RefusedCall:
 
 
 def build_error(frame: RefusedCall) -> Exception:
-    """Return the error that was sent."""
+    """Return the error that a frame carries."""
     match frame.error:
         case "refused":
             return CallRefusedError(RefusalKind(frame.kind), frame.text)
@@ -160,10 +154,10 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
     """Read the next frame.
 
     Raises:
-        asyncio.IncompleteReadError: The other side has closed the connection.
-        ConnectionError: The connection is lost, or not one of these.
+        asyncio.IncompleteReadError: The peer closed the connection.
+        ConnectionError: The connection was lost, or the peer does not speak this protocol.
     """
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
     if length > MAX_FRAME_BYTES:
-        raise ConnectionError(f"a frame of {length} bytes is not one of the store")
+        raise ConnectionError(f"received an invalid frame of {length} bytes from the store's socket")
     return await reader.readexactly(length)

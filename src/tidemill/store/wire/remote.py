@@ -1,7 +1,7 @@
-"""A store that another process has open: calls over its Unix socket.
+"""A client of a store that another process has open: sends calls over its Unix socket.
 
-Invariants: any number of calls may be under way; when the connection is lost, all of them fail with a retryable error,
-and the next call connects again; after each new connection all bells ring once.
+Invariants: any number of calls may be outstanding. If the connection is lost, all of them fail with a retryable error,
+and the next call reconnects. All bells ring once after each new connection.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ T = TypeVar("T")
 #: How long a call tries to connect.
 CONNECT_SECONDS = 5.0
 _AGAIN_SECONDS = 0.05
-#: The longest time between two attempts of a call that is repeated.
+#: The maximum delay between attempts of a repeated call.
 MAX_PAUSE_SECONDS = 2.0
 
 
 class ConnectionLostError(RemoteError):
-    """The connection was lost before a call was answered: it may have been carried out, or not."""
+    """The connection was lost before a call was answered; the call may or may not have been executed."""
 
 
 class RemoteStore:
-    """Calls to a store over a socket; it connects with the first call.
+    """Sends calls to a store over a socket; connects with the first call.
 
     Args:
-        path: The socket's address.
+        path: The socket's path.
         label: The name of the store in messages.
         connect_seconds: How long a call tries to connect.
 
@@ -64,7 +64,6 @@ class RemoteStore:
     """
 
     def __init__(self, path: Path, label: str = "", connect_seconds: float = CONNECT_SECONDS) -> None:
-        """Start without a connection."""
         self._path = path
         self._label = label or str(path)
         self._connect_seconds = connect_seconds
@@ -78,12 +77,12 @@ class RemoteStore:
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """The store's name in messages."""
         return self._label
 
     @property
     def doorbell(self) -> Doorbell:
-        """The bells that the other process rings."""
+        """The bells relayed by the other process."""
         return self._doorbell
 
     async def call(self, request: Call[T]) -> T:
@@ -106,16 +105,16 @@ class RemoteStore:
             self._waiting.pop(number, None)
 
     async def connect(self) -> None:
-        """Connect now, so that bells ring, and a wrong address is noticed.
+        """Connect now, so that bells arrive and a wrong address is reported early.
 
         Raises:
-            RemoteError: Nobody answers there.
-            ConfigError: Another version of tidemill answers.
+            RemoteError: No process answers at the socket.
+            ConfigError: The process runs another version of tidemill.
         """
         await self._connect()
 
     async def close(self) -> None:
-        """Close the connection; calls that are under way fail."""
+        """Close the connection; outstanding calls fail."""
         self._closed = True
         reading, self._reading = self._reading, None
         if self._writer is not None:
@@ -143,7 +142,7 @@ class RemoteStore:
                 break
             except (OSError, asyncio.IncompleteReadError) as error:
                 if asyncio.get_running_loop().time() >= deadline:
-                    why = str(error) or "it accepts connections, but says nothing; it may have been stopped"
+                    why = str(error) or "it accepts connections but sends nothing; it may be suspended"
                     raise RemoteError(
                         f"the process that has the store {self._label} open does not answer at {self._path}: {why}"
                     ) from error
@@ -158,7 +157,7 @@ class RemoteStore:
         self._doorbell.ring(Channel)
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        lost: Exception = ConnectionError("it was closed")
+        lost: Exception = ConnectionError("the other process closed it")
         try:
             while True:
                 self._take(await read_frame(reader))
@@ -172,7 +171,7 @@ class RemoteStore:
             for _, future in list(self._waiting.values()):
                 if not future.done():
                     future.set_exception(failure)
-            # Services that wait for a bell look for work, and connect again with that.
+            # Wake services that wait for a bell: they poll for work and thereby reconnect.
             self._doorbell.ring(Channel)
 
     def _take(self, body: bytes) -> None:
@@ -195,8 +194,8 @@ class RemoteStore:
         try:
             found = decode_answer(kind, answer)
         except msgspec.MsgspecError as error:
-            # The other calls of this connection have nothing to do with it.
-            text = f"the answer to {kind.__name__} of the process that has the store {self._label} open cannot be read"
+            # An unreadable answer fails only its own call, not the others of this connection.
+            text = f"cannot decode the answer to {kind.__name__} from the process that has the store {self._label} open"
             future.set_exception(RemoteError(f"{text}: {error}", retryable=False))
         else:
             future.set_result(found)
@@ -206,12 +205,12 @@ class RemoteStore:
 
 
 async def _greet(path: Path, deadline: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, object]:
-    """Connect, and read what the server says first.
+    """Connect and read the server's first frame.
 
     Raises:
-        OSError: It cannot be reached, or (TimeoutError) says nothing in time.
+        OSError: The server is unreachable, or sent nothing in time (TimeoutError).
     """
-    # At least long enough for a server that is there.
+    # Even after the deadline, leave enough time for a running server to answer.
     async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + _AGAIN_SECONDS)):
         reader, writer = await asyncio.open_unix_connection(path)
         try:
@@ -222,16 +221,16 @@ async def _greet(path: Path, deadline: float) -> tuple[asyncio.StreamReader, asy
 
 
 async def call_patiently(store: Calls, request: Call[T], pause_seconds: float = 0.1) -> T:
-    """Answer a call that may be repeated; wait for as long as an outage takes.
+    """Send a repeatable call and return its answer; wait as long as an outage takes.
 
     Args:
-        store: Answers it.
-        request: A call that has a request number, or changes nothing by being repeated.
-        pause_seconds: The time between the first two attempts, at most; it grows up to MAX_PAUSE_SECONDS.
+        store: Answers the call.
+        request: An idempotent call: one with a request number, or one that changes nothing when repeated.
+        pause_seconds: The maximum delay after the first attempt; it grows up to MAX_PAUSE_SECONDS.
 
     Raises:
-        CallRefusedError: The call is refused.
-        RemoteError: The database refuses the content.
+        CallRefusedError: The call was refused.
+        RemoteError: The database rejects the content.
     """
     backoff, attempt = Backoff(pause_seconds, MAX_PAUSE_SECONDS), 0
     while True:

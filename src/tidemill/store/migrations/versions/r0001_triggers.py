@@ -10,7 +10,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create both tables."""
     number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
     op.create_table(
         "trigger",
@@ -50,6 +49,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop both tables and their content."""
     op.drop_table("trigger_event")
     op.drop_table("trigger")

@@ -1,4 +1,4 @@
-"""Sessions and lists; narrow cursors besides the wide triggers; identities that may outlive their events."""
+"""Adds sessions and lists, narrow cursors beside the wide triggers, and identities that may outlive their events."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0001"
 branch_labels = None
 depends_on = None
 
-#: An owner was "host:list". A host's name has no colon.
+#: An owner was stored as "host:list"; host names contain no colon.
 _LIST = {
     "postgresql": "substr(owner, strpos(owner, ':') + 1)",
     "sqlite": "substr(owner, instr(owner, ':') + 1)",
@@ -16,7 +16,7 @@ _LIST = {
 
 
 def upgrade() -> None:
-    """Create the new tables, fill them from the old ones, and drop what has moved."""
+    """Create the new tables, fill them from the old ones, and drop the columns that moved."""
     dialect = op.get_bind().dialect.name
     number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
     _create_sessions(number)
@@ -104,7 +104,7 @@ def _narrow_triggers(dialect: str) -> None:
     op.add_column("trigger", sa.Column("list", sa.Text()))
     op.execute(f"UPDATE trigger SET list = {_LIST[dialect]} WHERE owner LIKE '%:%'")  # noqa: S608 - constants
     for name in ("owner", "token", "next_index"):
-        # Not a batch operation: on SQLite that would drop the table, and with it the rows that refer to it.
+        # Not a batch operation, which on SQLite would drop the table and the rows that reference it.
         op.execute(f"ALTER TABLE trigger DROP COLUMN {name}")
     op.create_index("ix_trigger_list_state", "trigger", ["list", "state"])
 
@@ -117,7 +117,7 @@ def _relink_events() -> None:
 
 
 def _rebuild_events(number: sa.types.TypeEngine[int]) -> None:
-    """Copy the events: SQLite can neither change the references of a table, nor keep it from reusing ids."""
+    """Copy the events: SQLite can neither change a table's foreign keys nor add AUTOINCREMENT to it."""
     op.create_table(
         "trigger_event_0002",
         sa.Column("id", number, primary_key=True),

@@ -1,4 +1,4 @@
-"""DAGs, their runs, tasks and everything that tasks leave; sessions become services; triggers of deferred tasks."""
+"""Adds DAGs, runs, tasks and their data; sessions become services; triggers may belong to deferred tasks."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -15,7 +15,7 @@ _TRIGGER_COLUMNS = (
 
 
 def upgrade() -> None:
-    """Create the new tables, and change those of services and triggers."""
+    """Create the tables for DAGs and extend those of services and triggers."""
     _rename_sessions()
     if op.get_bind().dialect.name == "postgresql":
         op.alter_column("trigger", "name", nullable=True)
@@ -72,9 +72,9 @@ def _build_task_columns() -> list[sa.Column[object]]:
 
 
 def _rebuild_triggers() -> None:
-    """Copy the triggers away and back: SQLite cannot let a column be empty that could not.
+    """Copy the triggers out and back, because SQLite cannot drop a NOT NULL constraint.
 
-    Rows of other tables refer to them. They are checked at the commit, when the triggers are there again.
+    The foreign keys of other tables are checked at the commit, when the triggers exist again.
     """
     op.execute("PRAGMA defer_foreign_keys = ON")
     op.execute(f"CREATE TABLE trigger_0002 AS SELECT {_TRIGGER_COLUMNS} FROM trigger")  # noqa: S608 - constants
@@ -184,7 +184,7 @@ def _create_tasks() -> None:
         sa.UniqueConstraint("run", "task_id", "map_index", name="uq_task_instance_name"),
     )
     if op.get_bind().dialect.name == "postgresql":
-        # Leaves room on each page for the next version of its rows, which change about four times.
+        # Leaves room on each page for the next version of its rows; a row changes about four times.
         op.execute("ALTER TABLE task_instance SET (fillfactor = 50)")
     waiting = ["rank", "since_us", "id"]
     _create_index("ix_task_scheduled", "task_instance", ["pool", *waiting], "state = 'scheduled'")

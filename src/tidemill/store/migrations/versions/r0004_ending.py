@@ -1,4 +1,4 @@
-"""Tasks that a user cleared or marked while they ran are ending until their old attempt is gone."""
+"""Tasks that a user cleared or marked while they ran stay in the state `ending` until their old attempt has exited."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Keep what a user wants of a task that is ending; it holds its slots until then."""
+    """Add the outcome that follows the ending; until then the task holds its slots."""
     op.add_column("task_instance", sa.Column("ending_outcome", sa.Text()))
     op.drop_index("ix_task_slots", "task_instance")
     where = sa.text("state IN ('queued', 'running', 'ending')")

@@ -1,4 +1,4 @@
-"""Indexes for what was found only by reading rows that have ended: limits, the runs of a DAG, live services."""
+"""Adds indexes for queries that had to read finished rows: limits, the runs of a DAG, live services."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create and replace indexes."""
     op.drop_index("ix_task_deferred", "task_instance")
     _create("ix_task_deferred", "task_instance", ["dag", "task_id"], "state = 'deferred'")
     _create("ix_task_deferred_pool", "task_instance", ["pool"], "state = 'deferred'")

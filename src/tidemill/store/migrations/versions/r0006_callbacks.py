@@ -1,4 +1,4 @@
-"""Callbacks get the exception that caused them, and are found by their run."""
+"""Callbacks store the origin of their exception, and an index finds them by run."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Keep when the try began that a callback is about, and where its exception came from."""
+    """Add the start of the try and the origin of the exception."""
     op.add_column("task_callback", sa.Column("started_us", sa.BigInteger()))
     op.add_column("task_callback", sa.Column("origin", sa.Text()))
     op.create_index("ix_task_callback_run", "task_callback", ["run", "id"])

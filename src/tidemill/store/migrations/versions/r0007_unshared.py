@@ -1,4 +1,4 @@
-"""What of the import of a DAG file a forked process would not have."""
+"""Stores the effects of importing a DAG file that a forked process does not inherit."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,5 +10,5 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Keep it for people; nothing else depends on it."""
+    """Add the column, which is only displayed."""
     op.add_column("dag_file", sa.Column("unshared", sa.Text()))

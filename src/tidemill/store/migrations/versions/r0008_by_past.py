@@ -1,4 +1,4 @@
-"""DAGs say whether tasks of a run wait for the run before; it is set when their files are read next."""
+"""Stores whether tasks of a DAG depend on the previous run; the column is filled when its file is next parsed."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,5 +10,4 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the column."""
     op.add_column("dag", sa.Column("by_past", sa.BigInteger(), nullable=False, server_default=sa.text("0")))
