@@ -324,7 +324,7 @@ async def test_a_run_that_takes_too_long_fails(player: Player) -> None:
     await player.schedule()
 
     found = await player.run(run)
-    assert (found.state, found.reason) == ("failed", "it took longer than its dagrun_timeout")
+    assert (found.state, found.reason) == ("failed", "it exceeded its dagrun_timeout")
 
 
 async def test_runs_beyond_the_limit_of_a_dag_wait_for_earlier_ones(player: Player) -> None:
@@ -403,7 +403,7 @@ async def test_xcoms_are_stored_with_the_success_and_removed_by_a_clear(player: 
     attempt = await player.claim_one()
     await player.store.call(PushXCom(attempt.task, attempt.epoch, "early", "1"))
     await player.report(attempt, Success(), xcoms=(("return_value", '{"x":[1]}'),))
-    with pytest.raises(CallRefusedError, match="moved on"):
+    with pytest.raises(CallRefusedError, match="no longer counts"):
         await player.store.call(PushXCom(attempt.task, attempt.epoch, "late", "1"))
 
     assert await player.store.call(GetXCom(run.id, ("b", "a"))) == (None, '{"x":[1]}')
@@ -520,7 +520,7 @@ async def test_a_run_is_created_once_per_request_and_refuses_a_twin(player: Play
             await player.store.call(CreateRun("dag", run_id=name))
         assert refused.value.kind is RefusalKind.INVALID
     for name in ("a/b", "/", ".", "..", "-x"):
-        with pytest.raises(CallRefusedError, match=r"the id of a run .* nor have a '/'") as refused:
+        with pytest.raises(CallRefusedError, match=r"the id of a run .* contain '/'") as refused:
             await player.store.call(CreateRun("dag", run_id=name))
         assert refused.value.kind is RefusalKind.INVALID
     assert (await player.store.call(CreateRun("dag", run_id="Mühle a.b"))).run_id == "Mühle a.b"

@@ -180,7 +180,7 @@ async def test_a_name_that_is_probably_a_misspelt_param_is_answered_with_the_run
     ("conf", "said"),
     [
         ("{}", "param 'day' of DAG 'dag' has no default; give it a value"),
-        ('{"day": "2026-01-01", "size": "big"}', "param 'size': 'big' is not of type 'integer'; DAG 'dag' is not run"),
+        ('{"day": "2026-01-01", "size": "big"}', "param 'size': 'big' is not of type 'integer'; no run of DAG 'dag'"),
         ('{"day": "2026-01-01", "size": 0}', "param 'size': 0 is less than the minimum of 1"),
         ('{"day": "2026-01-01", "names": ["a", 1]}', r"param 'names'\[1\]: 1 is not of type 'string'"),
         ('{"day": "2026-01-01", "names": "' + "x" * 5000 + '"}', "^param 'names': 'xxx.{,400} is not of type 'array'"),

@@ -36,7 +36,7 @@ def check_identity(identity: str) -> None:
 def _check_text(what: str, text: str) -> None:
     if "\0" in text:
         raise ValueError(
-            f"the {what} of an event has a NUL character, which databases refuse; remove it, or escape it as JSON does"
+            f"the {what} of an event has a NUL character, which databases reject; remove it, or escape it as JSON does"
         )
     if text.isascii():
         return

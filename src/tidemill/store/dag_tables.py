@@ -1,9 +1,8 @@
 """The tables for DAGs in SQLAlchemy Core; `migrations` creates the same tables.
 
-Invariants: those of `tables`. Only `queries.dags.transition` and `queries.dags.task_rows` change rows of
-`task_instance`. Transactions lock rows in one order: service, DAG, pool, runs by id, tasks by id, trigger cursors.
-Claims skip locked tasks and never wait for them. Each waiting state has a partial index of its own, so queries find
-waiting tasks without reading finished ones.
+Invariants: those of `tables`. Tasks change state only through `queries.dags.transition`. Transactions lock rows in one
+order: service, DAG, pool, runs by id, tasks by id, trigger cursors. Claims skip locked tasks and never wait for them.
+Each waiting state has a partial index of its own, so queries find waiting tasks without reading finished ones.
 """
 
 from __future__ import annotations

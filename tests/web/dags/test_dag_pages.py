@@ -248,7 +248,7 @@ async def test_a_run_is_created_once_for_a_repeated_request(store: PlayedStore) 
     assert misspelt.json()["text"].endswith(" did you mean 'region'?")
     assert (wrong.status_code, wrong.json()["detail"]) == (
         422,
-        "param 'region': 'mars' is not one of ['eu', 'us']; DAG 'orders' is not run",
+        "param 'region': 'mars' is not one of ['eu', 'us']; no run of DAG 'orders' was created",
     )
 
 

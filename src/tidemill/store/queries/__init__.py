@@ -1,1 +1,1 @@
-"""Queries and updates of the store: plain functions over an open connection, inside its transaction."""
+"""Queries and updates of the store: plain functions that run on a connection inside its transaction."""

@@ -1,18 +1,18 @@
-"""Checks of what people and tasks give names and texts to, before it is stored."""
+"""Validates names and texts from users and tasks before they are stored."""
 
 from __future__ import annotations
 
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 
-#: The most characters of a name.
+#: The maximum length of a name, in characters.
 MAX_NAME = 250
 
 
 def check_name(what: str, name: str) -> None:
-    """Check that a name can be shown, typed and stored.
+    """Check that a name can be displayed, typed and stored.
 
     Raises:
-        CallRefusedError: It is empty or too long, or has line breaks or other control characters.
+        CallRefusedError: The name is empty or too long, or has line breaks or other control characters.
     """
     if not name.strip():
         raise CallRefusedError(RefusalKind.INVALID, f"a {what} needs a name; this one is empty")
@@ -28,7 +28,7 @@ def check_text(name: str, text: str) -> None:
     """Check that every database accepts a text.
 
     Raises:
-        CallRefusedError: It does not.
+        CallRefusedError: The text has NUL characters or lone surrogates.
     """
     try:
         text.encode()
@@ -36,5 +36,5 @@ def check_text(name: str, text: str) -> None:
         raise CallRefusedError(RefusalKind.INVALID, f"the {name} is not Unicode text; remove lone surrogates") from None
     if "\0" in text:
         raise CallRefusedError(
-            RefusalKind.INVALID, f"the {name} has a NUL character, which databases refuse; remove it"
+            RefusalKind.INVALID, f"the {name} has a NUL character, which databases reject; remove it"
         )

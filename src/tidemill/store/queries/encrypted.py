@@ -1,4 +1,4 @@
-"""What of a store is encrypted, by name: what would be lost without the key."""
+"""Lists the encrypted values of a store, which would be lost without the key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_NAMED = 5
 
 
 def list_encrypted(connection: Connection) -> list[str]:
-    """Return what is encrypted, for people; it reads whole tables, since this is asked when a key is missing."""
+    """Describe the encrypted values for an error message. Reads whole tables, but only runs when a key is missing."""
     found = []
     for noun, name, value in (
         ("variable", variable.c.key, variable.c.value),

@@ -1,7 +1,7 @@
-"""Keeps a run or DAG in which a step of the store raises from failing that step for all others.
+"""Isolates failures: a run or DAG that raises in a step of the store does not fail the step for the others.
 
-Invariants: what fails alone is rolled back alone, named in the log, and left as it is; a failure of the database is not
-the fault of any of them, and is raised.
+Invariants: the work of a failing run or DAG is rolled back alone, logged, and leaves the run or DAG unchanged. Failures
+of the database itself are raised.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: Each one that stays as it is is named this often.
+#: The minimum interval between log entries about the same run or DAG.
 _LOG_SECONDS = 60.0
 
 
 def work_on_runs(
     connection: Connection, context: CallContext, given: Sequence[tuple[int, T]], work: Callable[[list[T]], int]
 ) -> int:
-    """Do work for many runs at once; if that fails, for one run after the other, without those that fail.
+    """Process many runs together; if that fails, process them one by one and skip those that fail.
 
     Args:
-        connection: In a transaction.
-        context: Those that fail are noted in it.
-        given: Runs, and what is worked on of them.
-        work: Called with what is worked on, in savepoints of its own; returns how much it did.
+        connection: A connection inside a transaction.
+        context: Records the runs that failed.
+        given: Pairs of a run and an item of its work.
+        work: Called with items inside a savepoint; returns how many it processed.
 
     Returns:
-        How much was done.
+        The number of processed items.
     """
     return _work(connection, given, work, lambda number, error: note_broken_run(connection, context, number, error))
 
@@ -50,27 +50,27 @@ def work_on_runs(
 def work_on_dags(
     connection: Connection, context: CallContext, dags: Sequence[int], work: Callable[[list[int]], int]
 ) -> int:
-    """Do work for many DAGs; see `work_on_runs`."""
+    """Process many DAGs; see `work_on_runs`."""
 
     def note(number: int, error: Exception) -> None:
         context.broken_dags.add(number)
         name = connection.execute(select(dag.c.dag_id).where(dag.c.id == number)).scalar()
-        _log(number).error("a DAG cannot be scheduled, and is left as it is", dag=name, **_describe(error))
+        _log(number).error("cannot schedule a DAG; it stays unchanged", dag=name, **_describe(error))
 
     return _work(connection, [(number, number) for number in dags], work, note)
 
 
 def note_broken_run(connection: Connection, context: CallContext, number: int, error: Exception) -> None:
-    """Note that a run is left as it is, and name it in the log."""
+    """Record and log a run that failed and stays unchanged."""
     context.broken_runs.add(number)
     names = select(dag.c.dag_id, dag_run.c.run_id).join(dag, dag.c.id == dag_run.c.dag)
     row = connection.execute(names.where(dag_run.c.id == number)).first()
     found = {} if row is None else {"dag": row.dag_id, "run": row.run_id}
-    _log(number).error("a run cannot go on, and is left as it is", **found, **_describe(error))
+    _log(number).error("cannot advance a run; it stays unchanged", **found, **_describe(error))
 
 
 def is_fault_of_content(error: Exception) -> bool:
-    """Return whether an error comes of what is stored or said, and not of the database as a whole."""
+    """Return whether stored or reported content caused the error, rather than the database as a whole."""
     if isinstance(error, (SQLAlchemyError, sqlite3.Error, OSError)):
         return not build_remote_error("", error).retryable
     return True

@@ -1,7 +1,7 @@
-"""Gives slots to the tasks that wait for them.
+"""Admits scheduled tasks to the slots of their pools.
 
-Invariants: what is free is counted from the rows that hold slots, under the lock of the pool's row, then those of the
-DAGs that have limits; tasks that another transaction has locked are passed over, and looked at the next time.
+Invariants: free slots are counted from the rows that hold slots, while the pool's row is locked, and after it the rows
+of DAGs with limits. Tasks locked by another transaction are skipped until the next turn.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from tidemill.store.statements import Statement
 
 _TASK = task_instance.c
 _SCHEDULED = TaskState.SCHEDULED.value
-#: The states whose tasks count towards limits.
+#: The conditions of tasks that count towards limits.
 ACTIVE = (HOLDS_SLOTS, IS_DEFERRED, IS_RESUMED)
 _LIMITED = RowSet("limited", dag=int, task_id=str)
-#: How many pages of candidates a turn looks at per pool, beyond which those that wait for limits hide the others.
+#: The maximum number of candidate pages per pool and turn; tasks that wait for limits may hide others behind them.
 _PAGES = 20
 
 
@@ -61,7 +61,7 @@ class _Pool(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A task that waits for slots; `values`: as `Board.take` takes it."""
+    """A task that waits for slots; `values`: the row that `Board.take` expects."""
 
     id: int
     run: int
@@ -74,7 +74,7 @@ class _Waiting(NamedTuple):
 
 @dataclass(slots=True)
 class Admitted:
-    """What a turn did: how many tasks got slots, and whether there are more to look at."""
+    """The result of admitting tasks: how many got slots, and whether more candidates are left."""
 
     count: int = 0
     more: bool = False
@@ -83,14 +83,14 @@ class Admitted:
 def admit_tasks(
     connection: Connection, context: CallContext, by: str, limit: int, skip: Collection[int] = ()
 ) -> Admitted:
-    """Give slots to tasks, in all pools.
+    """Admit tasks in all pools.
 
     Args:
-        connection: In a transaction that has locked no tasks.
-        context: The time, and what the transaction leaves besides rows.
-        by: Who does it, for the journal.
-        limit: How many tasks get slots at most, in each pool.
-        skip: Runs whose tasks are passed over.
+        connection: A connection inside a transaction that has locked no tasks.
+        context: The transaction's context.
+        by: The sender, for the journal.
+        limit: The maximum number of tasks to admit per pool.
+        skip: Runs whose tasks are skipped.
     """
     done = Admitted()
     for one in _waited_pools.fetch(connection):
@@ -128,7 +128,8 @@ def _admit_pool(
         after = rows[-1]
         if done.count >= limit:
             break
-    # Where nothing fitted, nothing would at once: the end of a task, or a new limit, rings.
+    # If nothing was admitted, an immediate retry would admit nothing either; a task's end or a new limit rings the
+    # bell.
     done.more = done.more or done.count > before
 
 
@@ -190,7 +191,7 @@ def _candidates(dialect: str, skips: bool) -> Select[Any]:
 def _admit_page(
     connection: Connection, context: CallContext, by: str, slots: int, used: int, rows: list[_Waiting]
 ) -> tuple[int, int]:
-    """Admit tasks of one page; return how many slots that took, and how many tasks there were."""
+    """Admit tasks of one page; return the number of slots and of tasks."""
     limits = _find_limits(connection, rows)
     active = _count_active(connection, limits)
     candidates = [
@@ -216,7 +217,7 @@ def _admit_page(
 
 
 def _find_limits(connection: Connection, rows: list[_Waiting]) -> dict[int, Limits]:
-    """Return the limits of the DAGs that have some, as their newest version says, with their rows locked."""
+    """Lock the DAGs that have limits and return the limits of their newest versions."""
     numbers = {row.dag for row in rows}
     if not numbers:
         return {}
@@ -226,7 +227,7 @@ def _find_limits(connection: Connection, rows: list[_Waiting]) -> dict[int, Limi
         try:
             limits = load_plan(connection, version_id, digest).limits
         except UnreadableStructureError:
-            continue  # its runs are left as they are
+            continue  # its runs stay unchanged
         if limits is not None:
             found[number] = limits
     if found:
@@ -244,7 +245,7 @@ def _versions(dialect: str) -> Select[Any]:
 
 
 def _count_active(connection: Connection, limits: Mapping[int, Limits]) -> Active:
-    """Count what holds slots, is deferred, or waits resumed, as far as limits ask for it."""
+    """Count the tasks that hold slots, are deferred, or wait to resume, as far as the limits need the counts."""
     per_dag, per_task, per_run = Counter[int](), Counter[tuple[int, str]](), Counter[tuple[int, str]]()
     whole = [number for number, one in limits.items() if one.per_dag is not None]
     single = [
@@ -281,7 +282,7 @@ def _active_of_tasks(dialect: str) -> CompoundSelect[Any]:
 
 
 def find_unknown_pools(connection: Connection) -> list[str]:
-    """Return the pools that tasks wait for, and that do not exist."""
+    """Return the names of pools that tasks wait for but that do not exist."""
     waiting = select(_TASK.pool).where(_TASK.state == _SCHEDULED).distinct().subquery()
     known = exists().where(pool.c.name == waiting.c.pool)
     return list(connection.execute(select(waiting.c.pool).where(~known).order_by(waiting.c.pool)).scalars())

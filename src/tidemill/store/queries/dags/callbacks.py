@@ -1,7 +1,7 @@
-"""The callbacks of runs: what people are told of them.
+"""Lists the callbacks of runs and reads their logs.
 
-A task's callbacks write into the log of its try 0. Those of a run as a whole write into one log of task 0, where each
-has the numbers from its own times `PART_BASE` on.
+A task's callbacks write to the log of its try 0. Callbacks of the whole run share one log of task 0, in which the parts
+of a callback are numbered from its id times `PART_BASE`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def list_callbacks(connection: Connection, request: ListCallbacks) -> Listed[Cal
 
 
 def read_callback_log(connection: Connection, request: ReadCallbackLog) -> Listed[LogPartRecord]:
-    """Return a page of the log of a callback of a run as a whole; see `ReadCallbackLog`.
+    """Return a page of the log of a callback of the whole run; see `ReadCallbackLog`.
 
     Raises:
         CallRefusedError: The run has no such callback.
@@ -58,7 +58,7 @@ def read_callback_log(connection: Connection, request: ReadCallbackLog) -> Liste
     own = and_(_CALLBACK.id == request.callback, _CALLBACK.run == run, _CALLBACK.task.is_(None))
     if connection.execute(select(_CALLBACK.id).where(own)).scalar() is None:
         raise CallRefusedError(
-            RefusalKind.UNKNOWN, f"run {request.run_id!r} has no callback {request.callback}, or it is one of a task"
+            RefusalKind.UNKNOWN, f"run {request.run_id!r} has no callback {request.callback} of the run as a whole"
         )
     first = request.callback * PART_BASE
     after = first - 1 if request.after is None else int(request.after)

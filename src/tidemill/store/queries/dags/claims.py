@@ -1,7 +1,7 @@
-"""What workers claim: queued tasks and callbacks that are due, with everything that an attempt needs to know.
+"""The claims of workers: queued tasks and due callbacks, with everything that an attempt needs.
 
-Invariants: a task or callback is claimed by one service; those that another transaction has locked are passed over. A
-claim carries the number of its request, so that who did not get the answer gets the same attempts again.
+Invariants: only one service claims a task or callback; rows locked by another transaction are skipped. A claim stores
+the number of its request, so that a repeated request gets the same attempts again.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from tidemill.store.statements import Statement
 log = structlog.get_logger(__name__)
 
 _TASK, _CALLBACK = task_instance.c, task_callback.c
-#: What a run has become when its callback is due.
+#: The state of a run that made its callback due.
 _RUN_STATES = {"on_success": "success", "on_failure": "failed"}
-#: How often a claim looks for other tasks in place of those that cannot be run.
+#: How often a claim retries to replace tasks that cannot be run.
 _LOOKS = 20
 
 
 def claim_work(connection: Connection, turn: WorkerTurn, context: CallContext) -> tuple[ClaimedAttempt, ...]:
-    """Claim attempts and callbacks for a worker; a repeated request gets what it got before, and nothing else."""
+    """Claim attempts and callbacks for a worker; a repeated request gets the same ones again and nothing else."""
     tasks, callbacks, ending = _find_claimed(connection, turn)
     _note_ended(connection, turn, ending, context)
     board = Board(connection, context)
@@ -70,14 +70,14 @@ def claim_work(connection: Connection, turn: WorkerTurn, context: CallContext) -
 
 
 def _find_claimed(connection: Connection, turn: WorkerTurn) -> tuple[list[int], list[int], list[int]]:
-    """Return the tasks and callbacks that this request has claimed before, and the worker's tasks that are ending."""
+    """Return the tasks and callbacks that this request claimed before, and the worker's tasks that are ending."""
     found = _claimed.fetch(connection, {"service": turn.service, "request": turn.request})
     tasks, callbacks, ending = ([number for kind, number in found if kind == wanted] for wanted in (0, 1, 2))
     return tasks, callbacks, ending
 
 
 def _note_ended(connection: Connection, turn: WorkerTurn, ending: Sequence[int], context: CallContext) -> None:
-    """Let tasks go on whose old attempts the worker does not have any more, or whose claim it never heard of."""
+    """Complete the ending of tasks whose old attempts the worker no longer holds, or whose claim it never received."""
     gone = set(ending) - {task for task, _ in turn.held}
     move_held(connection, gone, turn.service, Ended, context, f"worker {turn.service}")
 
@@ -127,7 +127,7 @@ def _claim_tasks(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntr
 
 
 def _take_queued(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntry]:
-    """Take tasks that are queued, and pass over those that cannot be run now."""
+    """Take queued tasks, skipping those that cannot be run now."""
     skip: list[int] = []
     for _ in range(_LOOKS):
         given = _name_queues(turn.queues) | {"most": capacity}
@@ -144,13 +144,15 @@ def _take_queued(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntr
 
 
 def _is_readable(board: Board, entry: TaskEntry) -> bool:
-    """Return whether the arguments with which a task resumes can be decrypted; otherwise it waits for their key."""
+    """Return whether the resume arguments of a task can be decrypted; if not, the task waits for their key."""
     try:
         if entry.row.resume is not None:
             board.context.cipher.decrypt(entry.row.resume.kwargs)
     except ConfigError as error:
         about = {"dag": entry.plan.structure.id, "task": entry.task_id, "run": entry.run.id}
-        throttle(log, 60.0, about=entry.id).error("a task waits: it cannot be resumed", error=str(error), **about)
+        throttle(log, 60.0, about=entry.id).error(
+            "cannot decrypt the arguments of a task; it waits", error=str(error), **about
+        )
         return False
     return True
 
@@ -160,7 +162,7 @@ def _name_queues(queues: Sequence[str]) -> dict[str, Any]:
 
 
 def _is_of_queues(queue: ColumnElement[str], count: int) -> ColumnElement[bool]:
-    # One queue is compared and not looked for in a set, so that the index gives the order too.
+    # Each queue is compared with `=`, not `IN`, so that the index also provides the order.
     return or_(false(), *[queue == bindparam(f"queue_{number}", type_=Text()) for number in range(count)])
 
 
@@ -175,7 +177,7 @@ def _queued(dialect: str, queues: int, skips: bool) -> Select[Any]:
 
 
 def find_ended(connection: Connection, service: int, held: Collection[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return which attempts, given as task and epoch, a service no longer runs by right."""
+    """Return the attempts, given as task and epoch, that a service no longer owns."""
     if not held:
         return ()
     numbers = sorted({task for task, _ in held})
@@ -185,7 +187,7 @@ def find_ended(connection: Connection, service: int, held: Collection[tuple[int,
 
 
 def _build_attempts(board: Board, entries: Sequence[TaskEntry], callbacks: Sequence[int]) -> tuple[ClaimedAttempt, ...]:
-    """Return what is to be run, in the order of the claims: tasks, then callbacks."""
+    """Build the claimed attempts, in the order of the claims: tasks, then callbacks."""
     found = _fetch_callbacks(board.connection, callbacks)
     board.read({row.task for row in found if row.task is not None} - board.tasks.keys())
     runs = _fetch_runs(board.connection, {*(row.run for row in found), *(entry.run.id for entry in entries)})
@@ -249,7 +251,7 @@ def _run_rows(dialect: str) -> Select[Any]:
 
 
 def build_params(plan: DagPlan, conf: str) -> str:
-    """Return the parameters of a run, encoded: the DAG's defaults, and what the run gives instead."""
+    """Return the encoded parameters of a run: the defaults of the DAG overridden by the run's configuration."""
     params = {one.name: msgspec.Raw(one.default.encode()) for one in plan.structure.params if one.default is not None}
     params |= msgspec.json.decode(conf, type=dict[str, msgspec.Raw])
     return msgspec.json.encode(params).decode()
@@ -264,7 +266,7 @@ def _build_attempt(entry: TaskEntry, run: _Run, context: CallContext) -> Claimed
 
 def _build_callback(row: Row[Any], entry: TaskEntry | None, run: _Run) -> ClaimedAttempt:
     state, ended_us = run.row.state, run.row.ended_us
-    if row.task is None:  # it may go on by now
+    if row.task is None:  # the run may be active again by now
         state, ended_us = _RUN_STATES.get(row.name, state), row.created_us
     callback = ClaimedCallback(row.id, row.name, row.cause, row.created_us, state, ended_us, row.started_us, row.origin)
     return _build(entry, run, None, None, callback, row)

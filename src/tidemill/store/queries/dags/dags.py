@@ -1,7 +1,7 @@
-"""Files of DAGs, DAGs and their versions.
+"""Stores and reads DAG files, DAGs and their versions.
 
-Invariants: a DAG belongs to one file; a new version exists only where the structure changed; a file that cannot be
-parsed changes nothing but its error; without a file a DAG is inactive, and its runs go on.
+Invariants: a DAG belongs to one file. A new version exists only if the structure changed. A file that cannot be parsed
+changes only its error. A DAG without a file is inactive, but its runs continue.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DAG, _FILE = dag.c, dag_file.c
 
 
 def store_file(connection: Connection, request: StoreFile, context: CallContext) -> tuple[StoredDag, ...]:
-    """Store what a file defines; see `StoreFile`."""
+    """Store the DAGs of a file; see `StoreFile`."""
     number = _store_file_row(connection, request, context.now_us)
     if request.error is not None:
         return ()
@@ -85,9 +85,7 @@ def _store_dag(
                 structure.id, refused=f"the id {name!r} has a NUL character or a lone surrogate; rename it"
             )
         if name in (".", "..") or "/" in name:
-            return StoredDag(
-                structure.id, refused=f"the id {name!r} must not be '.' or '..', nor have a '/'; rename it"
-            )
+            return StoredDag(structure.id, refused=f"the id {name!r} must not be '.' or '..' or contain '/'; rename it")
     known = connection.execute(select(dag).where(_DAG.dag_id == structure.id).with_for_update()).first()
     if known is None:
         _insert_dag(connection, file, structure, text, request.paused, context)
@@ -166,7 +164,7 @@ def _name_schedule(schedule: ScheduleStructure) -> str:
 
 
 def remove_file(connection: Connection, path: str, context: CallContext) -> bool:
-    """Note that a file is gone; see `RemoveFile`."""
+    """Mark a file as removed; see `RemoveFile`."""
     statement = update(dag_file).where(and_(_FILE.path == path, _FILE.present == 1)).values(present=0, error=None)
     number = connection.execute(statement.returning(_FILE.id)).scalar()
     if number is None:
@@ -177,7 +175,7 @@ def remove_file(connection: Connection, path: str, context: CallContext) -> bool
 
 
 def list_files(connection: Connection, request: ListFiles) -> tuple[FileRecord, ...]:
-    """Return the files that are there; see `ListFiles`."""
+    """Return the present files; see `ListFiles`."""
     statement = select(dag_file).where(_FILE.present == 1).order_by(_FILE.path)
     if request.broken:
         statement = statement.where(_FILE.error.is_not(None))
@@ -228,7 +226,7 @@ def get_dag(connection: Connection, request: GetDag) -> DagDetails | None:
 
 
 def pause_dag(connection: Connection, request: PauseDag, context: CallContext) -> bool:
-    """Pause a DAG, or let it go on; see `PauseDag`."""
+    """Pause or resume a DAG; see `PauseDag`."""
     row = connection.execute(select(dag).where(_DAG.dag_id == request.dag_id).with_for_update()).first()
     if row is None:
         raise CallRefusedError(

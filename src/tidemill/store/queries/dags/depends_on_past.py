@@ -1,8 +1,8 @@
-"""Tasks that wait for the run before: `depends_on_past` and `wait_for_downstream`.
+"""Tasks that depend on the previous run: `depends_on_past` and `wait_for_downstream`.
 
-The run before is the one with the latest earlier logical date; a run without one waits for none. Its row is locked
-while its tasks are read. When one of them ends, the transaction that ends it marks what waited for it in the run after
-(`mark_pending`), and the scheduler decides that again.
+The previous run is the one with the latest earlier logical date; a run without a logical date has none. Its row is
+locked while its tasks are read. The transaction that ends one of these tasks marks the waiting tasks of the next run
+(`mark_pending`), and the scheduler decides them again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RUN, _TASK = dag_run.c, task_instance.c
 
 
 def is_past_done(connection: Connection, entry: TaskEntry) -> bool:
-    """Return whether the run before lets a task run."""
+    """Return whether the previous run allows a task to run."""
     structure = entry.plan.structure
     if not (structure.depends_on_past or structure.wait_for_downstream):
         return True
@@ -42,14 +42,14 @@ def _find_before(connection: Connection, run: RunEntry) -> int | None:
         return None
     earlier = and_(_RUN.dag == run.dag, _RUN.logical_us < run.logical_us)
     statement: Select[Any] = select(_RUN.id).where(earlier).order_by(_RUN.logical_us.desc()).limit(1)
-    # Locked, so that a task that ends there at this moment is seen, or sees this run.
+    # Lock the run, so that we either see a task that is ending there, or its transaction sees this run.
     statement = statement.with_for_update(read=True)
     found = connection.execute(statement).scalar()
     return None if found is None else int(found)
 
 
 def find_next_tasks(connection: Connection, entry: TaskEntry) -> list[tuple[int, str]]:
-    """Return which tasks of the run after may have waited for this one, as run and name."""
+    """Return the tasks of the next run that may have waited for this one, as run and name."""
     run, structure = entry.run, entry.plan.structure
     names = [entry.task_id] if structure.depends_on_past or structure.wait_for_downstream else []
     names += [name for name in structure.upstream if run.plan.tasks[name].structure.wait_for_downstream]
@@ -61,7 +61,7 @@ def find_next_tasks(connection: Connection, entry: TaskEntry) -> list[tuple[int,
 
 
 def mark_pending(connection: Connection, names: Collection[tuple[int, str]]) -> None:
-    """Let the scheduler decide tasks of other runs again, as run and name."""
+    """Mark tasks of other runs, given as run and name, for the scheduler to decide again."""
     if not names:
         return
     dialect = find_dialect(connection)

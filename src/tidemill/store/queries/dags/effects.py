@@ -1,7 +1,7 @@
-"""Writes what changes of tasks entail: journal, XComs, triggers, callbacks.
+"""Writes the effects of task transitions: journal, XComs, triggers, callbacks.
 
-Invariants: cursors of triggers are locked after the tasks, by ascending id; a trigger that was stopped has a new token,
-so that what it fires afterwards is refused.
+Invariants: trigger cursors are locked after the tasks, by ascending id. A stopped trigger gets a new token, so that its
+later events are refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tidemill.store.records import TriggerState
 from tidemill.store.statements import Statement
 from tidemill.store.tables import trigger, trigger_cursor
 
-#: The journal keeps this many characters of an error; the log has all of it.
+#: The journal stores the last characters of an error up to this number; the log has the full text.
 _DETAIL_CHARACTERS = 20_000
 
 _JOURNAL_COLUMNS = ("task", "epoch", "before", "after", "given", "said_by")
@@ -73,7 +73,7 @@ _STOP_STATES = {
 
 
 class JournalRow(NamedTuple):
-    """A change of a task's state; `epoch` is the one that it led to."""
+    """A change of a task's state; `epoch` is the new epoch."""
 
     task: int
     epoch: int
@@ -85,7 +85,7 @@ class JournalRow(NamedTuple):
 
 
 class MadeTrigger(NamedTuple):
-    """A trigger that a task hands itself to; `trigger` is what `pack_trigger` made."""
+    """The trigger of a deferral; `trigger` is the result of `pack_trigger`."""
 
     task: int
     epoch: int
@@ -94,7 +94,7 @@ class MadeTrigger(NamedTuple):
 
 
 class Callback(NamedTuple):
-    """A callback of the user that is due; `task`: None, that of the run."""
+    """A due user callback; `task` is None for a callback of the whole run."""
 
     run: int
     task: int | None
@@ -107,7 +107,7 @@ class Callback(NamedTuple):
 
 
 class PackedTrigger(msgspec.Struct, frozen=True, array_like=True):
-    """What a deferral says about its trigger, in one text for the machine."""
+    """The trigger of a deferral, packed into one text for the state machine."""
 
     classpath: str
     kwargs: str
@@ -117,7 +117,7 @@ class PackedTrigger(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Effects:
-    """What is to be written besides the rows of tasks and runs."""
+    """The pending writes besides the rows of tasks and runs."""
 
     journal: list[JournalRow] = field(default_factory=list)
     xcoms: list[tuple[int, str, str]] = field(default_factory=list)
@@ -127,17 +127,17 @@ class Effects:
     callbacks: list[Callback] = field(default_factory=list)
 
     def find_left(self, task: int, epoch: int) -> str | None:
-        """Return by which input a task left an epoch, if that was in this transaction."""
+        """Return the input with which a task left an epoch in this transaction, or None."""
         return next((row.given for row in self.journal if (row.task, row.epoch) == (task, epoch + 1)), None)
 
 
 def pack_trigger(packed: PackedTrigger) -> str:
-    """Return a trigger as the machine takes it."""
+    """Pack a trigger into the text that the state machine passes on."""
     return msgspec.json.encode(packed).decode()
 
 
 def write_effects(connection: Connection, effects: Effects, context: CallContext) -> None:
-    """Write everything."""
+    """Write all effects."""
     if effects.journal:
         _write_journal(connection, effects.journal, context.now_us)
     if effects.cleared:
@@ -175,7 +175,7 @@ def _journal_insert(dialect: str, detailed: bool) -> Insert:
 
 
 def remove_xcoms(connection: Connection, tasks: set[int]) -> None:
-    """Remove all XComs of tasks."""
+    """Remove all XComs of the given tasks."""
     dialect = find_dialect(connection)
     _xcom_delete.fetch(connection, IDS.build_parameters(dialect, build_id_rows(tasks)))
 
@@ -186,7 +186,7 @@ def _xcom_delete(dialect: str) -> Delete:
 
 
 def write_xcoms(connection: Connection, values: Sequence[tuple[int, str, str]], now_us: int) -> None:
-    """Store XComs as task, key and value; of several with one key the last one counts."""
+    """Store XComs, given as task, key and value; the last value of a key wins."""
     last = {(task, key): value for task, key, value in values}
     if not last:
         return
@@ -199,7 +199,7 @@ def write_xcoms(connection: Connection, values: Sequence[tuple[int, str, str]], 
 def _xcom_insert(dialect: str) -> Executable:
     given = _XCOMS.build_source(dialect)
     names = ["task", "key", "value", "created_us"]
-    # The condition is for SQLite, which would parse ON CONFLICT as the condition of a join.
+    # SQLite needs the WHERE clause; without it, it parses ON CONFLICT as a join condition.
     rows = select(*[given.c[name] for name in names]).where(literal(1) == 1)
     statement = _insert(dialect)(xcom).from_select(names, rows)
     new = {name: statement.excluded[name] for name in ("value", "created_us")}
@@ -278,7 +278,7 @@ def _stop_update(dialect: str) -> Update:
 
 
 def write_callbacks(connection: Connection, callbacks: Sequence[Callback], now_us: int) -> None:
-    """Store callbacks that are due."""
+    """Store due callbacks."""
     rows = [(*one._replace(cause=make_storable(one.cause)), now_us) for one in callbacks]
     dialect = find_dialect(connection)
     _callback_insert.fetch(connection, _CALLBACKS.build_parameters(dialect, rows))

@@ -1,4 +1,4 @@
-"""The journal: by which input a task left an epoch, and what happened to it, for people."""
+"""Reads the journal of task transitions, which records the input that ended each epoch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEFT = RowSet("left_epochs", task=int, epoch=int)
 
 
 def find_left(connection: Connection, epochs: Collection[tuple[int, int]]) -> dict[tuple[int, int], str]:
-    """Return by which inputs tasks left epochs, given as pairs of task and epoch."""
+    """Return the inputs with which tasks left the given epochs, by task and epoch."""
     dialect = find_dialect(connection)
     rows = [(task, epoch + 1) for task, epoch in epochs]
     found = _find_left.fetch(connection, _LEFT.build_parameters(dialect, rows))

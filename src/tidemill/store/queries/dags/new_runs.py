@@ -1,7 +1,7 @@
 """Creates runs of DAGs.
 
-Invariants: the tasks of a run are created with it; how many runs of a DAG are active is counted under the lock of the
-DAG's row.
+Invariants: a run and its tasks are created together. The active runs of a DAG are counted while the DAG's row is
+locked.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ _CONSTANT = {
     "tallies": "",
     "skip_votes": 0,
 }
-#: What a new run says.
+#: The columns of a new run.
 _NEW_RUN = (
     "dag", "version_id", "run_id", "kind", "state", "unfinished", "conf", "created_by", "request", "logical_us",
     "interval_start_us", "interval_end_us", "created_us",
 )  # fmt: skip
-#: As for the ids of DAGs.
+#: The same limit as for DAG ids.
 _MAX_NAME = 250
 _OF_DAG = _RUN.dag == bindparam("dag_number")
 
 
 class LockedDag(NamedTuple):
-    """A DAG whose row is locked; `digest`: of its newest structure."""
+    """A DAG whose row is locked; `digest`: the digest of its newest structure."""
 
     id: int
     version_id: int
@@ -88,7 +88,7 @@ class LockedDag(NamedTuple):
 
 
 def create_run(connection: Connection, request: CreateRun, context: CallContext) -> RunRecord:
-    """Create a run with its tasks, and start it if there is room; see `CreateRun`."""
+    """Create a run with its tasks and start it if the limit allows; see `CreateRun`."""
     found = lock_dag(connection, request.dag_id)
     if request.request:
         known = connection.execute(RUNS.where(and_(_RUN.dag == found.id, _RUN.request == request.request))).first()
@@ -103,7 +103,7 @@ def create_run(connection: Connection, request: CreateRun, context: CallContext)
     conf = read_conf(request.conf)
     run_id = _choose_run_id(connection, found.id, request, context.now_us)
     plan = load_plan(connection, found.version_id, found.digest)
-    if request.kind != "scheduled":  # nobody would be told; its values are the defaults, which match
+    if request.kind != "scheduled":  # a scheduled run has only default values, which match; there is no user to warn
         check_params(plan, conf)
     starts = not found.paused and _has_room(connection, found)
     interval = (
@@ -133,7 +133,7 @@ def create_run(connection: Connection, request: CreateRun, context: CallContext)
 
 
 def lock_dag(connection: Connection, dag_id: str) -> LockedDag:
-    """Lock the row of a DAG, and return it.
+    """Lock the row of a DAG and return it.
 
     Raises:
         CallRefusedError: There is no such DAG.
@@ -159,20 +159,20 @@ def _choose_run_id(connection: Connection, number: int, request: CreateRun, now_
     """Return the name of the new run.
 
     Raises:
-        CallRefusedError: There is a run of this name, or with this logical date; or it is not a name.
+        CallRefusedError: The name is invalid, or another run has this name or logical date.
     """
     given = request.run_id or ""
     if given in (".", "..") or "/" in given or given.startswith("-"):
         raise CallRefusedError(
             RefusalKind.INVALID,
-            f"the id of a run {given[:_MAX_NAME]!r} must not be '.' or '..', nor have a '/', nor begin with '-': it is "
-            "a part of addresses and commands; choose another one",
+            f"the id of a run {given[:_MAX_NAME]!r} must not be '.' or '..', contain '/' or start with '-', because it "
+            "is part of URLs and commands; choose another one",
         )
     if len(given) > _MAX_NAME or not given.isprintable():
         raise CallRefusedError(
             RefusalKind.INVALID,
-            f"the id of a run {given[:_MAX_NAME]!r} must have at most {_MAX_NAME} characters, and neither line breaks"
-            " nor other control characters; choose another one",
+            f"the id of a run {given[:_MAX_NAME]!r} must have at most {_MAX_NAME} characters and no line breaks or "
+            "other control characters; choose another one",
         )
     time_us = now_us if request.logical_us is None else request.logical_us
     while True:
@@ -251,7 +251,7 @@ def _insert_tasks(connection: Connection, run: int, number: int, plan: DagPlan, 
 
 def _build_task(plan: TaskPlan) -> tuple[int | str, ...]:
     one = plan.structure
-    # What waits for nothing is decided when the run starts; everything else when its upstream says something.
+    # Tasks without upstream are decided when the run starts, all others when their upstream ends.
     pending = int(decide(plan.rule, plan.build_upstream((0, 0, 0, 0))) is not Readiness.WAIT)
     rank = compute_rank(one.priority, resumed=False)
     return (one.id, plan.number, one.queue, one.pool, one.pool_slots, one.retries + 1, pending, rank)

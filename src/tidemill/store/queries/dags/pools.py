@@ -1,4 +1,4 @@
-"""Pools: how many slots there are for tasks."""
+"""Lists and changes pools, which limit the number of slots for tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import HOLDS_SLOTS, pool, task_instance
 from tidemill.store.queries.checks import check_name, check_text
 
-#: The pool of tasks that name none.
+#: The pool of tasks that name no pool.
 DEFAULT_POOL = "default_pool"
 
 _TASK = task_instance.c
@@ -44,11 +44,11 @@ def _sum_slots(connection: Connection, state: Any) -> dict[str, int]:
 
 
 def set_pool(connection: Connection, request: SetPool, context: CallContext) -> None:
-    """Create a pool, or change it; see `SetPool`."""
+    """Create or change a pool; see `SetPool`."""
     check_name("pool", request.name)
     check_text("description", request.description or "")
     if not 0 <= request.slots < 1 << 31:
-        raise CallRefusedError(RefusalKind.INVALID, f"a pool may not have {request.slots} slots; give 0 or more")
+        raise CallRefusedError(RefusalKind.INVALID, f"a pool cannot have {request.slots} slots; give 0 or more")
     given: dict[str, Any] = {"slots": request.slots}
     if request.description is not None:
         given["description"] = request.description
@@ -67,6 +67,6 @@ def delete_pool(connection: Connection, name: str) -> bool:
     waiting = and_(_TASK.pool == name, _TASK.state == TaskState.SCHEDULED.value)
     if connection.execute(select(_TASK.id).where(waiting).limit(1)).first() is not None:
         raise CallRefusedError(
-            RefusalKind.CONFLICT, f"tasks wait for slots of pool {name!r}; wait for them, or cancel their runs"
+            RefusalKind.CONFLICT, f"tasks wait for slots of pool {name!r}; let them finish, or cancel their runs"
         )
     return bool(connection.execute(delete(pool).where(pool.c.name == name)).rowcount)

@@ -1,7 +1,7 @@
-"""How far runs are, for people who watch: those that have not ended first, then the last ones that have.
+"""The progress of runs: unfinished runs first, then the last finished ones.
 
-Invariants: runs that have not ended are found by their indexes, and tasks are counted only of the runs that are shown,
-so that a long history costs nothing.
+Invariants: unfinished runs are found by index, and tasks are counted only for the listed runs, so that a long history
+costs nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _RUN, _TASK = dag_run.c, task_instance.c
 _ENDED = frozenset(
     state.value for state in (TaskState.SUCCESS, TaskState.FAILED, TaskState.SKIPPED, TaskState.UPSTREAM_FAILED)
 )
-#: The runs that have not ended, with their states; two selects, because each has an index.
+#: The unfinished runs with their states; two SELECTs, because each has an index of its own.
 ACTIVE = union_all(
     select(_RUN.id, _RUN.state).where(IS_QUEUED), select(_RUN.id, _RUN.state).where(IS_RUNNING)
 ).subquery("active")
 
 
 def watch_runs(connection: Connection, request: WatchRuns) -> tuple[RunProgress, ...]:
-    """Return how far runs are; see `WatchRuns`."""
+    """Return the progress of runs; see `WatchRuns`."""
     active = select(ACTIVE.c.id).order_by(ACTIVE.c.state.desc(), ACTIVE.c.id.desc()).limit(request.limit)
     shown = list(connection.execute(active).scalars())
     latest = connection.execute(select(_RUN.id).order_by(_RUN.id.desc()).limit(request.limit)).scalars()

@@ -1,4 +1,4 @@
-"""What a run is given, checked against the params of its DAG before the run is created."""
+"""Checks the configuration of a run against the params of its DAG before the run is created."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tidemill.runtime.json.schema import find_mismatch
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.dag_plan import DagPlan
 
-#: A run's tasks get it with every attempt.
+#: The size limit of a configuration, which every attempt of the run receives.
 MAX_CONF_BYTES: Final = 1024 * 1024
-#: A name at least this similar to that of a param (0 to 1) is taken for a misspelling of it.
+#: The similarity (0 to 1) from which an unknown name counts as a misspelt param.
 _NEAR: Final = 0.75
-#: More names are not looked at, nor are longer ones: comparing takes time, and the store has one writer.
+#: Further or longer names are not compared: comparing takes time, and the store has one writer.
 _MAX_NAMES: Final = 20
 _MAX_NAME: Final = 100
 
 
 def read_conf(conf: str) -> dict[str, msgspec.Raw]:
-    """Return the values that a run is given, each as JSON.
+    """Return the values of a run's configuration, each as JSON.
 
     Raises:
-        CallRefusedError: It is not a JSON object, or too large or nested too deeply.
+        CallRefusedError: The configuration is too large, too deeply nested, or not a JSON object.
     """
     if len(conf.encode("utf-8", "replace")) > MAX_CONF_BYTES:
         raise CallRefusedError(
@@ -39,15 +39,15 @@ def read_conf(conf: str) -> dict[str, msgspec.Raw]:
         raise CallRefusedError(RefusalKind.INVALID, "the configuration of a run is nested too deeply") from None
     except msgspec.DecodeError:
         raise CallRefusedError(
-            RefusalKind.INVALID, "the configuration of a run has to be a JSON object, such as '{\"size\": 3}'"
+            RefusalKind.INVALID, "the configuration of a run must be a JSON object, such as '{\"size\": 3}'"
         ) from None
 
 
 def check_params(plan: DagPlan, conf: dict[str, msgspec.Raw]) -> None:
-    """Check what a run is given against the params of the DAG; other names are for the tasks to read.
+    """Check the configuration against the params of the DAG; tasks may read other names from it.
 
     Raises:
-        CallRefusedError: A value does not match the schema of its param, or is missing.
+        CallRefusedError: A param has no value, or its value does not match its schema.
     """
     for param in plan.structure.params:
         given = conf.get(param.name)
@@ -64,14 +64,17 @@ def check_params(plan: DagPlan, conf: dict[str, msgspec.Raw]) -> None:
             except (ValueError, RecursionError) as error:
                 mismatch = f"param {param.name!r}: its schema cannot be used: {error}"
             if mismatch:
-                raise CallRefusedError(RefusalKind.INVALID, f"{mismatch}; DAG {plan.structure.id!r} is not run")
+                raise CallRefusedError(
+                    RefusalKind.INVALID, f"{mismatch}; no run of DAG {plan.structure.id!r} was created"
+                )
 
 
 def find_misspelt(plan: DagPlan, names: Collection[str]) -> tuple[str, ...]:
-    """Return a warning for each name that a run is given which is probably that of a param, misspelt.
+    """Return a warning for each name in the configuration that is probably a misspelt param.
 
-    No warning for a name that is unlike all params, which tasks may read from `dag_run.conf`, or like one that is given
-    as well.
+    A name that resembles no param causes no warning, because tasks may read it from `dag_run.conf`; nor does a name
+    that
+    only resembles a param with a value.
     """
     params = [param.name for param in plan.structure.params if param.name not in names][:_MAX_NAMES]
     if not params:

@@ -1,9 +1,9 @@
-"""Removes runs that ended long ago, with all that belongs to them, and the versions of DAGs that no run needs.
+"""Removes old finished runs with all their data, and the DAG versions that no run uses.
 
-Invariants: a run that has not ended is never touched, nor the last ones of each DAG, nor one that a task of a later run
-may still wait for (`depends_on_past`); a transaction removes a bounded number of rows, of one run, whose row it has
-locked. The row of a run and those of its tasks go last, in one transaction, so that a run that can be seen has all its
-tasks; one that is cleared meanwhile stays.
+Invariants: retention never removes an unfinished run, the last runs of a DAG, or a run that a task of a later run may
+still depend on (`depends_on_past`). Each transaction locks one run and removes a bounded number of its rows. The rows
+of the run and its tasks are removed last, in one transaction, so a visible run always has all its tasks. A run that is
+cleared in the meantime stays.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from tidemill.store.dag_tables import (
 from tidemill.store.queries.dags.progress import ACTIVE
 from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_identity
 
-#: How many runs are looked at in one transaction.
+#: The number of runs examined per transaction.
 PAGE = 500
-#: How many versions of DAGs one transaction removes.
+#: The maximum number of DAG versions removed per transaction.
 VERSIONS = 100
 _ENDED = ("success", "failed")
 _RUN, _TASK, _VERSION = dag_run.c, task_instance.c, dag_version.c
-#: What tasks leave, with how many rows of it one transaction removes: a part of a log may have 64 KiB, an XCom 1 MiB.
+#: The tables with data of tasks and the rows to remove per transaction: a log part may have 64 KiB, an XCom 1 MiB.
 _OF_TASKS = ((task_log, 200), (xcom, 50), (task_state, 50), (task_journal, 2_000))
 _OF_TRIGGERS = ((trigger_event, 1_000), (trigger_identity, 1_000), (trigger_cursor, 1_000))
 
 
 class Removal(enum.Enum):
-    """What a transaction has done. PART: there is more of the run; DONE: it is gone; KEPT: it may not be removed."""
+    """The result of a transaction. PART: the run has more rows; DONE: it was removed; KEPT: it must not be removed."""
 
     PART = "part"
     DONE = "done"
@@ -48,7 +48,7 @@ class Removal(enum.Enum):
 
 
 class Seen(NamedTuple):
-    """A run that was looked at. `dag`: its DAG; `old`: whether it ended before the time."""
+    """An examined run. `dag`: its DAG; `old`: whether it ended before the given time."""
 
     run: int
     dag: int
@@ -56,11 +56,11 @@ class Seen(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What a look at some runs has found.
+    """A page of examined runs.
 
     Attributes:
-        seen: The runs, in the order in which they were created.
-        next: The number of the run to go on after; None: all that follow are younger.
+        seen: The runs, in the order of their creation.
+        next: The run after which the next page starts; None: all later runs are too young.
     """
 
     seen: list[Seen]
@@ -68,12 +68,12 @@ class Page(NamedTuple):
 
 
 def count_runs(connection: Connection) -> dict[int, int]:
-    """Return how many runs each DAG has."""
+    """Return the number of runs per DAG."""
     return dict(connection.execute(select(_RUN.dag, func.count()).group_by(_RUN.dag)).all())
 
 
 def find_guarded(connection: Connection) -> set[int]:
-    """Return the runs that one which has not ended may look back to: in each DAG the one before the first of those."""
+    """Return the runs that unfinished runs may depend on: per DAG, the run before its first unfinished one."""
     first = (
         select(_RUN.dag, func.min(_RUN.logical_us).label("logical_us"))
         .where(and_(_RUN.id.in_(select(ACTIVE.c.id)), _RUN.logical_us.is_not(None)))
@@ -91,13 +91,13 @@ def find_guarded(connection: Connection) -> set[int]:
 
 
 def look_at_runs(connection: Connection, before_us: int, after: int, limit: int = PAGE) -> Page:
-    """Look at the runs that were created before a time, oldest first.
+    """Examine the runs that were created before a time, oldest first.
 
     Args:
-        connection: In a transaction.
+        connection: A connection inside a transaction.
         before_us: The time, in UTC microseconds since the epoch.
-        after: `Page.next` of the page before; 0: there was none.
-        limit: How many runs are looked at.
+        after: `Page.next` of the previous page; 0 for the first page.
+        limit: The maximum number of runs.
     """
     columns = select(_RUN.id, _RUN.dag, _RUN.state, _RUN.ended_us, _RUN.created_us)
     rows = connection.execute(columns.where(_RUN.id > after).order_by(_RUN.id).limit(limit)).all()
@@ -110,12 +110,12 @@ def _is_old(row: Any, before_us: int) -> bool:
 
 
 def remove_part(connection: Connection, run: int, before_us: int) -> Removal:
-    """Remove a bounded part of a run, at last the run itself; to be called until it is gone.
+    """Remove a bounded part of a run and finally the run itself; call it until the run is removed.
 
     Args:
-        connection: In a transaction.
+        connection: A connection inside a transaction.
         run: The run.
-        before_us: Only if it ended before this time, in UTC microseconds since the epoch.
+        before_us: Remove it only if it ended before this time, in UTC microseconds since the epoch.
     """
     statement = select(_RUN.state, _RUN.ended_us).where(_RUN.id == run).with_for_update(skip_locked=True)
     row = connection.execute(statement).first()
@@ -145,7 +145,7 @@ def _list_parts(run: int) -> Iterator[tuple[Table, int, Any]]:
 
 
 def _remove_rows(connection: Connection, table: Table, limit: int, condition: Any) -> bool:
-    """Remove rows, and return whether there may be more."""
+    """Remove rows; return whether there may be more."""
     keys = list(table.primary_key.columns)
     some = select(*keys).where(condition).limit(limit)
     removed = connection.execute(delete(table).where(tuple_(*keys).in_(some))).rowcount
@@ -153,15 +153,15 @@ def _remove_rows(connection: Connection, table: Table, limit: int, condition: An
 
 
 def remove_callback_logs(connection: Connection, before_us: int) -> bool:
-    """Remove what callbacks of runs as a whole wrote before a time; return whether there may be more."""
+    """Remove old log parts of callbacks of whole runs; return whether there may be more."""
     return _remove_rows(connection, task_log, 200, and_(task_log.c.task == 0, task_log.c.first_us < before_us))
 
 
 def remove_versions(connection: Connection, before_us: int) -> int:
-    """Remove versions of DAGs from before a time that are not the last ones, and that no run has; return how many."""
+    """Remove old DAG versions that are not current and that no run uses; return their number."""
     current = select(dag.c.version_id)
     old = select(_VERSION.id).where(and_(_VERSION.created_us < before_us, _VERSION.id.not_in(current)))
-    # All that runs have, in one pass: there is no index by version.
+    # Collects the used versions in one pass over all runs, because no index covers the version.
     unused = old.where(_VERSION.id.not_in(select(_RUN.version_id).distinct())).limit(VERSIONS)
     found = list(connection.execute(unused).scalars())
     if found:

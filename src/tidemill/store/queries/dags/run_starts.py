@@ -1,7 +1,7 @@
-"""Lets the runs begin that wait for `max_active_runs`.
+"""Starts queued runs, which wait because of `max_active_runs`.
 
-Invariants: how many runs of a DAG are active is counted under the lock of the DAG's row; older runs begin first; a run
-that can do nothing until an earlier one has gives its place to that one (`core.tasks.run_starts`).
+Invariants: the active runs of a DAG are counted while the DAG's row is locked. Older runs start first. An active run
+that cannot progress until an earlier run has ended yields its slot to that run (`core.tasks.run_starts`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.isolation import work_on_runs
 
 _RUN, _DAG, _TASK = dag_run.c, dag.c, task_instance.c
-#: The states of tasks with which nothing happens by itself, as far as they are not to be decided.
+#: The states of tasks that change only through other tasks, unless they are pending.
 _RESTING = (TaskState.NONE.value, *(state.value for state in STATES.values()))
 
 
 def start_waiting_runs(connection: Connection, context: CallContext, limit: int, skip: Collection[int] = ()) -> int:
-    """Start the oldest runs that wait, of each DAG as many as may be active; return how many.
+    """Start the oldest queued runs of each DAG, up to its limit of active runs; return their number.
 
     Args:
-        connection: In a transaction.
-        context: The time, and what the transaction leaves besides rows.
-        limit: How many DAGs it looks at, and how many runs of each it starts.
-        skip: Runs that are passed over.
+        connection: A connection inside a transaction.
+        context: The transaction's context.
+        limit: The maximum number of DAGs, and of started runs per DAG.
+        skip: Runs to skip.
     """
     passed = [_RUN.id.not_in(skip)] if skip else []
     runs: list[int] = []
@@ -43,7 +43,7 @@ def start_waiting_runs(connection: Connection, context: CallContext, limit: int,
 
 
 def _find_dags(connection: Connection, limit: int) -> list[int]:
-    """Return the DAGs that have room for one of their runs that wait, or may have to make it."""
+    """Return the DAGs whose queued runs have a free slot, or may get the slot of a later run."""
     waiting = select(_RUN.dag).where(IS_QUEUED).distinct().subquery()
     running = select(func.count()).where(and_(_RUN.dag == _DAG.id, IS_RUNNING)).scalar_subquery()
     room = or_(running < _DAG.max_active_runs, and_(_DAG.by_past == 1, _has_earlier_run()))
@@ -52,9 +52,9 @@ def _find_dags(connection: Connection, limit: int) -> list[int]:
 
 
 def _has_earlier_run() -> ColumnElement[bool]:
-    """Return whether a run of a DAG waits that goes before one that is active."""
+    """Build the condition that an earlier run of a DAG is queued while a later one is active."""
     waits, runs = dag_run.alias("waits"), dag_run.alias("runs")
-    # An expression, so that SQLite does not look for dates among all runs, most of which have ended.
+    # The `+ 0` keeps SQLite from searching the dates of all runs, most of which have ended.
     logical_us = waits.c.logical_us + 0
     first = or_(logical_us.is_(None), logical_us < runs.c.logical_us)
     states = and_(waits.c.state == literal_column("'queued'"), runs.c.state == literal_column("'running'"))
@@ -65,7 +65,7 @@ def _has_earlier_run() -> ColumnElement[bool]:
 def _choose_runs(
     connection: Connection, context: CallContext, found: Row[Any], limit: int, passed: Sequence[ColumnElement[bool]]
 ) -> Sequence[int]:
-    """Return which runs of a DAG begin, once others have given their places back."""
+    """Return the runs of a DAG to start, after other runs have yielded their slots."""
     active = _fetch_places(connection, and_(_RUN.dag == found.id, IS_RUNNING), limit=None)
     room = max(0, found.max_active_runs - len(active))
     waits = and_(_RUN.dag == found.id, IS_QUEUED, *passed)
@@ -79,7 +79,7 @@ def _choose_runs(
     yielding = [] if room else find_yielding(waiting, active)
     board = Board(connection, context)
     board.lock((), [one.number for one in yielding])
-    # One may have ended before it was locked.
+    # A run may have ended before it was locked.
     running = [run.id for run in board.runs.values() if run.state == "running"]
     plan = plan_starts(waiting, active, _find_idle(connection, running), found.max_active_runs)
     for number in plan.wait:
@@ -98,7 +98,7 @@ def _fetch_places(connection: Connection, wanted: ColumnElement[bool], limit: in
 
 
 def _find_idle(connection: Connection, runs: Collection[int]) -> set[int]:
-    """Return which of these runs, which are locked, have nothing to do, and nothing to decide."""
+    """Return the locked runs that have no active and no pending task."""
     if not runs:
         return set()
     busy = and_(_TASK.run.in_(sorted(runs)), or_(_TASK.state.not_in(_RESTING), _TASK.pending == 1))

@@ -1,7 +1,4 @@
-"""Runs of DAGs: start, cancel, and read them.
-
-Which of those that wait begin is decided in `run_starts`.
-"""
+"""Starts, cancels and reads runs of DAGs; `run_starts` chooses which queued runs start."""
 
 from __future__ import annotations
 
@@ -33,9 +30,9 @@ from tidemill.store.statements import Statement
 _ACTIVE = ("queued", "running")
 _STATES = (*_ACTIVE, "success", "failed")
 _RUN, _DAG = dag_run.c, dag.c
-#: Written as the indexes are, so that SQLite sees that they fit.
+#: Literals, as in the indexes, so that SQLite recognises that the indexes apply.
 IS_QUEUED, IS_RUNNING = _RUN.state == literal_column("'queued'"), _RUN.state == literal_column("'running'")
-#: In the order of `RunRecord`.
+#: In the field order of `RunRecord`.
 RUNS = (
     select(
         _RUN.id,
@@ -51,7 +48,7 @@ RUNS = (
 
 
 def start_runs(connection: Connection, runs: Sequence[int], context: CallContext) -> Board:
-    """Start runs that wait, and decide their first tasks."""
+    """Start queued runs and decide their first tasks."""
     board = Board(connection, context)
     board.lock((), runs)
     for run in board.runs.values():
@@ -62,7 +59,7 @@ def start_runs(connection: Connection, runs: Sequence[int], context: CallContext
 
 
 def begin_run(run: RunEntry, now_us: int) -> None:
-    """Let a run begin."""
+    """Set a run to running."""
     timeout_us = run.plan.structure.run_timeout_us
     run.state, run.started_us, run.ended_us, run.reason = "running", now_us, None, None
     run.deadline_us = None if timeout_us is None else now_us + timeout_us
@@ -70,7 +67,7 @@ def begin_run(run: RunEntry, now_us: int) -> None:
 
 
 def queue_run(run: RunEntry, context: CallContext) -> None:
-    """Let a run that has ended go on as soon as its DAG is not paused, and has room for it."""
+    """Queue a finished run again; it starts once its DAG is not paused and has a free slot."""
     run.state, run.started_us, run.ended_us, run.reason, run.deadline_us = "queued", None, None, None, None
     run.changed = True
     context.bells.add(Channel.SCHEDULER)
@@ -84,7 +81,7 @@ def cancel_run(connection: Connection, request: CancelRun, context: CallContext)
 
 
 def stop_runs(connection: Connection, runs: Sequence[int], reason: str, stop: str, context: CallContext) -> Board:
-    """End the tasks of runs that have not ended; they fail for this reason."""
+    """Stop the tasks of unfinished runs and make the runs fail for the given reason."""
     board = Board(connection, context)
     board.lock((), runs)
     for run in board.runs.values():
@@ -95,7 +92,7 @@ def stop_runs(connection: Connection, runs: Sequence[int], reason: str, stop: st
 
 
 def find_run(connection: Connection, dag_id: str, run_id: str) -> int:
-    """Return the number of a run.
+    """Return the id of a run.
 
     Raises:
         CallRefusedError: There is no such run.
@@ -110,7 +107,7 @@ def find_run(connection: Connection, dag_id: str, run_id: str) -> int:
 
 
 def get_earlier_run(connection: Connection, request: GetEarlierRun) -> RunRecord | None:
-    """Return the run before another one; see `GetEarlierRun`."""
+    """Return the run before a given one; see `GetEarlierRun`."""
     own = select(_RUN.dag, _RUN.logical_us).where(_RUN.id == request.run).subquery()
     statement = RUNS.join(own, and_(_RUN.dag == own.c.dag, _RUN.logical_us < own.c.logical_us))
     if request.state is not None:
@@ -120,7 +117,7 @@ def get_earlier_run(connection: Connection, request: GetEarlierRun) -> RunRecord
 
 
 def get_run_by_number(connection: Connection, number: int) -> RunRecord:
-    """Return a run."""
+    """Return the record of a run."""
     return RunRecord(*_run_by_number.fetch(connection, {"run_number": number})[0])
 
 
@@ -130,7 +127,7 @@ def _run_by_number(dialect: str) -> Select[Any]:
 
 
 def select_dag(dag_id: str) -> ScalarSelect[int]:
-    """Return what selects the number of a DAG: compared with that, its runs are read in their order from the index."""
+    """Select the id of a DAG as a scalar, so that a comparison with it reads the DAG's runs in index order."""
     return select(_DAG.id).where(_DAG.dag_id == dag_id).correlate(None).scalar_subquery()
 
 
@@ -149,7 +146,7 @@ def list_runs(connection: Connection, request: ListRuns) -> Listed[RunRecord]:
     if request.dag_id is not None:
         statement = statement.where(_RUN.dag == select_dag(request.dag_id))
     if request.states:
-        # As literals, which the indexes of runs by state have.
+        # Literals, as in the indexes of runs by state.
         known = [state for state in _STATES if state in request.states]
         statement = statement.where(or_(false(), *[_RUN.state == literal_column(f"'{state}'") for state in known]))
     if request.after is not None:
@@ -159,5 +156,5 @@ def list_runs(connection: Connection, request: ListRuns) -> Listed[RunRecord]:
 
 
 def read_run(row: Sequence[Any]) -> RunRecord:
-    """Build the record of a row of `RUNS`."""
+    """Build a record from a row of `RUNS`."""
     return RunRecord(*row)

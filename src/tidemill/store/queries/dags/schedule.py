@@ -1,7 +1,7 @@
 """Creates the runs that are due by the schedules of DAGs.
 
-Invariants: a DAG whose runs are all taken (`max_active_runs`) gets no other one, so what it has to make up for waits in
-its schedule, and not as rows; a time is due once.
+Invariants: a DAG that has reached `max_active_runs` gets no further runs, so its backlog waits in the schedule and not
+as rows. Each due time creates at most one run.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _DAG, _RUN = dag.c, dag_run.c
 
 
 def compute_next(schedule: ScheduleStructure, last_us: int | None, known_us: int, now_us: int) -> dict[str, Any]:
-    """Return what the row of a DAG says about its schedule.
+    """Compute the schedule columns of a DAG.
 
     Args:
-        schedule: When it runs.
-        last_us: When it was due last; None: never.
-        known_us: Since when the schedule is known, and not paused.
-        now_us: What time it is.
+        schedule: The schedule.
+        last_us: The last due time; None: there was none.
+        known_us: The time since which the schedule is known and not paused.
+        now_us: The current time.
     """
     next_us = next_time(schedule, last_us, known_us, now_us)
     return {"next_us": next_us, "last_us": last_us, "known_us": known_us}
 
 
 def create_due_runs(connection: Connection, context: CallContext, limit: int, skip: Collection[int] = ()) -> int:
-    """Create the runs that are due, and return how many; `skip`: DAGs that are passed over."""
+    """Create the due runs and return their number; `skip`: DAGs to skip."""
     due = and_(_is_scheduled(), _DAG.next_us <= context.now_us, *([_DAG.id.not_in(skip)] if skip else ()))
     dags = list(connection.execute(select(_DAG.id).where(due).order_by(_DAG.next_us).limit(limit)).scalars())
     return work_on_dags(
@@ -62,7 +62,7 @@ def create_due_runs(connection: Connection, context: CallContext, limit: int, sk
 
 
 def select_next_due(skip: Select[int] | None = None) -> ScalarSelect[int | None]:
-    """Return what selects when a run is due next; `skip`: DAGs that are passed over."""
+    """Select the next due time of all DAGs; `skip`: DAGs to skip."""
     wanted = _is_scheduled() if skip is None else and_(_is_scheduled(), _DAG.id.not_in(skip))
     return select(func.min(_DAG.next_us)).where(wanted).scalar_subquery()
 
@@ -86,7 +86,7 @@ def _create_due_run(connection: Connection, number: int, context: CallContext) -
     row = connection.execute(select(dag).where(_DAG.id == number).with_for_update()).one()
     text = connection.execute(select(dag_version.c.structure).where(dag_version.c.id == row.version_id)).scalar_one()
     schedule = read_structure(text).schedule
-    # Computed anew: of several times that have passed only the last one may be due.
+    # Compute the due time again: of several missed times, only the last one may be due.
     due_us = next_time(schedule, row.last_us, row.known_us, context.now_us)
     created = due_us is not None and due_us <= context.now_us
     last_us = due_us if created else row.last_us
@@ -96,7 +96,7 @@ def _create_due_run(connection: Connection, number: int, context: CallContext) -
         try:
             create_run(connection, request, context)
         except CallRefusedError:
-            created = False  # a user has created a run with this logical date
+            created = False  # a user has already created a run with this logical date
     values = compute_next(schedule, last_us, row.known_us, context.now_us)
     connection.execute(update(dag).where(_DAG.id == number).values(values))
     return created

@@ -1,6 +1,6 @@
-"""What people see of tasks, and change: lists, history, logs, clear, mark.
+"""The tasks of runs for the command line and the web pages: lists, history, logs, clear, mark.
 
-Invariants: lists read no more than a page; what a user changes goes through the machine like everything else.
+Invariants: lists read at most one page. Changes by users go through the state machine like all others.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _build_task(row: Row[Any], plan: DagPlan, request: ListTasks) -> TaskRecord:
 
 
 def find_task(connection: Connection, request: TaskHistory | ReadLog) -> int:
-    """Return the number of a task.
+    """Return the id of a task.
 
     Raises:
         CallRefusedError: There is no such task.
@@ -117,7 +117,7 @@ def find_task(connection: Connection, request: TaskHistory | ReadLog) -> int:
 
 
 def list_history(connection: Connection, request: TaskHistory) -> Listed[HistoryRecord]:
-    """Return a page of what happened to a task; see `TaskHistory`."""
+    """Return a page of the state changes of a task; see `TaskHistory`."""
     wanted = [_JOURNAL.task == find_task(connection, request)]
     if request.after is not None:
         wanted.append(_JOURNAL.epoch > int(request.after))
@@ -144,7 +144,7 @@ def list_task_xcoms(connection: Connection, request: ListXComs) -> Listed[XComRe
 
 
 def clear_tasks(connection: Connection, request: ClearTasks, context: CallContext) -> tuple[str, ...]:
-    """Let tasks run again; see `ClearTasks`."""
+    """Reset tasks so that they run again; see `ClearTasks`."""
     board, run = _lock_run(connection, request.dag_id, request.run_id, context)
     names = _select_names(run, request.task_ids)
     if request.downstream:
@@ -169,7 +169,7 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
 
 
 def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext) -> tuple[str, ...]:
-    """Decide how tasks have ended; see `MarkTasks`."""
+    """Set the outcome of tasks; see `MarkTasks`."""
     board, run = _lock_run(connection, request.dag_id, request.run_id, context)
     names = _select_names(run, request.task_ids)
     board.load((run.id, name) for name in names)
@@ -193,7 +193,7 @@ def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext)
 
 
 def _clear_followers(board: Board, run: RunEntry, marked: list[str], by: str, context: CallContext) -> None:
-    """Let those run that failed only because of a task that counts as a success now."""
+    """Clear the tasks that failed only because of upstream tasks that now count as successes."""
     names = run.plan.list_downstream(marked)
     board.load((run.id, name) for name in names)
     followers = [entry for name in names if (entry := board.find(run.id, name)) is not None]
@@ -223,7 +223,7 @@ def _select_names(run: RunEntry, names: Iterable[str]) -> list[str]:
 
 
 def count_store(connection: Connection) -> StoreCounts:
-    """Return what metrics are made of; see `CountStore`."""
+    """Return the numbers for metrics; see `CountStore`."""
     open_tasks = select(_TASK.state, func.count()).join(ACTIVE, ACTIVE.c.id == _TASK.run).group_by(_TASK.state)
     tasks: dict[str, int] = dict(connection.execute(open_tasks).all())
     counted = select(ACTIVE.c.state, func.count()).group_by(ACTIVE.c.state)

@@ -1,6 +1,6 @@
-"""The logs of tries, in compressed parts.
+"""Stores and reads the logs of tries, in compressed parts.
 
-Invariants: a part is stored once: of two with the same number the first one stays.
+Invariant: a stored part never changes; a second part with the same number is ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOG = task_log.c
 
 
 def append_logs(connection: Connection, parts: Sequence[LogPart]) -> None:
-    """Store parts of logs."""
+    """Store log parts."""
     if not parts:
         return
     rows = [
@@ -35,7 +35,7 @@ def append_logs(connection: Connection, parts: Sequence[LogPart]) -> None:
         }
         for part in parts
     ]
-    # Not a batch of values as text: the data are bytes.
+    # One statement per row instead of a `RowSet`, because the data are bytes.
     _part_insert.execute_many(connection, rows)
 
 
@@ -46,7 +46,7 @@ def _part_insert(dialect: str) -> Executable:
 
 
 def find_last_try(connection: Connection, task: int) -> int:
-    """Return the last try of a task that has a log; 0: none has."""
+    """Return the last try of a task that has a log; 0 if there is none."""
     return int(
         connection.execute(select(func.coalesce(func.max(_LOG.try_number), 0)).where(_LOG.task == task)).scalar_one()
     )
@@ -55,7 +55,7 @@ def find_last_try(connection: Connection, task: int) -> int:
 def read_log(
     connection: Connection, task: int, try_number: int, after: str | None, limit: int
 ) -> Listed[LogPartRecord]:
-    """Return a page of parts, in order; a log that is still written has a `next` that continues it."""
+    """Return a page of log parts, in order; the `next` of a growing log continues after its current end."""
     wanted = [_LOG.task == task, _LOG.try_number == try_number]
     if after is not None:
         wanted.append(_LOG.number > int(after))

@@ -1,6 +1,6 @@
 """Reads, locks and writes the rows of tasks and runs, in batches.
 
-Invariants: rows of runs are locked before those of their tasks, both by ascending id. Only `queries.board` writes them.
+Invariants: runs are locked before their tasks, both by ascending id. Only `queries.dags.transition` writes rows.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from tidemill.store.dag_tables import dag_run, dag_version, task_instance
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.statements import Statement
 
-#: Structures do not change: one cache for all databases of the process.
+#: Structures are immutable, so all databases of the process share one cache.
 _PLANS = PlanCache()
-#: A task that resumes comes before all others of its pool and queue.
+#: The rank offset that puts resuming tasks before all others of their pool and queue.
 _FIRST = 1 << 40
 _STATES = {state.value: state for state in TaskState}
 _ENDING = TaskState.ENDING.value
 
 _OF_TASKS = RowSet("of_tasks", id=int)
 _NAMED = RowSet("named", run=int, task_id=str)
-#: What nearly every step changes of a task, and what few do.
+#: The columns that nearly every transition changes, and those that few transitions change.
 _MOVING = (
     "state", "epoch", "tries", "session_id", "deadline_us", "next_due_us", "pending", "since_us", "started_us",
     "ended_us", "claim_request",
@@ -48,7 +48,7 @@ _RUNS = RowSet(
     "runs", id=int, state=str, reason=str, stop=str, unfinished=int, started_us=int, ended_us=int, deadline_us=int
 )
 _TASK = task_instance.c
-#: What is read of a task, in the order that `TaskEntry` takes it.
+#: The columns read of a task, in the order that `TaskEntry` expects.
 COLUMNS = [_TASK[name] for name in ("id", "run", "task_id", *_FIELDS)]
 _RUN_FIELDS = (
     "id", "dag", "state", "reason", "stop", "unfinished", "logical_us", "started_us", "ended_us", "deadline_us"
@@ -59,7 +59,7 @@ TaskValues = Sequence[Any]
 
 
 class UnreadableStructureError(InvariantError):
-    """The structure of a DAG in the store cannot be read: its runs are left as they are, and keep nothing up."""
+    """The stored structure of a DAG is unreadable; its runs stay unchanged and do not block others."""
 
 
 class RunEntry:
@@ -81,7 +81,6 @@ class RunEntry:
     )
 
     def __init__(self, row: Sequence[Any], plan: DagPlan) -> None:
-        """Keep what may change."""
         self.plan = plan
         self.changed = False
         self.id: int
@@ -103,7 +102,7 @@ class RunEntry:
 class TaskEntry:
     """A task whose row is locked.
 
-    `changed`: its state has changed; `tallied`: only what it knows of others.
+    `changed`: its state has changed; `tallied`: only its tallies have changed.
     """
 
     __slots__ = (
@@ -127,7 +126,7 @@ class TaskEntry:
     )
 
     def __init__(self, row: TaskValues, run: RunEntry) -> None:
-        """Build what the machine takes; the arguments with which the task resumes stay encrypted."""
+        """Build the state machine's row; the resume arguments stay encrypted."""
         (
             self.id, _, self.task_id,
             state, epoch, tries, session, deadline_us, _, pending, since_us, started_us, ended_us, claim_request,
@@ -152,11 +151,11 @@ class TaskEntry:
         self.claim_request: int | None = claim_request
         self.error: str | None = error
         self.changed = self.tallied = False
-        #: As it is stored.
+        #: The stored values of `_REST`.
         self.rest: tuple[int | str | None, ...] = tuple(row[14:])
 
     def build_moved(self) -> tuple[int | str | None, ...]:
-        """Return its id and what nearly every step changes."""
+        """Return the id and the values of `_MOVING`."""
         row = self.row
         return (
             self.id, row.state.value, row.epoch, row.tries, row.session, row.deadline_us, row.next_due_us, self.pending,
@@ -164,7 +163,7 @@ class TaskEntry:
         )  # fmt: skip
 
     def build_rest(self) -> tuple[int | str | None, ...]:
-        """Return what few steps change."""
+        """Return the values of `_REST`."""
         row, resume = self.row, self.row.resume
         method, kwargs, payload = (None,) * 3 if resume is None else (resume.method, resume.kwargs, resume.payload)
         rank = compute_rank(self.plan.structure.priority, resume is not None)
@@ -176,12 +175,12 @@ class TaskEntry:
 
 
 def compute_rank(priority: int, resumed: bool) -> int:
-    """Return the number by which tasks that wait are sorted, lowest first."""
+    """Return the sort key of waiting tasks, lowest first."""
     return -priority - (_FIRST if resumed else 0)
 
 
 def is_resumed(rank: int) -> bool:
-    """Return whether a rank is that of a task that resumes."""
+    """Return whether a rank belongs to a resuming task."""
     return rank < -(_FIRST >> 1)
 
 
@@ -189,10 +188,10 @@ Found = tuple[dict[int, RunEntry], dict[int, UnreadableStructureError]]
 
 
 def lock_runs(connection: Connection, ids: Collection[int], tasks: Collection[int] = ()) -> Found:
-    """Lock runs, and those of tasks, by ascending id until the transaction ends.
+    """Lock runs, including the runs of the given tasks, by ascending id until the transaction ends.
 
     Returns:
-        The runs by id, and what is wrong with those that cannot be read.
+        The runs by id, and the errors of those whose structure is unreadable.
     """
     if not tasks:
         return _read_runs(connection, ids, _run_lock)
@@ -201,7 +200,7 @@ def lock_runs(connection: Connection, ids: Collection[int], tasks: Collection[in
 
 
 def read_runs(connection: Connection, ids: Collection[int]) -> Found:
-    """Return what `lock_runs` does without locking anything: the runs may not be written."""
+    """Return the same as `lock_runs`, but without locks; these runs must not be written."""
     return _read_runs(connection, ids, _run_select)
 
 
@@ -219,10 +218,10 @@ def _read_runs(
 
 
 def load_plan(connection: Connection, version_id: int, digest: str) -> DagPlan:
-    """Return the plan of a version, which is read only if it is not kept.
+    """Return the plan of a version, reading the structure only if the plan is not cached.
 
     Raises:
-        UnreadableStructureError: The structure is not one that this version of tidemill knows.
+        UnreadableStructureError: This version of tidemill does not know the structure.
     """
 
     def load() -> str:
@@ -270,7 +269,7 @@ def lock_tasks(connection: Connection, ids: Collection[int]) -> list[TaskValues]
 
 
 def read_tasks(connection: Connection, ids: Collection[int]) -> list[TaskValues]:
-    """Return tasks without locking them: they may not be written."""
+    """Return tasks without locking them; they must not be written."""
     return _task_select.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(ids)))
 
 
@@ -290,7 +289,7 @@ def _build_task_select(dialect: str) -> Select[Any]:
 
 
 def lock_named(connection: Connection, names: Iterable[tuple[int, str]]) -> list[TaskValues]:
-    """Lock tasks by run and name, in the order of their ids."""
+    """Lock tasks, given as run and name, in the order of their ids."""
     return _named_lock.fetch(connection, _NAMED.build_parameters(find_dialect(connection), names))
 
 
@@ -302,7 +301,7 @@ def _named_lock(dialect: str) -> Select[Any]:
 
 
 def lock_pending(connection: Connection, runs: Collection[int], limit: int) -> list[TaskValues]:
-    """Lock tasks of these runs that are still to be decided."""
+    """Lock pending tasks of the given runs."""
     given = IDS.build_parameters(find_dialect(connection), build_id_rows(runs))
     return _pending_lock.fetch(connection, {**given, "most": limit})
 
@@ -314,7 +313,7 @@ def _pending_lock(dialect: str) -> Select[Any]:
 
 
 def write_tasks(connection: Connection, entries: Iterable[TaskEntry]) -> None:
-    """Write the tasks that have changed: of most of them only what every step changes."""
+    """Write the changed tasks; most of them write only the columns of `_MOVING`."""
     moved, full, tallied = [], [], []
     for entry in entries:
         if entry.changed:
@@ -356,7 +355,7 @@ def _tally_update(dialect: str) -> Update:
 
 
 def write_runs(connection: Connection, entries: Iterable[RunEntry]) -> None:
-    """Write the runs that have changed."""
+    """Write the changed runs."""
     rows = []
     for run in entries:
         if run.changed:

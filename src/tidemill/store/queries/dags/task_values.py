@@ -1,6 +1,6 @@
-"""What attempts read and write besides their result: XComs, what they keep over tries, variables, connections.
+"""The data that attempts read and write besides their result: XComs, task state, variables, connections.
 
-Invariants: who writes for a task gives the epoch of its attempt, and is refused once the task has moved on; values of
+Invariants: every write for a task carries the epoch of its attempt and is refused if the epoch is stale. The values of
 variables and connections are encrypted.
 """
 
@@ -38,15 +38,17 @@ _TASK, _STATE = task_instance.c, task_state.c
 
 
 def check_attempt(connection: Connection, task: int, epoch: int) -> None:
-    """Make sure that an attempt runs, and that its task does not move on before the transaction ends.
+    """Ensure that an attempt is running and that its task stays in this epoch until the transaction ends.
 
     Raises:
-        CallRefusedError: It does not run any more.
+        CallRefusedError: The epoch is stale, or the attempt is not running.
     """
     statement = select(_TASK.state, _TASK.epoch).where(_TASK.id == task).with_for_update(key_share=True)
     row = connection.execute(statement).first()
     if row is None or row.epoch != epoch or row.state != TaskState.RUNNING.value:
-        raise CallRefusedError(RefusalKind.FENCED, "this attempt does not count any more: its task has moved on")
+        raise CallRefusedError(
+            RefusalKind.FENCED, "this attempt no longer counts: its task has a newer epoch or has ended"
+        )
 
 
 def push_xcom(connection: Connection, request: PushXCom, context: CallContext) -> None:
@@ -57,23 +59,26 @@ def push_xcom(connection: Connection, request: PushXCom, context: CallContext) -
 
 
 def get_task_state(connection: Connection, task: int, epoch: int, key: str) -> str | None:
-    """Return a value that a task has kept; see `GetTaskState`."""
+    """Return a value of the task state; see `GetTaskState`."""
     check_attempt(connection, task, epoch)
     return connection.execute(select(_STATE.value).where(and_(_STATE.task == task, _STATE.key == key))).scalar()
 
 
 def set_task_state(connection: Connection, request: SetTaskState, context: CallContext) -> None:
-    """Keep a value over tries; see `SetTaskState`."""
+    """Store a value of the task state; see `SetTaskState`."""
     check_text("key", request.key)
     if len(request.value) > MAX_XCOM_BYTES:
-        raise CallRefusedError(RefusalKind.INVALID, f"a value of the task state has more than {MAX_XCOM_BYTES} bytes")
+        raise CallRefusedError(
+            RefusalKind.INVALID,
+            f"a value of the task state has more than {MAX_XCOM_BYTES} bytes; store the path of a file instead",
+        )
     check_attempt(connection, request.task, request.epoch)
     values = {"task": request.task, "key": request.key, "value": request.value, "changed_us": context.now_us}
     _upsert(connection, task_state, ["task", "key"], values)
 
 
 def delete_task_state(connection: Connection, task: int, epoch: int, key: str | None) -> int:
-    """Delete a value that a task has kept, or all of them; return how many there were."""
+    """Delete one value of the task state, or all of them; return their number."""
     check_attempt(connection, task, epoch)
     statement = delete(task_state).where(_STATE.task == task)
     if key is not None:
@@ -82,7 +87,7 @@ def delete_task_state(connection: Connection, task: int, epoch: int, key: str | 
 
 
 def get_variable(connection: Connection, key: str, context: CallContext) -> str | None:
-    """Return the value of a variable; None: there is none."""
+    """Return the value of a variable; None if there is none."""
     found = connection.execute(select(variable.c.value).where(variable.c.key == key)).scalar()
     return None if found is None else context.cipher.decrypt(found)
 
@@ -102,7 +107,7 @@ def set_variable(connection: Connection, request: SetVariable, context: CallCont
 
 
 def delete_variable(connection: Connection, key: str) -> bool:
-    """Delete a variable; False: there was none."""
+    """Delete a variable; False if there was none."""
     return bool(connection.execute(delete(variable).where(variable.c.key == key)).rowcount)
 
 
@@ -125,7 +130,7 @@ def list_variables(connection: Connection, request: ListVariables, context: Call
 
 
 def get_connection(connection: Connection, number: str, context: CallContext) -> ConnectionRecord | None:
-    """Return a connection with its secrets; None: there is none."""
+    """Return a connection with its secrets; None if there is none."""
     found = connection.execute(select(connections.c.value).where(connections.c.id == number)).scalar()
     return None if found is None else msgspec.json.decode(context.cipher.decrypt(found), type=ConnectionRecord)
 
@@ -145,7 +150,7 @@ def set_connection(connection: Connection, request: SetConnection, context: Call
 
 
 def delete_connection(connection: Connection, number: str) -> bool:
-    """Delete a connection; False: there was none."""
+    """Delete a connection; False if there was none."""
     return bool(connection.execute(delete(connections).where(connections.c.id == number)).rowcount)
 
 

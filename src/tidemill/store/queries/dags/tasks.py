@@ -1,7 +1,7 @@
-"""Moves tasks: the one function through which everything that happens to a task is stored, and what follows from it.
+"""Feeds inputs to tasks and stores all consequences; every change of a task goes through here.
 
-Invariants: state, journal, XComs, triggers, the successors' tallies and what these decide are one transaction; a run
-ends in the transaction in which its last task ends.
+Invariants: state, journal, XComs, triggers, the successors' tallies and the decisions that follow from them are one
+transaction. A run ends in the same transaction as its last task.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _ENDED = tuple(outcome.value for outcome in Outcome)
 def move_tasks(
     connection: Connection, given: Iterable[tuple[int, Input]], context: CallContext, by: str
 ) -> list[Answer | None]:
-    """Feed inputs to tasks, and store what follows.
+    """Feed inputs to tasks and store the consequences.
 
     Args:
-        connection: In a transaction that has locked nothing behind runs.
-        given: Tasks, and what happened to them, in order.
-        context: The time, and what the transaction leaves besides rows.
-        by: Who says so, for the journal.
+        connection: A connection inside a transaction that holds no locks later in the order than runs.
+        given: Pairs of a task and an input, in order.
+        context: The transaction's context.
+        by: The sender of the inputs, for the journal.
 
     Returns:
-        The answer of the machine to each; None: there is no such task.
+        The state machine's answer to each input; None: there is no such task.
     """
     pairs = list(given)
     if not pairs:
@@ -58,17 +58,17 @@ def move_held(
     context: CallContext,
     by: str,
 ) -> int:
-    """Feed inputs to those tasks that a session still holds once they are locked; return how many changed.
+    """Feed inputs to the tasks that a session still holds after they are locked; return their number.
 
-    A user may have cleared or marked one since it was looked for: then it is ending, and has another epoch.
+    In the meantime a user may have cleared or marked a task; then it is ending and has a new epoch.
 
     Args:
-        connection: In a transaction that has locked nothing behind runs.
-        tasks: Those that the session may hold.
+        connection: A connection inside a transaction that holds no locks later in the order than runs.
+        tasks: Tasks that the session may hold.
         session: The session.
-        build: Returns the input, given the epoch of a task.
-        context: The time, and what the transaction leaves besides rows.
-        by: Who says so, for the journal.
+        build: Returns the input for the epoch of a task.
+        context: The transaction's context.
+        by: The sender of the inputs, for the journal.
     """
     if not tasks:
         return 0
@@ -81,7 +81,7 @@ def move_held(
 
 
 def close_board(board: Board) -> None:
-    """Follow what has happened to the end, or to the board's limit, and write everything."""
+    """Settle all consequences, up to the board's limit, and write everything."""
     board.settle()
     for run in list(board.runs.values()):
         if run.stop is not None:
@@ -96,12 +96,12 @@ def close_board(board: Board) -> None:
 
 
 def _stop_some(board: Board, run: RunEntry) -> None:
-    """End the tasks of a run that is being stopped, as many as the board's limit allows."""
+    """Cancel tasks of a run that is being stopped, up to the board's limit."""
     board.flush()
-    # How a task ends that a user marked is decided already.
+    # The outcome of a task that a user marked is already decided.
     wanted = and_(_TASK.run == run.id, _TASK.state.not_in(_ENDED), _TASK.ending_outcome.is_(None))
     if run.stop == "fail_fast":
-        # What has started may end; teardowns clean up after it.
+        # Started tasks may finish; teardowns clean up afterwards.
         wanted = and_(wanted, _TASK.tries == _TASK.tries_before, _TASK.task_id.not_in(run.plan.teardowns))
     statement = select(_TASK.id).where(wanted).order_by(_TASK.id).limit(board.limit + 1)
     found = board.connection.execute(statement).scalars().all()
@@ -119,7 +119,7 @@ def _stop_some(board: Board, run: RunEntry) -> None:
 
 
 def end_run(board: Board, run: RunEntry) -> None:
-    """End a run whose tasks have all ended, as those tasks ended that nothing follows."""
+    """End a run whose tasks have all ended; its leaves decide the outcome."""
     board.load((run.id, name) for name in run.plan.leaves)
     bad = (TaskState.FAILED, TaskState.UPSTREAM_FAILED)
     leaves = [board.find(run.id, name) for name in sorted(run.plan.leaves)]
@@ -136,10 +136,10 @@ def end_run(board: Board, run: RunEntry) -> None:
 
 
 def draw_bits() -> int:
-    """Return the random bits that the machine takes for the delay of a retry."""
+    """Draw the random bits from which the state machine computes the delay of a retry."""
     return random.getrandbits(JITTER_BITS)
 
 
 def name_outcomes(answers: Sequence[Answer | None]) -> list[str]:
-    """Return what became of inputs, in words: moved, already, fenced, refused or unknown."""
+    """Name the results of inputs: moved, already, fenced, refused or unknown."""
     return ["unknown" if answer is None else type(answer).__name__.lower() for answer in answers]

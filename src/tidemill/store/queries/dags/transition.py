@@ -1,12 +1,12 @@
-"""The locked rows of tasks and runs while a transaction changes them: feeds the machine, and follows what it decides.
+"""The board: the locked rows of tasks and runs of a transaction, to which inputs are fed.
 
-Theory of operation. `lock` takes the rows of runs and of the tasks that something happened to. `give` feeds the machine
-and keeps its effects. `settle` tells the outcomes to the direct successors, whose rows it locks under the lock of their
-run, and decides those that wait; what is skipped or fails with its upstream is told on, wave after wave. `flush`
-writes everything. Nothing is read anew that was told.
+Theory of operation: `lock` locks the runs and tasks that have inputs. `give` feeds an input to the state machine and
+collects its effects. `settle` propagates outcomes to the direct successors, which it locks under the lock of their run,
+and decides successors that wait; skips and upstream failures propagate further, wave after wave. `flush` writes
+everything. Propagated outcomes are counted in memory and never read again.
 
-Invariants: a row changes only by what the machine answers; a transaction decides at most `limit` tasks: those that are
-left are marked (`pending`), and the scheduler goes on with them; what was told is always counted.
+Invariants: a row changes only as the state machine answers. A transaction decides at most `limit` tasks; the rest are
+marked `pending` for the scheduler. Every propagated outcome is counted in the tallies.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from tidemill.store.queries.dags.task_rows import (
 from tidemill.store.queries.isolation import note_broken_run
 from tidemill.store.queries.triggers.cursors import find_triggerers
 
-#: What `skips` says if everything downstream is skipped.
+#: The value of `skips` if an attempt skips everything downstream.
 ALL_DOWNSTREAM = "*"
-#: How many tasks one transaction decides.
+#: The maximum number of tasks that one transaction decides.
 LIMIT = 500
 
 
@@ -76,11 +76,11 @@ class Board:
     """The rows that a transaction has locked.
 
     Attributes:
-        connection: In a transaction.
-        context: The time, and what the transaction leaves besides rows.
-        limit: How many tasks it may decide.
-        moved: How many changes there were.
-        left: Whether tasks were left to be decided.
+        connection: A connection inside a transaction.
+        context: The transaction's context.
+        limit: The maximum number of tasks to decide.
+        moved: The number of transitions.
+        left: Whether undecided tasks are left for the scheduler.
     """
 
     connection: Connection
@@ -98,20 +98,20 @@ class Board:
     # -- locking ---------------------------------------------------------------------------------------------------
 
     def lock(self, tasks: Collection[int], runs: Collection[int] = ()) -> None:
-        """Lock runs, those of the tasks included, and then the tasks. It is called first, and once."""
+        """Lock runs, including those of the tasks, and then the tasks. Call this first, and only once."""
         if tasks or runs:
             self._keep_runs(lock_runs(self.connection, runs, tasks))
         self.add(tasks)
 
     def take(self, rows: Iterable[TaskValues]) -> list[TaskEntry]:
-        """Add rows that this transaction has locked, without locking their runs: for inputs that end no task."""
+        """Add task rows locked by this transaction without locking their runs, for inputs that end no task."""
         found = list(rows)
         self._read_runs({row[1] for row in found})
         self._add(found)
         return [self.tasks[row[0]] for row in found if row[0] in self.tasks]
 
     def read(self, tasks: Collection[int]) -> None:
-        """Add tasks without locking anything: nothing may be fed to them."""
+        """Add tasks without locking anything; they must not get inputs."""
         rows = read_tasks(self.connection, tasks) if tasks else []
         self._read_runs({row[1] for row in rows})
         self._add(rows)
@@ -128,19 +128,19 @@ class Board:
             note_broken_run(self.connection, self.context, number, error)
 
     def add(self, tasks: Collection[int]) -> None:
-        """Lock more tasks of runs that are locked."""
+        """Lock more tasks of locked runs."""
         if tasks:
             self._add(lock_tasks(self.connection, tasks))
 
     def add_pending(self) -> None:
-        """Lock tasks that are still to be decided, of runs that are locked, as many as the limit allows."""
+        """Lock pending tasks of locked runs, up to the limit."""
         rows = lock_pending(self.connection, self.runs, self.limit)
         self._add(rows)
         self.left = self.left or len(rows) >= self.limit
         self.doubt(self.tasks[row[0]] for row in rows if row[0] in self.tasks)
 
     def load(self, names: Iterable[tuple[int, str]]) -> None:
-        """Lock tasks by run and name, of runs that are locked."""
+        """Lock tasks of locked runs, given as run and name."""
         missing = sorted({key for key in names if key not in self._named})
         if missing:
             self._add(lock_named(self.connection, missing))
@@ -148,7 +148,7 @@ class Board:
     def _add(self, rows: Iterable[TaskValues]) -> None:
         for row in rows:
             run = self.runs.get(row[1])
-            # A run whose structure cannot be read is not there.
+            # A run whose structure is unreadable is missing.
             if run is None or row[0] in self.tasks:
                 continue
             try:
@@ -159,13 +159,13 @@ class Board:
                 self.tasks[entry.id] = self._named[run.id, entry.task_id] = entry
 
     def find(self, run: int, task_id: str) -> TaskEntry | None:
-        """Return a task that is locked; None: the run has no such task."""
+        """Return a locked task; None if the run has no such task."""
         return self._named.get((run, task_id))
 
     # -- feeding ---------------------------------------------------------------------------------------------------
 
     def give_all(self, given: Iterable[tuple[int, Input]], by: str) -> list[Answer | None]:
-        """Feed inputs to tasks that are locked, in order; None: there is no such task."""
+        """Feed inputs to locked tasks, in order; the answer is None if there is no such task."""
         pairs = list(given)
         stale = [
             (task, one.epoch)
@@ -181,7 +181,7 @@ class Board:
         return answers
 
     def give(self, entry: TaskEntry, given: Input, by: str, left: str | None = None) -> Answer:
-        """Feed an input to a task, and keep the effects."""
+        """Feed an input to a task and collect the effects."""
         before = entry.row
         if left is None and given.epoch is not None and given.epoch < before.epoch:
             left = self._effects.find_left(entry.id, given.epoch)
@@ -214,7 +214,7 @@ class Board:
         return answer
 
     def find_triggerers(self, entries: Iterable[TaskEntry]) -> dict[int, int]:
-        """Return, by task, which services run the triggers of those tasks that are deferred."""
+        """Return the sessions that run the triggers of deferred tasks, by task."""
         deferred = [(entry.id, entry.row.epoch) for entry in entries if entry.row.state is TaskState.DEFERRED]
         return find_triggerers(self.connection, deferred)
 
@@ -242,7 +242,7 @@ class Board:
                         Callback(entry.run.id, entry.id, entry.row.epoch, name, error, queue, entry.started_us, origin)
                     )
             case _:
-                pass  # a worker learns which attempts to end from what it holds
+                pass  # a worker learns which attempts to stop from its answer to `WorkerTurn.held`
 
     def _tell(self, entry: TaskEntry, before: Outcome | None, after: Outcome | None) -> None:
         run = entry.run
@@ -255,7 +255,7 @@ class Board:
             run.stop, run.changed = "fail_fast", True
 
     def note_skips(self, entry: TaskEntry, names: Iterable[str], everything: bool) -> None:
-        """Keep which tasks an attempt skips, before its report is fed; names of tasks that do not exist are ignored."""
+        """Record which tasks an attempt skips, before its report is fed; unknown task names are ignored."""
         known = [] if everything else sorted(name for name in names if name in entry.run.plan.tasks)
         if everything or known:
             entry.skips = ALL_DOWNSTREAM if everything else json.dumps(known)
@@ -277,17 +277,17 @@ class Board:
         return list(json.loads(entry.skips or "[]"))
 
     def add_callback(self, callback: Callback) -> None:
-        """Keep a callback of a run."""
+        """Add a callback of a run."""
         self._effects.callbacks.append(callback)
 
     # -- following -------------------------------------------------------------------------------------------------
 
     def doubt(self, entries: Iterable[TaskEntry]) -> None:
-        """Decide these tasks, if they wait, when `settle` is called."""
+        """Mark tasks that `settle` must decide if they wait."""
         self._doubtful.update((entry.id, entry) for entry in entries)
 
     def settle(self) -> None:
-        """Tell successors what has happened, and decide them, wave after wave."""
+        """Propagate outcomes to successors and decide them, wave after wave."""
         decided = 0
         while self._told or self._doubtful:
             self._tell_successors()
@@ -324,13 +324,13 @@ class Board:
             names = {(run.id, name): None for name, _ in one.task.plan.successors}
             wanted |= names
             if one.after in (Outcome.SKIPPED, Outcome.UPSTREAM_FAILED) and not names.keys() <= self._named.keys():
-                # A long chain that ends with this task is locked in one go, and not task by task.
+                # Lock a long chain that ends with this task in one statement, not task by task.
                 after = run.plan.list_downstream([one.task.task_id], self.limit)
                 wanted |= {(run.id, name): None for name in after}
         self.load(wanted)
 
     def _wake_next(self, entry: TaskEntry) -> None:
-        """Let the scheduler decide again what waited in the next run for this task."""
+        """Mark the tasks of the next run that waited for this task, so that the scheduler decides them again."""
         others = []
         for key in find_next_tasks(self.connection, entry):
             other = self._named.get(key)
@@ -345,7 +345,7 @@ class Board:
     def _decide(self, entry: TaskEntry) -> int:
         run = entry.run
         if run.state != "running":
-            # Whoever starts the run, or lets it go on, looks for what is pending.
+            # Starting or resuming the run processes its pending tasks.
             entry.pending, entry.tallied = 1, True
             return 0
         if entry.pending:
@@ -365,7 +365,7 @@ class Board:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what has changed."""
+        """Write all changes."""
         write_tasks(self.connection, self.tasks.values())
         effects, self._effects = self._effects, Effects()
         write_effects(self.connection, effects, self.context)

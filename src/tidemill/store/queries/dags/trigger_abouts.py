@@ -1,4 +1,4 @@
-"""What people are told about the triggers of deferred tasks: their classes and arguments, secrets masked."""
+"""Describes the triggers of deferred tasks for display: their classes and arguments, with secrets masked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidemill.store.dag_tables import connection as connections
 from tidemill.store.dag_tables import variable
 from tidemill.store.tables import service, trigger, trigger_cursor
 
-#: Longer arguments are cut, after secrets in them were masked.
+#: Longer arguments are truncated after masking.
 MAX_ARGUMENTS = 2_000
 _UNREADABLE = "they cannot be decrypted"
 
@@ -29,7 +29,7 @@ _UNREADABLE = "they cannot be decrypted"
 def describe_triggers(
     connection: Connection, request: DescribeTriggers, context: CallContext
 ) -> tuple[TriggerAbout, ...]:
-    """Return what triggers are; see `DescribeTriggers`."""
+    """Describe triggers; see `DescribeTriggers`."""
     statement = (
         select(trigger.c.id, trigger.c.classpath, trigger.c.kwargs, service.c.host, service.c.pid)
         .outerjoin(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
@@ -42,11 +42,11 @@ def describe_triggers(
 
 
 def _list_secrets(connection: Connection, context: CallContext) -> Iterator[str]:
-    """Yield all secrets that tasks can ask for: they may be among the arguments of a trigger."""
+    """Yield all secrets that tasks can read, because trigger arguments may contain them."""
     stored: list[tuple[Call[Any], str]] = [
         (GetConnection(row.id), row.value) for row in connection.execute(select(connections.c.id, connections.c.value))
     ]
-    # Looking into the others would cost much where there are thousands.
+    # Searching the other variables would be expensive where there are thousands.
     stored += [
         (GetVariable(row.key), row.value)
         for row in connection.execute(select(variable.c.key, variable.c.value))
@@ -56,7 +56,7 @@ def _list_secrets(connection: Connection, context: CallContext) -> Iterator[str]
         try:
             text = context.cipher.decrypt(value)
         except ConfigError:
-            continue  # nobody was given what cannot be decrypted
+            continue  # no task can have read a value that cannot be decrypted
         is_connection = isinstance(call, GetConnection)
         yield from find_secrets(call, msgspec.json.decode(text, type=ConnectionRecord) if is_connection else text)
 
@@ -78,7 +78,7 @@ def _format_arguments(arguments: Any, secrets: KnownSecrets) -> str:
 
 
 def _find_due(arguments: Any) -> int | None:
-    """Return the moment that a trigger waits for, in microseconds; None: it waits for something else."""
+    """Return the time that a trigger waits for, in microseconds; None if it waits for something else."""
     moment = arguments.get("moment") if isinstance(arguments, dict) else None
     if not isinstance(moment, str):
         return None

@@ -1,4 +1,4 @@
-"""XComs: what tasks leave for those after them."""
+"""Stores and reads XComs, the values that tasks pass to later tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RUN, _TASK, _XCOM = dag_run.c, task_instance.c, xcom.c
 
 
 def find_fault(values: Sequence[tuple[str, str]]) -> str | None:
-    """Return why XComs cannot be stored; None: they can."""
+    """Return why XComs cannot be stored; None if they can."""
     for key, value in values:
         size_bytes = len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
         if size_bytes > MAX_XCOM_BYTES:
@@ -25,7 +25,7 @@ def find_fault(values: Sequence[tuple[str, str]]) -> str | None:
                 "write the value to a file or a bucket, and return its path"
             )
         if "\0" in key + value or not _is_text(key + value):
-            return f"the XCom {key!r} has characters that databases refuse: a NUL character or a lone surrogate"
+            return f"the XCom {key!r} has characters that databases reject: a NUL character or a lone surrogate"
     return None
 
 
@@ -38,10 +38,10 @@ def _is_text(text: str) -> bool:
 
 
 def check_xcom(key: str, value: str) -> None:
-    """Make sure that an XCom can be stored.
+    """Check that an XCom can be stored.
 
     Raises:
-        CallRefusedError: It cannot.
+        CallRefusedError: The value is too large, or the text has characters that databases reject.
     """
     fault = find_fault([(key, value)])
     if fault is not None:

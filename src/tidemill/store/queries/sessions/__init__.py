@@ -1,1 +1,1 @@
-"""Queries about the sessions of services: how they begin, beat and end, and their turns."""
+"""Queries about service sessions: their start, heartbeats and end, and the turns of schedulers and workers."""

@@ -1,7 +1,7 @@
-"""Triggers of tasks that only one service may claim: they are tried apart from all others.
+"""Task triggers reserved for one service session, which runs each of them apart from the others.
 
-Invariants: a trigger that is reserved counts as running, so that no service claims another one of its stream; its
-cursor names the service, and no claim of it. It is free when the service ends.
+Invariants: a reserved trigger counts as running, so no other service claims a trigger of its stream. Its cursor names
+the session but no claim request. It is released when the session ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CURSOR = trigger_cursor.c
 
 
 def list_owned(connection: Connection, request: ListOwnedTriggers) -> tuple[OwnedTrigger, ...]:
-    """Return which triggers of tasks a service has; see `ListOwnedTriggers`."""
+    """Return the task triggers that a session owns; see `ListOwnedTriggers`."""
     statement = (
         select(_CURSOR.trigger_id, _CURSOR.token, _CURSOR.claim_request, trigger.c.stream_key)
         .join(trigger, trigger.c.id == _CURSOR.trigger_id)
@@ -33,7 +33,7 @@ def list_owned(connection: Connection, request: ListOwnedTriggers) -> tuple[Owne
 
 
 def reserve_triggers(connection: Connection, request: ReserveTriggers, context: CallContext) -> int:
-    """Reserve triggers of a service for another one; see `ReserveTriggers`."""
+    """Reserve triggers of one session for another; see `ReserveTriggers`."""
     check_service(connection, request.service)
     if not request.triggers:
         return 0
@@ -46,7 +46,7 @@ def reserve_triggers(connection: Connection, request: ReserveTriggers, context: 
 
 
 def take_reserved(connection: Connection, request: ClaimTriggers, context: CallContext) -> list[int]:
-    """Claim what is reserved for a service, up to its capacity, and return the ids."""
+    """Claim the triggers reserved for a session, up to its capacity, and return their ids."""
     reserved = and_(_CURSOR.session_id == request.service, _CURSOR.claim_request.is_(None))
     statement = select(_CURSOR.trigger_id).where(reserved).order_by(_CURSOR.trigger_id).limit(max(request.capacity, 0))
     found = list(connection.execute(statement.with_for_update()).scalars())

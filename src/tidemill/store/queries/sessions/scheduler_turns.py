@@ -1,8 +1,8 @@
-"""A turn of the scheduler: everything that is to be done now, each step over a bounded number of rows.
+"""The scheduler turn: all scheduling work that is due, with each step limited to a bounded number of rows.
 
-Invariants: one statement finds out which steps have something to do, from indexes that have nothing else in them; what
-is left over makes the turn say `more`; a run or DAG in which a step raises is left as it is, and named, and the others
-go on.
+Invariants: one statement determines which steps have work, from partial indexes that contain nothing else. If rows are
+left over, the answer sets `more`. A run or DAG that raises in a step is logged and left unchanged; the turn continues
+with the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tidemill.store.queries.triggers.cursors import SKIPPED, build_id_rows
 from tidemill.store.statements import Statement
 
 _RUN, _TASK = dag_run.c, task_instance.c
-#: Runs that one turn creates, starts or stops.
+#: The maximum number of runs that one turn creates, starts or stops.
 _RUNS = 50
 _SKIPPED_DAGS = RowSet("skipped_dags", id=int)
 _PENDING = and_(_TASK.pending == literal_column("1"), IS_RUNNING)
@@ -47,14 +47,14 @@ _OPEN = and_(_RUN.deadline_us.is_not(None), IS_RUNNING)
 
 
 def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: CallContext) -> SchedulerAnswer:
-    """Do what is to be done now; see `SchedulerTurn`."""
+    """Do the scheduling work that is due; see `SchedulerTurn`."""
     check_service(connection, turn.service)
     by = f"scheduler {turn.service}"
     work = _find_work(connection, turn, context)
     now_us = context.now_us
     skip = turn.skip_runs
     created = create_due_runs(connection, context, _RUNS, turn.skip_dags) if _is_due(work.dags_us, now_us) else 0
-    # First, so that a run that can do nothing is known.
+    # Decide tasks before starting runs, so that runs whose tasks cannot start are known.
     decided = _decide_pending(connection, context, turn.limit, skip) if work.pending else 0
     started = start_waiting_runs(connection, context, _RUNS, skip) if work.queued or created else 0
     overdue = _stop_overdue_runs(connection, context, skip) if _is_due(work.runs_us, now_us) else 0
@@ -70,7 +70,7 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     return SchedulerAnswer(
         min(times, default=None),
         now_us,
-        # What is due, but could not be done, is tried again with the next turn, and not at once.
+        # Due work that failed is retried in the next turn, not at once.
         full or admitted.more or context.left or (moved and any(time <= now_us for time in times)),
         admitted.count,
         decided + due + admitted.count,
@@ -86,7 +86,7 @@ def _is_due(time_us: int | None, now_us: int) -> bool:
 
 
 class _Work(NamedTuple):
-    """When what is due is due, and whether there is something to do of each kind."""
+    """The next due times, and flags for the kinds of work that exist."""
 
     dags_us: int | None
     runs_us: int | None
@@ -98,7 +98,7 @@ class _Work(NamedTuple):
 
 
 def _find_work(connection: Connection, turn: SchedulerTurn, context: CallContext) -> _Work:
-    """Return what there is to do, but for what cannot be worked on."""
+    """Find the work to do, except for runs and DAGs that failed."""
     runs, dags = {*turn.skip_runs, *context.broken_runs}, {*turn.skip_dags, *context.broken_dags}
     given: dict[str, Any] = {}
     if runs or dags:
@@ -110,7 +110,7 @@ def _find_work(connection: Connection, turn: SchedulerTurn, context: CallContext
 
 @Statement
 def _work(dialect: str, skips: bool) -> Select[Any]:
-    """Return the statement that says which steps have something to do now, or when they will."""
+    """Build the statement that returns which steps have work now, or when they will."""
     skipped_runs = select(SKIPPED.build_source(dialect).c.id)
     skipped_dags = select(_SKIPPED_DAGS.build_source(dialect).c.id)
     of_runs = [_RUN.id.not_in(skipped_runs)] if skips else []
@@ -131,14 +131,14 @@ def _work(dialect: str, skips: bool) -> Select[Any]:
 
 def _stop_overdue_runs(connection: Connection, context: CallContext, skip: Collection[int]) -> int:
     found = _find(connection, and_(_OPEN, _RUN.deadline_us <= context.now_us), _RUNS, skip)
-    reason = "it took longer than its dagrun_timeout"
+    reason = "it exceeded its dagrun_timeout"
     return work_on_runs(
         connection, context, found, lambda runs: len(stop_runs(connection, runs, reason, "timeout", context).runs)
     )
 
 
 def _stop_runs(connection: Connection, context: CallContext, skip: Collection[int]) -> int:
-    """Go on with a run whose tasks are too many to be ended in one transaction."""
+    """Continue stopping a run that has too many tasks to stop in one transaction."""
 
     def stop(runs: list[int]) -> int:
         board = Board(connection, context)
@@ -152,7 +152,7 @@ def _stop_runs(connection: Connection, context: CallContext, skip: Collection[in
 def _find(
     connection: Connection, wanted: ColumnElement[bool], limit: int, skip: Collection[int]
 ) -> Sequence[tuple[int, int]]:
-    """Return runs, twice each: as what they are called, and as what is worked on."""
+    """Return runs as pairs for `work_on_runs`, with the run's id as its own work item."""
     passed = and_(wanted, *([_RUN.id.not_in(skip)] if skip else ()))
     found = connection.execute(select(_RUN.id).where(passed).order_by(_RUN.id).limit(limit)).scalars()
     return [(number, number) for number in found]

@@ -1,7 +1,7 @@
-"""Services: begin, beat, end. What one that has ended held is free again in the same transaction.
+"""Service sessions: start, heartbeat, end. Ending a session releases everything it holds in the same transaction.
 
-Invariants: a service that has ended is never live again; an attempt whose worker has ended is lost, and a trigger whose
-triggerer has ended is claimed by another one.
+Invariants: an ended session never becomes live again. An attempt whose worker session has ended is lost; a trigger
+whose triggerer session has ended is claimed by another one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidemill.store.tables import service, trigger, trigger_cursor
 
 _SERVICE, _TASK = service.c, task_instance.c
 
-#: The advisory lock for the beginning of a `dev`, "tidemdev" in ASCII.
+#: The advisory lock for starting a `dev` session ("tidemdev" in ASCII).
 _DEV_KEY = int.from_bytes(b"tidemdev", "big")
 
 
@@ -39,9 +39,9 @@ def _lock_service(dialect: str) -> Select[int]:
 
 
 def begin_service(connection: Connection, request: BeginService, context: CallContext) -> int:
-    """Begin a service; see `BeginService`.
+    """Start a session; see `BeginService`.
 
-    Those of the kind `dev` begin one after another: who has the higher number sees the one with the lower number.
+    Sessions of kind `dev` start one after another, so that the one with the higher id sees the one with the lower id.
     """
     if request.kind == "dev" and find_dialect(connection) == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_DEV_KEY)))
@@ -63,36 +63,34 @@ def begin_service(connection: Connection, request: BeginService, context: CallCo
 
 
 def beat_service(connection: Connection, number: int, context: CallContext) -> bool:
-    """Beat; see `BeatService`."""
+    """Record a heartbeat; see `BeatService`."""
     return beat_session(connection, number, context.now_us)
 
 
 def check_service(connection: Connection, number: int) -> None:
-    """Make sure that a service is not ended before the transaction ends.
+    """Ensure that a session stays live until the transaction ends.
 
     Raises:
-        CallRefusedError: It has ended.
+        CallRefusedError: The session has ended.
     """
     if not is_session_live(connection, number):
-        raise CallRefusedError(
-            RefusalKind.FENCED, f"service {number} has been ended; it begins anew under another number"
-        )
+        raise CallRefusedError(RefusalKind.FENCED, f"session {number} has ended; the service must start a new one")
 
 
 def take_service(connection: Connection, number: int) -> None:
-    """Make sure that a service is not ended, and says nothing else, before the transaction ends.
+    """Ensure that a session stays live, and lock out its other requests, until the transaction ends.
 
-    A request that is repeated while the first one is still being answered waits for that, and gets the same answer.
+    A repeated request therefore waits while the first one is being answered, and gets the same answer.
 
     Raises:
-        CallRefusedError: It has ended.
+        CallRefusedError: The session has ended.
     """
     if not _lock_service.fetch(connection, {"number": number}):
-        raise CallRefusedError(RefusalKind.FENCED, f"service {number} has been ended; begin another one")
+        raise CallRefusedError(RefusalKind.FENCED, f"session {number} has ended; the service must start a new one")
 
 
 def end_service(connection: Connection, number: int, by: int | None, context: CallContext) -> bool:
-    """End a service, and free what it holds; see `EndService` and `LoseService`."""
+    """End a session and release everything it holds; see `EndService` and `LoseService`."""
     if not end_session(connection, number, context.now_us, by):
         return False
     _free_all(connection, number, context)
@@ -106,8 +104,8 @@ def _free_all(connection: Connection, number: int, context: CallContext) -> None
 
 
 def lose_others(connection: Connection, request: LoseOthers, context: CallContext) -> tuple[int, ...]:
-    """End every live service but some; see `LoseOthers`."""
-    # Hosts of lists of triggers may share a server with DAGs; who is alive among them, they find out themselves.
+    """End all live sessions except the given ones; see `LoseOthers`."""
+    # Hosts of trigger lists may share the server with DAGs; they detect each other's death themselves.
     wanted: list[ColumnElement[bool]] = [
         _SERVICE.ended_us.is_(None),
         _SERVICE.id.not_in(request.keep),
@@ -118,7 +116,7 @@ def lose_others(connection: Connection, request: LoseOthers, context: CallContex
     if request.boot_id is not None:
         wanted.append(_SERVICE.boot_id == request.boot_id)
     found = connection.execute(select(_SERVICE.id).where(and_(*wanted)).order_by(_SERVICE.id)).scalars().all()
-    # First the rows of services, then those of tasks, as everywhere.
+    # Lock services before tasks, as everywhere.
     ended = tuple(number for number in found if end_session(connection, number, context.now_us, None))
     for number in ended:
         _free_all(connection, number, context)
@@ -126,7 +124,7 @@ def lose_others(connection: Connection, request: LoseOthers, context: CallContex
 
 
 def list_services(connection: Connection, request: ListServices, context: CallContext) -> tuple[ServiceRecord, ...]:
-    """Return the services that have not ended; see `ListServices`."""
+    """Return the live sessions; see `ListServices`."""
     statement = select(service).where(_SERVICE.ended_us.is_(None)).order_by(_SERVICE.id)
     if request.kind:
         statement = statement.where(_SERVICE.kind == request.kind)
@@ -171,12 +169,12 @@ def _free_callbacks(connection: Connection, number: int, context: CallContext) -
 
 
 def build_lost_callback(now_us: int) -> dict[str, object]:
-    """Return what a callback becomes whose worker was lost: it is run again, but not for ever."""
+    """Return the update of a callback whose worker was lost: run it again, up to MAX_LOST times."""
     lost = task_callback.c.lost
     hopeless = lost >= MAX_LOST
     return {
         "state": case((hopeless, "failed"), else_="due"),
-        "error": case((hopeless, f"it was lost with its worker {MAX_LOST + 1} times"), else_=None),
+        "error": case((hopeless, f"its worker was lost {MAX_LOST + 1} times"), else_=None),
         "ended_us": case((hopeless, now_us), else_=None),
         "lost": lost + 1,
         "session_id": None,
@@ -185,7 +183,7 @@ def build_lost_callback(now_us: int) -> dict[str, object]:
 
 
 def _free_triggers(connection: Connection, number: int, context: CallContext) -> None:
-    """Free the triggers of tasks; those of lists are claimed anew by whoever runs the list."""
+    """Release the triggers of tasks; the next host of a list claims the list's triggers itself."""
     held = (
         select(trigger.c.id)
         .join(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
@@ -195,7 +193,7 @@ def _free_triggers(connection: Connection, number: int, context: CallContext) ->
 
 
 def free_triggers(connection: Connection, ids: list[int], context: CallContext) -> None:
-    """Let other triggerers claim triggers of tasks; what their last owner still says about them is refused."""
+    """Release task triggers for other triggerers; the new tokens fence off their last owner."""
     if not ids:
         return
     lock_cursors(connection, ids)

@@ -1,7 +1,8 @@
-"""The triggers of deferred tasks: who runs them, and what their events do.
+"""The triggers of deferred tasks: claims, events and failures.
 
-Invariants: the first event of a task's trigger resumes the task in the transaction that stores it; triggers of one
-stream are claimed by one service; who has an old token is refused. Tasks are locked before the cursors of triggers.
+Invariants: the first event of a task's trigger resumes the task in the transaction that stores the event. All triggers
+of one stream are claimed by the same service. Requests with a stale token are refused. Tasks are locked before trigger
+cursors.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ log = structlog.get_logger(__name__)
 
 _TRIGGER, _CURSOR, _TASK = trigger.c, trigger_cursor.c, task_instance.c
 _RUNNING = TriggerState.RUNNING.value
-#: How often a claim looks for other triggers in place of those that cannot be run.
+#: How often a claim retries to replace triggers that cannot be decrypted.
 _LOOKS = 20
 _STREAMS = RowSet("streams", key=str)
-#: What the hashes of streams begin with, so that they are not those of other advisory locks: "tidestre" in ASCII.
+#: The hash seed for stream keys ("tidestre" in ASCII), which separates them from other advisory locks.
 _STREAMS_SEED = int.from_bytes(b"tidestre", "big")
 _KINDS = {Refusal.UNKNOWN_TRIGGER: EventOutcomeKind.UNKNOWN, Refusal.FENCED: EventOutcomeKind.FENCED}
 _answers = msgspec.json.Encoder().encode
@@ -74,7 +75,7 @@ _read_answers = msgspec.json.Decoder(tuple[EventOutcome, ...]).decode
 def claim_task_triggers(
     connection: Connection, request: ClaimTriggers, context: CallContext
 ) -> tuple[ClaimedTrigger, ...]:
-    """Claim triggers that nobody runs; see `ClaimTriggers`."""
+    """Claim unclaimed triggers; see `ClaimTriggers`."""
     take_service(connection, request.service)
     mine = and_(_CURSOR.session_id == request.service, _CURSOR.claim_request == request.request)
     again = list(connection.execute(select(_CURSOR.trigger_id).where(mine)).scalars())
@@ -83,7 +84,7 @@ def claim_task_triggers(
 
 
 def _find_unreadable(rows: Iterable[Row[Any, Any, Any]], context: CallContext) -> list[int]:
-    """Return the triggers whose arguments cannot be decrypted: they wait for their key."""
+    """Return the triggers whose arguments cannot be decrypted; they wait for their key."""
     found = []
     for row in rows:
         try:
@@ -91,7 +92,7 @@ def _find_unreadable(rows: Iterable[Row[Any, Any, Any]], context: CallContext) -
         except ConfigError as error:
             found.append(row.id)
             waits = throttle(log, 60.0, about=row.id)
-            waits.error("a trigger waits: it cannot be run", trigger=row.id, error=str(error))
+            waits.error("cannot decrypt the arguments of a trigger; it waits", trigger=row.id, error=str(error))
     return found
 
 
@@ -111,7 +112,7 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
     free: list[ColumnElement[bool]] = [
         _TRIGGER.task_id.is_not(None),
         _TRIGGER.state == literal_column("'registered'"),
-        # An expression, so that SQLite does not begin with all triggers that nobody runs, most of which have ended.
+        # The `+ 0` keeps SQLite from starting with the index of all unclaimed triggers, most of which have ended.
         (_CURSOR.session_id + 0).is_(None),
     ]
     free.append(or_(_TRIGGER.stream_key.is_(None), ~elsewhere))
@@ -137,8 +138,9 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
     if found:
         dialect = find_dialect(connection)
         wanted, given = select(IDS.build_source(dialect).c.id), IDS.build_parameters(dialect, build_id_rows(found))
-        # Read anew now that cursors and streams are locked: triggers may have changed, and streams may have been taken,
-        # while they were not.
+        # Read again now that cursors and streams are locked: triggers may have changed and streams may have been
+        # claimed in the
+        # meantime.
         still = select(_TRIGGER.id).where(and_(_TRIGGER.id.in_(wanted), free[1], free[3])).order_by(_TRIGGER.id)
         found = list(connection.execute(still, given).scalars())
         given = IDS.build_parameters(dialect, build_id_rows(found))
@@ -150,10 +152,11 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
 
 
 def _lock_streams(connection: Connection, keys: Collection[str]) -> Collection[str]:
-    """Return those streams of which no other transaction claims triggers now; none may before this one has ended.
+    """Lock the streams and return those we got; the locks last until this transaction ends.
 
-    Two services that claim at the same time would not see each other's claims, and would share out a stream. The other
-    ones need not be waited for: their triggers belong to who claims them.
+    Without the locks, two concurrent claims would not see each other and could split a stream between two services.
+    There
+    is no need to wait for the other streams: the transaction that locked them claims their triggers.
     """
     if not keys or find_dialect(connection) != "postgresql":
         return keys  # a SQLite file has one writer
@@ -210,7 +213,7 @@ def _build_claimed(row: Row[Any], context: CallContext) -> ClaimedTrigger:
 
 
 def store_task_events(connection: Connection, request: StoreEvents, context: CallContext) -> tuple[EventOutcome, ...]:
-    """Store events, and resume the tasks that waited for them; see `StoreEvents`."""
+    """Store events and resume the tasks that wait for them; see `StoreEvents`."""
     take_service(connection, request.service)
     last = select(service.c.events_request, service.c.events_answer).where(service.c.id == request.service)
     number, answer = connection.execute(last).one()
@@ -224,7 +227,7 @@ def store_task_events(connection: Connection, request: StoreEvents, context: Cal
 
 
 def store_and_resume(connection: Connection, events: Sequence[NewEvent], context: CallContext) -> list[StoreOutcome]:
-    """Store events, and resume the tasks whose triggers fired for the first time."""
+    """Store events and resume the tasks whose triggers fired for the first time."""
     tasks = _find_tasks(connection, {event.trigger_id for event in events})
     board = Board(connection, context)
     board.lock({row.task_id for row in tasks.values()})
@@ -259,7 +262,7 @@ def _build_outcome(outcome: StoreOutcome) -> EventOutcome:
 
 
 def fail_trigger(connection: Connection, request: FailTrigger, context: CallContext) -> OutcomeKind:
-    """Fail the task of a trigger that raised, or ended without an event; see `FailTrigger`."""
+    """Fail the task of a trigger that raised or ended without an event; see `FailTrigger`."""
     check_service(connection, request.service)
     rows = _find_tasks(connection, [request.trigger])
     if not rows:
@@ -280,7 +283,7 @@ def fail_trigger(connection: Connection, request: FailTrigger, context: CallCont
 
 
 def _recognise(connection: Connection, request: FailTrigger, row: Row[Any]) -> OutcomeKind:
-    """Tell a report that was repeated from one that is too late: a stop has raised the token once."""
+    """Distinguish a repeated report from a late one: stopping the trigger has raised its token once."""
     from tidemill.store.queries.dags.journal import find_left
 
     left = find_left(connection, [(row.task_id, row.epoch)]).get((row.task_id, row.epoch))
@@ -297,7 +300,7 @@ def _name(answer: Answer | None) -> OutcomeKind:
 
 
 def release_triggers(connection: Connection, request: ReleaseTriggers, context: CallContext) -> int:
-    """Give triggers back; see `ReleaseTriggers`."""
+    """Release triggers; see `ReleaseTriggers`."""
     held = dict(request.triggers)
     note_cleaned_up(connection, request.service, held, context)
     rows = _fetch_held(connection, held)
@@ -307,7 +310,7 @@ def release_triggers(connection: Connection, request: ReleaseTriggers, context: 
 
 
 def note_cleaned_up(connection: Connection, number: int, triggers: Collection[int], context: CallContext) -> None:
-    """Let tasks go on that wait until a service has ended these triggers, because a user cleared or marked them."""
+    """Unblock tasks that a user cleared or marked and that waited until the service stopped these triggers."""
     newer = trigger.alias("newer")
     last = ~exists(select(newer.c.id).where(and_(newer.c.task_id == _TRIGGER.task_id, newer.c.epoch > _TRIGGER.epoch)))
     dialect = find_dialect(connection)
@@ -319,7 +322,7 @@ def note_cleaned_up(connection: Connection, number: int, triggers: Collection[in
 
 
 def find_stopped(connection: Connection, request: HeldTriggers) -> tuple[StoppedTrigger, ...]:
-    """Return which triggers a service is to stop, and why; see `HeldTriggers`."""
+    """Return the triggers that a service must stop, with the reasons; see `HeldTriggers`."""
     rows = {row.trigger_id: row for row in _fetch_held(connection, dict(request.held))}
     stopped = []
     for number, token in request.held:

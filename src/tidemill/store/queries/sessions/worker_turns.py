@@ -1,7 +1,6 @@
-"""A worker's turn: what ended is stored, and what is next is claimed, in one transaction.
+"""The worker turn: stores the reports of finished attempts and claims new ones, in one transaction.
 
-Invariants: a report that is repeated changes nothing; one that the database would refuse because of its content fails
-its own task, and no other.
+Invariants: a repeated report changes nothing. A report whose content the database rejects fails only its own task.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _KINDS = {
 
 
 def take_worker_turn(connection: Connection, turn: WorkerTurn, context: CallContext) -> WorkerAnswer:
-    """Store what ended, and claim what is next; see `WorkerTurn`."""
+    """Store reports and claim new work; see `WorkerTurn`."""
     take_service(connection, turn.service)
     outcomes = _store_reports(connection, turn, context)
     _store_callbacks(connection, turn, context)
@@ -62,7 +61,7 @@ def take_worker_turn(connection: Connection, turn: WorkerTurn, context: CallCont
 
 
 def _store_reports(connection: Connection, turn: WorkerTurn, context: CallContext) -> tuple[ReportOutcome, ...]:
-    """Store reports at once; if that fails, one after the other, without those that fail."""
+    """Store all reports together; if that fails, store them one by one and refuse those that fail."""
     if not turn.reports:
         return ()
     try:
@@ -81,8 +80,8 @@ def _store_one(connection: Connection, turn: WorkerTurn, report: Report, context
     except Exception as error:
         if not is_fault_of_content(error):
             raise
-        reason = f"it cannot be stored: {describe_error(error)}"
-        log.exception("the end of an attempt cannot be stored; its task is left as it is", task=report.task)
+        reason = f"cannot store the report: {describe_error(error)}"
+        log.exception("cannot store the report of an attempt; its task stays unchanged", task=report.task)
         return ReportOutcome(report.task, OutcomeKind.REFUSED, reason)
 
 
@@ -124,13 +123,13 @@ def _build_input(report: Report, context: CallContext) -> Input:
 
 
 def _find_fault(deferral: Deferral) -> str | None:
-    """Return why a deferral cannot be stored; None: it can."""
+    """Return why a deferral cannot be stored; None if it can."""
     fields = ("classpath", "kwargs", "method", "method_kwargs", "queue", "stream_key")
     for name in fields:
         text = getattr(deferral, name)
         if text is not None and make_storable(text) != text:
             return (
-                f"TaskDeferralError: the {name} of the deferral has characters that databases refuse: a NUL character "
+                f"TaskDeferralError: the {name} of the deferral has characters that databases reject: a NUL character "
                 "or a lone surrogate"
             )
     return None

@@ -1,1 +1,1 @@
-"""Queries about the triggers of lists, their events and the sessions that run them."""
+"""Queries about trigger lists, their triggers and events, and the sessions that run them."""

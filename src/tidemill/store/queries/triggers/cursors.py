@@ -1,8 +1,8 @@
-"""The narrow rows of triggers, which are locked before any other row of a trigger.
+"""Locks cursors, the narrow rows of triggers. A transaction locks the cursor before any other row of a trigger.
 
-The order of locks, in every transaction: rows of sessions and lists first, then cursors by ascending id, then the wide
-rows of those triggers. Two transactions that share a trigger meet at its cursor, and the one that waits there holds
-nothing that the other still needs: they cannot deadlock.
+The lock order in every transaction: sessions and lists, then cursors by ascending id, then the wide rows of those
+triggers. Two transactions that share a trigger meet at its cursor, and the waiting one holds no lock that the other
+still needs, so they cannot deadlock.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tidemill.store.statements import Statement
 from tidemill.store.tables import trigger, trigger_cursor
 
 IDS = RowSet("ids", id=int)
-#: What a statement passes over.
+#: Rows that a statement skips.
 SKIPPED = RowSet("skipped", id=int)
 _DEFERRED = RowSet("deferred", task=int, epoch=int)
 
 
 def lock_cursors(connection: Connection, ids: Collection[int]) -> dict[int, Counter]:
-    """Lock the cursors of the triggers that exist until the transaction ends, and return them by id."""
+    """Lock the cursors of existing triggers until the transaction ends, and return their counters by id."""
     dialect = find_dialect(connection)
     rows = connection.execute(_build_lock(dialect), IDS.build_parameters(dialect, build_id_rows(ids)))
     return {trigger_id: Counter(next_index, token) for trigger_id, token, next_index in rows}
@@ -42,15 +42,15 @@ def build_lock_statement(wanted: Select[int]) -> Select[int, int, int]:
         select(trigger_cursor.c.trigger_id, trigger_cursor.c.token, trigger_cursor.c.next_index)
         .where(trigger_cursor.c.trigger_id.in_(wanted))
         .order_by(trigger_cursor.c.trigger_id)
-        # Without effect on SQLite, where only one transaction at a time can write.
+        # No effect on SQLite, where only one transaction can write at a time.
         .with_for_update(of=trigger_cursor, key_share=True)
     )
 
 
 def find_triggerers(connection: Connection, tasks: Collection[tuple[int, int]]) -> dict[int, int]:
-    """Return which services run the triggers of deferred tasks, given as task and epoch; lock these triggers.
+    """Lock the triggers of deferred tasks, given as task and epoch, and return the session that runs each of them.
 
-    Only a transaction that has locked the tasks and their runs may do so, and may then lock other tasks of those runs.
+    The caller must have locked the tasks and their runs; afterwards it may still lock other tasks of those runs.
     """
     if not tasks:
         return {}
@@ -73,5 +73,5 @@ def _triggerers(dialect: str) -> Select[Any]:
 
 
 def build_id_rows(ids: Collection[int]) -> list[tuple[int]]:
-    """Return ids as the rows of `IDS`, each once, in ascending order."""
+    """Return ids as rows of `IDS`, without duplicates, in ascending order."""
     return [(number,) for number in sorted(set(ids))]

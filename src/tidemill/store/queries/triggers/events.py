@@ -1,8 +1,8 @@
-"""Trigger events: store and list them.
+"""Stores and lists trigger events.
 
-What is stored, under which number, and what is refused is decided by `core.triggers.event_plan`; the cursors of the
-triggers are locked before anything is read, so what was read stays true until the transaction ends. The wide rows are
-not used.
+`core.triggers.event_plan` decides which events are stored, under which index, and which are refused. The cursors of the
+triggers are locked before anything is read, so the data stays valid until the transaction ends. Storing does not touch
+the wide rows.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def store_events(connection: Connection, events: Sequence[NewEvent], earlier: Pl
     """Store events of any triggers.
 
     Args:
-        connection: In a transaction.
+        connection: A connection inside a transaction.
         events: The events, in the order in which they fired.
-        earlier: The plan of an earlier attempt at the same events, if it may have been committed (the connection was
-            lost meanwhile). If it was, it is recognised, and nothing is stored twice.
+        earlier: The plan of an earlier attempt at the same events, if its commit is uncertain because the connection
+            was lost. If it was committed, nothing is stored twice.
 
     Returns:
-        What became of each event; true once the transaction is committed.
+        The plan with the outcome of each event, valid once the transaction is committed.
     """
     counters = lock_cursors(connection, {event.trigger_id for event in events})
     if earlier is not None and _was_committed(connection, earlier):
@@ -121,13 +121,13 @@ def _build_counter_update(dialect: str) -> Update:
 def list_events(connection: Connection, *, after: int | None = None, limit: int = 100) -> Page[EventRecord]:
     """Return the events of all triggers by id, oldest first.
 
-    With several writing hosts, which commit in any order, a row can appear after one with a higher id was returned;
-    within one trigger they are always in order.
+    Several writing hosts may commit in any order, so a row can appear after a row with a higher id was returned. The
+    events of one trigger always appear in order.
 
     Args:
-        connection: In any transaction.
-        after: Begin after this id (`Page.next`).
-        limit: The most events to return.
+        connection: A connection inside any transaction.
+        after: Start after this id (`Page.next`).
+        limit: The maximum number of events.
     """
     found = _fetch(connection, _select_after(_ID, after).order_by(_ID), limit)
     return _build_page(found, limit, [row.id for row in found])
@@ -142,7 +142,7 @@ def list_latest_events(connection: Connection, *, before: int | None = None, lim
 def list_trigger_events(
     connection: Connection, trigger_id: int, *, after: int | None = None, limit: int = 100
 ) -> Page[EventRecord]:
-    """Return the events of a trigger by their number, oldest first; `after` is `Page.next`."""
+    """Return the events of a trigger by index, oldest first; `after` is `Page.next`."""
     statement = _select_after(_INDEX, after).where(trigger_event.c.trigger_id == trigger_id).order_by(_INDEX)
     found = _fetch(connection, statement, limit)
     return _build_page(found, limit, [row.sequence_index for row in found])
@@ -151,14 +151,14 @@ def list_trigger_events(
 def list_latest_trigger_events(
     connection: Connection, trigger_id: int, *, before: int | None = None, limit: int = 100
 ) -> Page[EventRecord]:
-    """Return the events of a trigger by their number, newest first; `before` is `Page.next`."""
+    """Return the events of a trigger by index, newest first; `before` is `Page.next`."""
     statement = _select_before(_INDEX, before).where(trigger_event.c.trigger_id == trigger_id).order_by(_INDEX.desc())
     found = _fetch(connection, statement, limit)
     return _build_page(found, limit, [row.sequence_index for row in found])
 
 
 def count_events(connection: Connection, trigger_id: int | None = None) -> int:
-    """Return how many events of one trigger, or of all, have been stored, including those that retention removed."""
+    """Return the number of events ever stored for one trigger or all triggers, including those removed by retention."""
     statement = select(func.coalesce(func.sum(trigger_cursor.c.next_index), 0))
     if trigger_id is not None:
         statement = statement.where(trigger_cursor.c.trigger_id == trigger_id)

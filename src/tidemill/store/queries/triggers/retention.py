@@ -1,7 +1,7 @@
-"""Removes old events and identities in batches, each a short scan of an index.
+"""Removes old events and identities in batches; each batch is a short index scan.
 
-Invariants: a batch begins where the one before it ended, so that no index entry, dead or alive, is scanned twice; rows
-that another process is removing are skipped. Numbers of events are not reused.
+Invariants: a batch starts where the previous one ended, so no index entry, dead or alive, is scanned twice. Rows that
+another process is removing are skipped. Event ids are not reused.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from sqlalchemy import Column, Connection, Table, and_, delete, select, tuple_
 
 from tidemill.store.tables import trigger_event, trigger_identity
 
-#: The most rows of one batch, which takes a few milliseconds.
+#: The maximum number of rows per batch, which takes a few milliseconds.
 BATCH_COUNT = 1_000
 
 
 class Removed(NamedTuple):
-    """The result of one batch.
+    """The result of a batch.
 
     Attributes:
-        rows: How many rows it removed; fewer than BATCH_COUNT: there are no more.
-        reached_us: Where the next batch begins.
+        rows: The number of removed rows; fewer than BATCH_COUNT means that none are left.
+        reached_us: The start of the next batch.
     """
 
     rows: int
@@ -32,15 +32,17 @@ def remove_events(connection: Connection, before_us: int, since_us: int = 0) -> 
     """Remove the oldest events.
 
     Args:
-        connection: In a transaction.
+        connection: A connection inside a transaction.
         before_us: Remove events that fired before this time, in UTC microseconds since the epoch.
-        since_us: `Removed.reached_us` of the previous batch; 0: there was none.
+        since_us: `Removed.reached_us` of the previous batch; 0 for the first batch.
     """
     return _remove(connection, trigger_event, [trigger_event.c.id], before_us, since_us)
 
 
 def remove_identities(connection: Connection, before_us: int, since_us: int = 0) -> Removed:
-    """Remove the oldest identities, likewise; a redelivered event with a removed identity is stored again."""
+    """Remove the oldest identities, as `remove_events` does; a redelivered event whose identity was removed is stored
+    again.
+    """
     keys = [trigger_identity.c.trigger_id, trigger_identity.c.identity]
     return _remove(connection, trigger_identity, keys, before_us, since_us)
 

@@ -1,8 +1,8 @@
-"""Sessions of trigger hosts: which are live, which list each runs, and what each may read from upstream.
+"""Service sessions of trigger hosts: which are live, which list each one runs, and which upstreams it may read.
 
-Invariants: a session that has ended is never live again; a list has at most one live session; a claimed upstream is
-read by at most one live list. Rows are locked in one order: the session's, its list's, then those of triggers
-(`queries.cursors`). Each function may be called again if its commit may or may not have taken place.
+Invariants: an ended session never becomes live again. A list has at most one live session. A claimed upstream is read
+by at most one live list. The lock order is session, list, triggers (`queries.triggers.cursors`). Each function may be
+called again after an uncertain commit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tidemill.store.records import SessionRecord
 from tidemill.store.statements import Statement
 from tidemill.store.tables import list_claim, service, trigger, trigger_cursor, trigger_list
 
-#: The advisory lock for claims, "tideclai" in ASCII: two sessions that claim at the same time see each other's claims.
+#: The advisory lock for claims ("tideclai" in ASCII): concurrent sessions see each other's claims.
 _CLAIMS_KEY = int.from_bytes(b"tideclai", "big")
 
 _FIELDS = [service.c[field.name] for field in fields(SessionRecord)]
@@ -55,10 +55,11 @@ def begin_session(
     digest: str,
     now_us: int,
 ) -> int:
-    """Begin a session, and return its id; the arguments are those of `SessionRecord`.
+    """Start a session and return its id; the arguments are those of `SessionRecord`.
 
-    If it is called again because an answer was lost, it begins another session; the first never beats, and is found
-    dead.
+    If the call is repeated because its answer was lost, it starts a second session. The first one never sends a
+    heartbeat
+    and is eventually found dead.
     """
     values = {
         "kind": kind,
@@ -76,10 +77,10 @@ def begin_session(
 
 
 def beat_session(connection: Connection, session_id: int, now_us: int, digest: str | None = None) -> bool:
-    """Increment the beat of a session; return False if another session has ended it.
+    """Increment the heartbeat of a session; return False if another session has ended it.
 
     Args:
-        connection: In a transaction; the session cannot be ended before that ends.
+        connection: A connection inside a transaction; the session cannot be ended until the transaction ends.
         session_id: The session.
         now_us: The time, in UTC microseconds since the epoch.
         digest: The digest of the list's content, if it may have changed.
@@ -93,16 +94,16 @@ def beat_session(connection: Connection, session_id: int, now_us: int, digest: s
 
 
 def end_session(connection: Connection, session_id: int, now_us: int, by: int | None = None) -> bool:
-    """End a session, and free its list and its claims.
+    """End a session, and release its list and its claims.
 
     Args:
-        connection: In a transaction.
+        connection: A connection inside a transaction.
         session_id: The session.
         now_us: The time, in UTC microseconds since the epoch.
-        by: The session that found it dead; None: it ends by itself.
+        by: The session that found it dead; None: it ended cleanly.
 
     Returns:
-        False if it had ended already, or does not exist.
+        False if it had already ended or does not exist.
     """
     statement = (
         update(service)
@@ -117,7 +118,7 @@ def end_session(connection: Connection, session_id: int, now_us: int, by: int | 
 
 
 def is_session_live(connection: Connection, session_id: int) -> bool:
-    """Return whether a session has not ended; if so, it cannot be ended before this transaction ends."""
+    """Return whether a session is live; a live one cannot be ended until this transaction ends."""
     return bool(_lock_live.fetch(connection, {"session_id": session_id}))
 
 
@@ -128,7 +129,7 @@ def _lock_live(dialect: str) -> Select[int]:
 
 
 def list_live_sessions(connection: Connection, kind: str) -> list[SessionRecord]:
-    """Return the sessions of a kind that have not ended, by id."""
+    """Return the live sessions of a kind, by id."""
     statement = (
         select(*_FIELDS).where(and_(service.c.kind == kind, service.c.ended_us.is_(None))).order_by(service.c.id)
     )
@@ -139,14 +140,14 @@ def take_list(connection: Connection, name: str, session_id: int) -> int | None:
     """Assign a list to a session, unless another live session runs it.
 
     Returns:
-        None if the list is assigned; otherwise the id of the live session that runs it.
+        None if the list was assigned; otherwise the id of the live session that runs it.
     """
     dialect = find_dialect(connection)
     connection.execute(_insert(dialect)(trigger_list).values(name=name).on_conflict_do_nothing())
     statement = select(trigger_list.c.session_id).where(trigger_list.c.name == name).with_for_update()
     holder = connection.execute(statement).scalar_one()
     if holder is not None and holder != session_id:
-        # Read without a lock: a session that ends at this moment waits for the list's row, with its own row locked.
+        # Read without a lock: a session that is ending holds the lock on its own row while it waits for the list's row.
         live = select(service.c.id).where(and_(service.c.id == holder, service.c.ended_us.is_(None)))
         if connection.execute(live).first() is not None:
             return int(holder)
@@ -155,16 +156,16 @@ def take_list(connection: Connection, name: str, session_id: int) -> int | None:
 
 
 def lock_lists(connection: Connection) -> None:
-    """Wait for other transactions that called this, and make later ones wait: lists are admitted one at a time."""
+    """Serialize the admission of lists: wait for other transactions that called this, until they end."""
     if find_dialect(connection) == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_CLAIMS_KEY)))
 
 
 def claim_upstreams(connection: Connection, session_id: int, claims: Collection[str]) -> list[tuple[str, str]]:
-    """Claim upstreams, which only one live list may read, for a session; its earlier claims stay.
+    """Claim upstreams for a session, each of which only one live list may read; its earlier claims stay.
 
     Returns:
-        The claims that a live session of another list holds, each with the name of that list, sorted; if there are any,
+        The claims held by a live session of another list, each with that list's name, sorted. If there are any,
         nothing is claimed.
     """
     if not claims:
@@ -183,7 +184,7 @@ def claim_upstreams(connection: Connection, session_id: int, claims: Collection[
     )
     found = sorted((row.claim, row.list) for row in connection.execute(taken, parameters))
     if not found:
-        # The condition is for SQLite, which would parse ON CONFLICT as the condition of a join.
+        # SQLite needs the WHERE clause; without it, it parses ON CONFLICT as a join condition.
         rows = select(given.c.claim, literal(session_id)).where(true())
         insertion = _insert(dialect)(list_claim).from_select(["claim", "session_id"], rows).on_conflict_do_nothing()
         connection.execute(insertion, parameters)
@@ -191,7 +192,7 @@ def claim_upstreams(connection: Connection, session_id: int, claims: Collection[
 
 
 def release_upstreams(connection: Connection, session_id: int, claims: Collection[str]) -> None:
-    """Release a session's claims to these upstreams."""
+    """Release a session's claims to the given upstreams."""
     dialect = find_dialect(connection)
     wanted = select(_CLAIMS.build_source(dialect).c.claim)
     statement = delete(list_claim).where(and_(list_claim.c.session_id == session_id, list_claim.c.claim.in_(wanted)))
@@ -199,7 +200,7 @@ def release_upstreams(connection: Connection, session_id: int, claims: Collectio
 
 
 def find_foreign_names(connection: Connection, names: Iterable[str], list: str) -> dict[str, str]:
-    """Return which of these triggers belong to other lists, live or not, and to which."""
+    """Return the triggers among `names` that belong to other lists, live or not, with the names of those lists."""
     dialect = find_dialect(connection)
     given = _NAMES.build_source(dialect)
     statement = (
@@ -212,7 +213,9 @@ def find_foreign_names(connection: Connection, names: Iterable[str], list: str) 
 
 
 def count_held_triggers(connection: Connection, session_id: int) -> tuple[int, int]:
-    """Return how many triggers a session holds, and the sum of their tokens, which changes if one is taken over."""
+    """Return the number of triggers that a session holds and the sum of their tokens, which changes when one is taken
+    over.
+    """
     statement = select(func.count(), func.coalesce(func.sum(trigger_cursor.c.token), 0)).where(
         trigger_cursor.c.session_id == session_id
     )
@@ -221,7 +224,7 @@ def count_held_triggers(connection: Connection, session_id: int) -> tuple[int, i
 
 
 def find_lost_triggers(connection: Connection, session_id: int, held: Mapping[int, int]) -> list[int]:
-    """Return which triggers a session has lost, of those that it believes to hold (`held`: tokens by id)."""
+    """Return the triggers in `held` (tokens by id) that the session no longer holds."""
     dialect = find_dialect(connection)
     given = _HELD.build_source(dialect)
     still = exists().where(

@@ -1,7 +1,7 @@
-"""Triggers: register, claim, report and list them.
+"""Registers, claims, reports and lists triggers.
 
-Invariants: a name keeps its id, its event counter and its token for ever; a token only rises; a report with an old
-token changes nothing; the cursors of triggers are locked before their wide rows (`queries.cursors`).
+Invariants: a name keeps its id, event counter and token forever. Tokens only increase. A report with a stale token
+changes nothing. Transactions lock the cursors of triggers before their wide rows (`queries.triggers.cursors`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidemill.store.queries.triggers.sessions import is_session_live
 from tidemill.store.records import Page, ReportOutcome, TriggerRecord, TriggerReport, TriggerSpec, TriggerState
 from tidemill.store.tables import service, trigger, trigger_cursor
 
-#: The reasons for which a trigger was cancelled that continues elsewhere, or later.
+#: The reasons of cancelled triggers that continue later or in another process.
 _GOES_ON = (CancelReason.SHUTDOWN, CancelReason.HAND_OVER)
 
 _SPECS = RowSet("specs", name=str, classpath=str, kwargs=str, restart=str)
@@ -28,7 +28,8 @@ _NAMES = RowSet("names", name=str)
 _MADE = RowSet("made", id=int, made=str)
 _REPORTS = RowSet("reports", id=int, state=str, reason=str, error=str, changed_us=int)
 
-#: Triggers that one statement registers in SQLite, which keeps the text of a statement's last parameters.
+#: The number of triggers per registration statement in SQLite, which keeps the text of a statement's last parameters in
+#: memory.
 _PART = 2_500
 _NO_SPECS: Mapping[str, TriggerSpec] = {}
 
@@ -44,13 +45,14 @@ def register_triggers(
 ) -> list[TriggerRecord]:
     """Register triggers.
 
-    A known trigger keeps its state, unless it is a different trigger under an old name (its class or arguments differ)
-    or was cancelled by a user: then it starts over. Its events and their numbers stay in any case. In a transaction
-    that does more with triggers, this must come first.
+    A known trigger keeps its state, unless a user cancelled it, or its class or arguments differ and it is a new
+    trigger
+    under an old name; then it starts over. Its events and their indexes stay in any case. A transaction that does other
+    work with triggers must call this first.
 
     Args:
-        connection: In a transaction.
-        specs: The triggers, each name once.
+        connection: A connection inside a transaction.
+        specs: The triggers, with unique names.
         list: The list that they belong to from now on.
         now_us: The time, in UTC microseconds since the epoch.
 
@@ -66,7 +68,7 @@ def register_triggers(
         raise ValueError(f"duplicate trigger names: {', '.join(map(repr, twice))}")
     if not specs:
         return []
-    # SQLite has no locks of rows, whose order would matter.
+    # SQLite has no row locks, so the order across parts does not matter.
     size = len(specs) if find_dialect(connection) == "postgresql" else _PART
     parts = (specs[first : first + size] for first in range(0, len(specs), size))
     return [record for part in parts for record in _register_part(connection, part, list, now_us)]
@@ -79,7 +81,8 @@ def _register_part(
     dialect = find_dialect(connection)
     rows = sorted((spec.name, spec.classpath, spec.kwargs, spec.restart) for spec in specs)
     given = _SPECS.build_parameters(dialect, rows)
-    # New names first, in sorted order, while no trigger is locked: other transactions only wait here for the commit.
+    # Insert new names first, in sorted order, before any trigger is locked: here other transactions wait only for a
+    # commit.
     connection.execute(_build_insert(dialect, now_us), given)
     name_rows = _NAMES.build_parameters(dialect, [(name,) for name in names])
     connection.execute(_build_cursor_insert(dialect), name_rows)
@@ -103,7 +106,7 @@ def _build_insert(dialect: str, now_us: int) -> Executable:
             literal(now_us).label("created_us"),
             literal(now_us).label("changed_us"),
         )
-        # Otherwise a known name would use up an id each time.
+        # Without this condition a known name would use up an id each time.
         .where(~exists().where(trigger.c.name == given.c.name))
         .order_by(given.c.position)
     )
@@ -157,7 +160,7 @@ def find_triggers(connection: Connection, names: Collection[str]) -> list[Trigge
 def _find_by_names(
     connection: Connection, names: Collection[str], specs: Mapping[str, TriggerSpec] = _NO_SPECS
 ) -> dict[str, TriggerRecord]:
-    """Return the known triggers among these names; `specs`: what they are, if that is known, so that it is shared."""
+    """Return the known triggers among these names; `specs`: their definitions, if known, which the records share."""
     dialect = find_dialect(connection)
     statement = _RECORDS.where(trigger.c.name.in_(select(_NAMES.build_source(dialect).c.name)))
     rows = connection.execute(statement, _NAMES.build_parameters(dialect, [(name,) for name in names]))
@@ -165,16 +168,16 @@ def _find_by_names(
 
 
 def claim_triggers(connection: Connection, ids: Collection[int], session_id: int, now_us: int) -> dict[int, int]:
-    """Claim triggers for a session: from now on only the holder of the new token may store and report for them.
+    """Claim triggers for a session: from now on only the holder of the new token may store events and report states.
 
     Args:
-        connection: In a transaction.
+        connection: A connection inside a transaction.
         ids: The triggers.
         session_id: The session that claims them.
         now_us: The time, in UTC microseconds since the epoch.
 
     Returns:
-        The new token of each known trigger; empty if the session has ended, which cannot claim any more.
+        The new token of each known trigger; empty if the session has ended, because an ended session cannot claim.
     """
     if not is_session_live(connection, session_id):
         return {}
@@ -188,7 +191,7 @@ def claim_triggers(connection: Connection, ids: Collection[int], session_id: int
     )
     connection.execute(claimed, given)
     running = TriggerState.RUNNING.value
-    # The wide row of a trigger that is running already needs no change.
+    # The wide row of a trigger that is already running needs no update.
     turned = (
         update(trigger)
         .where(and_(trigger.c.id.in_(wanted), or_(trigger.c.state != running, trigger.c.reason.is_not(None))))
@@ -199,16 +202,16 @@ def claim_triggers(connection: Connection, ids: Collection[int], session_id: int
 
 
 def cancel_unlisted(connection: Connection, list: str, names: Collection[str], now_us: int) -> list[str]:
-    """Cancel the triggers that belong to a list and would run, but are no longer in the list.
+    """Cancel the active triggers of a list that are no longer in the list.
 
     Args:
-        connection: In a transaction.
+        connection: A connection inside a transaction.
         list: The list that they belong to.
-        names: The triggers that are in the list.
+        names: The triggers that are still in the list.
         now_us: The time, in UTC microseconds since the epoch.
 
     Returns:
-        The names of the triggers that this cancelled, sorted.
+        The names of the cancelled triggers, sorted.
     """
     dialect = find_dialect(connection)
     listed = select(_NAMES.build_source(dialect).c.name)
@@ -226,7 +229,7 @@ def cancel_unlisted(connection: Connection, list: str, names: Collection[str], n
     wanted = select(IDS.build_source(dialect).c.id)
     statement = (
         update(trigger)
-        # Checked again, because they were not locked when they were found.
+        # Check again, because the triggers were not locked when they were found.
         .where(and_(trigger.c.id.in_(wanted), gone))
         .values(state=TriggerState.CANCELLED.value, reason=CancelReason.USER.value, changed_us=now_us)
         .returning(trigger.c.name)
@@ -235,12 +238,12 @@ def cancel_unlisted(connection: Connection, list: str, names: Collection[str], n
 
 
 def release_names(connection: Connection, list: str, names: Collection[str]) -> None:
-    """Release triggers that a list no longer has, so that another list may take their names.
+    """Release triggers that a list no longer has, so that other lists can use their names.
 
     Args:
-        connection: In a transaction.
+        connection: A connection inside a transaction.
         list: The list that they belong to.
-        names: The triggers that are in the list.
+        names: The triggers that are still in the list.
     """
     dialect = find_dialect(connection)
     unlisted = trigger.c.name.not_in(select(_NAMES.build_source(dialect).c.name))
@@ -252,7 +255,7 @@ def release_names(connection: Connection, list: str, names: Collection[str]) -> 
 
 
 def store_serialized(connection: Connection, serialized: Mapping[int, str]) -> None:
-    """Store what triggers are re-created from after a failure, by id; see `TriggerRecord.serialized`."""
+    """Store the texts from which triggers are re-created after a failure, by id; see `TriggerRecord.serialized`."""
     lock_cursors(connection, serialized)
     dialect = find_dialect(connection)
     connection.execute(_build_made_update(dialect), _MADE.build_parameters(dialect, sorted(serialized.items())))
@@ -265,15 +268,14 @@ def _build_made_update(dialect: str) -> Update:
 
 
 def report_triggers(connection: Connection, reports: Sequence[TriggerReport]) -> dict[int, ReportOutcome]:
-    """Record the states of triggers.
+    """Store the states of triggers.
 
     Args:
-        connection: In a transaction.
-        reports: The reports, in order; of several about one trigger the last one with the token of the last claim
-            counts.
+        connection: A connection inside a transaction.
+        reports: The reports, in order; per trigger, the last report with the current token counts.
 
     Returns:
-        What became of the reports about each trigger, by its id; repeating a report is accepted.
+        The outcome per trigger id; repeating a report is accepted.
     """
     counters = lock_cursors(connection, {report.trigger_id for report in reports})
     outcomes: dict[int, ReportOutcome] = {}
@@ -309,10 +311,10 @@ def list_triggers(
     """Return triggers by id.
 
     Args:
-        connection: In any transaction.
+        connection: A connection inside any transaction.
         states: Only triggers in one of these states; empty: all.
-        after: Begin after this id (`Page.next`).
-        limit: The most triggers to return.
+        after: Start after this id (`Page.next`).
+        limit: The maximum number of triggers.
     """
     statement = _RECORDS.order_by(trigger.c.id).limit(limit + 1)
     if after is not None:
@@ -324,13 +326,13 @@ def list_triggers(
 
 
 def count_triggers(connection: Connection) -> dict[TriggerState, int]:
-    """Return how many triggers are in each state."""
+    """Return the number of triggers per state."""
     statement = select(trigger.c.state, func.count()).group_by(trigger.c.state)
     return {TriggerState(state): count for state, count in connection.execute(statement)}
 
 
 def make_storable(text: str | None) -> str | None:
-    r"""Return a text without what databases refuse: NUL characters and lone surrogates.
+    r"""Replace characters that databases reject: NUL characters and lone surrogates.
 
     Example:
         >>> make_storable("a\0b")
@@ -342,7 +344,7 @@ def make_storable(text: str | None) -> str | None:
 
 
 def name_trigger(number: int, name: str | None) -> str:
-    """Return the name of a trigger for people: that of a deferred task has none of its own."""
+    """Return the display name of a trigger; a deferred task's trigger has no name of its own."""
     return f"#{number}" if name is None else name
 
 
