@@ -89,8 +89,7 @@ def judge_block(
         now: The usage of its thread now.
         threshold_seconds: How long one callback may take.
         overslept_seconds: The delay with which the watching thread itself woke up. The kernel counts a wait for a CPU
-            only
-            when it is over; but while the loop's thread waits, the watching thread usually waits too.
+            only when it is over; but while the loop's thread waits, the watching thread usually waits too.
 
     Example:
         >>> judge_block(0.5, Usage(1.0, 0.0), Usage(1.1, 0.4), 0.2)

@@ -40,8 +40,7 @@ def judge_response(status: int, *, deleting: bool = False, again: bool = False) 
     Args:
         status: The status of the response.
         deleting: Whether the request was a DELETE. It has succeeded if the resource is gone (410), or not found (404)
-            on a
-            retry.
+            on a retry.
         again: Whether the same request was sent before without a conclusive response.
 
     Example:

@@ -53,8 +53,7 @@ class LogReader(Generic[ItemT]):
         present: Whether it is a reader of the log, from `join` to `leave`.
         exempt: Whether it may leave any number of items unread.
         ahead: Items from `take_all` that still count as unread. The caller of `take_all` sets it; it must be empty
-            before
-            `load_more`.
+            before `load_more`.
     """
 
     __slots__ = ("_chunk", "_fresh", "ahead", "exempt", "name", "present", "unread")

@@ -74,8 +74,7 @@ class SlotGroup:
     Args:
         slots: The number of slots, at least 1.
         partitions: The number of partitions of the topic, which bounds the number of slots that can own one; None: as
-            many
-            as slots.
+            many as slots.
     """
 
     def __init__(self, slots: int, partitions: int | None = None) -> None:

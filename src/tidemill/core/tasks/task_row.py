@@ -37,8 +37,7 @@ class Policy:
         retries: The number of tries that may follow the first one.
         retry_delay_us: The pause before a retry, in microseconds.
         exponential: Whether each pause is about twice as long as the previous one, randomised by a factor of up to two;
-            the
-            first is at least `retry_delay_us`.
+            the first is at least `retry_delay_us`.
         max_retry_delay_us: The longest pause.
         execution_timeout_us: How long a try may take, from its first start; None: no limit.
         soft_fail: Whether the sensor is skipped instead of failed if its trigger fails or is too late.
