@@ -29,9 +29,9 @@ def is_member(metadata: object) -> bool:
     Metadata in an unknown format counts as such; the brokers check it.
 
     Example:
-        >>> is_member(b"CGMDv2:" + _GENERATION.pack(7) + b"group\\0member-1\\0\\0instance\\0")
+        >>> is_member(b"CGMDv2:" + _GENERATION.pack(7) + b"group\0member-1\0\0instance\0")
         True
-        >>> is_member(b"CGMDv2:" + _GENERATION.pack(-1) + b"group\\0\\0\\0instance\\0")
+        >>> is_member(b"CGMDv2:" + _GENERATION.pack(-1) + b"group\0\0\0instance\0")
         False
     """
     member = read_member_id(metadata)
@@ -45,7 +45,7 @@ def read_member_id(metadata: object) -> bytes | None:
     r"""Return the member id in group metadata, b"" while there is none; None for an unknown format.
 
     Example:
-        >>> read_member_id(b"CGMDv2:" + _GENERATION.pack(7) + b"group\\0member-1\\0\\0instance\\0")
+        >>> read_member_id(b"CGMDv2:" + _GENERATION.pack(7) + b"group\0member-1\0\0instance\0")
         b'member-1'
     """
     if not isinstance(metadata, bytes) or not metadata.startswith(_MAGIC):

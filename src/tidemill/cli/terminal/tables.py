@@ -75,7 +75,7 @@ def format_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width
 
     Example:
         >>> columns = [Column("NAME", cut=True), Column("EVENTS", right=True), Column("ERROR", detail=True)]
-        >>> print(*format_table(columns, [["fires", "12", ""], ["fails", "3", "no such file"]], 80), sep="\\n")
+        >>> print(*format_table(columns, [["fires", "12", ""], ["fails", "3", "no such file"]], 80), sep="\n")
         NAME   EVENTS  ERROR
         fires      12
         fails       3  no such file

@@ -335,7 +335,7 @@ def to_json(data: bytes | str | None) -> str | dict[str, str] | None:
     r"""Return bytes as text if they are UTF-8, otherwise as base64.
 
     Example:
-        >>> to_json(b"tide"), to_json(b"\\xff")
+        >>> to_json(b"tide"), to_json(b"\xff")
         ('tide', {'base64': '/w=='})
     """
     if data is None or isinstance(data, str):

@@ -41,7 +41,7 @@ def show(data: bytes | None, name: str = "") -> Shown:
 
     Example:
         >>> show(b'{"password": "x", "n": 1}').text
-        '{\\n  "password": "***",\\n  "n": 1\\n}'
+        '{\n  "password": "***",\n  "n": 1\n}'
         >>> show(bytes([0, 255, 65])).text
         '00000000  00 ff 41                                          ..A'
     """
