@@ -182,7 +182,7 @@ def describe_nothing(what: str, where: str, span: tuple[int | None, int | None])
     """Say that nothing was found, and which period is recorded."""
     first, last = span
     if first is None or last is None:
-        return f"{escape(what)} is not recorded; {where} has no messages"
+        return f"{escape(what)} is not recorded; there are no messages in {where}"
     return (
         f"{escape(what)} is not recorded in {where}, which has messages from {format_time(first)} to "
         f"{format_time(last)} (UTC)"
