@@ -161,7 +161,7 @@ def test_a_wrong_configuration_is_one_finding_among_others(tidemill: Run, tmp_pa
     done = tidemill("doctor", "c.yaml")
 
     assert done.returncode == ExitCode.REMOTE
-    assert "FAIL  configuration: the configuration is wrong" in done.stdout
+    assert "FAIL  configuration: the configuration is invalid" in done.stdout
     assert "ok    Java" in done.stdout
 
 

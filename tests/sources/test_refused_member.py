@@ -65,7 +65,7 @@ def member(settings: Settings, name: str, assignor: str) -> Iterator[ck.Consumer
 
 async def test_a_session_timeout_that_the_brokers_do_not_allow_is_named(embedded_kafka: Any) -> None:
     settings = make_settings(embedded_kafka, session_timeout_ms=1500, heartbeat_interval_ms=500)
-    assert "session_timeout_ms is 1500, and the brokers allow 2000 to" in find_before(settings)
+    assert "session_timeout_ms is 1500, but the brokers allow 2000 to" in find_before(settings)
     assert "session_timeout_ms 1500" in await find_while_running(settings)
 
 

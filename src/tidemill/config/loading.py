@@ -153,4 +153,4 @@ def _suggest(path: Path) -> str:
 
 def _build_error(problems: list[Problem]) -> ConfigError:
     lines = "".join(f"\n  {problem}" for problem in problems)
-    return ConfigError(f"the configuration is wrong:{lines}")
+    return ConfigError(f"the configuration is invalid:{lines}")

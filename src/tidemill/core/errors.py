@@ -11,7 +11,7 @@ class TidemillError(Exception):
 
 
 class ConfigError(TidemillError):
-    """The configuration is wrong; nothing was started."""
+    """The configuration is invalid; nothing was started."""
 
 
 class HandlerError(TidemillError):

@@ -100,7 +100,7 @@ class Sink(ABC):
         """Open connections and check that the target is usable.
 
         Raises:
-            ConfigError: The configuration is wrong; retrying does not help.
+            ConfigError: The configuration is invalid; retrying does not help.
             RemoteError: The target is unreachable or refuses the connection.
         """
 

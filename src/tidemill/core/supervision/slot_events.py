@@ -13,7 +13,7 @@ class Ending(enum.StrEnum):
     DRAINED = "drained"
     #: Another process took its place in the group.
     FENCED = "fenced"
-    #: The configuration is wrong.
+    #: The configuration is invalid.
     CONFIG = "config"
     #: It ended with an error that it reported.
     FAILED = "failed"
