@@ -31,6 +31,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 use_broker_archive()
 
+#: What a test that starts whole pipelines may take beside others; other tests: see pyproject.toml.
+LONG_SECONDS = 400
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked `long` too, at full length")
@@ -53,6 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(LONG_SECONDS))
         return
     short = [item for item in items if item.get_closest_marker("long") is None]
     if len(short) < len(items):

@@ -64,23 +64,6 @@ def test_the_children_of_a_killed_engine_die_with_it(site):
     wait_until(lambda: not before & set(sleepers()), 60, what="the children of both engines are gone")
 
 
-@pytest.mark.long  # test_stop.py has it with a stop of the second run
-def test_sigkill_of_the_driver_leaves_no_process_and_a_restart_loses_nothing(site):
-    site.feed(600, sleep=0.1, slow_every=5)
-    pipeline = site.start(executor={"drain_timeout_seconds": 2, "window_size": 25, "max_executors": 4})
-    pipeline.wait_working()
-    pipeline.signal(signal.SIGKILL)
-    pipeline.wait()
-    started = time.monotonic()
-    wait_until(lambda: not pipeline.marked(), 2 + 15, what="every process is gone")
-    print("gone after", time.monotonic() - started)
-    second = site.start()
-    site.wait_all_committed(120)
-    site.assert_nothing_lost()
-    second.signal(signal.SIGTERM)
-    assert second.wait() == 0
-
-
 @pytest.mark.long  # tests/sources has it of a source, with and without transactions
 def test_a_broker_that_is_down_is_waited_for(tmp_path: Path, own_kafka):
     broker = own_kafka()

@@ -190,15 +190,22 @@ def read_until(lines: Queue[str], pattern: str, seconds: float) -> str:
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.kafka
-@pytest.mark.timeout(240)
-@pytest.mark.long  # scripts/demo is the same
-def test_the_demo_ends_with_numbers_that_agree_with_the_input(tmp_path: Path) -> None:
-    with demo(tmp_path / "demo") as (process, lines):
-        output = read_until(lines, r"numbers agree|WRONG", 180)
-        assert process.wait(60) == 0, output
-    assert "WRONG" not in output
+@pytest.mark.timeout(400)
+def test_the_demo_ends_with_numbers_that_agree_with_the_input_and_with_keep_runs_on_until_ctrl_c(
+    tmp_path: Path,
+) -> None:
+    with demo(tmp_path / "demo", "--keep") as (process, lines):
+        output = read_until(lines, r"keeps running|WRONG", 180)
+        (address,) = re.findall(r"Kafka: +(127\.0\.0\.1:\d+)", output)
+        assert len(consume(address, "access-log_dlq", 1)) == 1
+        (web,) = re.findall(r"Web UI: +(http://\S+)", output)
+        look_around(web)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert "numbers agree" in output
     assert "2,747,282,505" in output
     assert "Offsets committed: 10,000" in output
     assert re.search(r"Dead letter \(parse\) for access-log/\d/\d+: .*not in the combined log format", output)
@@ -208,21 +215,6 @@ def test_the_demo_ends_with_numbers_that_agree_with_the_input(tmp_path: Path) ->
     assert re.search("Waited for: +" + ", ".join(f"{name} {seconds}" for name in names), output)
     assert len((tmp_path / "demo" / "output" / "messages.jsonl").read_text().splitlines()) == 9999
     assert len((tmp_path / "demo" / "topics" / "access-log_dlq.jsonl").read_text().splitlines()) == 1
-
-
-@pytest.mark.long
-@pytest.mark.spark
-@pytest.mark.kafka
-@pytest.mark.timeout(300)
-def test_with_keep_everything_runs_on_until_ctrl_c(tmp_path: Path) -> None:
-    with demo(tmp_path / "demo", "--keep") as (process, lines):
-        output = read_until(lines, r"keeps running", 180)
-        (address,) = re.findall(r"Kafka: +(127\.0\.0\.1:\d+)", output)
-        assert len(consume(address, "access-log_dlq", 1)) == 1
-        (web,) = re.findall(r"Web UI: +(http://\S+)", output)
-        look_around(web)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
 
 
 @pytest.mark.long

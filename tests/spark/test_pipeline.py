@@ -166,7 +166,7 @@ def test_a_second_sigterm_stops_at_once(start: Callable[..., Driver]) -> None:
     driver.until_alone(60)
 
 
-@pytest.mark.long  # test_kill.py has it of a command
+@pytest.mark.long  # test_stop.py has it of a command
 def test_a_killed_driver_leaves_no_process_behind(start: Callable[..., Driver]) -> None:
     driver = start(DRAIN_SECONDS="0.5")
     engines = driver.engines()

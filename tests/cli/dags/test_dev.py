@@ -331,7 +331,7 @@ def test_a_signal_at_each_moment_of_a_start_ends_it_well(dev, words):
             command.process.send_signal(number)
             assert command.process.wait(60) == ExitCode.OK, (number, seconds, command.said)
             command.until_alone()
-        seconds += 0.3
+        seconds += 0.4
 
 
 def handles(pid: int, number: int) -> bool:
