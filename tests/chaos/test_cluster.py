@@ -69,11 +69,11 @@ def local_cluster() -> dict[str, Any]:
 
 @pytest.mark.long
 def test_a_live_pipeline_runs_in_a_local_cluster(site: Site):
-    site.feed(400)
+    site.feed(80)
     pipeline = site.start(spark=local_cluster())
     pipeline.wait_working(300)
     wait_until(lambda: site.shares() == [2, 2], 300, what="two engines that share the partitions")
-    site.feed(400)
+    site.feed(80)
     site.wait_all_committed(60)
     site.assert_nothing_lost()
     pipeline.process.terminate()

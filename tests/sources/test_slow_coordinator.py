@@ -214,12 +214,6 @@ def play(group: Group, seconds: float) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
-def test_rebalances_and_slow_coordinators_repeat_nothing(group: Group) -> None:
-    play(group, 12.0)
-
-
-@pytest.mark.long
 @pytest.mark.timeout(400)
-def test_rebalances_and_slow_coordinators_repeat_nothing_for_a_minute(group: Group) -> None:
+def test_rebalances_and_slow_coordinators_repeat_nothing(group: Group) -> None:
     play(group, 60.0)
