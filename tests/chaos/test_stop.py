@@ -36,6 +36,7 @@ def partitions_within(site, seconds: float) -> float:
         consumer.close()
 
 
+@pytest.mark.long  # test_supervisor.py has kills of engines, test_launching.py of a driver
 def test_a_killed_run_leaves_no_process_and_the_next_one_loses_nothing_and_stops_under_load(site):
     site.feed(900, sleep=0.1, slow_every=3)
     killed = site.start(executor={"drain_timeout_seconds": 2, "window_size": 25, "max_executors": 4})

@@ -306,6 +306,7 @@ def test_ctrl_c_ends_after_what_is_in_flight_and_the_same_command_continues(dlq:
     assert dlq.sent(60) == Counter(b"value-%d" % n for n in range(60))
 
 
+@pytest.mark.long  # tests/deadletters has it of a redrive
 def test_a_redrive_that_is_killed_again_and_again_sends_each_letter_once(dlq: Dlq, long_run: bool) -> None:
     count, kills = (5_000, 20) if long_run else (400, 4)
     dlq.write(*(dlq.letter(n) for n in range(count)))

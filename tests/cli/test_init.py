@@ -86,6 +86,7 @@ def test_a_project_of_dags_runs_as_it_is(tidemill: Run, tmp_path: Path) -> None:
     assert "PROJECT_NAME" not in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_the_tests_of_all_templates_pass(tmp_path: Path) -> None:
     for template in PIPELINES:
         create_project(tmp_path / template, template)

@@ -200,6 +200,7 @@ def stopped_and_continued(site: Site, other: Site, lease: float) -> None:
     assert "Traceback" not in site.log + other.log
 
 
+@pytest.mark.long  # test_sessions.py has it of sessions
 def test_a_host_that_was_stopped_for_twice_the_lease_hands_over_and_stores_nothing_more(sites):
     stopped_and_continued(sites("one"), sites("two"), LEASE)
 

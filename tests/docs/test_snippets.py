@@ -31,9 +31,12 @@ __all__ = ["postgres"]
 KNOWN = {"python", "yaml", "yaml triggers", "sh", "sh background", "text", "console", "json"}
 
 
-#: Pages whose commands start Spark several times.
+#: Pages whose commands start Spark or `tidemill dev` several times.
 #: Their commands are tested as such, too; what the README starts and sends, the tutorial does as well.
-SLOW = {"README.md", "process-a-dataframe.md", "backfill-a-topic.md", "redrive-dead-letters.md"}
+SLOW = {
+    *("README.md", "process-a-dataframe.md", "backfill-a-topic.md", "redrive-dead-letters.md"),
+    *("backfill-by-logical-date.md", "defer-by-hand.md", "keep-secrets.md"),
+}
 
 
 def pages_with(*infos: str) -> list[Path]:

@@ -70,6 +70,7 @@ def test_a_run_with_a_retry_and_a_deferral_succeeds_and_everything_about_it_can_
     assert dev.rows("runs", "list", "story")[0]["state"] == "success"
 
 
+@pytest.mark.long  # tests/services has it of a worker and a triggerer
 def test_a_killed_tree_leaves_nothing_and_the_next_start_continues_and_removes_old_runs(dev):
     process = dev.start()
     assert dev.rows("dags", "trigger", "story", "--run", "old", "--wait")[0]["state"] == "success"
@@ -140,6 +141,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevSite]:
         made.close()
 
 
+@pytest.mark.long  # tests/store has it of a store
 def test_a_failed_run_can_be_cleared_marked_and_cancelled(site):
     done = site.run("dags", "trigger", "fails", "--wait")
     assert done.returncode == ExitCode.REMOTE

@@ -78,6 +78,7 @@ async def test_secrets_are_encrypted_with_the_configured_key(dev, postgres):
     assert "hunter2" not in json.dumps(dev.rows("connections", "list"))
 
 
+@pytest.mark.long  # tests/store has it of a store
 async def test_a_server_that_is_away_for_a_while_costs_no_task_and_without_a_key_secrets_lie_readable(
     tmp_path: Path, own_postgres: PostgresServer
 ):

@@ -175,6 +175,7 @@ async def test_sigterm_gives_back_what_does_not_end_and_another_worker_runs_it_i
     assert (await site.player.tasks(run))["first"].tries == 1
 
 
+@pytest.mark.long  # tests/services/zygote has it of a zygote
 async def test_nothing_outlives_a_worker_that_is_killed(site: Site) -> None:
     site.write("subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep(600)")
     process = await site.start_worker()
@@ -229,7 +230,7 @@ async def test_a_run_ends_well_though_a_process_of_the_worker_is_killed(site: Si
 
 
 async def test_many_attempts_run_without_leaving_descriptors_or_processes(site: Site) -> None:
-    names = [f"t{number:03}" for number in range(200)]
+    names = [f"t{number:03}" for number in range(80)]
     lines = ["from tidemill.dags import DAG, EmptyOperator", "with DAG('dag', schedule=None):"]
     (site.folder / "dag.py").write_text(
         "\n".join([*lines, *(f"    EmptyOperator(task_id='{name}')" for name in names)])
