@@ -19,10 +19,10 @@ from tests.store.dags import Player, dag, encode, task
 from tests.store.server import PostgresServer
 
 from tidemill.store.calls.all_calls import (
+    AttemptReport,
     CountStore,
     CreateRun,
     LogPart,
-    Report,
     SchedulerTurn,
     StoreFile,
     Success,
@@ -42,7 +42,7 @@ async def measure(name: str, url: str, batch: int, lives: int) -> None:
     player = await Player(store).begin()
     structure = dag(*[task(f"task-{number}") for number in range(batch)], id=f"batch-{batch}")
     await store.call(StoreFile(f"{structure.id}.py", "digest", structures=(encode(structure),)))
-    reports: tuple[Report, ...] = ()
+    reports: tuple[AttemptReport, ...] = ()
     began = cpu = 0.0
     rounds = max(lives // batch, 3)
     for number in range(WARM_UP, rounds + 1):
@@ -54,7 +54,7 @@ async def measure(name: str, url: str, batch: int, lives: int) -> None:
         answer = await store.call(WorkerTurn(player.worker, number - WARM_UP, reports, capacity=batch))
         assert all(one.kind == "moved" for one in answer.outcomes)
         reports = tuple(
-            Report(one.task, one.epoch, Success(), XCOM, log_end=LogPart(one.task, 1, 0, 1, LOG, 3, last=True))
+            AttemptReport(one.task, one.epoch, Success(), XCOM, log_end=LogPart(one.task, 1, 0, 1, LOG, 3, last=True))
             for one in answer.claimed
         )
         assert len(reports) == (batch if number < rounds else 0)

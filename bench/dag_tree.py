@@ -37,7 +37,7 @@ from tidemill.runtime.json.codec import decode, encode_sorted
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.store.calls.all_calls import CreateRun, GetDag, GetRun, ListFiles, ListXComs, RunRecord
 from tidemill.store.ciphers import build_cipher
-from tidemill.store.database import Caller
+from tidemill.store.database import StoreClient
 from tidemill.store.engines.opening import open_caller
 
 TASKS = 1000
@@ -110,7 +110,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 class Tree:
     """`tidemill dev` over DAGS, and a connection to its store."""
 
-    def __init__(self, process: subprocess.Popen[bytes], store: Caller) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], store: StoreClient) -> None:
         self.process = process
         self.store = store
 

@@ -25,7 +25,15 @@ from tests.store.dags import Player, dag, task
 
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.json.codec import decode, encode_sorted
-from tidemill.store.calls.all_calls import Deferral, ListServices, Report, RunRecord, SetPool, Success, TaskHistory
+from tidemill.store.calls.all_calls import (
+    AttemptReport,
+    Deferral,
+    ListSessions,
+    RunRecord,
+    SetPool,
+    Success,
+    TaskHistory,
+)
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store
 from tidemill.store.wire.call_server import CallServer
@@ -75,12 +83,12 @@ class Loops:
                 if one.resume is None:
                     kwargs = encode_sorted({"moment": self.moment})
                     reports.append(
-                        Report(one.task, one.epoch, Deferral("bench.dag_triggers.Stamped", kwargs, "resume"))
+                        AttemptReport(one.task, one.epoch, Deferral("bench.dag_triggers.Stamped", kwargs, "resume"))
                     )
                     continue
                 self.fired[one.task_id] = decode(one.resume.payload)
                 self.claimed[one.task_id] = now - self.fired[one.task_id]
-                reports.append(Report(one.task, one.epoch, Success()))
+                reports.append(AttemptReport(one.task, one.epoch, Success()))
             if reports:
                 await self.player.turn(*reports)
                 self.deferred += sum(isinstance(report.result, Deferral) for report in reports)
@@ -131,7 +139,7 @@ async def measure(folder: Path, one: int, at_once: Sequence[int]) -> None:
         stdin=asyncio.subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
     )
-    while not await database.call(ListServices("triggerer")):
+    while not await database.call(ListSessions("triggerer")):
         await asyncio.sleep(0.02)
     loops = Loops(database)
     await loops.player.begin()

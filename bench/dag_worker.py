@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.services.worker.logs import AttemptLog
-from tidemill.services.worker.messages import Ask, Finished, Loaded, Run, Task
+from tidemill.services.worker.messages import AskStore, AttemptFinished, AttemptOrder, FileLoaded, ForkedTask
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.services.worker.task_handle import FindLink, TaskHandle
 from tidemill.services.zygote.client import ZygoteClient
@@ -67,25 +67,25 @@ class Listener:
     """Takes what task processes say."""
 
     def __init__(self) -> None:
-        self.finished: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        self.finished: asyncio.Future[AttemptFinished] = asyncio.get_running_loop().create_future()
         self.exited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def on_loaded(self, handle: TaskHandle, loaded: Loaded) -> None:
+    def on_loaded(self, handle: TaskHandle, loaded: FileLoaded) -> None:
         pass
 
-    def on_ask(self, handle: TaskHandle, ask: Ask) -> None:
+    def on_ask(self, handle: TaskHandle, ask: AskStore) -> None:
         pass
 
     def on_written(self) -> None:
         pass
 
-    def on_finished(self, handle: TaskHandle, finished: Finished) -> None:
+    def on_finished(self, handle: TaskHandle, finished: AttemptFinished) -> None:
         self.finished.set_result(finished)
 
     def on_exited(self, handle: TaskHandle, exited: Exited | None) -> None:
         self.exited.set_result(None)
 
-    async def take(self) -> Finished:
+    async def take(self) -> AttemptFinished:
         finished = await self.finished
         self.finished = asyncio.get_running_loop().create_future()
         return finished
@@ -94,7 +94,7 @@ class Listener:
 async def run_one(handle: TaskHandle, listener: Listener, begun: int) -> tuple[float, float]:
     """Return the milliseconds until `execute`, and until the report."""
     handle.log = AttemptLog(1, 1, 1, 1_000_000)
-    handle.tell(Run(ATTEMPT))
+    handle.tell(AttemptOrder(ATTEMPT))
     finished = await listener.take()
     ended = time.monotonic_ns()
     return (int(finished.xcoms[0][1]) - begun) / 1e6, (ended - begun) / 1e6
@@ -110,7 +110,7 @@ def find_link(zygote: ZygoteClient) -> FindLink:
 async def fresh(zygote: ZygoteClient, folder: str) -> tuple[float, float]:
     listener = Listener()
     begun = time.monotonic_ns()
-    handle = TaskHandle(1, Task(folder, "d.py"), find_link(zygote), listener)
+    handle = TaskHandle(1, ForkedTask(folder, "d.py"), find_link(zygote), listener)
     handle.start()
     found = await run_one(handle, listener, begun)
     handle.leave()
@@ -136,7 +136,7 @@ async def measure_cpu(folder: str, tasks: int) -> float:
     ticks = read_ticks(zygote.pid or 0)
     for _ in range(max(1, tasks // 100)):
         listener = Listener()
-        handle = TaskHandle(1, Task(folder, "d.py"), find_link(zygote), listener)
+        handle = TaskHandle(1, ForkedTask(folder, "d.py"), find_link(zygote), listener)
         handle.start()
         for _ in range(100):
             await run_one(handle, listener, 0)
@@ -165,7 +165,7 @@ async def main() -> None:
         await fresh(zygote, folder)
         show("fresh process to execute", [(await fresh(zygote, folder))[0] for _ in range(given.tasks)])
         listener = Listener()
-        handle = TaskHandle(1, Task(folder, "d.py"), find_link(zygote), listener)
+        handle = TaskHandle(1, ForkedTask(folder, "d.py"), find_link(zygote), listener)
         handle.start()
         await run_one(handle, listener, 0)
         times = [await run_one(handle, listener, time.monotonic_ns()) for _ in range(given.tasks)]

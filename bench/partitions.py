@@ -21,13 +21,13 @@ from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.tasks.resident import build_executor
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link.beats import Beat, apply_beat
 from tidemill.runtime.link.progress import EngineProgress
 from tidemill.sources.base import SourceStatistics
 from tidemill.spark.progress import EngineStatus, PartitionSums, sum_progress
-from tidemill.spark.run_state import Phase, RunState
+from tidemill.spark.run_state import RunPhase, RunState
 from tidemill.testing.run import build_scripted_sinks
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 
@@ -69,7 +69,7 @@ async def measure(partitions: int) -> None:
     engine = Engine(
         settings,
         handler,
-        Identity("bench", 0, "bench", "g", 1),
+        EngineIdentity("bench", 0, "bench", "g", 1),
         source,
         Outbox(build_scripted_sinks(settings), letters, handler.on_delivery_error, settings.delivery),
         letters,
@@ -107,7 +107,7 @@ async def measure(partitions: int) -> None:
     halves = [part_of(engine.progress(), n) for n in range(2)]
     statuses = [EngineStatus(n, "running", progress=half) for n, half in enumerate(halves)]
     sums = PartitionSums()
-    state = RunState(Phase.RUNNING)
+    state = RunState(RunPhase.RUNNING)
 
     def show_status() -> str:
         """Say how two engines stand, of which one has committed something."""

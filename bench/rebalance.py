@@ -30,7 +30,7 @@ from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.runtime.embedded.broker import EmbeddedBroker
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.sinks.payloads import CollectResult, FilePayload
 
 PARTITIONS = 4
@@ -76,7 +76,7 @@ def engine(bootstrap: str, topic: str, worker: str, folder: str) -> None:
     )
 
     async def run() -> None:
-        built = build_engine(settings, Sleep(), Identity(worker, 0, uuid.uuid4().hex, topic, 1))
+        built = build_engine(settings, Sleep(), EngineIdentity(worker, 0, uuid.uuid4().hex, topic, 1))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, built.drain)
 
         async def at_once() -> None:

@@ -18,7 +18,7 @@ from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.report import WindowTimes, stand_for
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage
 
 MESSAGES = 200_000
@@ -32,7 +32,7 @@ class Owner:
     """What a task runs for; nobody asks it."""
 
 
-def make_window(number: int, with_keys: bool) -> Iterator[tuple[SourceMessage, list[TaskRun]]]:
+def make_window(number: int, with_keys: bool) -> Iterator[tuple[SourceMessage, list[TaskInFlight]]]:
     """Yield the messages of a window, each with a task whose result was known."""
     at = time.time_ns() // 1000
     partition, first = number % PARTITIONS, number // PARTITIONS * WINDOW
@@ -40,7 +40,7 @@ def make_window(number: int, with_keys: bool) -> Iterator[tuple[SourceMessage, l
         key = b"customer-%d-%d" % (partition, offset) if with_keys else None
         message = SourceMessage("orders", partition, offset, key, VALUE, (), at // 1000, None, None, at)
         task = ExecutorTask(f"{partition}-{offset}", source_offsets=(offset,), precomputed=PrecomputedResult(VALUE))
-        run = TaskRun(task, Owner(), 0.0)  # type: ignore[arg-type]
+        run = TaskInFlight(task, Owner(), 0.0)  # type: ignore[arg-type]
         run.is_known = True
         yield message, [run]
 

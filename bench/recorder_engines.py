@@ -27,7 +27,7 @@ from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.tasks.resident import build_executor
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.build import build_sinks
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
@@ -58,7 +58,7 @@ class Side:
         outbox = Outbox(build_sinks(settings), letters, handler.on_delivery_error, settings.delivery)
         name = "recorded" if records else "plain"
         tasks = build_executor(settings.executor, f"bench-{name}")
-        identity = Identity("bench", 0, name, "g", 1)
+        identity = EngineIdentity("bench", 0, name, "g", 1)
         self.engine = Engine(settings, handler, identity, self.source, outbox, letters, tasks, recorder=self.recorder)
 
     def make(self, count: int) -> list[SourceMessage]:

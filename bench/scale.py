@@ -40,7 +40,7 @@ from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
 from tidemill.spark.live.user_requests import Control
 from tidemill.spark.live.web_ui import Watched, serve_web
-from tidemill.spark.run_state import Phase, RunState
+from tidemill.spark.run_state import RunPhase, RunState
 from tidemill.spark.session.packaging import pack_handler
 from tidemill.web.access.hashes import hash_token
 
@@ -50,7 +50,7 @@ PER_SECOND = 1_000_000
 STEADY_SECONDS, KILLED = 20.0, 10
 #: How long engines need to finish in further drains: all that end at once take the cores from those that are told last.
 DRAINS = (0.5, 0.0, 0.5)
-_STATE = RunState(Phase.RUNNING, 100.0, 110.0, work_seconds=100.0)
+_STATE = RunState(RunPhase.RUNNING, 100.0, 110.0, work_seconds=100.0)
 
 
 class Driver:

@@ -21,7 +21,7 @@ from bench.harness import report
 
 from tidemill.core.supervision import slot_events, slot_group
 from tidemill.core.supervision.slot import Slot
-from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_events import EngineEnding
 from tidemill.core.supervision.slot_group import SlotGroup
 from tidemill.core.supervision.slot_limits import SlotLimits
 
@@ -71,7 +71,7 @@ class Day:
         self._rebalanced_at: float | None = None
         self._no_cores: dict[int, float] = {}
         for number in range(engines):
-            self.feed(number, slot_events.Start())
+            self.feed(number, slot_events.StartSlot())
 
     def at(self, seconds: float, function: Callable[[], None]) -> None:
         """Call something that many seconds from now."""
@@ -93,18 +93,18 @@ class Day:
                     until_hello = wait + START_SECONDS - READY_SECONDS - JOIN_SECONDS
                     self.at(until_hello, lambda token=token: self._connect(number, token))  # type: ignore[misc]
                 case slot_events.CancelJob(token):
-                    self.at(0.1, lambda token=token: self._end(number, token, Ending.CRASHED))  # type: ignore[misc]
-                case slot_events.Drain(_, keep_place):
-                    self.stop(number, "restart" if keep_place else "", Ending.DRAINED, 0.0)
-                case slot_events.Finished(ending, error):
+                    self.at(0.1, lambda token=token: self._end(number, token, EngineEnding.CRASHED))  # type: ignore[misc]
+                case slot_events.DrainEngine(_, keep_membership):
+                    self.stop(number, "restart" if keep_membership else "", EngineEnding.DRAINED, 0.0)
+                case slot_events.SlotFinished(ending, error):
                     self._carry_out(self.group.note_finished(number, ending, error))
 
     def _carry_out(self, effects: Sequence[slot_group.Effect]) -> None:
         for effect in effects:
             match effect:
-                case slot_group.Begin(number):
+                case slot_group.PrepareSlot(number):
                     self._later(READY_SECONDS, number, self._note_ready)
-                case slot_group.Go(number):
+                case slot_group.SubscribeSlot(number):
                     self._later(JOIN_SECONDS, number, self._note_joined)
                 case slot_group.Consume():
                     assert self.consuming_at is None, "engines are held once"
@@ -131,12 +131,12 @@ class Day:
             return
         self.runs[number] += 1
         self.alive[number] = True
-        self.feed(number, slot_events.Hello(token, self.runs[number]))
+        self.feed(number, slot_events.EngineConnected(token, self.runs[number]))
         self._carry_out(self.group.note_connected(number))
         self._beat(number, self.runs[number])
 
     def _note_ready(self, number: int) -> None:
-        self.feed(number, slot_events.Ready(self.runs[number]))
+        self.feed(number, slot_events.EngineReady(self.runs[number]))
         self._carry_out(self.group.note_ready(number, self.now))
 
     def _note_joined(self, number: int) -> None:
@@ -174,7 +174,7 @@ class Day:
         """Have the next engine of a slot wait for a core."""
         self._no_cores[number] = self.now + WITHOUT_CORES_SECONDS
 
-    def stop(self, number: int, why: str, ending: Ending, notice: float) -> None:
+    def stop(self, number: int, why: str, ending: EngineEnding, notice: float) -> None:
         """End an engine; the driver sees it that many seconds later."""
         if not self.alive[number]:
             return
@@ -186,7 +186,7 @@ class Day:
         self.at(notice, lambda: self.feed(number, slot_events.LinkClosed(run)))
         self.at(notice, lambda: self._end(number, token, ending))
 
-    def _end(self, number: int, token: int, ending: Ending) -> None:
+    def _end(self, number: int, token: int, ending: EngineEnding) -> None:
         self.alive[number] = False
         self.feed(number, slot_events.JobEnded(token, ending, None))
         self.tick(number)
@@ -213,10 +213,10 @@ def simulate(engines: int, partitions: int, *, day_seconds: float = DAY_SECONDS,
         for number in range(host * ENGINES_PER_HOST, min(engines, (host + 1) * ENGINES_PER_HOST)):
             if for_long and day.alive[number]:
                 day.keep_from_cores(number)
-            day.stop(number, "lost_host", Ending.CRASHED, VANISHED_SECONDS)
+            day.stop(number, "lost_host", EngineEnding.CRASHED, VANISHED_SECONDS)
 
     def crash() -> None:
-        day.stop(day.random.randrange(engines), "crash", Ending.CRASHED, NOTICE_SECONDS)
+        day.stop(day.random.randrange(engines), "crash", EngineEnding.CRASHED, NOTICE_SECONDS)
 
     def restart() -> None:
         day.feed(day.random.randrange(engines), slot_events.RestartRequested())

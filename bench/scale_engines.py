@@ -25,7 +25,7 @@ from pyspark import cloudpickle
 from tidemill.config.settings import Settings
 from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.link.beats import Beat, PartitionChanges, whole_beat
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, PartitionHead, SinkStats, StopReason
 from tidemill.runtime.loop.durations import DURATION_BOUNDS, Durations
@@ -133,7 +133,7 @@ class ReportingEngine:
         """Have nothing open."""
         return None
 
-    def drain(self, *, keep_place: bool = False) -> None:
+    def drain(self, *, keep_membership: bool = False) -> None:
         """Note when the order came."""
         note_drained(self._slot)
         self._stop.set()
@@ -152,7 +152,7 @@ class ReportingEngine:
         """Hold nothing."""
 
 
-def build(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> ReportingEngine:
+def build(settings: Settings, handler: Handler[Any, Any], identity: EngineIdentity) -> ReportingEngine:
     """Return the engine of a slot; named in its job."""
     return ReportingEngine(cast("Plan", handler), identity.slot)  # its class was sent as well, so it is another one
 

@@ -29,7 +29,7 @@ from redis import asyncio as aioredis
 from tests.sinks.servers import MongoServer, ValkeyServer, wait_for_port
 from tests.store.server import PostgresServer
 
-from tidemill.core.delivery.sql_plan import Operation, Shape, build_statement
+from tidemill.core.delivery.sql_plan import RowOperation, Shape, build_statement
 from tidemill.runtime.embedded.broker import free_port
 from tidemill.sinks.kafka import KafkaSink
 from tidemill.sinks.mongo import MongoSink
@@ -90,7 +90,7 @@ class Postgres(Target):
 
     async def bare(self, rows: Rows) -> None:
         connection = await asyncpg.connect(self._dsn, max_cacheable_statement_size=0)
-        shape = Shape(Operation.UPSERT, "lines", ("id", "line"), ("id",))
+        shape = Shape(RowOperation.UPSERT, "lines", ("id", "line"), ("id",))
         for batch in batches(rows, PostgresSink.max_batch_count):
             values = [value for name, line in batch for value in (name, line.decode())]
             await connection.execute(build_statement(shape, len(batch)), *values)

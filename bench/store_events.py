@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.store.helpers import new_session
 from tests.store.server import PostgresServer
 
-from tidemill.core.triggers.event_plan import Stored
+from tidemill.core.triggers.event_plan import EventStored
 from tidemill.core.triggers.group_commit import CommitLimits
 from tidemill.store.database_events import DatabaseEvents
 from tidemill.store.engines.opening import open_store
@@ -90,7 +90,7 @@ async def measure(name: str, url: str, events: int, rate: float | None) -> None:
 
     def stored(began: float):
         def done(outcome) -> None:
-            assert isinstance(outcome, Stored)
+            assert isinstance(outcome, EventStored)
             latencies.append(clock() - began)
 
         return done

@@ -111,4 +111,4 @@ def _log_is_not_configured() -> Iterator[None]:
     if structlog.is_configured():
         structlog.reset_defaults()
     if (user_code := sys.modules.get("tidemill.runtime.log.user_code")) is not None:
-        user_code._know_places.cache_clear()  # the folder that was the current one
+        user_code._build_code_paths.cache_clear()  # the folder that was the current one

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tidemill.deadletters.files import LetterFile, LettersPlace, make_row
+from tidemill.deadletters.files import LetterFile, LettersTarget, make_row
 from tidemill.deadletters.letter import Letter, LetterKind, describe_sources
 from tidemill.runtime.kafka.source_message import SourceMessage
 
@@ -19,7 +19,7 @@ def letter(offset: int, **fields: Any) -> Letter:
 
 def write(folder: Path, *groups: list[Letter], run: str = "r1", part: str = "part-0.parquet") -> Path:
     """Write a file with a row group for each list, of a run whose outcomes were removed since."""
-    place = LettersPlace(str(folder), run, str(folder / "gone"), "id")
+    place = LettersTarget(str(folder), run, str(folder / "gone"), "id")
     file = LetterFile(place, 0, f"engine-of-{run}-{part}")
     for letters in groups:
         file.write([make_row(each) for each in letters])

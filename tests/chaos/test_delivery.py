@@ -112,10 +112,10 @@ def assert_in_order(name: str, numbers: list[int], expected: set[int]) -> int:
     begun_again = 0
     for key in range(KEYS):
         wanted = of_key(sorted(expected), key)
-        place_of = {n: place for place, n in enumerate(wanted)}
+        position_of = {n: place for place, n in enumerate(wanted)}
         last, killed = -1, set[int]()
         for n in of_key(numbers, key):
-            place = place_of[n]
+            place = position_of[n]
             if place != last + 1 and place - 1 in killed:
                 killed.remove(place - 1)
                 killed.add(place)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tidemill.cli.backfill import list_fields
-from tidemill.runtime.link.frames import Hello
+from tidemill.runtime.link.frames import HelloFrame
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
 from tidemill.spark.progress import PipelineProgress
-from tidemill.spark.run_state import Phase, RunState
+from tidemill.spark.run_state import RunPhase, RunState
 
 
 class Server:
@@ -28,8 +28,8 @@ class Server:
         self.sent.append((link, "closed"))
 
 
-def hello(part: int, run_token: int = 0) -> Hello:
-    return Hello(part, 0, run_token, "e", 1, "h")
+def hello(part: int, run_token: int = 0) -> HelloFrame:
+    return HelloFrame(part, 0, run_token, "e", 1, "h")
 
 
 @pytest.fixture
@@ -64,19 +64,19 @@ def test_an_engine_that_dies_is_not_done_and_its_part_is_counted_again(run: Boun
 def test_an_engine_begins_at_once_and_is_refused_when_the_run_is_being_stopped(run: BoundedRun) -> None:
     server: Any = run._server
     run.on_hello(1, hello(0))
-    assert server.sent == [(1, "Welcome"), (1, "Begin"), (1, "Go")]
+    assert server.sent == [(1, "WelcomeFrame"), (1, "BeginFrame"), (1, "GoFrame")]
     run._stopping = True
     server.sent.clear()
     run.on_hello(2, hello(1))
-    assert server.sent == [(2, "Refused"), (2, "closed")]
+    assert server.sent == [(2, "RefusedFrame"), (2, "closed")]
     server.sent.clear()
     run.on_hello(3, hello(0, run_token=1))  # one that was at work, and lost its connection for a moment
-    assert server.sent[-1] == (3, "Drain")
+    assert server.sent[-1] == (3, "DrainFrame")
 
 
 def test_without_a_terminal_an_entry_says_how_far_it_is_and_how_long_the_rest_takes() -> None:
-    progress = BoundedProgress(total=1_000, passed=250, parts=4, parts_done=1, stalled={"kafka": "gone"})
-    fields = list_fields(RunState(Phase.RUNNING), progress, 50.0)
+    progress = BoundedProgress(total=1_000, passed=250, parts=4, parts_done=1, waits={"kafka": "gone"})
+    fields = list_fields(RunState(RunPhase.RUNNING), progress, 50.0)
     assert fields == {
         "state": "running",
         "passed": 250,
@@ -85,7 +85,7 @@ def test_without_a_terminal_an_entry_says_how_far_it_is_and_how_long_the_rest_ta
         "left_seconds": 15,
         "ranges_done": 1,
         "ranges": 4,
-        "stalled": {"kafka": "gone"},
+        "waits_for": {"kafka": "gone"},
     }
     starting = RunState(step="Spark is starting", step_seconds=2.0)
     assert list_fields(starting, PipelineProgress(), 0.0) == {

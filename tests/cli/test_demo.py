@@ -234,10 +234,10 @@ def test_ctrl_c_in_between_ends_everything_and_shows_no_half_result(tmp_path: Pa
 @pytest.mark.parametrize("width", [40, 80])
 def test_no_number_of_the_summary_is_cut_on_a_narrow_terminal(width: int) -> None:
     task_id = "status-304-329da67173f0d8641904"
-    report = check.Report(task_id, 304, 0, [0], 9_125, 2_735_455_610, 0.2779)
+    report = check.DemoResult(task_id, 304, 0, [0], 9_125, 2_735_455_610, 0.2779)
     outputs = check.Outputs([report], [], [], [], {0: 1})
     console = Console(file=io.StringIO(), width=width)
-    view.show_summary(console, {(0, 0): check.Line(304, 2_735_455_610)}, outputs)
+    view.show_summary(console, {(0, 0): check.DemoLine(304, 2_735_455_610)}, outputs)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in shown
     assert "2,735,455,610" in shown

@@ -14,7 +14,7 @@ from tidemill.cli.dlq.dlq import _print_table
 from tidemill.cli.dlq.redrive import ShownProgress
 from tidemill.cli.dlq.view import build_table, describe_letter
 from tidemill.deadletters.letter import Letter, LetterKind, describe_sources
-from tidemill.deadletters.reader import Found
+from tidemill.deadletters.reader import FoundLetter
 from tidemill.deadletters.redrive.history import Redriven
 from tidemill.runtime.kafka.source_message import SourceMessage
 
@@ -26,7 +26,7 @@ LETTER = Letter(
     sink_name="the-database-of-all-orders",
     sources=describe_sources([SourceMessage("orders", 3, 1_234_567, b"customer-17", b"v")]),
 )
-FOUND = Found(0, 1, LETTER, "")
+FOUND = FoundLetter(0, 1, LETTER, "")
 
 
 def test_a_narrow_terminal_shows_ids_kinds_and_whole_errors() -> None:
@@ -49,7 +49,7 @@ def test_the_commands_that_a_letter_proposes_name_the_configuration_that_was_nam
 
 
 def test_a_letter_that_was_sent_again_says_so_and_proposes_what_works() -> None:
-    often = Found(0, 1, msgspec.structs.replace(LETTER, redrives=3), "")
+    often = FoundLetter(0, 1, msgspec.structs.replace(LETTER, redrives=3), "")
     sent = [Redriven(1_700_000_000, "source")]
     lines = describe_letter(often, sent=sent, max_redrives=3).splitlines()
     assert "redriven    2023-11-14 22:13:20 UTC to source" in lines

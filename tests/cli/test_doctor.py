@@ -14,7 +14,7 @@ import pytest
 from tests.until import slack
 
 from tidemill.cli.doctor.checks import Cluster, check_group, check_program, run_check
-from tidemill.cli.doctor.folder_checks import Folder, check_folder, list_folders
+from tidemill.cli.doctor.folder_checks import CheckedFolder, check_folder, list_folders
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
@@ -241,18 +241,18 @@ def test_a_check_that_fails_itself_is_a_finding_without_secrets() -> None:
 
 
 def test_folders_that_cannot_be_written_are_named_with_their_setting(tmp_path: Path) -> None:
-    said = check_folder(Folder("history.path", str(tmp_path / "new"), " (bounded runs only)"))
+    said = check_folder(CheckedFolder("history.path", str(tmp_path / "new"), " (bounded runs only)"))
     assert said == f"{tmp_path / 'new'}, will be created at startup (bounded runs only)"
     assert not (tmp_path / "new").exists()
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file is a file, not a folder; remove it or change cache\.path"):
-        check_folder(Folder("cache.path", str(tmp_path / "file")))
+        check_folder(CheckedFolder("cache.path", str(tmp_path / "file")))
     with pytest.raises(ConfigError, match=r"is a file, not a folder"):
-        check_folder(Folder("cache.path", str(tmp_path / "file" / "below")))
+        check_folder(CheckedFolder("cache.path", str(tmp_path / "file" / "below")))
     with pytest.raises(RemoteError, match=r"/proc cannot be written to: .*; change its permissions or cache\.path"):
-        check_folder(Folder("cache.path", "/proc"))
+        check_folder(CheckedFolder("cache.path", "/proc"))
     with pytest.raises(ConfigError, match="File name too long; change cache"):
-        check_folder(Folder("cache.path", str(tmp_path / ("x" * 300))))
+        check_folder(CheckedFolder("cache.path", str(tmp_path / ("x" * 300))))
 
 
 def test_only_folders_that_are_used_here_are_looked_at() -> None:

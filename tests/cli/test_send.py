@@ -20,7 +20,7 @@ from tests.cli.notices import drop_notices
 from tests.until import wait_until
 
 from tidemill.cli.topics.send import LineSender, read_key, send
-from tidemill.cli.topics.send_progress import Sent
+from tidemill.cli.topics.send_progress import SentCounts
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.kafka.topic_reader import TopicReader
@@ -171,7 +171,7 @@ def test_how_far_it_is_counts_what_the_brokers_confirmed(client: type[ScriptedPr
     client.room = 9
     sender = LineSender(KafkaSettings(), "t", "id", None)
     sender._send_lines(io.BytesIO(b'{"id": 1}\n{"id": 2}\n{}\n'))
-    assert sender.look() == Sent(messages=0, failed=1, read_bytes=23)
+    assert sender.look() == SentCounts(messages=0, failed=1, read_bytes=23)
     sender._producer._waiting = 1  # type: ignore[attr-defined]
     assert sender.look().messages == 1
 

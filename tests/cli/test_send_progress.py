@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.cli.topics.send_progress import SendProgress, Sent
+from tidemill.cli.topics.send_progress import SendProgress, SentCounts
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize(("messages", "seconds"), [(999, 60.0), (1_000_000, 0.9)])
 def test_a_short_input_needs_no_line(clock: list[float], messages: int, seconds: float) -> None:
-    progress = SendProgress(io.BytesIO(), lambda: Sent(messages, 0, 0))
+    progress = SendProgress(io.BytesIO(), lambda: SentCounts(messages, 0, 0))
     clock[0] += seconds
     assert progress.draw(79) == ""
     assert progress.describe_time(messages) == ""
@@ -29,7 +29,7 @@ def test_a_short_input_needs_no_line(clock: list[float], messages: int, seconds:
 def test_the_share_of_a_file_and_the_time_left_are_shown_as_far_as_they_fit(clock: list[float], tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"x" * 1_000)
     with (tmp_path / "lines").open("rb") as lines:
-        progress = SendProgress(lines, lambda: Sent(420_000, 7, 250))
+        progress = SendProgress(lines, lambda: SentCounts(420_000, 7, 250))
     clock[0] += 10
     assert progress.draw(79) == "420,000 messages sent | 42,000/s | 7 failed | 25% read, 30 s left"
     assert progress.draw(40) == "420,000 sent | 42,000/s | 7 failed | 25%"
@@ -39,7 +39,7 @@ def test_the_share_of_a_file_and_the_time_left_are_shown_as_far_as_they_fit(cloc
 
 
 def test_how_much_a_pipe_still_has_is_unknown(clock: list[float]) -> None:
-    progress = SendProgress(io.BytesIO(), lambda: Sent(5_000, 0, 250))
+    progress = SendProgress(io.BytesIO(), lambda: SentCounts(5_000, 0, 250))
     clock[0] += 2
     assert progress.draw(79) == "5,000 messages sent | 2,500/s"
 

@@ -29,10 +29,10 @@ from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.status_report import SILENT_SECONDS, build_report, find_problems
 from tidemill.spark.pipeline import Pipeline
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
-from tidemill.spark.run_state import Phase, RunState
+from tidemill.spark.run_state import RunPhase, RunState
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-RUNNING = RunState(Phase.RUNNING, 60.0, 65.0)
+RUNNING = RunState(RunPhase.RUNNING, 60.0, 65.0)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def settings(group: str = "g") -> Settings:
 
 def refused() -> PipelineProgress:
     progress = busy()
-    progress.stalled = {GROUP_NAME: "the brokers do not allow it"}
+    progress.waits = {GROUP_NAME: "the brokers do not allow it"}
     return progress
 
 
@@ -64,7 +64,7 @@ def busy(state: str = "running", silent_seconds: float = 0.1) -> PipelineProgres
         letter_kinds={"task": 2},
         partitions=["t/0", "t/1"],
         lag={"t/0": 5},
-        stalled={"sinks.kafka.out": "no broker answers"},
+        waits={"sinks.kafka.out": "no broker answers"},
         sinks={"sinks.kafka.out": SinkStats(delivered_payloads=1200)},
     )
     return sum_progress((), [engine], [EngineStatus(0, state, 7, "h", 1, silent_seconds, engine)])
@@ -112,11 +112,11 @@ def test_a_running_pipeline_is_well_although_it_waits_for_a_sink() -> None:
             "it is starting: no broker yet (5 s)",
         ),
         (RUNNING, sum_progress((), (), [EngineStatus(0, "starting")]), "it is starting: the engines are starting"),
-        (RunState(Phase.STOPPING), busy(), "it is stopping"),
+        (RunState(RunPhase.STOPPING), busy(), "it is stopping"),
         (RUNNING, busy("waiting"), "engine 0 is not running: waiting (start 1)"),
         (RUNNING, busy(silent_seconds=SILENT_SECONDS), "engine 0 has been silent for 10 s"),
         (RUNNING, busy("finished"), None),
-        (RunState(Phase.DRAINING), busy(), None),
+        (RunState(RunPhase.DRAINING), busy(), None),
         (RUNNING, refused(), "it cannot read its topic: the brokers do not allow it"),
     ],
 )
@@ -232,9 +232,9 @@ def test_trigger_hosts_are_well_if_they_run_or_stand_by() -> None:
 
 
 def test_what_others_said_cannot_control_the_terminal() -> None:
-    stalled = msgspec.structs.replace(busy(), stalled={"sinks.kafka.out": "no\x1b[2J\nanswer"})
+    waits = msgspec.structs.replace(busy(), waits={"sinks.kafka.out": "no\x1b[2J\nanswer"})
     said = describe_report(
-        {**build_report(settings(), "w", RUNNING, stalled, 1.0), "pid": 7, "problems": ["bad\x1b]0;title\x07"]}
+        {**build_report(settings(), "w", RUNNING, waits, 1.0), "pid": 7, "problems": ["bad\x1b]0;title\x07"]}
     )
     holder = {"process": 9, "host": "h\x1b[1m", "list": "/l.yaml", "since": "now"}
     host = {"pid": 7, "list": "/l.yaml", "waits_for": holder, "running": 3, "store": None, "streams": []}

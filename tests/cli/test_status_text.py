@@ -19,9 +19,9 @@ from tidemill.cli.terminal.status_text import (
 from tidemill.runtime.link.progress import EngineProgress, SinkStats
 from tidemill.spark.bounded.run import BoundedProgress
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
-from tidemill.spark.run_state import Phase, RunState
+from tidemill.spark.run_state import RunPhase, RunState
 
-WORKING = RunState(Phase.RUNNING, 60.0, 65.0)
+WORKING = RunState(RunPhase.RUNNING, 60.0, 65.0)
 
 
 def pipeline(*engines: EngineProgress) -> PipelineProgress:
@@ -50,8 +50,8 @@ BUSY = pipeline(
         (RunState(step="Spark is starting", step_seconds=3.2), "Spark is starting (3 s)"),
         (RunState(step="no broker at b:9092 yet", step_seconds=5.0), "no broker at b:9092 yet (5 s)"),
         (RunState(), "starting"),
-        (RunState(Phase.RUNNING, 2.0), "the engines are starting (2 s)"),
-        (RunState(Phase.STOPPING, step="Spark is stopping", step_seconds=1.0), "Spark is stopping (1 s)"),
+        (RunState(RunPhase.RUNNING, 2.0), "the engines are starting (2 s)"),
+        (RunState(RunPhase.STOPPING, step="Spark is stopping", step_seconds=1.0), "Spark is stopping (1 s)"),
     ],
 )
 def test_before_and_after_the_work_it_says_what_is_waited_for(state: RunState, text: str) -> None:
@@ -69,7 +69,7 @@ def test_one_of_something_is_in_the_singular() -> None:
     one = pipeline(EngineProgress(messages_done=1, partitions=["t/0"], lag={"t/0": 0}, in_flight=1))
 
     assert format_status(WORKING, one, 0.0, 250).startswith("1 of 1 engines, 1 partition | 1 message done, 0/s | ")
-    draining = RunState(Phase.DRAINING, 1.0, 9.0, left_seconds=30.0)
+    draining = RunState(RunPhase.DRAINING, 1.0, 9.0, left_seconds=30.0)
     assert format_status(draining, one, 0.0, 80) == "draining, up to 30 s, 0 tasks left | 1 message in flight"
 
 
@@ -90,7 +90,7 @@ def test_an_engine_that_is_down_stays_on_a_narrow_line() -> None:
 
 
 def test_a_drain_says_how_long_it_may_take_and_what_is_left() -> None:
-    draining = RunState(Phase.DRAINING, 1.0, 9.0, left_seconds=29.6)
+    draining = RunState(RunPhase.DRAINING, 1.0, 9.0, left_seconds=29.6)
     now = pipeline(EngineProgress(tasks_running=8, tasks_queued=3, tasks_retrying=1, in_flight=1500))
 
     assert format_status(draining, now, 0.0, 80) == "draining, up to 30 s, 12 tasks left | 1,500 messages in flight"
@@ -106,8 +106,8 @@ def test_a_lag_that_is_not_known_yet_is_said_to_be_that() -> None:
 
 
 def test_what_is_waited_for_is_said_once_and_stays_on_a_narrow_line() -> None:
-    stalled = {"kafka": "no broker answers at any of the configured addresses\x1b[2J"}
-    now = pipeline(EngineProgress(stalled=stalled), EngineProgress(stalled=stalled))
+    waits = {"kafka": "no broker answers at any of the configured addresses\x1b[2J"}
+    now = pipeline(EngineProgress(waits=waits), EngineProgress(waits=waits))
 
     wide, narrow = (format_status(WORKING, now, 0.0, width) for width in (250, 39))
 
@@ -121,10 +121,10 @@ def test_what_is_waited_for_is_said_once_and_stays_on_a_narrow_line() -> None:
     done=st.integers(0, 10**12),
     tasks=st.integers(0, 10**6),
     why=st.text(max_size=60),
-    phase=st.sampled_from(list(Phase)),
+    phase=st.sampled_from(list(RunPhase)),
     total=st.integers(0, 10**9),
 )
-def test_every_line_fits_its_width(width: int, done: int, tasks: int, why: str, phase: Phase, total: int) -> None:
+def test_every_line_fits_its_width(width: int, done: int, tasks: int, why: str, phase: RunPhase, total: int) -> None:
     state = RunState(phase, 3.0, step=f"waiting for {why}", step_seconds=3.0, left_seconds=30.0)
     engine = EngineProgress(
         messages_done=done,
@@ -133,10 +133,10 @@ def test_every_line_fits_its_width(width: int, done: int, tasks: int, why: str, 
         in_flight=done,
         dead_lettered=tasks,
         letters_dropped=tasks,
-        stalled={"sinks.http.out": why},
+        waits={"sinks.http.out": why},
         partitions=["t/0"],
     )
-    backfill = BoundedProgress(total=total, passed=min(done, total), stalled=engine.stalled, dead_lettered=tasks)
+    backfill = BoundedProgress(total=total, passed=min(done, total), waits=engine.waits, dead_lettered=tasks)
 
     for text in (format_status(state, pipeline(engine), 1e6, width), format_backfill(state, backfill, 1e6, width)):
         assert 0 < count_cells(text) <= width
@@ -157,7 +157,7 @@ def test_a_backfill_has_a_bar_with_rate_and_time_left() -> None:
     assert "| the engines are starting (60 s) |" in format_backfill(WORKING, now, 0.0, 120)
     starting = RunState(step="Spark is starting", step_seconds=3.0)
     assert format_backfill(starting, BoundedProgress(), 0.0, 39) == "Spark is starting (3 s)"
-    draining = RunState(Phase.DRAINING, left_seconds=3.0)
+    draining = RunState(RunPhase.DRAINING, left_seconds=3.0)
     assert format_backfill(draining, now, 0.0, 39).startswith("stopping | 45%")
 
 

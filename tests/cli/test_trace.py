@@ -18,7 +18,7 @@ from tidemill.cli.recordings import trace_view
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.loading import load_settings
 from tidemill.core.errors import RemoteError
-from tidemill.core.pipeline.message_stage import MessageStage, Stage
+from tidemill.core.pipeline.message_stage import MessageStage, OpenStage
 from tidemill.pipeline.reports import history
 from tidemill.recorder.format.events import EventKind, RecordedEvent
 from tidemill.recorder.format.schema import RowTable
@@ -218,7 +218,7 @@ def test_recordings_in_memory_are_asked_of_their_process(folder: Path, tmp_path:
 def test_a_message_that_a_pipeline_has_not_finished_is_shown_with_its_place(folder: Path):
     (tmp := folder.parent / "live.yaml").write_text(f"debug: {{db_dir: '{folder}'}}\nkafka: {{consumer_group: live}}\n")
     settings = load_settings(tmp)
-    stage = MessageStage(stage=Stage.BACKOFF, task_id=f"t-{ESCAPE}", attempt=1, attempts=4, next_seconds=9.0)
+    stage = MessageStage(stage=OpenStage.BACKOFF, task_id=f"t-{ESCAPE}", attempt=1, attempts=4, next_seconds=9.0)
 
     def find(topic: str, partition: int, offset: int) -> OpenMessage | None:
         if offset == 13:

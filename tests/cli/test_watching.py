@@ -17,7 +17,7 @@ from tidemill.config.settings import LoggingSettings
 from tidemill.runtime.link.progress import EngineProgress
 from tidemill.runtime.log.setup import configure
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
-from tidemill.spark.run_state import Phase, RunState
+from tidemill.spark.run_state import RunPhase, RunState
 
 
 @pytest.fixture
@@ -48,13 +48,13 @@ def test_without_a_terminal_each_change_of_state_is_logged_once(
     with watch(lambda rate, width: "", lambda: now[0], list_fields, plain=True):
         wait_until(lambda: len(said()) == 1)
         now[0] = (
-            RunState(Phase.RUNNING),
+            RunState(RunPhase.RUNNING),
             pipeline(messages_done=3, partitions=["t/0"], lag={"t/0": 2}, tasks_failed=1),
         )
         wait_until(lambda: len(said()) == 2)
         now[0] = (
-            RunState(Phase.RUNNING),
-            pipeline(messages_done=4, partitions=["t/0"], stalled={"kafka": "no broker"}),
+            RunState(RunPhase.RUNNING),
+            pipeline(messages_done=4, partitions=["t/0"], waits={"kafka": "no broker"}),
         )
         wait_until(lambda: len(said()) == 3)
 
@@ -62,16 +62,16 @@ def test_without_a_terminal_each_change_of_state_is_logged_once(
     assert (first["event"], first["state"], first["waits_for"]) == ("status", "starting", "Spark is starting (1 s)")
     assert second["engines"] == "1/1"
     assert (second["messages_done"], second["lag"], second["tasks_failed"]) == (3, 2, 1)
-    assert (third["lag"], third["stalled"]) == (None, {"kafka": "no broker"})
+    assert (third["lag"], third["waits_for"]) == (None, {"kafka": "no broker"})
 
 
 def test_a_state_is_what_is_waited_for_and_not_for_how_long() -> None:
     step = [RunState(step="Spark is starting", step_seconds=seconds) for seconds in (1.0, 2.0)]
     assert describe_change(step[0], PipelineProgress()) == describe_change(step[1], PipelineProgress())
-    running = RunState(Phase.RUNNING)
+    running = RunState(RunPhase.RUNNING)
     assert describe_change(running, pipeline(messages_done=1)) == describe_change(running, pipeline(messages_done=2))
-    assert describe_change(running, pipeline()) != describe_change(running, pipeline(stalled={"kafka": "x"}))
-    assert describe_change(running, pipeline()) != describe_change(RunState(Phase.DRAINING), pipeline())
+    assert describe_change(running, pipeline()) != describe_change(running, pipeline(waits={"kafka": "x"}))
+    assert describe_change(running, pipeline()) != describe_change(RunState(RunPhase.DRAINING), pipeline())
 
 
 def test_the_summary_is_an_entry_where_logs_are_for_machines_and_text_otherwise(

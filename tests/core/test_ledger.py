@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.core.examples import examples
 
-from tidemill.core.ledger import Batch, EntryOutcome, Ledger, LedgerEntry
+from tidemill.core.ledger import EntryOutcome, Ledger, LedgerBatch, LedgerEntry
 
 LANES = ("a", "b", "c")
 MEMBERS = 3
@@ -43,7 +43,7 @@ class Played:
 
     ledger: Ledger[str, int] = field(default_factory=Ledger)
     entries: list[LedgerEntry[str, int]] = field(default_factory=list)
-    batches: list[Batch[str, int]] = field(default_factory=list)
+    batches: list[LedgerBatch[str, int]] = field(default_factory=list)
     settled: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     abandoned: set[int] = field(default_factory=set)
 
@@ -63,7 +63,7 @@ class Played:
                 self.abandoned |= {e.position for e in self.outstanding(lane)}
                 self.ledger.abandon(lane)
 
-    def settle(self, batch: Batch[str, int]) -> None:
+    def settle(self, batch: LedgerBatch[str, int]) -> None:
         before = self.ledger.count_outstanding(batch.lane)
         self.ledger.settle(batch)
         if self.ledger.count_outstanding(batch.lane) != before:
@@ -188,7 +188,7 @@ class Model:
 
     def __init__(self) -> None:
         self.entries: list[tuple[LedgerEntry[str, int], set[int]]] = []
-        self.in_flight: Batch[str, int] | None = None
+        self.in_flight: LedgerBatch[str, int] | None = None
 
 
 class LedgerAgainstModel(RuleBasedStateMachine):
@@ -197,7 +197,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         self.ledger: Ledger[str, int] = Ledger()
         self.model: dict[str, Model] = {}
         self.entries: list[LedgerEntry[str, int]] = []
-        self.batches: list[Batch[str, int]] = []
+        self.batches: list[LedgerBatch[str, int]] = []
 
     @rule(lane=lanes, members=masks)
     def open(self, lane: str, members: int) -> None:

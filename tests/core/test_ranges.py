@@ -12,10 +12,10 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.ranges import (
     MAX_PIECE_MESSAGES,
     MIN_PIECE_MESSAGES,
-    Edge,
-    Moment,
     Offset,
     OffsetRange,
+    PartitionEdge,
+    TimeBound,
     check_order,
     choose_piece_size,
     find_remaining,
@@ -96,7 +96,7 @@ def test_a_piece_is_worth_an_engine_and_leaves_several_to_each_core(total: int, 
 @given(st.datetimes(min_value=datetime.datetime(1970, 1, 2), timezones=st.just(datetime.UTC)))
 def test_a_time_is_parsed_to_the_millisecond(moment: datetime.datetime) -> None:
     read = parse_position(moment.isoformat(), "--from")
-    assert isinstance(read, Moment)
+    assert isinstance(read, TimeBound)
     behind = moment - (
         datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(milliseconds=1) * read.milliseconds
     )
@@ -108,10 +108,10 @@ def test_a_time_is_parsed_to_the_millisecond(moment: datetime.datetime) -> None:
     [
         ("0", Offset(0)),
         (" 1200 ", Offset(1200)),
-        ("Earliest", Edge.EARLIEST),
-        ("latest", Edge.LATEST),
-        ("1970-01-01T00:00:01Z", Moment(1000)),
-        ("1970-01-01T02:00:00+02:00", Moment(0)),
+        ("Earliest", PartitionEdge.EARLIEST),
+        ("latest", PartitionEdge.LATEST),
+        ("1970-01-01T00:00:01Z", TimeBound(1000)),
+        ("1970-01-01T02:00:00+02:00", TimeBound(0)),
     ],
 )
 def test_offsets_times_and_edges_are_parsed(text: str, expected: object) -> None:
@@ -138,10 +138,10 @@ def test_an_invalid_position_is_reported_with_the_valid_forms(text: str, said: s
     ("start", "end"),
     [
         (Offset(5), Offset(5)),
-        (Moment(5), Moment(4)),
-        (Edge.LATEST, Offset(5)),
-        (Offset(5), Edge.EARLIEST),
-        (Edge.LATEST, Edge.LATEST),
+        (TimeBound(5), TimeBound(4)),
+        (PartitionEdge.LATEST, Offset(5)),
+        (Offset(5), PartitionEdge.EARLIEST),
+        (PartitionEdge.LATEST, PartitionEdge.LATEST),
     ],
 )
 def test_an_end_that_is_not_after_the_start_is_rejected(start, end) -> None:
@@ -151,7 +151,12 @@ def test_an_end_that_is_not_after_the_start_is_rejected(start, end) -> None:
 
 @pytest.mark.parametrize(
     ("start", "end"),
-    [(Offset(4), Offset(5)), (Moment(4), Moment(5)), (Edge.EARLIEST, Edge.LATEST), (Offset(5), Moment(1))],
+    [
+        (Offset(4), Offset(5)),
+        (TimeBound(4), TimeBound(5)),
+        (PartitionEdge.EARLIEST, PartitionEdge.LATEST),
+        (Offset(5), TimeBound(1)),
+    ],
 )
 def test_a_range_that_may_contain_something_is_accepted(start, end) -> None:
     check_order(start, end)

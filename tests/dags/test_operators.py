@@ -33,7 +33,7 @@ from tidemill.dags.operators import subprocess as subprocess_operator
 from tidemill.dags.operators.command import Command
 from tidemill.dags.results import AttemptFailed, AttemptSkipped, AttemptSucceeded
 from tidemill.pipeline.tasks.executor import Executor
-from tidemill.pipeline.tasks.process import Run
+from tidemill.pipeline.tasks.process import Process
 
 
 def bash(command: str, **arguments: Any) -> Any:
@@ -242,7 +242,7 @@ def test_a_timeout_ends_the_command(tmp_path: Path, kind: str) -> None:
 def test_a_timeout_in_the_middle_of_a_start_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
 
-    def raise_timeout(executor: Executor, run: Run) -> None:
+    def raise_timeout(executor: Executor, run: Process) -> None:
         started.append(run.pid or 0)
         raise TaskTimeout("too long")
 

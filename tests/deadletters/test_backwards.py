@@ -9,10 +9,10 @@ import hypothesis.strategies as st
 from hypothesis import given
 from tests.letters import letter
 
-from tidemill.core.deadletters.redrive import Criteria
+from tidemill.core.deadletters.redrive import LetterCriteria
 from tidemill.deadletters.backwards import Newest, find_newest_first, restrict
 from tidemill.deadletters.letter import Letter
-from tidemill.deadletters.reader import Found, Reached
+from tidemill.deadletters.reader import FoundLetter, Reached
 
 #: A time, or None for what is not a letter.
 Times = list[float | None]
@@ -38,22 +38,22 @@ class Box:
             for number, (_, end) in ranges.items()
         }
 
-    def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
+    def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[FoundLetter | Reached | None]:
         for number, end in ends.items():
             yield None
             for offset in range(starts[number], end):
                 at = self.partitions[number][offset - 5]
                 self.read += 1
-                yield Found(number, offset, None if at is None else make_letter(f"{number}:{offset}", at))
+                yield FoundLetter(number, offset, None if at is None else make_letter(f"{number}:{offset}", at))
             yield Reached(number, end)
 
 
-def show(found: Found) -> tuple[float, str]:
+def show(found: FoundLetter) -> tuple[float, str]:
     assert found.letter is not None
     return found.letter.written_at, found.letter.letter_id
 
 
-def search_all(box: Box, criteria: Criteria, limit: int, *, hurry: bool) -> list[Newest[tuple[float, str]]]:
+def search_all(box: Box, criteria: LetterCriteria, limit: int, *, hurry: bool) -> list[Newest[tuple[float, str]]]:
     """Return all pages."""
     pages, ranges = [], dict(box.ranges)
     while ranges or not pages:
@@ -80,7 +80,7 @@ def test_pages_have_each_letter_once_in_the_order_of_time(
     given_times: list[Times], limit: int, hurry: bool, since: int | None
 ) -> None:
     box = Box(given_times)
-    pages = search_all(box, Criteria(since=since), limit, hurry=hurry)
+    pages = search_all(box, LetterCriteria(since=since), limit, hurry=hurry)
     rows = [row for page in pages for row in page.rows]
     expected = [
         (at, f"{number}:{5 + row}")
@@ -98,7 +98,7 @@ def test_pages_have_each_letter_once_in_the_order_of_time(
 @given(st.lists(st.lists(st.integers(0, 50).map(float), max_size=40), max_size=3), st.integers(1, 9))
 def test_with_wrong_clocks_every_letter_is_found_and_the_search_ends(given_times: list[Times], limit: int) -> None:
     box = Box(given_times)
-    rows = [row for page in search_all(box, Criteria(), limit, hurry=True) for row in page.rows]
+    rows = [row for page in search_all(box, LetterCriteria(), limit, hurry=True) for row in page.rows]
     assert sorted(rows) == sorted(
         (at, f"{number}:{5 + row}") for number, times in enumerate(given_times) for row, at in enumerate(times)
     )
@@ -106,7 +106,7 @@ def test_with_wrong_clocks_every_letter_is_found_and_the_search_ends(given_times
 
 def test_the_newest_of_many_are_found_without_reading_all() -> None:
     box = Box([[float(number) for number in range(50_000)], [float(number) for number in range(20)]])
-    page = find_newest_first(box, box.ranges, Criteria(), 100, show)
+    page = find_newest_first(box, box.ranges, LetterCriteria(), 100, show)
     assert [at for at, _ in page.rows] == [float(number) for number in range(49_999, 49_899, -1)]
     assert box.read < 1_000
     assert page.rest == {0: 5 + 49_900, 1: 25}

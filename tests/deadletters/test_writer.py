@@ -225,7 +225,7 @@ async def test_the_topic_is_created_once_and_letters_are_confirmed(embedded_kafk
     letter = Letter(kind=LetterKind.PARSE, error="no JSON", sources=describe_sources([message(b"\xff")]))
     for letters in engines:
         await written(letters, letter)
-        assert (letters.statistics().written, letters.describe_stall()) == (1, None)
+        assert (letters.statistics().written, letters.describe_wait()) == (1, None)
         await letters.close()
     found = consume(embedded_kafka.bootstrap, f"{settings.kafka.source_topic}_dlq", 3)
     assert [decode_letter(each.value() or b"") for each in found] == [letter] * 3
@@ -258,7 +258,7 @@ async def test_a_limit_that_the_broker_only_tells_by_refusing_is_found(
     await letters.open()
     small = Letter(kind=LetterKind.HOOK, error="small", sources=describe_sources([message(b"x" * 5000)]))
     await asyncio.gather(*(written(letters, letter) for letter in (small, large_letter(), small)))
-    assert letters.describe_stall() is None
+    assert letters.describe_wait() is None
     await letters.close()
     found = [decode_letter(each.value() or b"") for each in consume(embedded_kafka.bootstrap, topic, 3)]
     assert sorted(len(letter.sources) for letter in found) == [1, 1, 3]
@@ -292,7 +292,7 @@ async def test_a_topic_that_is_deleted_while_the_pipeline_runs_is_said_with_what
     admin = AdminClient({"bootstrap.servers": embedded_kafka.bootstrap})
     await asyncio.to_thread(lambda: admin.delete_topics([topic])[topic].result(30))
     letters.put(Letter(kind=LetterKind.HOOK, error="second"), lambda: None)
-    await until(lambda: "create the topic again" in (letters.describe_stall() or ""))
+    await until(lambda: "create the topic again" in (letters.describe_wait() or ""))
     await letters.close()
 
 
@@ -307,17 +307,17 @@ async def test_while_the_broker_is_down_letters_wait_say_so_and_are_written_late
     await written(letters, Letter(kind=LetterKind.HOOK, error="first"))
     broker.kill()
     waiting = asyncio.ensure_future(written(letters, Letter(kind=LetterKind.HOOK, error="second"), 60.0))
-    await until(lambda: letters.describe_stall() is not None)
-    assert "1 letter waiting for topic dlq" in (letters.describe_stall() or "")
+    await until(lambda: letters.describe_wait() is not None)
+    assert "1 letter waiting for topic dlq" in (letters.describe_wait() or "")
     await asyncio.to_thread(broker.start)
     await waiting
-    assert (letters.statistics().written, letters.describe_stall()) == (2, None)
+    assert (letters.statistics().written, letters.describe_wait()) == (2, None)
 
     letters._backoff = Backoff(1e6, 1e6)
     broker.kill()
     called: list[int] = []
     letters.put(Letter(kind=LetterKind.HOOK, error="in back-off"), lambda: called.append(1))
-    await until(lambda: letters.describe_stall() is not None)
+    await until(lambda: letters.describe_wait() is not None)
     letters.put(Letter(kind=LetterKind.HOOK, error="in flight"), lambda: called.append(2))
     async with asyncio.timeout(30):
         await letters.close()
@@ -338,7 +338,7 @@ async def test_on_demand_letters_that_are_refused_are_dropped_counted_and_logged
     lost = Letter(kind=LetterKind.HOOK, error="second", sources=describe_sources([message(b"secret body", 41)]))
     with structlog.testing.capture_logs() as logs:
         await written(letters, lost)
-    assert (letters.statistics().written, letters.statistics().dropped, letters.describe_stall()) == (1, 1, None)
+    assert (letters.statistics().written, letters.statistics().dropped, letters.describe_wait()) == (1, 1, None)
     (line,) = [each for each in logs if each["event"].startswith("a dead letter is dropped")]
     assert (line["letter_id"], line["sources"], line["log_level"]) == (lost.letter_id, ["in/3/41"], "error")
     assert "secret body" not in str(line)

@@ -127,15 +127,15 @@ async def outputs_of(example: ModuleType, lines: list[bytes], window: int) -> de
     assert {payload.path for payload in outcomes} == {"messages.jsonl"}
     assert {payload.path for payload in windows} == {"windows.jsonl"}
     return demo_check.Outputs(
-        reports=[msgspec.json.decode(to_json(p.data), type=demo_check.Report) for p in reports],
-        outcomes=[msgspec.json.decode(to_json(p.data), type=demo_check.Outcome) for p in outcomes],
-        windows=[msgspec.json.decode(to_json(p.data), type=demo_check.Window) for p in windows],
+        reports=[msgspec.json.decode(to_json(p.data), type=demo_check.DemoResult) for p in reports],
+        outcomes=[msgspec.json.decode(to_json(p.data), type=demo_check.DemoOutcome) for p in outcomes],
+        windows=[msgspec.json.decode(to_json(p.data), type=demo_check.DemoWindow) for p in windows],
         letters=[letter(position) for position, line in expected_of(lines).items() if line is None],
         committed={partition: len(lines[partition::PARTITIONS]) for partition in range(PARTITIONS)},
     )
 
 
-def expected_of(lines: list[bytes]) -> dict[demo_check.Position, demo_check.Line | None]:
+def expected_of(lines: list[bytes]) -> dict[demo_check.Position, demo_check.DemoLine | None]:
     return demo_check.count_directly(lines, PARTITIONS)
 
 

@@ -22,7 +22,7 @@ from tests.messages.payloads import ACTIONS, PAYLOADS, RESULTS, SINKS, TASKS
 from typer.testing import CliRunner
 
 from tidemill.cli.doctor.checks import Cluster, check_program, check_sink
-from tidemill.cli.doctor.folder_checks import Folder, check_folder
+from tidemill.cli.doctor.folder_checks import CheckedFolder, check_folder
 from tidemill.cli.handlers import load_handler
 from tidemill.cli.main import app
 from tidemill.cli.topics.send import read_key
@@ -169,7 +169,7 @@ def test_what_is_not_there(folder: Path, collector: Collector, monkeypatch: pyte
         collector.provoke([(f"no {kind}", lambda kind=kind, name=name: check_sink(settings, kind, name))])
     (folder / "file").touch()
     collector.provoke(
-        (path, lambda path=path: check_folder(Folder("cache.path", path))) for path in ("file", "file/below")
+        (path, lambda path=path: check_folder(CheckedFolder("cache.path", path))) for path in ("file", "file/below")
     )
     collector.provoke([("no program", lambda: check_program(ExecutorSettings(binary_path="no-such-program")))])
     elsewhere = MetricsSettings(host="192.0.2.1")

@@ -17,7 +17,7 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.recording.letters import RecordedLetters
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.tasks.resident import build_executor
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link.progress import EngineSummary
 from tidemill.sources.base import TopicPartition
@@ -61,7 +61,7 @@ class Rig:
         self.engine = Engine(
             self.settings,
             handler,
-            Identity("test", 0, "rig", "g", 1),
+            EngineIdentity("test", 0, "rig", "g", 1),
             self.source,
             Outbox(self.sinks, letters, handler.on_delivery_error, self.settings.delivery),
             letters,

@@ -26,7 +26,7 @@ from tidemill.pipeline.reports import outcomes as outcomes_module
 from tidemill.pipeline.reports.outcomes import Outcomes, find_finished_ranges, name_range
 from tidemill.recorder.format.events import EventKind, RecordedEvent
 from tidemill.recorder.format.schema import RowTable, decode_rows
-from tidemill.runtime.identity import Identity, new_engine_id
+from tidemill.runtime.identity import EngineIdentity, new_engine_id
 from tidemill.runtime.link.progress import EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult, FilePayload
 from tidemill.sources.bounded import BUFFER_MESSAGES, BoundedSource
@@ -99,7 +99,7 @@ class Place:
         return make_bounded_settings(Settings.model_validate(config))
 
     def engine(self, handler: Handler[Any, Any], reader: Any, settings: Settings, **outcomes: Any) -> BoundedEngine:
-        identity = Identity("w", 0, new_engine_id(), "g", 1)
+        identity = EngineIdentity("w", 0, new_engine_id(), "g", 1)
         source = BoundedSource(reader, settings.executor.max_queued_bytes)
         report = Outcomes(self.outcomes, identity, build_history(settings, identity), **outcomes)
         self.reports.append(report)

@@ -100,7 +100,7 @@ def lettered(run: Rig) -> list[int]:
 
 
 def braked(run: Rig) -> str:
-    return run.engine.progress().stalled.get("brake of engine 0", "")
+    return run.engine.progress().waits.get("brake of engine 0", "")
 
 
 HOOKS = ["parse", "arrange", "on_task_complete"]

@@ -220,7 +220,7 @@ async def test_a_letter_holds_the_offset_until_it_is_confirmed(rig):
     await run.until(lambda: len(run.letters.letters) == 2)
     await run.settled()
     assert run.source.committed == {}
-    assert "dead letters" in run.engine.progress().stalled
+    assert "dead letters" in run.engine.progress().waits
     run.letters.hold = False
     run.letters.confirm()
     await run.committed(2)
@@ -333,8 +333,8 @@ async def test_with_pass_a_message_whose_headers_cannot_be_read_reaches_arrange(
 async def test_the_brake_counts_and_holds_messages_whose_headers_cannot_be_read(rig):
     bad = [SourceMessage("t", 0, n, value=b"{}", headers_error=UNREADABLE) for n in range(100)]
     run = rig(Parsing(), bad, executor={"max_failure_ratio": 0.5})
-    await run.until(lambda: "brake of engine 0" in run.engine.progress().stalled)
-    assert "UnreadableHeadersError" in run.engine.progress().stalled["brake of engine 0"]
+    await run.until(lambda: "brake of engine 0" in run.engine.progress().waits)
+    assert "UnreadableHeadersError" in run.engine.progress().waits["brake of engine 0"]
 
 
 @pytest.mark.parametrize("hook", ["on_task_complete", "on_message_complete", "on_window_complete"])
@@ -1168,7 +1168,7 @@ async def test_a_drain_whose_commits_fail_ends_by_its_deadline_and_counts_what_i
 async def test_an_engine_that_another_one_succeeds_drains_and_commits_but_keeps_its_place_in_the_group(rig):
     run = rig(Nothing(), [message(0), message(1)])
     await run.committed(2)
-    run.engine.drain(keep_place=True)
+    run.engine.drain(keep_membership=True)
     assert (await run.end()).reason is StopReason.DRAINED
     assert run.source.left is False
 

@@ -14,8 +14,8 @@ from tidemill.pipeline import hooks
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.pipeline.handler.periodic import periodic
-from tidemill.pipeline.hooks import Calls, call_hook
-from tidemill.runtime.kafka.source_message import SourceMessage, place_of
+from tidemill.pipeline.hooks import HookCalls, call_hook
+from tidemill.runtime.kafka.source_message import SourceMessage, span_messages
 from tidemill.runtime.log import setup as log_module
 from tidemill.sinks.base import Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload
@@ -37,30 +37,30 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_a_hook_is_stalled_from_ten_seconds_on_and_until_it_returns(now: list[float]) -> None:
-    calls = Calls()
-    calls.begun(1, "arrange", place_of, [SourceMessage("t", 0, 17), SourceMessage("t", 0, 40)])
+    calls = HookCalls()
+    calls.begun(1, "arrange", span_messages, [SourceMessage("t", 0, 17), SourceMessage("t", 0, 40)])
     now[0] += 9.9
-    assert calls.describe_stall() == {}
+    assert calls.describe_wait() == {}
     now[0] += 2.1
-    assert calls.describe_stall() == {"arrange of t/0": "has not returned for 12 s (messages 17 to 40)"}
+    assert calls.describe_wait() == {"arrange of t/0": "has not returned for 12 s (messages 17 to 40)"}
     calls.ended(1)
-    assert calls.describe_stall() == {}
+    assert calls.describe_wait() == {}
 
 
 def test_of_many_calls_the_oldest_of_each_hook_and_partition_is_named(now: list[float]) -> None:
-    calls = Calls()
+    calls = HookCalls()
     for key in range(5_000):
-        calls.begun(key, "on_task_complete", place_of, [SourceMessage("t", key % 40, key)])
+        calls.begun(key, "on_task_complete", span_messages, [SourceMessage("t", key % 40, key)])
     now[0] += 10
     calls.begun(5_000, "on_ready", hooks.locate_nowhere, None)
     now[0] += 5
-    stalled = calls.describe_stall()
+    stalled = calls.describe_wait()
     assert stalled["on_task_complete of t/3"] == "has not returned for 15 s (message 3); and 24 more calls"
     assert len(stalled) == hooks.MAX_PLACES
     for key in range(5_000):
         calls.ended(key)
     now[0] += 5
-    assert calls.describe_stall() == {"on_ready": "has not returned for 10 s"}
+    assert calls.describe_wait() == {"on_ready": "has not returned for 10 s"}
 
 
 class Stuck(Handler[bytes, Any]):
@@ -128,8 +128,8 @@ async def test_a_hook_that_never_returns_is_named_with_partition_message_and_sec
     if hook == "on_delivery_error":
         run.files.refuse = lambda payload: Refusal("no", retryable=False)
     name = f"{hook}{place}"
-    await run.until(lambda: name in run.engine.progress().stalled)
-    text = run.engine.progress().stalled[name]
+    await run.until(lambda: name in run.engine.progress().waits)
+    text = run.engine.progress().waits[name]
     assert text.startswith("has not returned for ")
     assert messages in text
     run.engine.settings.executor.drain_timeout_seconds = 0.1

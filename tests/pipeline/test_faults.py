@@ -58,8 +58,8 @@ class Place:
     async def until(self, condition: Callable[[], object], seconds: float = LIMIT_SECONDS) -> None:
         await until(condition, seconds)
 
-    def describe_stall(self) -> str:
-        return self.outbox.describe_stall().get("sinks.kafka.faulty", "")
+    def describe_wait(self) -> str:
+        return self.outbox.describe_wait().get("sinks.kafka.faulty", "")
 
     def assert_all_there(self, count: int) -> None:
         """Each payload at least once and in the order of its key; the other sink has each exactly once."""
@@ -97,7 +97,7 @@ async def test_a_sink_that_is_down_leaves_no_dead_letter_with_defaults(place, lo
     for start in range(60, 300, 20):
         site.submit(*range(start, start + 20))
         await asyncio.sleep(0.01)
-    await site.until(lambda: "circuit breaker open" in site.describe_stall())
+    await site.until(lambda: "circuit breaker open" in site.describe_wait())
     assert [payload.data for payload in site.good.payloads] == list(range(300)), "the other sink waited"
     await asyncio.sleep(30.0 if long_run else 1.0)  # the outage itself is what is tested
     assert site.letters.letters == []
@@ -106,7 +106,7 @@ async def test_a_sink_that_is_down_leaves_no_dead_letter_with_defaults(place, lo
     site.assert_all_there(300)
     assert site.letters.letters == []
     assert site.outbox.statistics().sinks["sinks.kafka.faulty"].breaker_opened == 1
-    assert site.outbox.describe_stall() == {}
+    assert site.outbox.describe_wait() == {}
 
 
 async def test_a_sink_that_resets_connections_gets_everything_in_the_end(place) -> None:
@@ -142,7 +142,7 @@ async def test_a_sink_that_hangs_times_out_and_is_retried(place) -> None:
     await site.outbox.connect()
     site.proxy.hang()
     site.submit(*range(30))
-    await site.until(lambda: "no answer within 0.2 s" in site.describe_stall())
+    await site.until(lambda: "no answer within 0.2 s" in site.describe_wait())
     assert len(site.good.payloads) == 30
     site.proxy.up()
     await site.outbox.flush(20.0)
@@ -160,8 +160,8 @@ async def test_a_sink_says_itself_how_long_it_may_take() -> None:
     await outbox.connect()
     payloads = [KafkaPayload("patient", None, 1), KafkaPayload("other", None, 1)]
     outbox.submit(outbox.route(CollectResult(kafka=payloads)), Origin([]), lambda: None)
-    await until(lambda: "sinks.kafka.other" in outbox.describe_stall())
-    assert "sinks.kafka.patient" not in outbox.describe_stall()
+    await until(lambda: "sinks.kafka.other" in outbox.describe_wait())
+    assert "sinks.kafka.patient" not in outbox.describe_wait()
     await outbox.close()
 
 
@@ -388,7 +388,7 @@ async def test_a_dead_sink_holds_the_offsets_of_its_messages_and_of_no_others(ri
 
     run.files.send = send
     await run.committed(20, ("t", 1))
-    await run.until(lambda: "circuit breaker open" in run.engine.progress().stalled.get("sinks.filesystem.files", ""))
+    await run.until(lambda: "circuit breaker open" in run.engine.progress().waits.get("sinks.filesystem.files", ""))
     assert P0 not in run.source.committed
     down = False
     await run.committed(20)

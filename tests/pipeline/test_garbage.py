@@ -14,7 +14,7 @@ from tests.pipeline.conftest import P0, message
 from tidemill.pipeline import hooks
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
-from tidemill.pipeline.windows.window import WindowRun
+from tidemill.pipeline.windows.window import WindowInFlight
 from tidemill.sinks.payloads import CollectResult, FilePayload
 
 #: Of this many messages in a row.
@@ -121,5 +121,5 @@ async def test_a_window_of_a_partition_that_is_given_up_is_freed_without_a_searc
     handler.gate.set()
     await run.settled()
     hooks.latest[0] = None  # whoever blocks the loop is named by it
-    windows = [each for each in gc.get_objects() if type(each) is WindowRun]
+    windows = [each for each in gc.get_objects() if type(each) is WindowInFlight]
     assert not [each for each in windows if each.context is run.engine.context]

@@ -46,7 +46,7 @@ async def test_a_drain_waits_for_what_runs_although_a_held_message_waits_for_a_k
         [keyed(n, keys.get(n)) for n in range(58)],
         executor={"order_by": "key", "max_failure_ratio": 0.5, "window_size": 58, "drain_timeout_seconds": 5},
     )
-    await run.until(lambda: "brake of engine 0" in run.engine.progress().stalled)
+    await run.until(lambda: "brake of engine 0" in run.engine.progress().waits)
     handler.go.set()
     await run.until(lambda: 56 in run.engine.intake.partitions[P0].held)
     lane = run.engine.intake.partitions[P0]

@@ -14,7 +14,7 @@ import pytest
 from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.config.settings import Settings
 from tidemill.config.sink_settings import FilesystemSinkSettings, MongoSinkSettings, RedisSinkSettings
-from tidemill.core.deadletters.redrive import Why
+from tidemill.core.deadletters.redrive import UnsentReason
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.letter import Letter, LetterKind, describe_sources
 from tidemill.deadletters.payloads import encode_payload
@@ -227,7 +227,7 @@ def test_a_redrive_to_a_sink_gets_past_the_payload_at_which_it_raises(
     unsent = redrive.target.send(redrive.items(*payloads), {0: 30})
     redrive.target.close()
     ((item, why, text),) = unsent
-    assert (item.offset, why) == (at, Why.REFUSED)
+    assert (item.offset, why) == (at, UnsentReason.REFUSED)
     assert "no" in text
     counts = Counter(sink.written)
     assert sorted(counts) == [n for n in range(30) if n != at]
@@ -271,7 +271,7 @@ def test_a_letter_whose_key_cannot_be_hashed_is_named(monkeypatch: pytest.Monkey
     redrive = Redrive(Writer(ValueError("no")), monkeypatch)
     with pytest.raises(redrive_sinks.NotSentError, match="is not hashable") as caught:
         redrive.items(of(1, key=["a"]))
-    assert caught.value.why is Why.REFUSED
+    assert caught.value.why is UnsentReason.REFUSED
     redrive.target.close()
 
 

@@ -26,7 +26,7 @@ from tidemill.deadletters.letter import decode_letter
 from tidemill.pipeline import commits
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.delivery import transactional_letters
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.kafka import KafkaSink
 from tidemill.sources.base import CommitStatus, Outgoing, Records, TopicPartition
@@ -101,7 +101,7 @@ async def play(scenario: Scenario, chance: random.Random) -> Brokers:
     )
     source = Brokers(messages, chance)
     handler = Known(scenario) if scenario.is_known else Transforming(scenario)
-    engine = build_engine(settings, handler, Identity("test", 0, "w", "g", 1), source)
+    engine = build_engine(settings, handler, EngineIdentity("test", 0, "w", "g", 1), source)
 
     async def at_once() -> None:
         pass

@@ -24,7 +24,7 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult, SkipMessage
 from tidemill.pipeline.tasks.process import Done, ProcessOutcome
 from tidemill.pipeline.windows import window as windows
-from tidemill.pipeline.windows.window import WindowRun
+from tidemill.pipeline.windows.window import WindowInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.base import Answers, Encoded, Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
@@ -189,11 +189,11 @@ class Answering:
     def close(self) -> None:
         self.waiting = []
 
-    def describe_stall(self) -> None:
+    def describe_wait(self) -> None:
         return None
 
 
-def deliver_by_itself(window: WindowRun, index: int, routed: Sequence[Any], task: ExecutorTask) -> None:
+def deliver_by_itself(window: WindowInFlight, index: int, routed: Sequence[Any], task: ExecutorTask) -> None:
     """Deliver what a task of one message led to as what a task of several leads to is delivered."""
     window.deliver(routed, (index,), task, "on_task_complete")
 

@@ -98,10 +98,10 @@ class Once(Quiet):
 async def test_with_on_error_stop_it_stops_for_good_and_the_engine_says_so(rig):
     handler = Once()
     run = rig(handler, [message(0)])
-    await run.until(lambda: "periodic refresh" in run.engine.progress().stalled)
+    await run.until(lambda: "periodic refresh" in run.engine.progress().waits)
     await asyncio.sleep(0.1)
     assert handler.ran == 1
-    assert "sys.exit(3)" in run.engine.progress().stalled["periodic refresh"]
+    assert "sys.exit(3)" in run.engine.progress().waits["periodic refresh"]
     await run.committed(1)
     assert (await run.end()).reason is StopReason.DRAINED
 
@@ -284,7 +284,7 @@ async def test_a_disk_that_refuses_the_cache_shows_in_the_progress(rig, tmp_path
     (tmp_path / "file").write_text("")
     run = rig(Counting(), [message(0)], cache={"enabled": True, "path": str(tmp_path / "file")})
     await run.committed(1)
-    assert "continuing in memory only" in run.engine.progress().stalled["cache"]
+    assert "continuing in memory only" in run.engine.progress().waits["cache"]
     assert (await run.end()).reason is StopReason.DRAINED
 
 

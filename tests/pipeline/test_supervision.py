@@ -72,13 +72,13 @@ async def test_errors_about_paths_that_are_not_utf_8_can_be_sent_from_wherever_t
 
     run = rig(Reader(), [message(0)])
     run.files.refuse = lambda payload: Refusal(f"no such file: {PATH}", retryable=False)
-    run.source.describe_stall = lambda: f"cannot read {PATH}"
+    run.source.describe_wait = lambda: f"cannot read {PATH}"
     await run.committed(1)
-    await run.until(lambda: "periodic refresh" in run.engine.progress().stalled)
+    await run.until(lambda: "periodic refresh" in run.engine.progress().waits)
     progress = run.engine.progress()
     msgspec.msgpack.encode(progress)
-    assert "caf\\udce9" in progress.stalled["periodic refresh"]
-    assert progress.stalled["kafka"] == "cannot read /data/caf\\udce9"
+    assert "caf\\udce9" in progress.waits["periodic refresh"]
+    assert progress.waits["kafka"] == "cannot read /data/caf\\udce9"
     assert "caf\\udce9" in progress.sinks["sinks.filesystem.files"].last_error
 
 

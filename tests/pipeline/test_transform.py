@@ -503,8 +503,8 @@ async def test_a_failure_that_the_brake_holds_is_tried_again_in_its_turn(rig, mo
     executor = {"max_failure_ratio": 0.5, "order_by": "key", "window_size": 10}
     with capture_logs():
         run = rig(handler, [keyed(offset, b"%d" % (offset % 7)) for offset in range(200)], executor=executor)
-        await run.until(lambda: run.engine.progress().stalled.get("brake of engine 0"))
-        assert "with transform: LookupError" in run.engine.progress().stalled["brake of engine 0"]
+        await run.until(lambda: run.engine.progress().waits.get("brake of engine 0"))
+        assert "with transform: LookupError" in run.engine.progress().waits["brake of engine 0"]
         await run.settled()
         assert run.engine.progress().held
         handler.is_broken = False
@@ -527,8 +527,8 @@ async def test_a_transform_that_never_returns_is_named(rig, monkeypatch):
 
     monkeypatch.setattr("tidemill.pipeline.hooks.HOOK_SECONDS", 0.1)
     run = rig(Stuck(), [message(5), message(6)])
-    await run.until(lambda: "transform of t/0" in run.engine.progress().stalled)
-    assert "(messages 5 to 6)" in run.engine.progress().stalled["transform of t/0"]
+    await run.until(lambda: "transform of t/0" in run.engine.progress().waits)
+    assert "(messages 5 to 6)" in run.engine.progress().waits["transform of t/0"]
     stage = run.engine.find_message("t", 0, 6)
     assert stage.describe().startswith("transform has not returned for")
     run.source.feed(message(7))

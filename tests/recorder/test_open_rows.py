@@ -15,7 +15,7 @@ from tests.recorder.rows import batch_of, message, task
 from tidemill.recorder.format.frames import FrameInfo
 from tidemill.recorder.format.schema import RowTable, encode_rows
 from tidemill.recorder.reading.open_rows import MAX_SMALL_PARTS, OpenPart, OpenRows
-from tidemill.recorder.reading.row_filter import Criteria, match_rows
+from tidemill.recorder.reading.row_filter import RowCriteria, match_rows
 from tidemill.recorder.writing.open_segment import OpenSegment
 from tidemill.recorder.writing.sealing import join_batches
 
@@ -84,6 +84,6 @@ def test_labels_match_as_if_each_task_were_looked_at(labels: list[Any], start: i
     rows = [task(f"t-{n}", [n], labels=own) for n, own in enumerate(labels)]
     table = pa.Table.from_batches([batch_of(RowTable.TASKS, *rows)])[start : start + size]
     twice = pa.concat_tables([table, table])
-    mask = match_rows(twice, Criteria(table=RowTable.TASKS, label=("a", "1")))
+    mask = match_rows(twice, RowCriteria(table=RowTable.TASKS, label=("a", "1")))
     expected = [("a", "1") in (own or []) for own in labels[start : start + size]]
     assert pc.fill_null(mask, False).to_pylist() == expected * 2

@@ -314,7 +314,7 @@ def test_a_folder_that_cannot_be_written_means_memory_and_is_said_once(tmp_path:
     with capture_logs() as logs, RecordWriter(settings(tmp_path / "file"), "g", "w") as writer:
         writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(1)))
         stored(writer, 1)
-        assert writer.statistics.place == "memory"
+        assert writer.statistics.location == "memory"
     assert [line["event"] for line in logs] == ["the recording cannot be written; the newest 64 MiB are kept in memory"]
 
 
@@ -355,7 +355,7 @@ def test_no_folder_means_memory_and_nothing_is_said(tmp_path: Path, monkeypatch:
     with capture_logs() as logs, RecordWriter(settings(""), "g", "w") as writer:
         writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(1)))
         stored(writer, 1)
-        assert writer.statistics.place == "memory"
+        assert writer.statistics.location == "memory"
     assert logs == []
     assert list(tmp_path.iterdir()) == []
 
@@ -422,7 +422,7 @@ def test_after_a_rotation_the_minute_before_is_not_counted_again(tmp_path: Path,
     fake = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now, time_ns=lambda: int(clock.now * 1e9))
     monkeypatch.setattr(sampling, "time", fake)
     sample = sampling.sample_progress(lambda: EngineProgress(consumed=next(seconds)))
-    sampler = sampling.Sampler(settings(""), sample)
+    sampler = sampling.ProcessSampler(settings(""), sample)
     for name in ("one", "two"):
         with contextlib.closing(EventsDatabase(tmp_path / name, "g", "w", 1, 1)) as database:
             for _ in range(40):
@@ -449,7 +449,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path, plant: str):
     with capture_logs(), RecordWriter(settings(recordings), "g", "w") as writer:
         writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(1)))
         stored(writer, 1)
-        assert (writer.statistics.place == "memory") == (plant != "folder")
+        assert (writer.statistics.location == "memory") == (plant != "folder")
     assert list(elsewhere.iterdir()) == []
 
 
@@ -734,7 +734,7 @@ def test_no_secret_is_in_the_state_that_is_stored(tmp_path: Path):
 def test_a_start_that_was_stopped_leaves_no_empty_period(tmp_path: Path):
     for _ in range(3):
         with RecordWriter(settings(tmp_path), "g", "w", read_progress=EngineProgress, config={"a": 1}) as writer:
-            assert writer.statistics.place != "memory"
+            assert writer.statistics.location != "memory"
     assert not list(tmp_path.rglob("*"))
     with RecordWriter(settings(tmp_path), "g", "w") as writer:
         writer.add_event(RecordedEvent(1, EventKind.ACTION))
@@ -757,11 +757,11 @@ def test_there_is_never_a_rollback_journal_which_a_reader_of_what_a_kill_left_co
     watching.start()
     try:
         for number in range(20):
-            place = tmp_path / f"{number}.sqlite"
-            journal = place.with_name(f"{place.name}-journal")
-            place.touch()
-            EventsDatabase(place, "g", "w", 1, 1).close()
-            assert place.read_bytes()[18:20] == b"\1\1", "it is one file, without a log beside it"
+            location = tmp_path / f"{number}.sqlite"
+            journal = location.with_name(f"{location.name}-journal")
+            location.touch()
+            EventsDatabase(location, "g", "w", 1, 1).close()
+            assert location.read_bytes()[18:20] == b"\1\1", "it is one file, without a log beside it"
     finally:
         is_over.set()
         watching.join()

@@ -20,7 +20,7 @@ def test_a_whole_beat_tells_a_whole_snapshot() -> None:
         lag={"t/0": 1, "t/1": 2},
         paused=["t/1"],
         partitions=["t/0", "t/1"],
-        stalled={"kafka": "away"},
+        waits={"kafka": "away"},
         sinks={"sinks.kafka.out": SinkStats(refused=1)},
     )
     before = EngineProgress(committed={"t/9": 1}, lag={"t/9": 1}, partitions=["t/9"], paused=["t/9"])

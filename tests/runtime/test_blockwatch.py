@@ -11,7 +11,7 @@ import time
 import pytest
 from tests.until import until, wait_until
 
-from tidemill.core.blocking import Cause
+from tidemill.core.blocking import BlockCause
 from tidemill.runtime.loop.blockwatch import Block, BlockWatch
 from tidemill.runtime.loop.durations import DURATION_BOUNDS
 
@@ -50,7 +50,7 @@ def compute() -> None:
         sum(range(1000))
 
 
-@pytest.mark.parametrize(("step", "cause"), [(wait_in_a_call, Cause.WAITING), (compute, Cause.COMPUTING)])
+@pytest.mark.parametrize(("step", "cause"), [(wait_in_a_call, BlockCause.WAITING), (compute, BlockCause.COMPUTING)])
 async def test_who_blocks_the_loop_is_named_with_its_stack_while_it_does(found, step, cause):
     for _ in range(10):  # a machine that is busy with something else may be to blame once
         await asyncio.create_task(after(step), name="the culprit")

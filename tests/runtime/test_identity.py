@@ -8,11 +8,11 @@ import pytest
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.identity import Identity, cluster_name, find_worker_name, new_engine_id
+from tidemill.runtime.identity import EngineIdentity, cluster_name, find_worker_name, new_engine_id
 
 
 def test_the_instance_id_is_group_worker_and_slot() -> None:
-    assert Identity("w1", 3, new_engine_id(), "reports", 1).instance_id == "reports.w1.3"
+    assert EngineIdentity("w1", 3, new_engine_id(), "reports", 1).instance_id == "reports.w1.3"
 
 
 def test_engine_ids_differ() -> None:

@@ -17,12 +17,22 @@ import pytest
 from tests.until import until
 
 from tidemill.core.errors import RemoteError, UserActionError, escape_surrogates
-from tidemill.core.pipeline.message_stage import MessageStage, Stage
+from tidemill.core.pipeline.message_stage import MessageStage, OpenStage
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link import frames
 from tidemill.runtime.link.beats import Beat, PartitionChanges, whole_beat
 from tidemill.runtime.link.engine import EngineLink
-from tidemill.runtime.link.frames import Ask, Challenge, Drain, Go, Hello, LinkAddress, Proof, Refused, Welcome
+from tidemill.runtime.link.frames import (
+    AskFrame,
+    ChallengeFrame,
+    DrainFrame,
+    GoFrame,
+    HelloFrame,
+    LinkAddress,
+    ProofFrame,
+    RefusedFrame,
+    WelcomeFrame,
+)
 from tidemill.runtime.link.live_tasks import LiveState, LiveTask
 from tidemill.runtime.link.probe_report import ProbeReport, ProbeStatus
 from tidemill.runtime.link.progress import (
@@ -37,7 +47,7 @@ from tidemill.runtime.link.proof import Side, link_proof, new_nonce
 from tidemill.runtime.link.server import LinkServer
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 
-HELLO = Hello(1, 5, 0, "engine", 42, "here")
+HELLO = HelloFrame(1, 5, 0, "engine", 42, "here")
 
 
 class Driver:
@@ -49,8 +59,8 @@ class Driver:
         self.server = LinkServer(self)
         self.address = self.server.start()
 
-    def on_hello(self, link: int, hello: Hello) -> None:
-        self.server.send(link, Refused("nobody is wanted") if self.refuse else Welcome(7))
+    def on_hello(self, link: int, hello: HelloFrame) -> None:
+        self.server.send(link, RefusedFrame("nobody is wanted") if self.refuse else WelcomeFrame(7))
         self.told.put(("hello", link, hello))
 
     def on_beat(self, link: int, progress: EngineProgress) -> None:
@@ -132,9 +142,9 @@ async def test_commands_reach_the_engine_in_order(driver: Driver) -> None:
     engine = Engine(driver.address)
     await engine.link.connect()
     _, link, _ = await driver.next("hello")
-    driver.do(driver.server.send, link, Go())
-    driver.do(driver.server.send, link, Drain())
-    assert [await engine.commands.get(), await engine.commands.get()] == [Go(), Drain()]
+    driver.do(driver.server.send, link, GoFrame())
+    driver.do(driver.server.send, link, DrainFrame())
+    assert [await engine.commands.get(), await engine.commands.get()] == [GoFrame(), DrainFrame()]
 
 
 async def connect_two(driver: Driver) -> dict[int, Engine]:
@@ -158,15 +168,18 @@ async def test_what_is_sent_together_is_written_when_all_of_it_is_there(driver: 
             transport.write = lambda data, write=transport.write: (written.append(data), write(data))  # type: ignore[method-assign]
         with driver.server.together():
             for link in engines:
-                driver.server.send(link, Go())
+                driver.server.send(link, GoFrame())
                 with driver.server.together():  # as a part of something larger
-                    driver.server.send(link, Drain(keep_place=True))
+                    driver.server.send(link, DrainFrame(keep_membership=True))
             seen.append(len(written))
         seen.append(len(written))
 
     driver.do(send)
     for engine in engines.values():
-        assert [await engine.commands.get(), await engine.commands.get()] == [Go(), Drain(keep_place=True)]
+        assert [await engine.commands.get(), await engine.commands.get()] == [
+            GoFrame(),
+            DrainFrame(keep_membership=True),
+        ]
     await until(lambda: len(seen) == 2)  # engines may be quicker than the thread that has written
     assert seen == [0, 4]
 
@@ -179,17 +192,17 @@ async def test_what_is_sent_together_is_sent_before_its_link_is_closed_and_in_sp
     def send() -> None:
         try:
             with driver.server.together():
-                driver.server.send(first, Refused("replaced"))
+                driver.server.send(first, RefusedFrame("replaced"))
                 driver.server.close_link(first)
-                driver.server.send(second, Go())
-                driver.server.send(second, Refused("\ud800"))
+                driver.server.send(second, GoFrame())
+                driver.server.send(second, RefusedFrame("\ud800"))
         except UnicodeEncodeError:
             told.put("one frame cannot be sent")
-        driver.server.send(second, Drain())
+        driver.server.send(second, DrainFrame())
 
     driver.do(send)
     assert await asyncio.wait_for(engines[first].lost.get(), 30) == "replaced"
-    assert [await engines[second].commands.get(), await engines[second].commands.get()] == [Go(), Drain()]
+    assert [await engines[second].commands.get(), await engines[second].commands.get()] == [GoFrame(), DrainFrame()]
     assert told.get(timeout=60) == "one frame cannot be sent"
 
 
@@ -218,7 +231,7 @@ async def test_an_engine_that_is_refused_stops(driver: Driver) -> None:
     engine = Engine(driver.address)
     await engine.link.connect()
     _, link, _ = await driver.next("hello")
-    driver.do(driver.server.send, link, Refused("replaced"))
+    driver.do(driver.server.send, link, RefusedFrame("replaced"))
     assert await asyncio.wait_for(engine.lost.get(), 30) == "replaced"
     driver.refuse = True
     with pytest.raises(RemoteError, match="nobody is wanted"):
@@ -239,7 +252,7 @@ async def test_an_engine_gives_up_where_nobody_listens() -> None:
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
         struct.pack(">I", 100_000_000),
         framed(b"\xc1 is no msgpack"),
-        framed(msgspec.msgpack.encode(frames.Ready())),
+        framed(msgspec.msgpack.encode(frames.ReadyFrame())),
         framed(msgspec.msgpack.encode(HELLO)),
         framed(msgspec.msgpack.encode(msgspec.structs.replace(HELLO, nonce=b"short"))),
     ],
@@ -261,12 +274,12 @@ async def test_a_frame_that_is_too_long_closes_the_link(driver: Driver) -> None:
 
 async def challenged(
     address: LinkAddress, hello: bytes
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Challenge]:
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, ChallengeFrame]:
     """Say hello; return the connection and what the driver answers."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(framed(hello))
     challenge = frames.from_driver.decode(await frames.receive_frame(reader, 4096))
-    assert isinstance(challenge, Challenge)
+    assert isinstance(challenge, ChallengeFrame)
     return reader, writer, challenge
 
 
@@ -277,7 +290,7 @@ def a_hello() -> bytes:
 async def test_an_engine_is_believed_only_for_the_hello_and_the_challenge_that_it_proved(driver: Driver) -> None:
     secret, hello, other = driver.address.secret, a_hello(), a_hello()
 
-    async def answer(proof: Callable[[Challenge], Any]) -> bytes:
+    async def answer(proof: Callable[[ChallengeFrame], Any]) -> bytes:
         reader, writer, challenge = await challenged(driver.address, hello)
         assert challenge.proof == link_proof(secret, Side.DRIVER, hello, challenge.nonce)
         assert secret.encode() not in challenge.proof + challenge.nonce
@@ -288,26 +301,26 @@ async def test_an_engine_is_believed_only_for_the_hello_and_the_challenge_that_i
         return got
 
     _, _, earlier = await challenged(driver.address, hello)
-    wrong: list[Callable[[Challenge], Any]] = [
-        lambda c: Proof(link_proof("a guess", Side.ENGINE, hello, c.nonce)),
-        lambda c: Proof(c.proof),
-        lambda c: Proof(link_proof(secret, Side.ENGINE, other, c.nonce)),
-        lambda c: Proof(link_proof(secret, Side.ENGINE, hello, earlier.nonce)),
-        lambda c: Proof(b""),
-        lambda c: frames.Ready(),
+    wrong: list[Callable[[ChallengeFrame], Any]] = [
+        lambda c: ProofFrame(link_proof("a guess", Side.ENGINE, hello, c.nonce)),
+        lambda c: ProofFrame(c.proof),
+        lambda c: ProofFrame(link_proof(secret, Side.ENGINE, other, c.nonce)),
+        lambda c: ProofFrame(link_proof(secret, Side.ENGINE, hello, earlier.nonce)),
+        lambda c: ProofFrame(b""),
+        lambda c: frames.ReadyFrame(),
     ]
     for proof in wrong:
         assert await answer(proof) == b""
     assert driver.told.empty()
-    welcome = await answer(lambda c: Proof(link_proof(secret, Side.ENGINE, hello, c.nonce)))
-    assert welcome == framed(msgspec.msgpack.encode(Welcome(7)))
+    welcome = await answer(lambda c: ProofFrame(link_proof(secret, Side.ENGINE, hello, c.nonce)))
+    assert welcome == framed(msgspec.msgpack.encode(WelcomeFrame(7)))
     await driver.next("hello")
 
 
 async def test_a_second_hello_closes_the_link(driver: Driver) -> None:
     hello = a_hello()
     _, writer, challenge = await challenged(driver.address, hello)
-    frames.send_frame(writer, Proof(link_proof(driver.address.secret, Side.ENGINE, hello, challenge.nonce)))
+    frames.send_frame(writer, ProofFrame(link_proof(driver.address.secret, Side.ENGINE, hello, challenge.nonce)))
     await driver.next("hello")
     writer.write(framed(hello))
     await driver.next("closed")
@@ -316,7 +329,7 @@ async def test_a_second_hello_closes_the_link(driver: Driver) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [Welcome(7), Challenge(b"n" * 32, b"p" * 32), Drain()],
+    [WelcomeFrame(7), ChallengeFrame(b"n" * 32, b"p" * 32), DrainFrame()],
     ids=["welcome without a challenge", "a challenge without a proof", "a command"],
 )
 async def test_an_engine_tells_nothing_to_what_is_not_its_driver(answer: Any) -> None:
@@ -335,7 +348,7 @@ async def test_an_engine_tells_nothing_to_what_is_not_its_driver(answer: Any) ->
     server.close()
     assert set(heard[1::2]) <= {b""}
     assert all(b"hush" not in each for each in heard)
-    assert all(isinstance(frames.from_engine.decode(each), Hello) for each in heard[::2])
+    assert all(isinstance(frames.from_engine.decode(each), HelloFrame) for each in heard[::2])
 
 
 async def test_a_slow_driver_does_not_fill_the_engines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,9 +357,9 @@ async def test_a_slow_driver_does_not_fill_the_engines_memory(monkeypatch: pytes
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hello, nonce = await frames.receive_frame(reader, 4096), new_nonce()
-        frames.send_frame(writer, Challenge(nonce, link_proof("secret", Side.DRIVER, hello, nonce)))
+        frames.send_frame(writer, ChallengeFrame(nonce, link_proof("secret", Side.DRIVER, hello, nonce)))
         await frames.receive_frame(reader, 4096)
-        frames.send_frame(writer, Welcome(1))
+        frames.send_frame(writer, WelcomeFrame(1))
         welcomed.set()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
@@ -434,7 +447,7 @@ def test_an_address_of_another_host_cannot_be_listened_on() -> None:
 def texts(text: str) -> EngineProgress:
     stats = SinkStats(refused=3, last_error=text)
     return EngineProgress(
-        consumed=9, stalled={"kafka": text}, slowest=[(2.5, text, text)], sinks={"sinks.kafka.out": stats}
+        consumed=9, waits={"kafka": text}, slowest=[(2.5, text, text)], sinks={"sinks.kafka.out": stats}
     )
 
 
@@ -446,7 +459,7 @@ async def test_a_snapshot_that_cannot_be_sent_goes_without_its_texts(driver: Dri
     await driver.next("beat")
     progress = (await driver.next("beat"))[2]
     assert progress.consumed == 9
-    assert progress.stalled == {"kafka": UNSENT}
+    assert progress.waits == {"kafka": UNSENT}
     assert progress.slowest == [(2.5, UNSENT, "")]
     assert progress.sinks["sinks.kafka.out"] == SinkStats(refused=3, last_error=UNSENT)
     await engine.link.close(EngineSummary(1, StopReason.FAILED, f"OSError: {text}", texts(text)))
@@ -479,7 +492,7 @@ def ask(driver: Driver, link: int, offset: int = 17) -> Any:
 
 async def test_an_engine_answers_where_a_message_is(driver: Driver) -> None:
     engine = Engine(driver.address)
-    running = MessageStage(stage=Stage.TASK, task_id="task-17", seconds=3.0, pid=42, attempt=1, attempts=4)
+    running = MessageStage(stage=OpenStage.TASK, task_id="task-17", seconds=3.0, pid=42, attempt=1, attempts=4)
     engine.link.answers.find = lambda topic, partition, offset: running if offset == 17 else None
     await engine.link.connect()
     _, link, _ = await driver.next("hello")
@@ -501,11 +514,11 @@ async def test_a_question_that_cannot_be_answered_says_why_and_ends_no_link(
     engine.link.answers.find = fail
     with pytest.raises(RemoteError, match="the engine failed to look up the message: ValueError: a bug"):
         await ask(driver, link)
-    engine.link.answers.find = lambda topic, partition, offset: MessageStage(stage=Stage.TASK, task_id="\ud800")
+    engine.link.answers.find = lambda topic, partition, offset: MessageStage(stage=OpenStage.TASK, task_id="\ud800")
     with pytest.raises(RemoteError, match="the engine failed to look up the message: UnicodeEncodeError"):
         await ask(driver, link)
-    engine.link.answers.find = lambda topic, partition, offset: MessageStage(stage=Stage.COMMIT)
-    assert (await ask(driver, link)).stage is Stage.COMMIT, "the link lives"
+    engine.link.answers.find = lambda topic, partition, offset: MessageStage(stage=OpenStage.COMMIT)
+    assert (await ask(driver, link)).stage is OpenStage.COMMIT, "the link lives"
     monkeypatch.setattr("tidemill.runtime.link.questions.ASK_SECONDS", 0.05)
     monkeypatch.setattr(engine.link.answers, "answer", lambda ask, writer: None)
     with pytest.raises(RemoteError, match=r"does not answer within .* s: its event loop may be blocked"):
@@ -521,14 +534,14 @@ async def test_a_question_that_cannot_be_answered_says_why_and_ends_no_link(
 
 async def test_questions_and_answers_wait_while_much_else_does(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(driver.address)
-    engine.link.answers.find = lambda topic, partition, offset: MessageStage(stage=Stage.COMMIT)
+    engine.link.answers.find = lambda topic, partition, offset: MessageStage(stage=OpenStage.COMMIT)
     await engine.link.connect()
     _, link, _ = await driver.next("hello")
     free = threading.Event()
     monkeypatch.setattr("tidemill.runtime.link.questions.is_free", lambda writer: free.is_set())
     with pytest.raises(RemoteError, match="busy"):
         await ask(driver, link)
-    engine.link.answers.answer(Ask(1, "t", 0, 17), None)
+    engine.link.answers.answer(AskFrame(1, "t", 0, 17), None)
     assert engine.link.answers._waiting, "it waits for the next beat"
     before = (await driver.next("beat"))[2].consumed
     assert engine.link.answers._waiting

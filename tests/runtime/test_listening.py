@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.sockets import ports
-from tidemill.runtime.sockets.port_owners import Claim, PortOwners
+from tidemill.runtime.sockets.port_owners import PortClaim, PortOwners
 from tidemill.runtime.sockets.ports import format_address, is_port_chosen, listen
 
 
@@ -76,20 +76,20 @@ def test_a_port_is_chosen_if_the_file_the_environment_or_on_startup_set_it() -> 
 def test_a_chosen_port_that_a_process_of_the_same_folder_has_leads_to_the_next_one(tmp_path: Path, taken: int) -> None:
     settings = MetricsSettings(port=taken)
     with PortOwners(str(tmp_path)) as first, PortOwners(str(tmp_path)) as second:
-        assert first.claim(taken) is Claim.OWN
+        assert first.claim(taken) is PortClaim.OWN
         with capture_logs() as logs, listen(settings, is_chosen=True, owners=second) as listener:  # type: ignore[union-attr]
             found = listener.getsockname()[1]
             assert taken < found < taken + ports.TRIED_PORTS
         assert logs[0]["event"].startswith("another process with this debug.db_dir uses metrics.port")
         assert (logs[0]["port"], logs[0]["taken"]) == (taken, found)
-        assert first.claim(found) is Claim.OTHER
+        assert first.claim(found) is PortClaim.OTHER
 
 
 @pytest.mark.parametrize("folder", ["", "other", "file/below"])
 def test_a_chosen_port_of_any_other_process_is_refused(tmp_path: Path, taken: int, folder: str) -> None:
     (tmp_path / "file").touch()
     with PortOwners(str(tmp_path)) as first, PortOwners(str(tmp_path / folder) if folder else "") as second:
-        assert first.claim(taken) is Claim.OWN
+        assert first.claim(taken) is PortClaim.OWN
         with pytest.raises(ConfigError, match=f"port {taken} of 127.0.0.1 is in use"):
             listen(MetricsSettings(port=taken), is_chosen=True, owners=second)
 
@@ -99,7 +99,7 @@ def test_a_claim_ends_with_its_block_and_with_a_port_that_cannot_be_had(tmp_path
         with pytest.raises(ConfigError):
             listen(MetricsSettings(port=taken), is_chosen=True, owners=first)
         with PortOwners(str(tmp_path)) as second:
-            assert second.claim(taken) is Claim.OWN
+            assert second.claim(taken) is PortClaim.OWN
     with PortOwners(str(tmp_path)) as third:
-        assert third.claim(taken) is Claim.OWN
+        assert third.claim(taken) is PortClaim.OWN
     assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tidemill.runtime.log.console import ConsoleFormat
-from tidemill.runtime.log.tracebacks import CodePlaces, rearrange
+from tidemill.runtime.log.tracebacks import CodePaths, rearrange
 
 MOMENT = datetime(2026, 5, 1, 10, 20, 30, tzinfo=UTC)
 CONTEXT = {"version": "1", "worker_id": "w", "consumer_group": "g", "engine": 3}
-PLACES = CodePlaces("/app", ("/lib/python3",), "/home/me")
+PLACES = CodePaths("/app", ("/lib/python3",), "/home/me")
 
 
 def entry(**fields: Any) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def entry(**fields: Any) -> dict[str, Any]:
 
 
 def render(*, colors: bool = False, **fields: Any) -> str:
-    return ConsoleFormat(CONTEXT, colors=colors, places=PLACES).render(entry(**fields))
+    return ConsoleFormat(CONTEXT, colors=colors, code_paths=PLACES).render(entry(**fields))
 
 
 def test_an_entry_is_time_level_event_and_values() -> None:
@@ -131,7 +131,7 @@ def test_a_real_error_of_this_file_counts_as_the_users() -> None:
     except ValueError as error:
         text = "".join(traceback.format_exception(error))
 
-    lines = rearrange(text, CodePlaces()).splitlines()
+    lines = rearrange(text, CodePaths()).splitlines()
 
     assert lines[0].startswith("ValueError: invalid literal")
     assert "test_log_console.py" in lines[1]

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.core.errors import HandlerError
 from tidemill.runtime.log import user_code
-from tidemill.runtime.log.tracebacks import CodePlaces
+from tidemill.runtime.log.tracebacks import CodePaths
 from tidemill.runtime.log.user_code import explain_error
 
 HERE = "tests/runtime/test_user_code.py"
@@ -31,7 +31,7 @@ def caught(call: Any) -> BaseException:
 @pytest.fixture(autouse=True)
 def _places(monkeypatch: pytest.MonkeyPatch) -> None:
     root = str(Path(__file__).parents[2])
-    monkeypatch.setattr(user_code, "_know_places", lambda: CodePlaces(here=root))
+    monkeypatch.setattr(user_code, "_build_code_paths", lambda: CodePaths(here=root))
 
 
 def test_an_error_is_told_with_the_innermost_line_of_the_users_own() -> None:
@@ -55,7 +55,7 @@ def test_what_tidemill_made_of_it_is_looked_through() -> None:
 
 def test_without_a_line_of_the_users_own_there_is_only_the_text() -> None:
     assert explain_error(ValueError("no"), "arrange") == "ValueError: no"
-    assert explain_error(caught(lambda: CodePlaces(1, 2, 3, 4)), "arrange").startswith("TypeError: ")  # type: ignore[call-arg, arg-type]
+    assert explain_error(caught(lambda: CodePaths(1, 2, 3, 4)), "arrange").startswith("TypeError: ")  # type: ignore[call-arg, arg-type]
     bare = ValueError("no")
     bare.__cause__ = KeyError("x")
     assert explain_error(bare, "arrange") == "ValueError: no"
@@ -92,8 +92,8 @@ def test_a_current_folder_that_was_removed_changes_nothing(tmp_path: Path, monke
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    user_code._know_places.cache_clear()
+    user_code._build_code_paths.cache_clear()
     assert explain_error(caught(lambda: _own("{")), "arrange").endswith(
         f"{HERE}:{_own.__code__.co_firstlineno + 1} in _own)"
     )
-    user_code._know_places.cache_clear()
+    user_code._build_code_paths.cache_clear()

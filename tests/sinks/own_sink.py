@@ -30,7 +30,7 @@ class LinesSink(Sink):
 
     async def connect(self) -> None:
         if not self.options.path.parent.is_dir():
-            raise ConfigError(f"{self.place}: {self.options.path.parent} is not a folder")
+            raise ConfigError(f"{self.section}: {self.options.path.parent} is not a folder")
 
     def encode(self, payload: Any) -> Encoded:
         body = to_json(payload.data)

@@ -17,7 +17,7 @@ import pytest
 from tests import prepared
 
 from tidemill.config.sink_settings import FilesystemSinkSettings
-from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
+from tidemill.core.errors import ConfigError, RemoteError, TargetMissingError
 from tidemill.sinks import base_folder, file_replacement, files
 from tidemill.sinks.base import Sink
 from tidemill.sinks.files import FilesystemSink
@@ -171,7 +171,7 @@ async def test_a_limited_number_of_files_stays_open(tmp_path: Path) -> None:
 
     def count_open() -> int:
         places = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
-        return sum(place.startswith(str(tmp_path.resolve())) for place in places)
+        return sum(section.startswith(str(tmp_path.resolve())) for section in places)
 
     for start in (0, 100):
         payloads = [FilePayload(path=f"{start + n}.jsonl", data=n) for n in range(100)]
@@ -375,7 +375,7 @@ async def test_a_base_path_that_is_no_longer_a_folder_holds_everything_and_says_
         base.symlink_to(moved)
     for _ in range(2):
         with pytest.raises(
-            WrongPlaceError, match=r"base_path '.*base' is no longer a folder .*writing resumes"
+            TargetMissingError, match=r"base_path '.*base' is no longer a folder .*writing resumes"
         ) as caught:
             await deliver(sink, payloads)
         assert caught.value.retryable

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidemill.runtime.kafka.source_message import SourceMessage
-from tidemill.sinks.sending.run import RunPart, SubmissionRun, settle_all
+from tidemill.sinks.sending.run import BatchPart, DeliveryBatch, settle_all
 from tidemill.sinks.sending.submission import Submission
 
 
@@ -19,10 +19,10 @@ class Releases:
         self.calls.append((list(indexes), size_bytes))
 
 
-def make_parts(count: int, payloads: int = 1) -> tuple[Releases, list[RunPart]]:
+def make_parts(count: int, payloads: int = 1) -> tuple[Releases, list[BatchPart]]:
     releases = Releases()
-    run = SubmissionRun("transform", releases)
-    parts = [RunPart(run, index, SourceMessage("t", 0, index), payloads) for index in range(count)]
+    run = DeliveryBatch("transform", releases)
+    parts = [BatchPart(run, index, SourceMessage("t", 0, index), payloads) for index in range(count)]
     for part in parts:
         part.origin.size_bytes += 10 * payloads
     return releases, parts
@@ -68,7 +68,7 @@ async def test_a_release_that_raises_is_told_to_the_loop_and_the_others_are_rele
     def explode(indexes: Sequence[int], size_bytes: int) -> None:
         raise LookupError("a bug")
 
-    broken = RunPart(SubmissionRun("transform", explode), 0, SourceMessage("t", 0, 0), 1)
+    broken = BatchPart(DeliveryBatch("transform", explode), 0, SourceMessage("t", 0, 0), 1)
     releases, parts = make_parts(1)
     settle_all([broken, *parts])
     assert releases.calls == [([0], 10)]

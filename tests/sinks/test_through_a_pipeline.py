@@ -36,7 +36,7 @@ from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.embedded.broker import free_port
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link.progress import EngineSummary, StopReason
 from tidemill.sinks.base import SinksByName
@@ -77,7 +77,7 @@ class Run:
         self.engine = Engine(
             self.settings,
             handler,
-            Identity("test", 0, "sinks", "g", 1),
+            EngineIdentity("test", 0, "sinks", "g", 1),
             self.source,
             self.outbox,
             self.letters,
@@ -177,8 +177,8 @@ async def test_every_sink_gets_every_result_while_each_of_them_is_down_for_a_whi
         delivery={"retry_backoff": {"max_seconds": 0.2}, "breaker": {"open_seconds": 0.2}},
     )
 
-    def done(place: str) -> int:
-        return run.outbox.statistics().sinks[place].delivered_payloads
+    def done(section: str) -> int:
+        return run.outbox.statistics().sinks[section].delivered_payloads
 
     async def fail_in_turn() -> None:
         while not done("sinks.http.api"):
@@ -203,7 +203,7 @@ async def test_every_sink_gets_every_result_while_each_of_them_is_down_for_a_whi
     await client.aclose()
     assert {request.headers["idempotency-key"] for request in http_double.requests} == ids
     assert {json.loads(line)["id"] for line in (tmp_path / "results.jsonl").read_text().splitlines()} == ids
-    assert sum(run.outbox.statistics().sinks[place].error_count for place in run.outbox.statistics().sinks) > 0
+    assert sum(run.outbox.statistics().sinks[section].error_count for section in run.outbox.statistics().sinks) > 0
 
 
 class ToHttp(Known):

@@ -13,7 +13,7 @@ from tidemill.config.settings import Settings
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.link.progress import EngineSummary
 
 #: The drain and what it waits for.
@@ -35,7 +35,9 @@ class Engines:
         raise NotImplementedError
 
     def start(self, handler: Handler[Any, Any], worker: str = "w", **more: Any) -> Engine:
-        engine = build_engine(self.settings(**more), handler, Identity(worker, 0, uuid.uuid4().hex, self.topic, 1))
+        engine = build_engine(
+            self.settings(**more), handler, EngineIdentity(worker, 0, uuid.uuid4().hex, self.topic, 1)
+        )
 
         async def at_once() -> None:
             pass

@@ -23,7 +23,7 @@ from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.delivery import modes
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.sinks.payloads import CollectResult, KafkaPayload
 from tidemill.sources import transactional_producer
 
@@ -86,7 +86,9 @@ class MemberProcess:
 
 
 async def _run(settings: Settings, worker: str) -> int:
-    engine = build_engine(settings, Copy(), Identity(worker, 0, uuid.uuid4().hex, settings.kafka.consumer_group, 1))
+    engine = build_engine(
+        settings, Copy(), EngineIdentity(worker, 0, uuid.uuid4().hex, settings.kafka.consumer_group, 1)
+    )
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, engine.drain)
 
     async def at_once() -> None:

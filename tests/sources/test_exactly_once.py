@@ -412,7 +412,7 @@ async def test_a_broker_that_restarts_delays_transactions_and_repeats_nothing(ow
         place.assert_exactly_once(2_000)
         place.feed(2_000, 2_000)
         await asyncio.to_thread(getattr(broker, how))
-        await place.until(lambda: engine.source.describe_stall())
+        await place.until(lambda: engine.source.describe_wait())
         await asyncio.to_thread(broker.start)
         await asyncio.to_thread(place.feed, 4_000, 2_000)
         await place.committed(6_000, 60)

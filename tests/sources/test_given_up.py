@@ -188,7 +188,7 @@ async def test_a_partition_that_comes_back_is_read_only_after_the_transaction_th
     await side.on_thread(side.source._on_assign, side.member, POSITIONS[1:])
     assert asked == [False], "brokers do not tell a committed offset while a transaction with it is open"
     assert side.ends() == [({KEPT: 10}, CommitStatus.AGAIN)]
-    assert side.source.describe_stall() is None
+    assert side.source.describe_wait() is None
 
 
 async def test_an_accepted_transaction_is_committed_while_its_partition_goes(side):

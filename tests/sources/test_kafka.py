@@ -22,7 +22,7 @@ from tests.sources.topic_ids import ScriptedIds
 from tests.until import slack, until
 
 from tidemill.config.settings import Settings
-from tidemill.core.delivery.transaction import End
+from tidemill.core.delivery.transaction import TransactionEnd
 from tidemill.deadletters.letter import decode_letter
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
@@ -466,9 +466,9 @@ async def test_a_missing_topic_is_said_to_be_missing_for_as_long_as_it_is(embedd
     source = KafkaSource(settings, "x")
     source.start(Events())
     try:
-        await until(lambda: source.describe_stall() is not None)
+        await until(lambda: source.describe_wait() is not None)
         await asyncio.sleep(1.5)  # it looks once a second whether the brokers answer, which they do
-        assert "no longer exists" in source.describe_stall()
+        assert "no longer exists" in source.describe_wait()
     finally:
         await source.close(leave=True)
 
@@ -644,7 +644,7 @@ async def test_an_open_transaction_of_revoked_partitions_is_ended_before_their_t
 
         def give_up(self, consumer, partitions, seconds):
             order.append("given up" if partitions == [TP] else "something else")
-            return [(End.ABORTED, {TP: 100})]
+            return [(TransactionEnd.ABORTED, {TP: 100})]
 
         def forget(self, partitions):
             order.append("forgotten")

@@ -15,7 +15,7 @@ from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, KafkaProxy, pr
 from tests.until import wait_until
 
 from tidemill.config.kafka_settings import KafkaSettings
-from tidemill.core.delivery.transaction import Call, End
+from tidemill.core.delivery.transaction import ProducerCall, TransactionEnd
 from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.sources.base import Outgoing
 from tidemill.sources.transactional_producer import TransactionalProducer
@@ -101,7 +101,7 @@ class Site:
     def finish(self) -> Any:
         return self.until(self.step)
 
-    def up_to(self, call: Call) -> None:
+    def up_to(self, call: ProducerCall) -> None:
         """Make all calls before this one."""
         while self.transactions._transaction.call is not call:
             self.step()
@@ -148,14 +148,14 @@ def site(broker_and_proxy: tuple[EmbeddedBroker, Holding]) -> Iterator[Site]:
 @pytest.mark.long
 def test_offsets_that_arrive_a_second_time_do_not_count_for_the_next_transaction(site: Site) -> None:
     site.begin(10, b"first")
-    assert site.finish() == (End.COMMITTED, {site.tp: 10})
+    assert site.finish() == (TransactionEnd.COMMITTED, {site.tp: 10})
     site.proxy.lose = TXN_OFFSET_COMMIT
     site.begin(2600, b"second")
-    assert site.finish() == (End.COMMITTED, {site.tp: 2600})
+    assert site.finish() == (TransactionEnd.COMMITTED, {site.tp: 2600})
     site.begin(3195, b"third")
-    site.up_to(Call.COMMIT)
+    site.up_to(ProducerCall.COMMIT)
     site.proxy.deliver()
-    assert site.finish() == (End.COMMITTED, {site.tp: 3195})
+    assert site.finish() == (TransactionEnd.COMMITTED, {site.tp: 3195})
     site.until(lambda: site.committed() != 10)  # markers are written after the answer
     site.until(lambda: site.committed() == 3195)
     assert site.results(3) == [b"first", b"second", b"third"]
@@ -164,17 +164,17 @@ def test_offsets_that_arrive_a_second_time_do_not_count_for_the_next_transaction
 @pytest.mark.long
 def test_an_abort_that_arrives_a_second_time_takes_no_result_of_the_next_transaction(site: Site) -> None:
     site.begin(10, b"first")
-    assert site.finish() == (End.COMMITTED, {site.tp: 10})
+    assert site.finish() == (TransactionEnd.COMMITTED, {site.tp: 10})
     site.begin(20, b"aborted")
-    site.up_to(Call.OFFSETS)
+    site.up_to(ProducerCall.OFFSETS)
     site.transactions._producer.flush(5)
     site.transactions._transaction.give_up({site.tp})
     site.proxy.lose = END_TXN
-    assert site.finish()[0] is End.ABORTED
+    assert site.finish()[0] is TransactionEnd.ABORTED
     site.begin(20, b"second")
-    site.up_to(Call.OFFSETS)
+    site.up_to(ProducerCall.OFFSETS)
     site.transactions._producer.flush(5)
     site.proxy.deliver()
-    assert site.finish() == (End.COMMITTED, {site.tp: 20})
+    assert site.finish() == (TransactionEnd.COMMITTED, {site.tp: 20})
     site.until(lambda: site.committed() == 20)
     assert site.results(2) == [b"first", b"second"]

@@ -15,7 +15,7 @@ from tests.until import wait_until
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
-from tidemill.core.ranges import Edge, Moment, Offset, OffsetRange
+from tidemill.core.ranges import Offset, OffsetRange, PartitionEdge, TimeBound
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sources.ranges import RangeReader
 from tidemill.spark.bounded.plan import check_still_there, look_up
@@ -112,9 +112,13 @@ def test_offsets_without_messages_keep_no_range_waiting_and_are_no_gap(topic: To
     topic.feed(10)
     # The broker confirms the end of a transaction before it writes the marker.
     topic.in_transaction(5, commit=True)  # offsets 10 to 14, and 15 of the marker
-    wait_until(lambda: look_up(topic.settings, Edge.EARLIEST, Edge.LATEST)[0].range == OffsetRange(0, 0, 16))
+    wait_until(
+        lambda: look_up(topic.settings, PartitionEdge.EARLIEST, PartitionEdge.LATEST)[0].range == OffsetRange(0, 0, 16)
+    )
     topic.in_transaction(3, commit=False)  # 16 to 19, none of them to be read
-    wait_until(lambda: look_up(topic.settings, Edge.EARLIEST, Edge.LATEST)[0].range == OffsetRange(0, 0, 20))
+    wait_until(
+        lambda: look_up(topic.settings, PartitionEdge.EARLIEST, PartitionEdge.LATEST)[0].range == OffsetRange(0, 0, 20)
+    )
     assert [o for _, o in topic.read(OffsetRange(0, 8, 16)).offsets] == [8, 9, 10, 11, 12, 13, 14]
     assert topic.read(OffsetRange(0, 16, 20)).offsets == []
     topic.feed(1)
@@ -147,10 +151,10 @@ def test_times_are_those_of_messages(topic: Topic) -> None:
     for n in range(10):
         producer.produce(topic.name, b"x", partition=0, timestamp=1_700_000_000_000 + n * 1_000)
     assert producer.flush(10) == 0
-    between = look_up(topic.settings, Moment(1_700_000_002_500), Moment(1_700_000_005_000))
+    between = look_up(topic.settings, TimeBound(1_700_000_002_500), TimeBound(1_700_000_005_000))
     assert between[0].range == OffsetRange(0, 3, 5)
     assert between[1].range.size == 0
-    later = look_up(topic.settings, Moment(1_700_000_009_000), Moment(1_900_000_000_000))
+    later = look_up(topic.settings, TimeBound(1_700_000_009_000), TimeBound(1_900_000_000_000))
     assert later[0].range == OffsetRange(0, 9, 10)
 
 

@@ -23,7 +23,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.topic_identity import split_mark
 from tidemill.deadletters.letter import Letter, LetterKind, describe_sources, encode_letter
 from tidemill.deadletters.opening import open_letters
-from tidemill.deadletters.reader import Found
+from tidemill.deadletters.reader import FoundLetter
 from tidemill.deadletters.redrive.history import read_history
 from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
 from tidemill.pipeline.handler.base import Handler
@@ -307,7 +307,7 @@ def test_a_redrive_starts_over_where_the_dead_letter_topic_is_another_one(embedd
 
     with open_letters(settings) as box:
         history = read_history(settings, box)
-        found = [each for each in box.stream({0: 0}, {0: 8}) if isinstance(each, Found)]
+        found = [each for each in box.stream({0: 0}, {0: 8}) if isinstance(each, FoundLetter)]
         assert [history.list_redriven(each) for each in found] == [[]] * 8, "none of them was sent"
     assert Redrive(settings, RedriveOrder()).run().sent == 8
     assert Redrive(settings, RedriveOrder()).run().sent == 0

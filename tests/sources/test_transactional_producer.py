@@ -13,9 +13,9 @@ import pytest
 from tests.until import slack, wait_until
 
 from tidemill.config.kafka_settings import KafkaSettings
-from tidemill.core.delivery.transaction import End, RecordVerdict
+from tidemill.core.delivery.transaction import RecordVerdict, TransactionEnd
 from tidemill.sources.base import Fatal, Outgoing
-from tidemill.sources.place import is_member
+from tidemill.sources.group_metadata import is_member
 from tidemill.sources.transactional_producer import TransactionalProducer
 from tidemill.testing.kafka import unique_name
 
@@ -65,7 +65,7 @@ class Consumer:
         return "place"
 
 
-def place_of(generation: int, member: bytes) -> bytes:
+def span_messages(generation: int, member: bytes) -> bytes:
     return b"CGMDv2:" + struct.pack("=i", generation) + b"group\0" + member + b"\0\0instance\0"
 
 
@@ -105,7 +105,7 @@ def calls(producer: TransactionalProducer) -> list[str]:
 def test_what_can_be_tried_again_is_the_same_call(made) -> None:
     again = error(ck.KafkaError._TIMED_OUT, retriable=True)
     producer = made(send_offsets_to_transaction=[again, again], commit_transaction=[again], init_transactions=[again])
-    assert through(producer, Outgoing("out", None, b"1")) == (End.COMMITTED, {TP: 7})
+    assert through(producer, Outgoing("out", None, b"1")) == (TransactionEnd.COMMITTED, {TP: 7})
     assert calls(producer) == [
         *("begin_transaction", "produce"),
         *["send_offsets_to_transaction"] * 3,
@@ -122,15 +122,15 @@ def test_what_requires_an_abort_is_aborted_however_often_that_has_to_be_asked(ma
         commit_transaction=[error(ck.KafkaError.ILLEGAL_GENERATION, abort=True)],
         abort_transaction=[error(ck.KafkaError._TIMED_OUT, retriable=True)] * 2,
     )
-    assert through(producer, Outgoing("out", None, b"1")) == (End.ABORTED, {TP: 7})
+    assert through(producer, Outgoing("out", None, b"1")) == (TransactionEnd.ABORTED, {TP: 7})
     assert calls(producer)[-3:] == ["abort_transaction"] * 3
-    assert through(producer) == (End.COMMITTED, {TP: 7})
+    assert through(producer) == (TransactionEnd.COMMITTED, {TP: 7})
 
 
 def test_a_record_that_cannot_even_be_handed_over_is_blamed(made) -> None:
     producer = made(produce=[None, error(ck.KafkaError.MSG_SIZE_TOO_LARGE)])
     records = [Outgoing("out", None, b"1"), Outgoing("out", None, b"2"), Outgoing("out", None, b"3")]
-    assert through(producer, *records)[0] is End.ABORTED
+    assert through(producer, *records)[0] is TransactionEnd.ABORTED
     assert [record.error is not None for record in records] == [False, True, False]
     assert records[1].oversize
 
@@ -155,7 +155,7 @@ def test_guilt_is_judged_over_all_of_a_transaction(made) -> None:
     producer = made(commit_transaction=[])
     bad, innocent, fine = (Outgoing("out", None, value) for value in (b"bad", b"innocent", b"fine"))
     refused_later(producer, bad, innocent)
-    assert through(producer, bad, innocent, fine)[0] is End.ABORTED
+    assert through(producer, bad, innocent, fine)[0] is TransactionEnd.ABORTED
     assert [record.verdict for record in (bad, innocent, fine)] == [
         RecordVerdict.ISOLATED,
         RecordVerdict.ISOLATED,
@@ -164,7 +164,7 @@ def test_guilt_is_judged_over_all_of_a_transaction(made) -> None:
     bad.isolated, bad.error = True, None
     innocent.isolated, innocent.error = True, None
     refused_later(producer, bad)
-    assert through(producer, bad, innocent, fine)[0] is End.ABORTED
+    assert through(producer, bad, innocent, fine)[0] is TransactionEnd.ABORTED
     assert bad.verdict is RecordVerdict.REFUSED
     assert innocent.error is None
 
@@ -174,13 +174,13 @@ def test_a_record_of_a_partition_that_went_meanwhile_still_counts_as_a_suspect(m
     bad, innocent = Outgoing("out", None, b"bad"), Outgoing("out", None, b"innocent")
     begun(producer, consumer, bad, innocent)
     producer._producer.script["abort_transaction"] = [refusing(producer, bad, innocent)]
-    assert producer.give_up(consumer, [TP], 1.0)[0][0] is End.ABORTED
+    assert producer.give_up(consumer, [TP], 1.0)[0][0] is TransactionEnd.ABORTED
     assert innocent.verdict is RecordVerdict.ISOLATED
 
 
 def test_a_full_queue_is_waited_for_and_continues_where_it_was(made) -> None:
     producer = made(produce=[None, BufferError("full")])
-    assert through(producer, *(Outgoing("out", None, b"%d" % n) for n in range(3)))[0] is End.COMMITTED
+    assert through(producer, *(Outgoing("out", None, b"%d" % n) for n in range(3)))[0] is TransactionEnd.COMMITTED
     assert producer._producer.produced == [b"0", b"1", b"2"]
 
 
@@ -203,7 +203,7 @@ def test_a_record_that_has_to_go_alone_is_flushed_before_and_behind(made) -> Non
 )
 def test_what_is_fatal_ends_it(made, raised, reason) -> None:
     producer = made(commit_transaction=[raised])
-    assert through(producer, Outgoing("out", None, b"1"))[0] is End.FATAL
+    assert through(producer, Outgoing("out", None, b"1"))[0] is TransactionEnd.FATAL
     assert producer.fatal is not None
     assert producer.fatal[0] is reason
     producer.begin({TP: 8}, [])
@@ -213,15 +213,15 @@ def test_what_is_fatal_ends_it(made, raised, reason) -> None:
 @pytest.mark.parametrize(
     ("now", "reason"),
     [
-        (place_of(7, b"first"), Fatal.FENCED),
-        (place_of(8, b"first"), Fatal.FENCED),
-        (place_of(9, b"second"), Fatal.FAILED),
-        (place_of(-1, b""), Fatal.FAILED),
+        (span_messages(7, b"first"), Fatal.FENCED),
+        (span_messages(8, b"first"), Fatal.FENCED),
+        (span_messages(9, b"second"), Fatal.FAILED),
+        (span_messages(-1, b""), Fatal.FAILED),
     ],
 )
 @pytest.mark.parametrize("call", ["send_offsets_to_transaction", "commit_transaction"])
 def test_an_engine_whose_client_has_joined_anew_was_replaced_by_nobody(made, call, now, reason) -> None:
-    consumer = Placed(place_of(7, b"first"))
+    consumer = Placed(span_messages(7, b"first"))
 
     def answer() -> None:
         consumer.place = now
@@ -229,7 +229,7 @@ def test_an_engine_whose_client_has_joined_anew_was_replaced_by_nobody(made, cal
 
     producer = made(**{call: [answer]})
     producer.begin({TP: 7}, [])
-    assert producer.step(consumer) == (End.FATAL, {TP: 7})
+    assert producer.step(consumer) == (TransactionEnd.FATAL, {TP: 7})
     assert producer.fatal is not None
     assert producer.fatal[0] is reason
     assert ("expelled this engine" in producer.fatal[1]) is (reason is Fatal.FAILED)
@@ -256,12 +256,12 @@ def test_a_call_that_hangs_costs_its_producer_and_not_the_thread(made, monkeypat
     producer = made(send_offsets_to_transaction=[forever.wait])
     hung = producer._producer
     started = time.monotonic()
-    assert through(producer, Outgoing("out", None, b"1")) == (End.ABORTED, {TP: 7})
+    assert through(producer, Outgoing("out", None, b"1")) == (TransactionEnd.ABORTED, {TP: 7})
     assert time.monotonic() - started < slack(5)
     assert producer._producer is not hung
     assert producer._producer.calls == ["init_transactions"], "its start is the abort"
     assert "commit_transaction" not in hung.calls
-    assert through(producer, Outgoing("out", None, b"1"))[0] is End.COMMITTED
+    assert through(producer, Outgoing("out", None, b"1"))[0] is TransactionEnd.COMMITTED
     forever.set()
 
 
@@ -271,10 +271,13 @@ def test_a_flush_that_a_failed_transaction_never_ends_is_aborted(made, monkeypat
     producer = made(left=[1] * 1_000_000)
     producer.begin({TP: 7}, [Outgoing("t", None, b"a"), Outgoing("t", None, b"b", isolated=True)])
     ended = wait_until(lambda: producer.step(Consumer()), pause_seconds=0.0)
-    assert ended == (End.ABORTED, {TP: 7})
+    assert ended == (TransactionEnd.ABORTED, {TP: 7})
     assert producer._producer.calls[-1] == "abort_transaction"
     producer._producer.script.clear()
-    assert through(producer, Outgoing("t", None, b"a"), Outgoing("t", None, b"b", isolated=True))[0] is End.COMMITTED
+    assert (
+        through(producer, Outgoing("t", None, b"a"), Outgoing("t", None, b"b", isolated=True))[0]
+        is TransactionEnd.COMMITTED
+    )
 
 
 def test_finish_gives_up_in_time(made) -> None:
@@ -282,7 +285,7 @@ def test_finish_gives_up_in_time(made) -> None:
     producer.begin({TP: 7}, [])
     assert producer.finish(Consumer(), 0.05) == []
     producer._producer.script["commit_transaction"].clear()
-    assert producer.finish(Consumer(), 1.0) == [(End.COMMITTED, {TP: 7})]
+    assert producer.finish(Consumer(), 1.0) == [(TransactionEnd.COMMITTED, {TP: 7})]
 
 
 # -- partitions that go while a transaction is open ------------------------------------------------------------
@@ -323,7 +326,7 @@ def test_offsets_go_out_with_the_generation_in_which_their_transaction_began(mad
     assert places == [first] * 3
     through(producer)
     producer.begin({TP: 11}, [])
-    assert producer.step(consumer) == (End.COMMITTED, {TP: 11})
+    assert producer.step(consumer) == (TransactionEnd.COMMITTED, {TP: 11})
     assert places[-1] == consumer.consumer_group_metadata()
 
 
@@ -333,7 +336,7 @@ def test_nothing_begins_while_the_member_has_no_place_in_the_group(made, place):
     consumer.consumer_group_metadata = lambda: place
     begun(producer, consumer)
     assert calls(producer) == []
-    assert producer.give_up(consumer, [TP, OTHER], 1.0) == [(End.ABORTED, {TP: 10, OTHER: 20})]
+    assert producer.give_up(consumer, [TP, OTHER], 1.0) == [(TransactionEnd.ABORTED, {TP: 10, OTHER: 20})]
     assert calls(producer) == []
     assert not producer.busy
 
@@ -341,16 +344,16 @@ def test_nothing_begins_while_the_member_has_no_place_in_the_group(made, place):
 def test_a_transaction_that_lost_a_partition_before_its_offsets_were_accepted_is_aborted(made):
     producer, consumer = made(send_offsets_to_transaction=again(1)), Moving()
     begun(producer, consumer, Outgoing("out", None, b"1"))
-    assert producer.give_up(consumer, [OTHER], 1.0) == [(End.ABORTED, {TP: 10, OTHER: 20})]
+    assert producer.give_up(consumer, [OTHER], 1.0) == [(TransactionEnd.ABORTED, {TP: 10, OTHER: 20})]
     assert calls(producer)[-1] == "abort_transaction"
     assert "commit_transaction" not in calls(producer)
-    assert through(producer) == (End.COMMITTED, {TP: 7}), "the part that is still owned can go"
+    assert through(producer) == (TransactionEnd.COMMITTED, {TP: 7}), "the part that is still owned can go"
 
 
 def test_a_transaction_whose_offsets_were_accepted_is_committed_although_a_partition_goes(made):
     producer, consumer = made(commit_transaction=again(2)), Moving()
     begun(producer, consumer)
-    assert producer.give_up(consumer, [OTHER], 1.0) == [(End.COMMITTED, {TP: 10, OTHER: 20})]
+    assert producer.give_up(consumer, [OTHER], 1.0) == [(TransactionEnd.COMMITTED, {TP: 10, OTHER: 20})]
     assert "abort_transaction" not in calls(producer)
 
 
@@ -359,7 +362,7 @@ def test_a_transaction_without_the_partitions_that_go_stays_as_it_is(made):
     assert producer.give_up(consumer, [TP], 1.0) == []
     begun(producer, consumer)
     assert producer.give_up(consumer, [("t", 2)], 1.0) == []
-    assert producer.step(consumer) == (End.COMMITTED, {TP: 10, OTHER: 20})
+    assert producer.step(consumer) == (TransactionEnd.COMMITTED, {TP: 10, OTHER: 20})
 
 
 def test_an_abort_that_takes_too_long_continues_later_and_tells_nothing_of_what_was_forgotten(made):
@@ -369,7 +372,7 @@ def test_an_abort_that_takes_too_long_continues_later_and_tells_nothing_of_what_
     producer.forget([OTHER])
     assert producer.busy
     producer._producer.script.clear()
-    assert producer.step(consumer) == (End.ABORTED, {TP: 10})
+    assert producer.step(consumer) == (TransactionEnd.ABORTED, {TP: 10})
 
 
 def test_a_commit_that_takes_too_long_continues_later_and_tells_nothing_of_what_was_forgotten(made):
@@ -378,7 +381,7 @@ def test_a_commit_that_takes_too_long_continues_later_and_tells_nothing_of_what_
     assert producer.give_up(consumer, [OTHER], 0.05) == []
     producer.forget([OTHER])
     producer._producer.script.clear()
-    assert producer.step(consumer) == (End.COMMITTED, {TP: 10})
+    assert producer.step(consumer) == (TransactionEnd.COMMITTED, {TP: 10})
     assert "abort_transaction" not in calls(producer)
 
 
@@ -400,7 +403,7 @@ def test_a_doomed_transaction_waits_for_the_answer_about_its_offsets_and_is_abor
     producer.forget([OTHER])
     assert "abort_transaction" not in calls(producer), "a producer carries out one call at a time"
     gate.set()
-    assert producer.finish(consumer, 10.0) == [(End.ABORTED, {TP: 10})]
+    assert producer.finish(consumer, 10.0) == [(TransactionEnd.ABORTED, {TP: 10})]
     assert producer.fatal is None, "its own member rejoined under another id: nobody took its place"
     assert "commit_transaction" not in calls(producer)
 
@@ -412,7 +415,7 @@ def test_a_doomed_transaction_whose_offsets_never_get_an_answer_costs_its_produc
     hung = producer._producer
     begun(producer, consumer)
     monkeypatch.setattr("tidemill.sources.transactional_producer.HANG_SECONDS", 0.1)
-    assert producer.give_up(consumer, [OTHER], 10.0) == [(End.ABORTED, {TP: 10, OTHER: 20})]
+    assert producer.give_up(consumer, [OTHER], 10.0) == [(TransactionEnd.ABORTED, {TP: 10, OTHER: 20})]
     assert producer._producer is not hung
     assert producer._producer.calls == ["init_transactions"], "its start is the abort"
     forever.set()
@@ -421,7 +424,7 @@ def test_a_doomed_transaction_whose_offsets_never_get_an_answer_costs_its_produc
 def test_offsets_without_an_answer_cost_their_producer_since_they_may_count_for_its_next_transaction(made):
     producer = made(send_offsets_to_transaction=[error(ck.KafkaError._TIMED_OUT, abort=True)])
     late = producer._producer
-    assert through(producer, Outgoing("out", None, b"1"))[0] is End.ABORTED
+    assert through(producer, Outgoing("out", None, b"1"))[0] is TransactionEnd.ABORTED
     assert producer._producer is not late
     assert producer._producer.calls == ["init_transactions"], "its start aborts, and raises the epoch"
 
@@ -429,7 +432,7 @@ def test_offsets_without_an_answer_cost_their_producer_since_they_may_count_for_
 def test_offsets_that_brokers_reject_do_not_cost_their_producer(made):
     producer = made(send_offsets_to_transaction=[error(ck.KafkaError.ILLEGAL_GENERATION, abort=True)])
     client = producer._producer
-    assert through(producer, Outgoing("out", None, b"1"))[0] is End.ABORTED
+    assert through(producer, Outgoing("out", None, b"1"))[0] is TransactionEnd.ABORTED
     assert producer._producer is client
 
 
@@ -452,7 +455,7 @@ def test_giving_up_waits_no_longer_than_it_may(made):
 @pytest.mark.parametrize("kind", [TypeError, SystemError, SystemExit])
 def test_an_error_that_is_not_one_of_the_client_ends_the_engine_and_commits_nothing(made, name, kind):
     producer = made(**{name: [lambda: (_ for _ in ()).throw(kind("odd"))]})
-    assert through(producer, Outgoing("out", None, b"1"))[0] is End.FATAL
+    assert through(producer, Outgoing("out", None, b"1"))[0] is TransactionEnd.FATAL
     assert producer.fatal is not None
     assert producer.fatal[0] is Fatal.FAILED
     assert f"{kind.__name__}: odd" in producer.fatal[1]

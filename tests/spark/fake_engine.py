@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from tidemill.config.settings import Settings
-from tidemill.core.pipeline.message_stage import MessageStage, Stage
+from tidemill.core.pipeline.message_stage import MessageStage, OpenStage
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.link.beats import Beat, whole_beat
 from tidemill.runtime.link.live_tasks import LiveState, LiveTask
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
@@ -34,7 +34,7 @@ class FakeLive:
 class FakeEngine:
     """Behaves as the attributes of its handler say."""
 
-    def __init__(self, settings: Settings, handler: Handler[Any, Any], identity: Identity) -> None:
+    def __init__(self, settings: Settings, handler: Handler[Any, Any], identity: EngineIdentity) -> None:
         self.settings = settings
         self.handler = handler
         self.identity = identity
@@ -80,9 +80,9 @@ class FakeEngine:
     def find_message(self, topic: str, partition: int, offset: int) -> MessageStage | None:
         if (topic, partition) != ("topic", self.identity.slot):
             return None
-        return MessageStage(stage=Stage.TASK, task_id=f"task-{offset}", seconds=3.0, pid=os.getpid())
+        return MessageStage(stage=OpenStage.TASK, task_id=f"task-{offset}", seconds=3.0, pid=os.getpid())
 
-    def drain(self, *, keep_place: bool = False) -> None:
+    def drain(self, *, keep_membership: bool = False) -> None:
         self.stop.set()
 
     def fail(self, text: str) -> None:
@@ -99,19 +99,19 @@ class FakeEngine:
         pass
 
 
-def build(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> FakeEngine:
+def build(settings: Settings, handler: Handler[Any, Any], identity: EngineIdentity) -> FakeEngine:
     return FakeEngine(settings, handler, identity)
 
 
-def build_exiting(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> FakeEngine:
+def build_exiting(settings: Settings, handler: Handler[Any, Any], identity: EngineIdentity) -> FakeEngine:
     raise SystemExit(3)
 
 
-def build_dying(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> FakeEngine:
+def build_dying(settings: Settings, handler: Handler[Any, Any], identity: EngineIdentity) -> FakeEngine:
     os._exit(9)
 
 
-def build_dying_once(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> FakeEngine:
+def build_dying_once(settings: Settings, handler: Handler[Any, Any], identity: EngineIdentity) -> FakeEngine:
     try:
         os.mkdir(handler.folder)  # type: ignore[attr-defined]
     except FileExistsError:

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.spark import run_state
 from tidemill.spark.foreground import WAIT_SECONDS, take
-from tidemill.spark.run_state import Phase, RunStates
+from tidemill.spark.run_state import RunPhase, RunStates
 
 
 class Clock:
@@ -27,7 +27,7 @@ def test_a_step_says_what_is_waited_for_and_for_how_long() -> None:
         clock.now += 3.2
         assert states.now().describe_step() == "Spark is starting (3 s)"
     assert states.now().describe_step() == ""
-    assert states.now().phase is Phase.STARTING
+    assert states.now().phase is RunPhase.STARTING
 
 
 def test_of_several_steps_the_one_that_is_late_is_shown() -> None:
@@ -55,13 +55,13 @@ def test_a_late_step_calls_back_once_and_a_quick_one_does_not(monkeypatch: pytes
 def test_a_drain_has_a_deadline_that_a_second_request_does_not_move() -> None:
     clock = Clock()
     states = RunStates(clock)
-    states.enter(Phase.RUNNING)
+    states.enter(RunPhase.RUNNING)
     clock.now += 10
-    states.enter(Phase.DRAINING, 30.0)
+    states.enter(RunPhase.DRAINING, 30.0)
     clock.now += 5
-    states.enter(Phase.DRAINING, 30.0)
+    states.enter(RunPhase.DRAINING, 30.0)
     now = states.now()
-    assert (now.phase, now.seconds, now.left_seconds) == (Phase.DRAINING, 5.0, 25.0)
+    assert (now.phase, now.seconds, now.left_seconds) == (RunPhase.DRAINING, 5.0, 25.0)
     clock.now += 100
     assert states.now().left_seconds == 0.0
 
@@ -71,12 +71,12 @@ def test_the_time_of_work_is_that_between_start_and_stop() -> None:
     states = RunStates(clock)
     clock.now += 7
     assert states.now().work_seconds == 0.0
-    states.enter(Phase.RUNNING)
+    states.enter(RunPhase.RUNNING)
     clock.now += 10
     assert states.now().work_seconds == 10.0
-    states.enter(Phase.DRAINING, 30.0)
+    states.enter(RunPhase.DRAINING, 30.0)
     clock.now += 1
-    states.enter(Phase.STOPPING)
+    states.enter(RunPhase.STOPPING)
     clock.now += 5
     assert (states.now().work_seconds, states.now().run_seconds) == (11.0, 23.0)
 

@@ -10,13 +10,13 @@ import msgspec
 
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
 from tidemill.store.calls.all_calls import (
-    BeginService,
+    AttemptReport,
+    AttemptReportOutcome,
+    BeginSession,
     ClaimedAttempt,
     CreateRun,
     GetRun,
     ListTasks,
-    Report,
-    ReportOutcome,
     Result,
     RunRecord,
     SchedulerAnswer,
@@ -57,7 +57,7 @@ class Player:
         return self
 
     async def begin_service(self, kind: str) -> int:
-        return await self.store.call(BeginService(kind, kind, "machine", "boot", 17))
+        return await self.store.call(BeginSession(kind, kind, "machine", "boot", 17))
 
     async def create(self, structure: DagStructure, **details: Any) -> RunRecord:
         """Store a DAG, and create a run of it."""
@@ -73,7 +73,7 @@ class Player:
             if not answer.more:
                 return answer
 
-    async def turn(self, *reports: Report, capacity: int = 0, **details: Any) -> WorkerAnswer:
+    async def turn(self, *reports: AttemptReport, capacity: int = 0, **details: Any) -> WorkerAnswer:
         turn = WorkerTurn(self.worker, next(self.requests), reports, capacity=capacity, **details)
         return await self.store.call(turn)
 
@@ -85,8 +85,8 @@ class Player:
         (attempt,) = await self.claim()
         return attempt
 
-    async def report(self, attempt: ClaimedAttempt, result: Result, **details: Any) -> ReportOutcome:
-        answer = await self.turn(Report(attempt.task, attempt.epoch, result, **details))
+    async def report(self, attempt: ClaimedAttempt, result: Result, **details: Any) -> AttemptReportOutcome:
+        answer = await self.turn(AttemptReport(attempt.task, attempt.epoch, result, **details))
         return answer.outcomes[0]
 
     async def play(self, results: Callable[[ClaimedAttempt], Result] = lambda _: Success(), rounds: int = 100) -> None:
@@ -95,7 +95,9 @@ class Player:
             attempts = await self.claim()
             if not attempts:
                 return
-            await self.turn(*[Report(one.task, one.epoch, results(one)) for one in attempts if one.callback is None])
+            await self.turn(
+                *[AttemptReport(one.task, one.epoch, results(one)) for one in attempts if one.callback is None]
+            )
         raise AssertionError("there is always something to run")
 
     async def run(self, run: RunRecord) -> RunRecord:

@@ -22,7 +22,7 @@ from tidemill.store.dag_tables import (
     xcom,
 )
 from tidemill.store.database import Database
-from tidemill.store.tables import service, trigger, trigger_cursor, trigger_event
+from tidemill.store.tables import service_session, trigger, trigger_cursor, trigger_event
 
 #: Numbers of copies are far above those of what is copied, and of what comes later.
 _FIRST = 1_000_000
@@ -40,7 +40,7 @@ GROWING: dict[Table, dict[str, Table]] = {
     trigger: {"id": trigger, "task_id": task_instance},
     trigger_cursor: {"trigger_id": trigger},
     trigger_event: {"id": trigger_event, "trigger_id": trigger},
-    service: {"id": service},
+    service_session: {"id": service_session},
 }
 #: Progress is counted in this many steps of SQLite's virtual machine.
 _STEPS = 20

@@ -6,6 +6,7 @@ import pytest
 from tests.store.dags import Player, dag, task
 
 from tidemill.store.calls.all_calls import (
+    AttemptReport,
     CancelRun,
     ClaimedAttempt,
     ClaimedTrigger,
@@ -15,11 +16,10 @@ from tidemill.store.calls.all_calls import (
     FailTrigger,
     HeldTriggers,
     ListPools,
-    LoseService,
+    LoseSession,
     MarkTasks,
     OutcomeKind,
     ReleaseTriggers,
-    Report,
     RunRecord,
     Success,
     WorkerTurn,
@@ -80,7 +80,7 @@ async def test_what_follows_a_marked_task_waits_for_the_end_of_its_process(playe
     await player.schedule()
     await player.turn(held=hold(attempt))
     assert await player.states(run) == {"a": "ending", "b": "none"}
-    await player.turn(Report(attempt.task, attempt.epoch, Success()))
+    await player.turn(AttemptReport(attempt.task, attempt.epoch, Success()))
     await player.schedule()
     assert await player.states(run) == {"a": "success", "b": "queued"}
 
@@ -92,7 +92,7 @@ async def test_a_cleared_task_runs_again_once_the_worker_that_ran_it_is_dead(pla
     lost, player.worker = player.worker, await player.begin_service("worker")
     await player.turn(capacity=9)
     assert await player.states(run) == {"a": "ending"}
-    await player.store.call(LoseService(lost))
+    await player.store.call(LoseSession(lost))
     assert (await player.claim_one()).try_number == 2
 
 
@@ -138,7 +138,7 @@ async def test_a_cleared_deferral_whose_trigger_fails_while_it_is_stopped_runs_a
 async def test_a_cleared_deferral_runs_again_once_its_triggerer_is_dead(player: Player) -> None:
     run, triggerer, _ = await defer(player)
     await clear(player, run, "a")
-    await player.store.call(LoseService(triggerer))
+    await player.store.call(LoseSession(triggerer))
     assert (await player.claim_one()).try_number == 2
 
 

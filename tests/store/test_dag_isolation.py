@@ -12,12 +12,12 @@ from tests.store.dags import Player, dag, task
 from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.structure import ScheduleStructure
 from tidemill.store.calls.all_calls import (
+    AttemptReport,
     ClaimTriggers,
     Deferral,
     FiredEvent,
-    LoseService,
+    LoseSession,
     OutcomeKind,
-    Report,
     SchedulerTurn,
     SetPool,
     StoreEvents,
@@ -109,7 +109,7 @@ async def test_what_a_dead_worker_held_of_a_run_that_cannot_be_read_keeps_nothin
     assert len(await player.claim()) == 2
     await damage(player, SENSELESS)
 
-    assert await player.store.call(LoseService(player.worker))
+    assert await player.store.call(LoseSession(player.worker))
 
     assert await player.states(good) == {"a": "queued"}
 
@@ -121,7 +121,7 @@ async def test_a_report_that_cannot_be_stored_harms_no_other_of_its_turn(player:
     # Its successor is missing.
     await damage(player, f"DELETE FROM task_instance WHERE task_id = 'b' AND run IN ({BAD_RUNS})")
 
-    answer = await player.turn(*[Report(one.task, one.epoch, Success()) for one in attempts])
+    answer = await player.turn(*[AttemptReport(one.task, one.epoch, Success()) for one in attempts])
 
     kinds = {attempt.dag_id: outcome for attempt, outcome in zip(attempts, answer.outcomes, strict=True)}
     assert kinds["good"].kind is OutcomeKind.MOVED
@@ -193,7 +193,7 @@ async def test_a_full_disk_is_nobodys_fault_and_all_goes_on_when_there_is_room(t
     run = await player.create(dag(*[task(f"t{number:03}") for number in range(100)], id="dag"))
     attempts = await player.claim(100)
     big = (("return_value", '"' + "x" * 20_000 + '"'),)
-    reports = tuple(Report(one.task, one.epoch, Success(), big) for one in attempts)
+    reports = tuple(AttemptReport(one.task, one.epoch, Success(), big) for one in attempts)
     turn = WorkerTurn(player.worker, 1000, reports)
     await set_room(store, 0)
 

@@ -12,6 +12,7 @@ from tests.store.dags import Player, dag, encode, fail_these, task
 from tidemill.core.tasks.inputs import Channel
 from tidemill.core.tasks.structure import DagStructure
 from tidemill.store.calls.all_calls import (
+    AttemptReport,
     CallbackReport,
     CancelRun,
     ClaimTriggers,
@@ -27,14 +28,13 @@ from tidemill.store.calls.all_calls import (
     ListPools,
     ListXComs,
     LogPart,
-    LoseService,
+    LoseSession,
     MarkTasks,
     OutcomeKind,
     PauseDag,
     PushXCom,
     ReadCallbackLog,
     ReadLog,
-    Report,
     ResumeWith,
     SetConnection,
     SetPool,
@@ -177,9 +177,9 @@ async def test_what_a_dead_service_held_is_free_again(player: Player) -> None:
     triggerer = await player.begin_service("triggerer")
     (claimed,) = await player.store.call(ClaimTriggers(triggerer, 1, 10))
 
-    assert await player.store.call(LoseService(player.worker))
-    assert not await player.store.call(LoseService(player.worker))
-    assert await player.store.call(LoseService(triggerer))
+    assert await player.store.call(LoseSession(player.worker))
+    assert not await player.store.call(LoseSession(player.worker))
+    assert await player.store.call(LoseSession(triggerer))
     with pytest.raises(CallRefusedError) as refused:
         await player.turn()
     assert refused.value.kind is RefusalKind.FENCED
@@ -214,7 +214,7 @@ async def test_slots_are_given_by_priority_and_never_more_than_there_are(player:
     assert [one.task_id for one in claimed] == ["t5", "t4"]
     pool = next(one for one in await player.store.call(ListPools()) if one.name == "small")
     assert (pool.used, pool.waiting) == (3, 4)
-    await player.turn(*[Report(one.task, one.epoch, Success()) for one in claimed])
+    await player.turn(*[AttemptReport(one.task, one.epoch, Success()) for one in claimed])
     await player.play()
     assert set((await player.states(run)).values()) == {"success"}
 
@@ -419,8 +419,8 @@ async def test_an_xcom_that_is_too_large_fails_its_own_task_alone(player: Player
     large, fits = '"' + "x" * 1024 * 1024 + '"', '"' + "x" * (1024 * 1024 - 2) + '"'
 
     await player.turn(
-        Report(a.task, a.epoch, Success(), (("return_value", large),)),
-        Report(b.task, b.epoch, Success(), (("return_value", fits),)),
+        AttemptReport(a.task, a.epoch, Success(), (("return_value", large),)),
+        AttemptReport(b.task, b.epoch, Success(), (("return_value", fits),)),
     )
 
     assert await player.states(run) == {"a": "failed", "b": "success"}
@@ -436,7 +436,7 @@ async def test_a_callback_runs_after_the_state_is_stored_and_again_if_its_worker
     claimed = await player.claim()
     names = [(one.task_id, one.callback.name, one.callback.error) for one in claimed if one.callback]
     assert names == [("a", "on_failure", "broken"), ("", "on_failure", "tasks failed: a")]
-    await player.store.call(LoseService(player.worker))
+    await player.store.call(LoseSession(player.worker))
     player.worker = await player.begin_service("worker")
     again = await player.claim()
     assert [one.callback for one in again] == [one.callback for one in claimed]
@@ -491,7 +491,7 @@ async def test_the_log_of_a_try_is_read_in_order_and_a_part_is_stored_once(playe
     run = await player.create(dag(task("a")))
     attempt = await player.claim_one()
     end = LogPart(attempt.task, 1, 1, 6, b"\0end", 1, last=True)
-    report = Report(attempt.task, attempt.epoch, Success(), log_end=end)
+    report = AttemptReport(attempt.task, attempt.epoch, Success(), log_end=end)
     for _ in range(2):
         await player.turn(report)
     from tidemill.store.calls.all_calls import AppendLog
@@ -578,10 +578,10 @@ async def test_what_a_database_refuses_fails_its_own_task_alone(player: Player) 
     run = await player.create(dag(*[task(name) for name in names]))
     claimed = {one.task_id: one for one in await player.claim()}
     results = {
-        "bad_key": Report(claimed["bad_key"].task, 3, Success(), (("k\0", "1"),)),
-        "bad_deferral": Report(claimed["bad_deferral"].task, 3, Deferral("a.B", "{}", "go\0")),
-        "bad_error": Report(claimed["bad_error"].task, 3, Failure("broken\0\ud800")),
-        "good": Report(claimed["good"].task, 3, Success(), (("k", '"\u00e4"'),)),
+        "bad_key": AttemptReport(claimed["bad_key"].task, 3, Success(), (("k\0", "1"),)),
+        "bad_deferral": AttemptReport(claimed["bad_deferral"].task, 3, Deferral("a.B", "{}", "go\0")),
+        "bad_error": AttemptReport(claimed["bad_error"].task, 3, Failure("broken\0\ud800")),
+        "good": AttemptReport(claimed["good"].task, 3, Success(), (("k", '"\u00e4"'),)),
     }
 
     answer = await player.turn(*results.values())

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from tests.store.dags import Player, dag, task
 
-from tidemill.store.calls.all_calls import CreateRun, Failure, GetEarlierRun, GetXCom, RunRecord, Success, WatchRuns
+from tidemill.store.calls.all_calls import (
+    CreateRun,
+    Failure,
+    GetEarlierRun,
+    GetXCom,
+    RunRecord,
+    Success,
+    WatchRuns,
+)
 from tidemill.store.database import Database
 
 DAY_US = 86_400_000_000

@@ -11,14 +11,14 @@ from tests.store.dags import Player, dag, task
 from tests.store.server import PostgresServer
 
 from tidemill.store.calls.all_calls import (
+    AttemptReport,
     ClaimTriggers,
     ClearTasks,
     CreateRun,
     Deferral,
     ListPools,
-    LoseService,
+    LoseSession,
     OutcomeKind,
-    Report,
     SchedulerTurn,
     SetPool,
     Success,
@@ -79,7 +79,7 @@ async def test_a_task_that_is_cleared_while_its_worker_is_lost_runs_again(
     held = await held_runs()
     clearing = asyncio.create_task(players[0].store.call(ClearTasks(run.dag_id, run.run_id, ("a",), "tester")))
     await held.wait_for(1)
-    losing = asyncio.create_task(players[1].store.call(LoseService(players[0].worker)))
+    losing = asyncio.create_task(players[1].store.call(LoseSession(players[0].worker)))
     await held.wait_for(2)
     await held.release()
     await asyncio.gather(clearing, losing)
@@ -130,7 +130,7 @@ async def test_schedulers_that_admit_at_once_never_give_more_slots_than_there_ar
         pool = next(one for one in await players[0].store.call(ListPools()) if one.name == "small")
         assert pool.used == min(5, 40 - done)
         claimed = (await players[0].turn(capacity=10)).claimed
-        await players[0].turn(*[Report(one.task, one.epoch, Success()) for one in claimed])
+        await players[0].turn(*[AttemptReport(one.task, one.epoch, Success()) for one in claimed])
         done += len(claimed)
 
 
@@ -155,7 +155,7 @@ async def test_reports_clears_claims_and_turns_at_once_leave_nothing_stuck(playe
     async def work(player: Player, number: int) -> None:
         for _ in range(12):
             claimed = (await player.turn(capacity=2)).claimed
-            await player.turn(*[Report(one.task, one.epoch, Success()) for one in claimed])
+            await player.turn(*[AttemptReport(one.task, one.epoch, Success()) for one in claimed])
             await player.store.call(SchedulerTurn(player.scheduler))
             if number == 1:
                 clear = ClearTasks(run.dag_id, run.run_id, (names[number],), "tester", downstream=True)
@@ -171,7 +171,7 @@ async def test_reports_clears_claims_and_turns_at_once_leave_nothing_stuck(playe
 async def test_triggerers_that_claim_at_once_get_different_triggers(players: list[Player]) -> None:
     await players[0].create(dag(*[task(f"t{number:02}") for number in range(20)]))
     claimed = await players[0].claim()
-    await players[0].turn(*[Report(one.task, one.epoch, Deferral("a.B", "{}", "go")) for one in claimed])
+    await players[0].turn(*[AttemptReport(one.task, one.epoch, Deferral("a.B", "{}", "go")) for one in claimed])
     triggerers = [await one.begin_service("triggerer") for one in players]
 
     calls = [one.store.call(ClaimTriggers(number, 1, 8)) for one, number in zip(players, triggerers, strict=True)]
@@ -209,7 +209,7 @@ async def test_triggerers_that_claim_at_once_never_share_out_a_stream(players: l
     names = [f"s{stream:02}m{member}" for stream in range(streams) for member in range(members)]
     await players[0].create(dag(*[task(name) for name in names]))
     deferred = [
-        Report(one.task, one.epoch, Deferral("tests.Trigger", "{}", "resume", stream_key=one.task_id[:3]))
+        AttemptReport(one.task, one.epoch, Deferral("tests.Trigger", "{}", "resume", stream_key=one.task_id[:3]))
         for one in await players[0].claim(len(names))
     ]
     await players[0].turn(*deferred)

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from tests.store.dags import ENDED, Player, dag, task
 from tests.store.server import PostgresServer
 
-from tidemill.core.tasks.dependencies import Outcome, Readiness, Tally, TriggerRule, Upstream, decide
+from tidemill.core.tasks.dependencies import OutcomeTally, Readiness, TaskOutcome, TriggerRule, Upstream, decide
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
 from tidemill.store.calls.all_calls import (
+    AttemptReport,
     CancelRun,
     ClaimedAttempt,
     ClaimTriggers,
@@ -31,11 +32,10 @@ from tidemill.store.calls.all_calls import (
     Failure,
     FiredEvent,
     ListPools,
-    LoseService,
+    LoseSession,
     Loss,
     MarkTasks,
     OutcomeKind,
-    Report,
     RunRecord,
     Skip,
     StoreEvents,
@@ -114,9 +114,9 @@ class Evaluator:
         tallies = [self.count(names) for names in (one.upstream, one.setups, one.scope)]
         return decide(TriggerRule(one.rule), Upstream(*tallies))
 
-    def count(self, names: tuple[str, ...]) -> Tally:
+    def count(self, names: tuple[str, ...]) -> OutcomeTally:
         states = [self.states[name] for name in names]
-        return Tally(len(names), *(states.count(outcome.value) for outcome in Outcome))
+        return OutcomeTally(len(names), *(states.count(outcome.value) for outcome in TaskOutcome))
 
     def end(self, name: str, state: str) -> None:
         self.states[name] = state
@@ -161,7 +161,7 @@ class Game:
         self.model = Evaluator(structure)
         self.names = [one.id for one in structure.tasks]
         self.held: dict[str, ClaimedAttempt] = {}
-        self.ended: list[Report] = []
+        self.ended: list[AttemptReport] = []
         self.run: RunRecord
         self.lost = 0
 
@@ -224,12 +224,12 @@ class Game:
                     self.model.end(name, "skipped")
             case _:
                 result, everything = Deferral("package.Trigger", "{}", "resume"), False
-        report = Report(attempt.task, attempt.epoch, result, skip=skip, skip_all_downstream=everything)  # type: ignore[arg-type]
+        report = AttemptReport(attempt.task, attempt.epoch, result, skip=skip, skip_all_downstream=everything)  # type: ignore[arg-type]
         (outcome,) = (await self.player.turn(report)).outcomes
         assert outcome.kind is OutcomeKind.MOVED
         self.ended.append(report)
 
-    async def say_again(self, report: Report) -> None:
+    async def say_again(self, report: AttemptReport) -> None:
         (outcome,) = (await self.player.turn(report)).outcomes
         assert outcome.kind is OutcomeKind.ALREADY
 
@@ -246,11 +246,11 @@ class Game:
             assert await store.call(FailTrigger(triggerer, one.id, one.token, "no")) is OutcomeKind.MOVED
             if before.tries >= before.max_tries:
                 self.model.end(one.task_id, "failed")
-        await store.call(LoseService(triggerer))
+        await store.call(LoseSession(triggerer))
 
     async def lose(self) -> None:
         self.lost += 1
-        await self.player.store.call(LoseService(self.player.worker))
+        await self.player.store.call(LoseSession(self.player.worker))
         self.player.worker = await self.player.begin_service("worker")
         self.held.clear()
 

@@ -6,7 +6,16 @@ import pytest
 from tests.store.helpers import NOW_US, all_events, claim, claimed
 
 from tidemill.core.errors import RemoteError
-from tidemill.core.triggers.event_plan import Counter, Duplicate, NewEvent, Plan, Refusal, Refused, Stored, make_plan
+from tidemill.core.triggers.event_plan import (
+    Counter,
+    Duplicate,
+    EventPlan,
+    EventRefusal,
+    EventRefused,
+    EventStored,
+    NewEvent,
+    make_plan,
+)
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers.events import (
     count_events,
@@ -18,7 +27,7 @@ from tidemill.store.queries.triggers.events import (
 )
 
 
-async def store(database: Database, *events: NewEvent, earlier: Plan | None = None) -> Plan:
+async def store(database: Database, *events: NewEvent, earlier: EventPlan | None = None) -> EventPlan:
     return await database.write(lambda c: store_events(c, events, earlier))
 
 
@@ -32,7 +41,7 @@ async def test_events_are_numbered_per_trigger_in_the_order_in_which_they_fired(
         *[NewEvent(n, tokens[n], text, None, NOW_US + i) for i, text in enumerate(texts) for n in (second, first)],
     )
 
-    assert plan.outcomes == [Stored(index) for index in (0, 0, 1, 1, 2, 2, 3, 3)]
+    assert plan.outcomes == [EventStored(index) for index in (0, 0, 1, 1, 2, 2, 3, 3)]
     rows = await all_events(database)
     assert [(row.trigger_name, row.sequence_index, row.payload, row.created_us) for row in rows] == [
         (name, i, text, NOW_US + i) for i, text in enumerate(texts) for name in ("b", "a")
@@ -47,8 +56,8 @@ async def test_numbers_continue_after_a_takeover_and_the_former_owner_is_refused
     late = await store(database, NewEvent(number, old, "2", None, NOW_US))
     plan = await store(database, NewEvent(number, new, "3", None, NOW_US))
 
-    assert late.outcomes == [Refused(Refusal.FENCED)]
-    assert plan.outcomes == [Stored(1)]
+    assert late.outcomes == [EventRefused(EventRefusal.FENCED)]
+    assert plan.outcomes == [EventStored(1)]
     assert [row.payload for row in await all_events(database)] == ["1", "3"]
 
 
@@ -57,7 +66,7 @@ async def test_an_unknown_trigger_is_refused_and_the_others_are_stored(database:
 
     plan = await store(database, NewEvent(999, 1, "1", "x", NOW_US), NewEvent(number, token, "2", None, NOW_US))
 
-    assert plan.outcomes == [Refused(Refusal.UNKNOWN_TRIGGER), Stored(0)]
+    assert plan.outcomes == [EventRefused(EventRefusal.UNKNOWN_TRIGGER), EventStored(0)]
 
 
 async def test_an_identity_is_stored_once_per_trigger_within_a_transaction_and_over_many(database: Database) -> None:
@@ -70,8 +79,8 @@ async def test_an_identity_is_stored_once_per_trigger_within_a_transaction_and_o
     one = await store(database, fired(first, "ü'x"), fired(first, "ü'x"), fired(second, "ü'x"), fired(first, None))
     two = await store(database, fired(first, None), fired(first, "ü'x"), fired(first, ""), fired(first, ""))
 
-    assert one.outcomes == [Stored(0), Duplicate(0), Stored(0), Stored(1)]
-    assert two.outcomes == [Stored(2), Duplicate(0), Stored(3), Duplicate(3)]
+    assert one.outcomes == [EventStored(0), Duplicate(0), EventStored(0), EventStored(1)]
+    assert two.outcomes == [EventStored(2), Duplicate(0), EventStored(3), Duplicate(3)]
     assert len(await all_events(database)) == 5
 
 
@@ -100,7 +109,7 @@ async def test_an_attempt_that_was_rolled_back_is_stored_when_it_is_tried_again(
     assert caught.value.retryable
     again = await store(database, *events, earlier=plans[0])
 
-    assert again.outcomes == [Stored(0), Stored(1), Stored(2)]
+    assert again.outcomes == [EventStored(0), EventStored(1), EventStored(2)]
     assert len(await all_events(database)) == 3
 
 
@@ -128,7 +137,7 @@ async def test_an_attempt_that_was_not_committed_is_not_mistaken_for_what_the_ne
 
     again = await store(database, event, earlier=lost)
 
-    assert again.outcomes == [Refused(Refusal.FENCED)]
+    assert again.outcomes == [EventRefused(EventRefusal.FENCED)]
     assert [row.payload for row in await all_events(database)] == ["2"]
 
 

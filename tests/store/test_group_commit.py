@@ -16,8 +16,8 @@ from tests.until import until
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
-from tidemill.core.triggers.event_plan import Duplicate, Refusal, Refused, Stored
-from tidemill.core.triggers.group_commit import CommitLimits, Standing
+from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventRefused, EventStored
+from tidemill.core.triggers.group_commit import CommitLimits, ProducerStanding
 from tidemill.store.content import MAX_IDENTITY_BYTES
 from tidemill.store.database import Database
 from tidemill.store.database_events import DatabaseEvents
@@ -78,7 +78,7 @@ class Bench:
     def __init__(self, line: Unsteady, tokens: dict[int, int], limits: CommitLimits) -> None:
         self.line = line
         [(self.trigger_id, self.token)] = tokens.items()
-        self.standings: list[Standing] = []
+        self.standings: list[ProducerStanding] = []
         self.outcomes = Outcomes()
         self.store = EventStore(DatabaseEvents(line), self.standings.append, limits)
         self.store.start()
@@ -117,7 +117,7 @@ async def test_a_single_event_is_stored_after_the_linger_and_then_confirmed(benc
 
     await bench.store.wait_settled()
 
-    assert bench.outcomes.all == [(1, Stored(0))]
+    assert bench.outcomes.all == [(1, EventStored(0))]
     assert await bench.rows() == ["1"]
 
 
@@ -126,7 +126,7 @@ async def test_events_that_come_together_share_one_transaction(bench: Bench) -> 
     await bench.store.wait_settled()
 
     assert bench.line.writes == 1
-    assert bench.outcomes.all == [(number, Stored(number)) for number in range(500)]
+    assert bench.outcomes.all == [(number, EventStored(number)) for number in range(500)]
 
 
 @pytest.mark.alone
@@ -148,21 +148,21 @@ async def test_a_commit_whose_answer_was_lost_is_recognised_and_stored_once(benc
     await bench.store.wait_settled()
 
     assert bench.line.writes == 3
-    assert bench.outcomes.all == [(1, Stored(0)), (2, Stored(1))]
+    assert bench.outcomes.all == [(1, EventStored(0)), (2, EventStored(1))]
     assert await bench.rows() == ["1", "2"]
 
 
 async def test_an_outage_is_waited_for_in_order_and_reported_when_it_begins_and_ends(bench: Bench) -> None:
     bench.line.before = [down() for _ in range(20)]
     bench.add(1)
-    await until(lambda: bench.store.standing is Standing.DOWN)
+    await until(lambda: bench.store.standing is ProducerStanding.DOWN)
     bench.add(2)
     assert bench.outcomes.all == []
 
     await bench.store.wait_open()
     await bench.store.wait_settled()
 
-    assert bench.standings == [Standing.DOWN, Standing.OPEN]
+    assert bench.standings == [ProducerStanding.DOWN, ProducerStanding.OPEN]
     assert bench.outcomes.told() == [1, 2]
     assert await bench.rows() == ["1", "2"]
 
@@ -172,14 +172,14 @@ async def test_a_bug_keeps_the_events_too(bench: Bench) -> None:
     bench.add(1)
     await bench.store.wait_settled()
 
-    assert bench.outcomes.all == [(1, Stored(0))]
+    assert bench.outcomes.all == [(1, EventStored(0))]
 
 
-@pytest.mark.parametrize("limits", [CommitLimits(stall_seconds=0.05)])
+@pytest.mark.parametrize("limits", [CommitLimits(outage_seconds=0.05)])
 async def test_a_write_without_an_answer_holds_producers_until_it_is_answered(bench: Bench) -> None:
     bench.line.held = threading.Event()
     bench.add(1)
-    await until(lambda: bench.store.standing is Standing.DOWN)
+    await until(lambda: bench.store.standing is ProducerStanding.DOWN)
     waits = asyncio.ensure_future(bench.store.wait_open())
     await asyncio.sleep(0)
     assert not waits.done()
@@ -187,8 +187,8 @@ async def test_a_write_without_an_answer_holds_producers_until_it_is_answered(be
     bench.line.held.set()
     await waits
 
-    assert bench.outcomes.all == [(1, Stored(0))]
-    assert bench.standings == [Standing.DOWN, Standing.OPEN]
+    assert bench.outcomes.all == [(1, EventStored(0))]
+    assert bench.standings == [ProducerStanding.DOWN, ProducerStanding.OPEN]
 
 
 @pytest.mark.parametrize("limits", [CommitLimits(high_count=10, low_count=2, max_batch_count=4)])
@@ -196,12 +196,12 @@ async def test_too_many_pending_events_hold_producers_and_are_not_an_outage(benc
     bench.add(*range(9))
     assert bench.standings == []
     bench.add(9)
-    assert bench.standings == [Standing.FULL]
+    assert bench.standings == [ProducerStanding.FULL]
 
     await bench.store.wait_open()
 
     assert bench.store.pending <= 2
-    assert bench.standings == [Standing.FULL, Standing.OPEN]
+    assert bench.standings == [ProducerStanding.FULL, ProducerStanding.OPEN]
 
 
 async def test_content_that_the_database_refuses_fails_that_event_alone(bench: Bench) -> None:
@@ -210,11 +210,11 @@ async def test_content_that_the_database_refuses_fails_that_event_alone(bench: B
     await bench.store.wait_settled()
 
     assert bench.outcomes.all == [
-        (1, Stored(0)),
-        (2, Stored(1)),
-        ("bad", Refused(Refusal.CONTENT, "refused")),
-        (3, Stored(2)),
-        (4, Stored(3)),
+        (1, EventStored(0)),
+        (2, EventStored(1)),
+        ("bad", EventRefused(EventRefusal.CONTENT, "refused")),
+        (3, EventStored(2)),
+        (4, EventStored(3)),
     ]
     assert await bench.rows() == ["1", "2", "3", "4"]
 
@@ -224,7 +224,7 @@ async def test_a_takeover_refuses_the_events_of_that_trigger(bench: Bench) -> No
     bench.add(1)
     await bench.store.wait_settled()
 
-    assert bench.outcomes.all == [(1, Refused(Refusal.FENCED))]
+    assert bench.outcomes.all == [(1, EventRefused(EventRefusal.FENCED))]
 
 
 async def test_an_identity_is_confirmed_again_and_stored_once(bench: Bench) -> None:
@@ -233,7 +233,7 @@ async def test_an_identity_is_confirmed_again_and_stored_once(bench: Bench) -> N
     bench.add(2, identity="a")
     await bench.store.wait_settled()
 
-    assert bench.outcomes.all == [(1, Stored(0)), (2, Duplicate(0))]
+    assert bench.outcomes.all == [(1, EventStored(0)), (2, Duplicate(0))]
     assert await bench.rows() == ["1"]
 
 
@@ -245,7 +245,7 @@ async def test_a_confirmation_that_raises_does_not_prevent_the_others(bench: Ben
     bench.add(2)
     await bench.store.wait_settled()
 
-    assert bench.outcomes.all == [(2, Stored(1))]
+    assert bench.outcomes.all == [(2, EventStored(1))]
 
 
 async def test_events_added_by_confirmations_are_stored(bench: Bench) -> None:
@@ -263,7 +263,11 @@ async def test_an_event_of_an_earlier_claim_is_refused_next_to_one_of_the_curren
     bench.add("newer")
     await bench.store.wait_settled()
 
-    assert bench.outcomes.all == [("new", Stored(0)), ("stale", Refused(Refusal.FENCED)), ("newer", Stored(1))]
+    assert bench.outcomes.all == [
+        ("new", EventStored(0)),
+        ("stale", EventRefused(EventRefusal.FENCED)),
+        ("newer", EventStored(1)),
+    ]
 
 
 async def test_content_that_the_checks_should_have_refused_fails_by_its_outcome(bench: Bench) -> None:
@@ -272,9 +276,9 @@ async def test_content_that_the_checks_should_have_refused_fails_by_its_outcome(
     await bench.store.wait_settled()
 
     [(_, bad), good] = bench.outcomes.all
-    assert isinstance(bad, Refused)
-    assert bad.reason is Refusal.CONTENT
-    assert good == ("good", Stored(0))
+    assert isinstance(bad, EventRefused)
+    assert bad.reason is EventRefusal.CONTENT
+    assert good == ("good", EventStored(0))
 
 
 async def test_on_close_pending_events_are_stored_without_lingering(tmp_path: Path) -> None:
@@ -308,7 +312,7 @@ async def test_the_largest_identity_is_stored_in_both_databases(database: Databa
         store.add(trigger_id, token, "1", identity, outcomes.of(number))
     await store.close(10)
 
-    assert outcomes.all == [(0, Stored(0)), (1, Duplicate(0))]
+    assert outcomes.all == [(0, EventStored(0)), (1, Duplicate(0))]
     assert [row.identity for row in await all_events(database)] == [identity]
 
 

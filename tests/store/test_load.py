@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Connection, text
 from tests.store.helpers import NOW_US, claim, new_session, registered
 
-from tidemill.core.triggers.event_plan import NewEvent, Stored
-from tidemill.core.triggers.group_commit import Standing
+from tidemill.core.triggers.event_plan import EventStored, NewEvent
+from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.services.triggerer.hosting.state_change import StateChange
 from tidemill.services.triggerer.lists.state_writer import CHUNK_COUNT, StateWriter
 from tidemill.store.database import Database
@@ -74,7 +74,7 @@ async def test_two_thousand_triggers_that_end_while_they_fire_meet_no_deadlock_a
     session = await new_session(counting)
     tokens = await claim(counting, *ids, session=session)
     before = (counting.begun, counting.committed)
-    standings: list[Standing] = []
+    standings: list[ProducerStanding] = []
     outcomes: list[object] = []
     events, marks = EventStore(DatabaseEvents(counting), standings.append), StateWriter(counting)
     events.start()
@@ -103,7 +103,7 @@ async def test_two_thousand_triggers_that_end_while_they_fire_meet_no_deadlock_a
     await marks.settled()
 
     assert len(outcomes) == 2_000 * rounds * 2
-    assert all(isinstance(outcome, Stored) for outcome in outcomes)
+    assert all(isinstance(outcome, EventStored) for outcome in outcomes)
     assert await counting.read(count_events) == len(outcomes)
     assert (counting.begun - before[0]) == (counting.committed - before[1])
     assert await counting.write(deadlocks) == 0

@@ -19,7 +19,7 @@ from tests.store.helpers import NOW_US, all_events, claim
 from tests.until import LIMIT_SECONDS
 
 from tidemill.core.errors import ConfigError
-from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Stored
+from tidemill.core.triggers.event_plan import Duplicate, EventStored, NewEvent
 from tidemill.store import migrate
 from tidemill.store.database import Database
 from tidemill.store.engines import sqlite
@@ -176,7 +176,7 @@ async def test_an_old_store_is_migrated_with_its_content(url: str, monkeypatch: 
     assert await claim(database, ran.id) == {ran.id: 8}
     fired = [NewEvent(ran.id, 8, "3", identity, NOW_US) for identity in ("y", "z")]
     plan = await database.write(lambda c: store_events(c, fired))
-    assert plan.outcomes == [Duplicate(2), Stored(3)]
+    assert plan.outcomes == [Duplicate(2), EventStored(3)]
     assert (await all_events(database))[-1].id > events[-1][0]
     await database.close()
 

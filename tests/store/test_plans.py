@@ -70,7 +70,7 @@ class Everybody:
                     result = all_calls.Failure("it failed")
                 if one.callback is None:
                     xcoms = (("return_value", "1"),) if isinstance(result, all_calls.Success) else ()
-                    reports.append(all_calls.Report(one.task, one.epoch, result, xcoms=xcoms))  # type: ignore[arg-type]
+                    reports.append(all_calls.AttemptReport(one.task, one.epoch, result, xcoms=xcoms))  # type: ignore[arg-type]
             done = tuple(all_calls.CallbackReport(one.callback.id) for one in attempts if one.callback is not None)
             await player.turn(*reports, callbacks=done, held=tuple((one.task, one.epoch) for one in attempts))
             claimed = await self.call(all_calls.ClaimTriggers(triggerer, turn, 10))
@@ -87,9 +87,9 @@ class Everybody:
         else:
             raise AssertionError(f"the run does not end: {await player.states(run)}")
         for service in (player.scheduler, player.worker):
-            await self.call(all_calls.BeatService(service))
-            await self.call(all_calls.EndService(service))
-        await self.call(all_calls.LoseService(triggerer))
+            await self.call(all_calls.BeatSession(service))
+            await self.call(all_calls.EndSession(service))
+        await self.call(all_calls.LoseSession(triggerer))
 
     async def do_all(self) -> None:
         """Make every call that there is."""
@@ -121,7 +121,7 @@ class Everybody:
             all_calls.GetXCom(run.id, ("a",), dag_id="dag", run_id="run1"),
         ):
             await self.call(request)
-        await self.player.turn(all_calls.Report(one.task, one.epoch, all_calls.Loss()))
+        await self.player.turn(all_calls.AttemptReport(one.task, one.epoch, all_calls.Loss()))
         await self.player.claim()
         await self.call(all_calls.ClearTasks("dag", run.run_id, ("a",), "tester", downstream=True))
         await self.player.turn()
@@ -148,8 +148,8 @@ class Everybody:
             all_calls.DescribeTriggers((1, 2)),
             all_calls.CountStore(),
             all_calls.ListFiles(),
-            all_calls.ListServices(),
-            all_calls.ListServices("worker"),
+            all_calls.ListSessions(),
+            all_calls.ListSessions("worker"),
             all_calls.PauseDag("dag", True, "tester"),
             all_calls.PauseDag("dag", False, "tester"),
             all_calls.StoreFile("other.py", "digest", structures=(encode(dag(id="other")),)),
@@ -181,7 +181,7 @@ class Everybody:
         run = await self.player.create(dag(task("a", pool="wide"), task("b", pool="wide"), id="deferring"))
         deferral = all_calls.Deferral("package.Trigger", "{}", "resume", stream_key="key")
         attempts = await self.player.claim()
-        await self.player.turn(*[all_calls.Report(one.task, one.epoch, deferral) for one in attempts])
+        await self.player.turn(*[all_calls.AttemptReport(one.task, one.epoch, deferral) for one in attempts])
         first, second = [await self.player.begin_service("triggerer") for _ in range(2)]
         one, other = await self.database.call(all_calls.ClaimTriggers(first, 1, 2))
         await self.call(all_calls.ListOwnedTriggers(first))
@@ -194,11 +194,11 @@ class Everybody:
 
     async def _end_all(self) -> None:
         """Run what is left of callbacks, and end all services."""
-        await self.call(all_calls.LoseOthers())
+        await self.call(all_calls.LoseOtherSessions())
         await self.player.begin()
         while attempts := await self.player.claim():
             await self.player.turn(callbacks=tuple(all_calls.CallbackReport(one.callback.id) for one in attempts))  # type: ignore[union-attr]
-        await self.call(all_calls.LoseOthers())
+        await self.call(all_calls.LoseOtherSessions())
 
 
 def describe(costs: Costs) -> str:

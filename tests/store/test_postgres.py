@@ -22,8 +22,8 @@ from tests.until import slack, until
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import Backoff
-from tidemill.core.triggers.event_plan import NewEvent, Stored
-from tidemill.core.triggers.group_commit import CommitLimits, Standing
+from tidemill.core.triggers.event_plan import EventStored, NewEvent
+from tidemill.core.triggers.group_commit import CommitLimits, ProducerStanding
 from tidemill.store.database_events import DatabaseEvents
 from tidemill.store.engines.opening import open_reader, open_store
 from tidemill.store.engines.postgres import PostgresDatabase, open_postgres
@@ -41,14 +41,14 @@ from tidemill.store.records import TriggerReport, TriggerSpec, TriggerState
 
 T = TypeVar("T")
 #: Short, so that the tests are short.
-LIMITS = CommitLimits(stall_seconds=0.5, backoff=Backoff(0.05, 0.3))
+LIMITS = CommitLimits(outage_seconds=0.5, backoff=Backoff(0.05, 0.3))
 
 
 class Feed:
     """Adds numbered events for as long as the store is open, as a producer does."""
 
     def __init__(self, database: PostgresDatabase, tokens: dict[int, int], limits: CommitLimits = LIMITS) -> None:
-        self.standings: list[Standing] = []
+        self.standings: list[ProducerStanding] = []
         self.outcomes = Outcomes()
         self.store = EventStore(DatabaseEvents(database), self.standings.append, limits)
         self.store.start()
@@ -80,7 +80,7 @@ async def fed(server: PostgresServer, attempt_seconds: float = 10.0) -> tuple[Po
 
 async def check_all_stored_once(database: PostgresDatabase, feed: Feed) -> None:
     assert len(feed.outcomes.all) == feed.added * 3
-    assert all(isinstance(outcome, Stored) for _, outcome in feed.outcomes.all)
+    assert all(isinstance(outcome, EventStored) for _, outcome in feed.outcomes.all)
     rows = await all_events(database)
     for trigger_id in {row.trigger_id for row in rows}:
         of_one = [row for row in rows if row.trigger_id == trigger_id]
@@ -95,20 +95,20 @@ async def test_while_the_server_is_down_events_wait_and_nothing_is_lost_failed_o
     database, feed = await fed(own_postgres)
 
     await asyncio.to_thread(own_postgres.stop, mode)
-    await until(lambda: feed.store.standing is Standing.DOWN)
+    await until(lambda: feed.store.standing is ProducerStanding.DOWN)
     # Twice: each time it stays down for several attempts, and comes back.
     for _ in range(2):
         waiting, confirmed, began = feed.added, len(feed.outcomes.all), time.monotonic()
         await until(lambda began=began: time.monotonic() - began > 1.0)
         assert feed.added == waiting
         assert len(feed.outcomes.all) == confirmed
-        assert feed.standings[-1] is Standing.DOWN
+        assert feed.standings[-1] is ProducerStanding.DOWN
         await asyncio.to_thread(own_postgres.start)
         await until(lambda confirmed=confirmed: len(feed.outcomes.all) > confirmed + 100)
         await asyncio.to_thread(own_postgres.stop, mode)
-        await until(lambda: feed.store.standing is Standing.DOWN)
+        await until(lambda: feed.store.standing is ProducerStanding.DOWN)
     await asyncio.to_thread(own_postgres.start)
-    await until(lambda: feed.store.standing is Standing.OPEN)
+    await until(lambda: feed.store.standing is ProducerStanding.OPEN)
     await feed.end()
 
     await check_all_stored_once(database, feed)
@@ -138,12 +138,12 @@ async def test_a_server_that_does_not_answer_counts_as_down_until_it_does(own_po
     await asyncio.gather(*[database.read(count_events) for _ in range(3)])
     pids = own_postgres.freeze()
     began = time.monotonic()
-    await until(lambda: feed.store.standing is Standing.DOWN)
+    await until(lambda: feed.store.standing is ProducerStanding.DOWN)
     assert time.monotonic() - began < slack(3)
     # Longer than an attempt may take, so that some attempts are given up without an answer.
     await until(lambda: time.monotonic() - began > 3.5)
     waiting = feed.added
-    assert feed.standings[-1] is Standing.DOWN
+    assert feed.standings[-1] is ProducerStanding.DOWN
     own_postgres.thaw(pids)
     await until(lambda: feed.added > waiting + 100)
     await feed.end()
@@ -256,7 +256,7 @@ async def test_behind_a_pooler_events_are_stored_durably(
     behind = pooler(mode, version, default_pool_size=3 if mode == "transaction" else 10, **reset).url(name)
     database = await open_postgres(behind)
     # However busy the machine is: only a refusal counts as an outage.
-    feed = Feed(database, await claimed(database, "one", "two"), CommitLimits(stall_seconds=60))
+    feed = Feed(database, await claimed(database, "one", "two"), CommitLimits(outage_seconds=60))
     await until(lambda: len(feed.outcomes.all) > 300)
     await asyncio.gather(*[database.read(count_events) for _ in range(10)])
     await feed.end()
@@ -412,7 +412,7 @@ async def test_cursors_are_locked_by_ascending_id_before_any_wide_row(postgres: 
 async def test_events_that_meet_a_deadlock_are_stored_without_an_outage(postgres: PostgresServer) -> None:
     database = await open_postgres(await postgres.new_database())
     [(number, token)] = (await claimed(database, "one")).items()
-    standings: list[Standing] = []
+    standings: list[ProducerStanding] = []
     outcomes = Outcomes()
     store = EventStore(DatabaseEvents(Conflicting(database, 5)), standings.append)
     store.start()
@@ -420,7 +420,7 @@ async def test_events_that_meet_a_deadlock_are_stored_without_an_outage(postgres
     store.add(number, token, "2", None, outcomes.of(2))
     await store.wait_settled()
 
-    assert outcomes.all == [(1, Stored(0)), (2, Stored(1))]
+    assert outcomes.all == [(1, EventStored(0)), (2, EventStored(1))]
     assert standings == []
     assert [row.payload for row in await all_events(database)] == ["1", "2"]
     await store.close(1)

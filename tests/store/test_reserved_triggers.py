@@ -5,15 +5,15 @@ from __future__ import annotations
 from tests.store.dags import Player, dag, task
 
 from tidemill.store.calls.all_calls import (
+    AttemptReport,
     ClaimTriggers,
     Deferral,
-    EndService,
+    EndSession,
     FailTrigger,
     ListOwnedTriggers,
-    LoseService,
+    LoseSession,
     OutcomeKind,
     OwnedTrigger,
-    Report,
     ReserveTriggers,
 )
 from tidemill.store.database import Database
@@ -23,12 +23,12 @@ async def defer(database: Database, count: int, stream: str | None = None) -> Pl
     player = await Player(database).begin()
     await player.create(dag(*[task(f"t{n}") for n in range(count)]))
     deferral = Deferral("package.Class", "{}", "resume", stream_key=stream)
-    await player.turn(*[Report(one.task, one.epoch, deferral) for one in await player.claim()])
+    await player.turn(*[AttemptReport(one.task, one.epoch, deferral) for one in await player.claim()])
     return player
 
 
-async def claim(database: Database, service: int, request: int, *, reserved: bool = False) -> list[int]:
-    claimed = await database.call(ClaimTriggers(service, request, 100, reserved=reserved))
+async def claim(database: Database, session: int, request: int, *, reserved: bool = False) -> list[int]:
+    claimed = await database.call(ClaimTriggers(session, request, 100, reserved=reserved))
     return [one.id for one in claimed]
 
 
@@ -38,7 +38,7 @@ async def test_only_the_service_that_they_are_reserved_for_claims_them(database:
     first, second, third = await claim(database, dead, 1)
 
     assert await database.call(ReserveTriggers(dead, holder, (first, second))) == 2
-    await database.call(LoseService(dead))
+    await database.call(LoseSession(dead))
 
     assert await claim(database, other, 1) == [third]
     assert await claim(database, holder, 1) == []
@@ -56,7 +56,7 @@ async def test_they_are_free_when_that_service_has_ended(database: Database):
     both = await claim(database, dead, 1)
     await database.call(ReserveTriggers(dead, holder, tuple(both)))
 
-    await database.call(EndService(holder))
+    await database.call(EndSession(holder))
 
     assert await claim(database, other, 1) == both
 
@@ -65,7 +65,7 @@ async def test_what_the_owner_has_lost_is_not_reserved_for_another(database: Dat
     player = await defer(database, 1)
     dead, holder, other = [await player.begin_service("triggerer") for _ in range(3)]
     (only,) = await claim(database, dead, 1)
-    await database.call(LoseService(dead))
+    await database.call(LoseSession(dead))
     await claim(database, other, 1)
 
     assert await database.call(ReserveTriggers(dead, holder, (only,))) == 0
@@ -79,11 +79,11 @@ async def test_no_other_of_their_stream_runs_elsewhere_meanwhile(database: Datab
     dead, holder, other = [await player.begin_service("triggerer") for _ in range(3)]
     first, second = await claim(database, dead, 1)
     await database.call(ReserveTriggers(dead, holder, (first,)))
-    await database.call(LoseService(dead))
+    await database.call(LoseSession(dead))
 
     assert [one.stream for one in await database.call(ListOwnedTriggers(holder))] == ["topic"]
     assert await claim(database, other, 1) == []
-    await database.call(EndService(holder))
+    await database.call(EndSession(holder))
     assert await claim(database, other, 2) == [first, second]
 
 

@@ -10,7 +10,7 @@ from tests.store.helpers import NOW_US, all_events, claimed
 from tests.until import until
 
 from tidemill.config.triggerer_settings import StoreSettings
-from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Plan, Stored
+from tidemill.core.triggers.event_plan import Duplicate, EventPlan, EventStored, NewEvent
 from tidemill.store.database import Database
 from tidemill.store.engines.postgres import open_postgres
 from tidemill.store.queries.triggers.events import store_events
@@ -20,7 +20,7 @@ from tidemill.store.retention import Retention
 DAY_US = 24 * 60 * 60 * 1_000_000
 
 
-async def store(database: Database, *events: NewEvent) -> Plan:
+async def store(database: Database, *events: NewEvent) -> EventPlan:
     return await database.write(lambda c: store_events(c, events))
 
 
@@ -45,7 +45,7 @@ async def test_events_and_identities_are_removed_when_each_are_old(database: Dat
 
     assert [row.payload for row in await all_events(database)] == ["6", "7", "8", "9"]
     plan = await store(database, fired(2), fired(3))
-    assert plan.outcomes == [Stored(10), Duplicate(3)]
+    assert plan.outcomes == [EventStored(10), Duplicate(3)]
     assert await keeping.remove_old(NOW_US + 9 * DAY_US) == 2
 
 

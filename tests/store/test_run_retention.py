@@ -36,7 +36,7 @@ from tidemill.store.dag_tables import (
     xcom,
 )
 from tidemill.store.database import Database
-from tidemill.store.queries.dags.run_retention import Removal, remove_part
+from tidemill.store.queries.dags.run_retention import RunRemoval, remove_part
 from tidemill.store.run_retention import RunRetention
 from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_identity
 
@@ -137,16 +137,16 @@ async def test_what_is_large_is_removed_in_parts_and_a_run_that_is_cleared_meanw
 
     first = await player.store.write(lambda c: remove_part(c, number, before_us))
 
-    assert first is Removal.PART
+    assert first is RunRemoval.PART
     assert (await player.store.read(count_all))["task_log"] == 502 + 2 - 200
     assert "old" in await names(player)
     await player.store.call(ClearTasks("dag", "old", (), "me"))
-    assert await player.store.write(lambda c: remove_part(c, number, before_us)) is Removal.KEPT
+    assert await player.store.write(lambda c: remove_part(c, number, before_us)) is RunRemoval.KEPT
     assert await retention(player).remove_old(before_us) == 0
     for attempt in await player.claim(2):
         await player.report(attempt, Success())
     callbacks = await player.claim(9)
-    assert await player.store.write(lambda c: remove_part(c, number, before_us)) is Removal.KEPT, "a callback runs"
+    assert await player.store.write(lambda c: remove_part(c, number, before_us)) is RunRemoval.KEPT, "a callback runs"
     await player.turn(callbacks=tuple(CallbackReport(one.callback.id) for one in callbacks if one.callback))
     assert await retention(player).remove_old(later(2)) == 1
     assert await names(player) == ["new"]

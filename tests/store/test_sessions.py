@@ -23,7 +23,7 @@ from tidemill.store.queries.triggers.sessions import (
     take_list,
 )
 from tidemill.store.queries.triggers.triggers import find_triggers, release_names
-from tidemill.store.records import SessionRecord
+from tidemill.store.records import ListHostSession
 
 
 async def take(database: Database, session: int, name: str = "list") -> int | None:
@@ -45,7 +45,7 @@ async def test_a_session_is_read_as_it_began_and_its_beat_rises(database: Databa
         assert await database.write(lambda c, beat=beat: beat_session(c, number, NOW_US + beat))
 
     assert await database.read(lambda c: list_live_sessions(c, "triggerer")) == [
-        SessionRecord(
+        ListHostSession(
             number,
             "triggerer",
             "host",

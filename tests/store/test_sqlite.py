@@ -18,7 +18,7 @@ from tests.store.helpers import Outcomes, all_events, claim, claimed
 from tests.until import until
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.triggers.group_commit import Standing
+from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.store.calls.all_calls import GetVariable, SetVariable
 from tidemill.store.database_events import DatabaseEvents
 from tidemill.store.engines.call_batches import answer_call
@@ -169,7 +169,7 @@ async def test_a_lock_held_by_another_program_delays_events_and_fails_none(tmp_p
     other = sqlite3.connect(tmp_path / "tidemill.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     store.add(*next(iter(tokens.items())), "1", None, outcomes.of(1))
-    await until(lambda: store.standing is Standing.DOWN)
+    await until(lambda: store.standing is ProducerStanding.DOWN)
     assert outcomes.all == []
 
     other.execute("COMMIT")
@@ -193,7 +193,7 @@ async def test_a_full_disk_delays_events_and_fails_none(tmp_path: Path) -> None:
     store.start()
     for number in range(200):
         store.add(*next(iter(tokens.items())), f'"{"x" * 1000}"', None, outcomes.of(number))
-    await until(lambda: store.standing is Standing.DOWN)
+    await until(lambda: store.standing is ProducerStanding.DOWN)
     assert outcomes.all == []
 
     await database.write(set_limit(1_000_000))

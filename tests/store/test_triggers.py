@@ -21,14 +21,16 @@ from tidemill.store.queries.triggers.triggers import (
     register_triggers,
     report_triggers,
 )
-from tidemill.store.records import ReportOutcome, TriggerRecord, TriggerReport, TriggerSpec, TriggerState
+from tidemill.store.records import TriggerRecord, TriggerReport, TriggerReportOutcome, TriggerSpec, TriggerState
 
 
 async def register(database: Database, *specs: TriggerSpec, now_us: int = NOW_US) -> list[TriggerRecord]:
     return await database.write(lambda c: register_triggers(c, specs, "list", now_us))
 
 
-async def mark(database: Database, number: int, token: int, state: TriggerState, **details: str) -> ReportOutcome:
+async def mark(
+    database: Database, number: int, token: int, state: TriggerState, **details: str
+) -> TriggerReportOutcome:
     report = TriggerReport(number, token, state, NOW_US + 5, **details)
     [marked] = (await database.write(lambda c: report_triggers(c, [report]))).values()
     return marked
@@ -117,9 +119,9 @@ async def test_reports_are_accepted_only_from_the_last_claim(database: Database)
     [(number, old)] = (await claimed(database, "one")).items()
     [token] = (await claim(database, number)).values()
 
-    assert await mark(database, number, token, TriggerState.RUNNING) is ReportOutcome.MARKED
-    assert await mark(database, number, old, TriggerState.FAILED, error="late") is ReportOutcome.FENCED
-    assert await mark(database, 999, 1, TriggerState.FAILED) is ReportOutcome.UNKNOWN
+    assert await mark(database, number, token, TriggerState.RUNNING) is TriggerReportOutcome.MARKED
+    assert await mark(database, number, old, TriggerState.FAILED, error="late") is TriggerReportOutcome.FENCED
+    assert await mark(database, 999, 1, TriggerState.FAILED) is TriggerReportOutcome.UNKNOWN
     [record] = await database.read(lambda c: find_triggers(c, ["one"]))
     assert (record.state, record.error) == (TriggerState.RUNNING, None)
 
@@ -138,7 +140,11 @@ async def test_of_several_reports_the_last_with_the_current_token_counts(databas
 
     outcomes = await database.write(lambda c: report_triggers(c, reports))
 
-    assert outcomes == {number: ReportOutcome.MARKED, other: ReportOutcome.FENCED, 999: ReportOutcome.UNKNOWN}
+    assert outcomes == {
+        number: TriggerReportOutcome.MARKED,
+        other: TriggerReportOutcome.FENCED,
+        999: TriggerReportOutcome.UNKNOWN,
+    }
     [record] = await database.read(lambda c: find_triggers(c, ["one"]))
     assert (record.state, record.error, record.changed_us) == (TriggerState.FINISHED, None, NOW_US + 1)
     assert await database.write(lambda c: report_triggers(c, [])) == {}

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tests.web.scripted_pipeline import SCRIPT, SECRET
 
 from tidemill.config.settings import Settings
-from tidemill.core.triggers.group_commit import Standing
+from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.core.triggers.lifecycle import EndVerdict, Next
 from tidemill.services.triggerer.lists.reporting.monitoring import HostMonitor
 from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
@@ -78,7 +78,7 @@ class ScriptedHost:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self.standing = Standing.OPEN
+        self.standing = ProducerStanding.OPEN
         self._readers: list[Any] = []
         self.call(self._set_up)
 

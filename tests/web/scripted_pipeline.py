@@ -9,7 +9,7 @@ import msgspec
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, UserActionError
-from tidemill.core.pipeline.message_stage import MessageStage, Stage
+from tidemill.core.pipeline.message_stage import MessageStage, OpenStage
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link.live_tasks import LiveState
 from tidemill.runtime.link.open_message import OpenMessage
@@ -29,7 +29,7 @@ from tidemill.runtime.loop.durations import Durations
 from tidemill.spark.live.monitoring import Monitored
 from tidemill.spark.live.web_ui import Watched
 from tidemill.spark.progress import EngineStatus, PauseStatus, PipelineProgress, sum_progress
-from tidemill.spark.run_state import Phase, RunState
+from tidemill.spark.run_state import RunPhase, RunState
 
 #: Text that must stay text wherever it is shown.
 SCRIPT = "<script>alert(1)</script>"
@@ -103,7 +103,7 @@ def make_engine(slot: int, **changes: Any) -> EngineProgress:
                 last_delivered_at=1_790_000_050.0,
             ),
         },
-        stalled={
+        waits={
             "sinks.postgres.db": "connection refused (db:5432)",
             f"partition {names[0]}": f"offset 20400 {SCRIPT} (key A-17) has been waiting for 75 s: its result waits "
             "for sinks.postgres.db",
@@ -168,7 +168,7 @@ class ScriptedPipeline:
         self.engines = [
             EngineStatus(slot, "running", 4_000 + slot, "node-1", 1 + slot, 0.2, make_engine(slot)) for slot in (0, 1)
         ]
-        self.run = RunState(Phase.RUNNING, 4_000.0, 4_010.0, work_seconds=4_000.0)
+        self.run = RunState(RunPhase.RUNNING, 4_000.0, 4_010.0, work_seconds=4_000.0)
         self.actions: list[str] = []
         self.pauses: list[PauseStatus] = []
         self.orphans: list[int] = []
@@ -211,7 +211,7 @@ class ScriptedPipeline:
         if offset not in (11, 4_712):
             return None
         stage = MessageStage(
-            stage=Stage.BEHIND_KEY if offset == 11 else Stage.TASK,
+            stage=OpenStage.BEHIND_KEY if offset == 11 else OpenStage.TASK,
             task_id=f"task-{SCRIPT}",
             attempt=1,
             attempts=4,

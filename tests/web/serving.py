@@ -16,17 +16,16 @@ from tidemill.web.access.origins import Origins
 from tidemill.web.app import create_app
 from tidemill.web.letters.letter_box import LetterBox
 from tidemill.web.letters.redrive_desk import RedriveDesk
-from tidemill.web.letters.redrive_section import build_section as build_redrive_section
-from tidemill.web.letters.section import build_section as build_letters_section
+from tidemill.web.letters.redrive_section import build_redrive_section
+from tidemill.web.letters.section import build_letters_section
 from tidemill.web.pages import Pages
-from tidemill.web.pipeline.section import PipelineView, build_section
+from tidemill.web.pipeline.section import PipelineView, build_pipeline_section
 from tidemill.web.pipeline.start import describe_about, open_archive
 from tidemill.web.probe.desk import ProbeDesk
-from tidemill.web.probe.section import build_section as build_probe_section
-from tidemill.web.recorded.section import build_section as build_recorded_section
-from tidemill.web.sections import Health, Section
-from tidemill.web.values.section import ValueReader
-from tidemill.web.values.section import build_section as build_values_section
+from tidemill.web.probe.section import build_probe_section
+from tidemill.web.recorded.section import build_recorded_section
+from tidemill.web.sections import Health, UiSection
+from tidemill.web.values.section import ValueReader, build_values_section
 from tidemill.web.workers import Workers
 
 ORIGIN = "http://127.0.0.1:8080"
@@ -34,7 +33,7 @@ KEY = "the-key-of-the-address"
 PORT = 8080
 
 
-def make_app(pipeline: ScriptedPipeline, more: Sequence[Section] = (), workers: Workers | None = None) -> ASGIApp:
+def make_app(pipeline: ScriptedPipeline, more: Sequence[UiSection] = (), workers: Workers | None = None) -> ASGIApp:
     """Return the application, as a server builds it, with further sections if a test has some."""
     watched, debug = pipeline.watched(), pipeline.settings.debug
     origins = Origins(debug.host, debug.debug_url, tuple(debug.allowed_hosts))
@@ -44,7 +43,7 @@ def make_app(pipeline: ScriptedPipeline, more: Sequence[Section] = (), workers: 
     view.sample()
     logins = Logins(None if debug.users or debug.tokens else KEY, debug.users, debug.tokens)
     health = Health(list, lambda: find_unready(pipeline.run, pipeline.progress(), pipeline.orphans))
-    sections = [build_section(view, pages), build_recorded_section(archive, pages, peers=view.peers)]
+    sections = [build_pipeline_section(view, pages), build_recorded_section(archive, pages, peers=view.peers)]
     sections.append(build_letters_section(LetterBox(watched.settings), pages, archive.max_rows))
     desk = RedriveDesk(watched.settings, view.note_action)
     sections.append(build_redrive_section(desk, watched.settings, pages))

@@ -142,7 +142,7 @@ async def test_one_download_at_a_time_which_ends_with_its_client(folder: Path, t
 async def test_a_client_that_reads_nothing_is_disconnected(folder: Path, temporary: Path) -> None:
     _WORKERS.set(Workers())
     archive = Archive(Reader(folder), 100)
-    downloads = Downloads(archive, stall_seconds=0.05)
+    downloads = Downloads(archive, idle_seconds=0.05)
     names = [f"{row.recording}/{row.period}" for row in archive.list_recordings()]
 
     async def read_once() -> None:

@@ -19,7 +19,7 @@ from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
 from tests.web.serving import connect, log_in
 
 from tidemill.config.settings import Settings
-from tidemill.core.deadletters.redrive import Criteria
+from tidemill.core.deadletters.redrive import LetterCriteria
 from tidemill.deadletters import backwards
 from tidemill.deadletters.folder_reader import FolderReader
 from tidemill.deadletters.letter import encode_letter
@@ -28,7 +28,7 @@ from tidemill.deadletters.search import find_newest
 from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.testing.kafka import produce, unique_name
 from tidemill.web.letters.letter_box import LetterBox, open_cursor
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ async def test_the_newest_letters_are_those_of_the_command_line(pipeline: Script
         page = (await client.get("/api/v1/letters?limit=5")).json()
 
     with open_letters(pipeline.settings) as box:
-        found = find_newest(box, box.find_ranges(), Criteria(), 5)
+        found = find_newest(box, box.find_ranges(), LetterCriteria(), 5)
     assert [row["letter_id"] for row in page["rows"]] == [
         each.letter.letter_id for each in reversed(found) if each.letter
     ]
@@ -145,20 +145,20 @@ def test_a_search_ends_in_time_and_goes_on_with_its_cursor(
 ) -> None:
     monkeypatch.setattr("tidemill.deadletters.backwards.FIRST_OFFSETS", 2)
     monkeypatch.setattr("tidemill.deadletters.backwards._LEAST_OFFSETS", 1)
-    box, criteria = LetterBox(pipeline.settings, slice_seconds=0.0), Criteria(kinds=("task",))
+    box, criteria = LetterBox(pipeline.settings, slice_seconds=0.0), LetterCriteria(kinds=("task",))
     whole = LetterBox(pipeline.settings).find(criteria, 10)
     assert (whole.is_whole, whole.cursor, whole.searched, whole.total) == (True, None, 12, 12)
     page = box.find(criteria, 10)
     rows, searched = page.rows, [page.searched]
     while page.cursor is not None:
         assert page.is_whole is False
-        page = box.find(Criteria(kinds=("task",), since=1.0), 10, open_cursor(page.cursor))
+        page = box.find(LetterCriteria(kinds=("task",), since=1.0), 10, open_cursor(page.cursor))
         rows += page.rows
         searched.append(page.searched)
     assert [row.letter_id for row in rows] == [row.letter_id for row in whole.rows]
     assert searched == sorted(set(searched))
     assert searched[-1] == 12
-    with pytest.raises(Problem, match=r"letter-0.*not found within 0 s"):
+    with pytest.raises(RequestProblem, match=r"letter-0.*not found within 0 s"):
         LetterBox(pipeline.settings, search_seconds=0.0).read("letter-0")
 
 
@@ -256,13 +256,13 @@ def test_one_search_runs_at_a_time(pipeline: ScriptedPipeline, monkeypatch: pyte
     seen: list[int] = []
 
     def search_meanwhile(*arguments: Any) -> Any:
-        with pytest.raises(Problem) as caught:
-            box.find(Criteria(), 1)
+        with pytest.raises(RequestProblem) as caught:
+            box.find(LetterCriteria(), 1)
         seen.append(caught.value.status)
         return open_letters(*arguments)
 
     monkeypatch.setattr("tidemill.web.letters.letter_box.open_letters", search_meanwhile)
-    assert len(box.find(Criteria(), 3).rows) == 3
+    assert len(box.find(LetterCriteria(), 3).rows) == 3
     assert seen == [429]
 
 
@@ -281,7 +281,7 @@ def test_a_topic_is_searched_backwards_in_many_steps(
     settings = Settings.model_validate({"kafka": kafka, "dlq": {"topic": topic}})
     box = LetterBox(settings, slice_seconds=60.0)
 
-    found = box.find(Criteria(keys=("key-1",)), 5)
+    found = box.find(LetterCriteria(keys=("key-1",)), 5)
     assert [row.messages[0].rpartition(":")[2] for row in found.rows] == ["37", "34", "31", "28", "25"]
-    missed = box.find(Criteria(text="nothing like it"), 5)
+    missed = box.find(LetterCriteria(text="nothing like it"), 5)
     assert (missed.rows, missed.is_whole, missed.searched) == ([], True, 40)

@@ -50,7 +50,7 @@ def make_large_pipeline(pipeline: ScriptedPipeline) -> ScriptedPipeline:
     for number, text in ((730, "its task hangs"), (11, f"{SCRIPT} waits: password={SECRET}")):
         progress = pipeline.engines[number // EACH].progress
         assert progress is not None
-        progress.stalled = {name_stalled_partition(f"orders/{number}"): text}
+        progress.waits = {name_stalled_partition(f"orders/{number}"): text}
     pipeline.engines[30] = EngineStatus(30, "waiting", starts=4)
     old = pipeline.engines[40]
     pipeline.engines[40] = EngineStatus(40, "running", 1, "node", 1, 12.0, old.progress)
@@ -243,11 +243,11 @@ async def test_text_of_users_stays_text_and_secrets_stay_secret(pipeline: Script
 async def test_many_notes_are_cut_short_with_a_link(pipeline: ScriptedPipeline) -> None:
     for engine in pipeline.engines:
         if engine.progress is not None:
-            engine.progress.stalled = {name_stalled_partition(name): "hangs" for name in engine.progress.partitions}
+            engine.progress.waits = {name_stalled_partition(name): "hangs" for name in engine.progress.partitions}
     pipeline.engines[:20] = [EngineStatus(slot, "waiting", starts=2) for slot in range(20)]
     first = pipeline.engines[25].progress
     assert first is not None
-    first.stalled |= {"sinks.kafka.results": "no broker"}
+    first.waits |= {"sinks.kafka.results": "no broker"}
     pipeline.orphans = list(range(400))
     async with log_in(pipeline) as client:
         overview = (await client.get("/api/v1/overview")).json()

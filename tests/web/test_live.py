@@ -15,7 +15,7 @@ from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView
 from tidemill.web.pipeline.start import describe_about, open_archive
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 
 
 class Counted:
@@ -73,7 +73,7 @@ async def test_the_live_stream_asks_for_the_session_of_its_request() -> None:
             seen.append(is_known())
             await client.post("/logout")
             seen.append(is_known())
-            raise Problem(503, "enough")
+            raise RequestProblem(503, "enough")
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LiveUpdates, "listen", lambda self, *given: listen(*given))
@@ -116,7 +116,7 @@ async def test_a_client_that_goes_makes_room(monkeypatch: pytest.MonkeyPatch) ->
     updates = LiveUpdates({"page": Counted()})
     client = await updates.listen("page")
     await anext(client)
-    with pytest.raises(Problem, match="1 clients already follow"):
+    with pytest.raises(RequestProblem, match="1 clients already follow"):
         await updates.listen("page")
     await client.aclose()  # type: ignore[attr-defined]
     assert updates.clients == 0

@@ -14,8 +14,8 @@ from tests.web.serving import connect, log_in
 from tidemill.runtime.link.progress import EngineProgress
 from tidemill.runtime.loop.durations import Durations
 from tidemill.spark.progress import EngineStatus, PipelineProgress
-from tidemill.spark.run_state import Phase, RunState
-from tidemill.web.pipeline.sampler import Sampler, find_quantile
+from tidemill.spark.run_state import RunPhase, RunState
+from tidemill.web.pipeline.sampler import PipelineSampler, find_quantile
 from tidemill.web.pipeline.settings_view import list_settings
 
 PAGES = ["/", "/configuration", "/configuration?changed=true", "/api/docs"]
@@ -152,7 +152,7 @@ def test_settings_say_where_their_values_come_from() -> None:
 
 
 def test_samples_give_rates_trends_and_quantiles() -> None:
-    sampler = Sampler()
+    sampler = PipelineSampler()
     assert sampler.rate("done") == 0.0
     for second in range(5):
         counts = [0, 0, 10 * second, *[0] * 12]
@@ -174,7 +174,7 @@ def test_samples_give_rates_trends_and_quantiles() -> None:
 
 
 def test_an_engine_that_is_replaced_gives_no_nonsense() -> None:
-    sampler = Sampler()
+    sampler = PipelineSampler()
     for second, cpu_seconds in enumerate((9.0, 1.0)):
         engine = EngineStatus(0, "running", progress=EngineProgress(cpu_seconds=cpu_seconds))
         sampler.add(1000.0 + second, 50.0 + second, PipelineProgress(engines=[engine]))
@@ -183,7 +183,7 @@ def test_an_engine_that_is_replaced_gives_no_nonsense() -> None:
 
 @pytest.mark.parametrize("step", [-10_800.0, -0.5, 0.0, 7200.0, 86_400.0])
 def test_a_clock_that_is_set_changes_neither_rates_nor_what_charts_show(step: float) -> None:
-    sampler = Sampler()
+    sampler = PipelineSampler()
     for second in range(6):
         engine = EngineStatus(0, "running", progress=EngineProgress(cpu_seconds=second / 2))
         progress = PipelineProgress(messages_done=100 * second, lag={"t/0": 1000 - 50 * second}, engines=[engine])
@@ -198,7 +198,7 @@ def test_a_clock_that_is_set_changes_neither_rates_nor_what_charts_show(step: fl
 
 
 def test_of_two_samples_of_one_moment_the_later_one_counts() -> None:
-    sampler = Sampler()
+    sampler = PipelineSampler()
     for done in (1, 2):
         sampler.add(1000.0, 50.0, PipelineProgress(messages_done=done))
     assert sampler.rate("done") == 0.0
@@ -213,7 +213,7 @@ def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:
 
 async def test_an_engine_that_is_lost_is_shown() -> None:
     pipeline = ScriptedPipeline()
-    pipeline.run = RunState(Phase.DRAINING, 1.0, 60.0, left_seconds=29.0)
+    pipeline.run = RunState(RunPhase.DRAINING, 1.0, 60.0, left_seconds=29.0)
     pipeline.engines = [msgspec.structs.replace(pipeline.engines[0], state="link lost", silent_seconds=12.0)]
     async with log_in(pipeline) as client:
         page = (await client.get("/")).text

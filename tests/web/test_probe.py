@@ -18,7 +18,7 @@ from tests.web.test_actions import noted  # noqa: F401  # a fixture
 from tidemill.core.errors import RemoteError, UserActionError
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link.probe_report import MAX_PROBE_BYTES, PROBE_SECONDS
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.values.section import ValueReader
 
 PATH = "/api/v1/probe"
@@ -86,7 +86,7 @@ async def test_a_recorded_message_is_read_from_its_topic_as_it_is(
     def fetch(self: ValueReader, *place: Any) -> SourceMessage:
         read.append(place)
         if place[2] == 18:
-            raise Problem(410, "it was removed")
+            raise RequestProblem(410, "it was removed")
         return message
 
     monkeypatch.setattr(ValueReader, "fetch", fetch)

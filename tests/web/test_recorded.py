@@ -29,7 +29,7 @@ from tidemill.runtime.link.progress import EngineProgress
 from tidemill.web.formats import format_moment
 from tidemill.web.pipeline.start import open_archive
 from tidemill.web.recorded.filters import parse_time
-from tidemill.web.recorded.models import Message, Task, Told
+from tidemill.web.recorded.models import RecordedMessageView, RecordedTaskView, Told
 from tidemill.web.recorded.waterfall import draw_waterfall
 from tidemill.web.series import build_series
 
@@ -286,10 +286,12 @@ def test_times_may_be_absolute_or_before_now() -> None:
 
 
 def test_bars_stay_within_the_picture_even_if_clocks_disagree() -> None:
-    finished = Message.model_construct(
+    finished = RecordedMessageView.model_construct(
         tasks=1, consumed_at=100.0, arranged_at=99.0, tasks_done_at=101.0, resolved_at=103.0
     )
-    task = Task.model_construct(task_id="t", attempt=1, queued_at=None, started_at=90.0, ended_at=110.0, kind="ok")
+    task = RecordedTaskView.model_construct(
+        task_id="t", attempt=1, queued_at=None, started_at=90.0, ended_at=110.0, kind="ok"
+    )
     told = Told.model_construct(message=finished, tasks=[task], events=[], committed_at=None, committed_exactly=False)
     bars = draw_waterfall(told)
 
@@ -299,7 +301,9 @@ def test_bars_stay_within_the_picture_even_if_clocks_disagree() -> None:
 
 
 def test_a_message_without_tasks_has_no_bar_of_tasks() -> None:
-    finished = Message.model_construct(tasks=0, consumed_at=1.0, arranged_at=2.0, tasks_done_at=2.0, resolved_at=3.0)
+    finished = RecordedMessageView.model_construct(
+        tasks=0, consumed_at=1.0, arranged_at=2.0, tasks_done_at=2.0, resolved_at=3.0
+    )
     told = Told.model_construct(message=finished, tasks=[], events=[], committed_at=None, committed_exactly=False)
     assert [bar.name for bar in draw_waterfall(told)] == [
         "buffer, window and arrange or transform",

@@ -22,16 +22,16 @@ from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
 from tests.web.serving import connect, log_in
 from tests.web.test_access import TOKEN, with_accounts
 
-from tidemill.core.deadletters.redrive import Criteria, Target
+from tidemill.core.deadletters.redrive import LetterCriteria, Target
 from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
 from tidemill.web.letters import letter_box, redrive_desk
 from tidemill.web.letters.letter_box import LetterBox
 from tidemill.web.letters.redrive_desk import RedriveDesk, RedriveState
-from tidemill.web.letters.section import build_section
+from tidemill.web.letters.section import build_letters_section
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView
-from tidemill.web.problems import Problem
-from tidemill.web.sections import About
+from tidemill.web.problems import RequestProblem
+from tidemill.web.sections import PageAbout
 from tidemill.web.workers import WithWorkers, Workers
 
 SINK = RedriveOrder(target=Target.SINK)
@@ -80,7 +80,7 @@ async def test_a_letter_that_was_sent_again_says_so_and_its_command_reaches_it(
     write(place.letters, [delivery(number, letter_id=f"l-{number}") for number in (0, 1)])
     async with log_in(pipeline) as client:
         before = (await client.get("/api/v1/letters/l-0")).json()
-        await asyncio.to_thread(place.redrive, criteria=Criteria(ids=("l-0",)))
+        await asyncio.to_thread(place.redrive, criteria=LetterCriteria(ids=("l-0",)))
         after = (await client.get("/api/v1/letters/l-0")).json()
         rows = (await client.get("/api/v1/letters")).json()["rows"]
         page, pages = (await client.get("/letters/l-0")).text, (await client.get("/letters")).text
@@ -126,7 +126,7 @@ async def test_what_a_dry_run_has_counted_is_sent_once_it_is_confirmed(
         past = (await client.get("/api/v1/redrives")).json()["past"]
 
     assert (rest["letters"], rest["resumed"]) == (5, True)
-    order = RedriveOrder(target=Target.SINK, criteria=Criteria(sinks=("filesystem.out",)))
+    order = RedriveOrder(target=Target.SINK, criteria=LetterCriteria(sinks=("filesystem.out",)))
     tally = await asyncio.to_thread(Redrive(place.settings, order).run)
     assert tally.sent == 5, "the command line goes on with the same cursor"
     assert [(each["to"], each["records"], each["unsent"]) for each in past] == [("sink", 20, 0)]
@@ -202,7 +202,7 @@ def test_one_redrive_runs_at_a_time_and_can_be_stopped_and_continued(place: Plac
     assert counted.letters == dry.letters == 40
     running = desk.send(counted.redrive_id, 40, "ann")
     for begin in (lambda: desk.count(SINK, "rob"), lambda: desk.send(dry.redrive_id, 40, "rob")):
-        with pytest.raises(Problem, match=r"a redrive .* is running \(started by ann\)") as caught:
+        with pytest.raises(RequestProblem, match=r"a redrive .* is running \(started by ann\)") as caught:
             begin()
         assert caught.value.status == 409
     wait_until(lambda: desk.find(running.redrive_id).letters >= 2)
@@ -211,7 +211,7 @@ def test_one_redrive_runs_at_a_time_and_can_be_stopped_and_continued(place: Plac
     assert (last.ended, last.error) == ("stopped", "")
     assert 2 <= last.letters < 40
     assert place.sent() == dict.fromkeys(range(last.letters), 1)
-    with pytest.raises(Problem, match="no redrive is running"):
+    with pytest.raises(RequestProblem, match="no redrive is running"):
         desk.stop("rob")
     rest = finish(desk, desk.count(SINK, "ann"))
     assert (rest.letters, rest.resumed) == (40 - last.letters, True)
@@ -228,7 +228,7 @@ def test_the_end_of_the_process_stops_a_redrive_and_keeps_its_cursor(place: Plac
     began = time.monotonic()
     desk.close()
     assert time.monotonic() - began < slack(10)
-    with pytest.raises(Problem, match="the pipeline is shutting down"):
+    with pytest.raises(RequestProblem, match="the pipeline is shutting down"):
         wait_until(lambda: not desk.find(running.redrive_id).is_running)
         desk.count(SINK, "ann")
     sent = desk.find(running.redrive_id).letters
@@ -274,16 +274,16 @@ def test_an_error_inside_ends_a_redrive_and_the_next_can_begin(
         patch.setattr(redrive_desk.Redrive, "run", lambda self: 1 / 0)
         failed = finish(desk, desk.count(SINK, "ann"))
     assert (failed.ended, failed.error) == ("error", "internal error in tidemill; see the log of this process")
-    with pytest.raises(Problem, match="only a completed dry run"):
+    with pytest.raises(RequestProblem, match="only a completed dry run"):
         desk.send(failed.redrive_id, 0, "ann")
     assert finish(desk, desk.count(SINK, "ann")).letters == 2
 
 
 async def test_where_letters_cannot_be_sent_no_page_offers_it(place: Place) -> None:
     place.write(range(2))
-    pages = Pages(About("recordings", "somewhere", "", "1", is_read_only=True))
+    pages = Pages(PageAbout("recordings", "somewhere", "", "1", is_read_only=True))
     app = FastAPI()
-    build_section(LetterBox(place.settings), pages, 100).pages.mount(app)
+    build_letters_section(LetterBox(place.settings), pages, 100).pages.mount(app)
     transport = httpx.ASGITransport(WithWorkers(app, Workers()))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         listed = (await client.get("/letters")).text
@@ -300,7 +300,7 @@ def test_an_old_dry_run_cannot_be_confirmed(place: Place) -> None:
     desk = RedriveDesk(place.settings, lambda action, by: None, lambda: now[0])
     dry = finish(desk, desk.count(SINK, "ann"))
     now[0] += redrive_desk.CONFIRM_SECONDS + 1
-    with pytest.raises(Problem, match="more than an hour old"):
+    with pytest.raises(RequestProblem, match="more than an hour old"):
         desk.send(dry.redrive_id, 2, "ann")
 
 

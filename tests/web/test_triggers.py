@@ -15,7 +15,7 @@ from tests.web.scripted_host import LIST, ScriptedHost, scripted_host
 from tests.web.scripted_pipeline import SCRIPT, SECRET
 from tests.web.serving import KEY, ORIGIN, PORT
 
-from tidemill.core.triggers.group_commit import Standing
+from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.recorder.format.counts import Counts, LaneCounts, name_stream_lane
 from tidemill.services.triggerer.lists.reporting import web_ui
 from tidemill.services.triggerer.lists.reporting.host_view import HostView
@@ -160,12 +160,12 @@ async def test_the_host_says_why_it_is_not_ready(host: ScriptedHost) -> None:
     async with log_in(host) as client:
         assert (await client.get("/api/v1/host")).json()["state"] == "running"
         assert (await client.get("/readyz")).json() == {"ok": True, "reasons": []}
-        host.standing = Standing.DOWN
+        host.standing = ProducerStanding.DOWN
         try:
             down = (await client.get("/api/v1/host")).json()
             ready = await client.get("/readyz")
         finally:
-            host.standing = Standing.OPEN
+            host.standing = ProducerStanding.OPEN
 
     assert (down["store"], down["problems"]) == ("down", ["its store cannot be reached"])
     assert (ready.status_code, ready.json()["reasons"]) == (503, ["its store cannot be reached"])

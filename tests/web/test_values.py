@@ -17,7 +17,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.deadletters.restore import SourceReader
 from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.testing.kafka import unique_name
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.values.section import ValueReader
 from tidemill.web.values.shown_bytes import MAX_BYTES, show
 
@@ -177,7 +177,7 @@ def test_brokers_that_do_not_answer_are_said_and_few_read_at_a_time(
 ) -> None:
     reader, go_on = ValueReader(pipeline.settings, wait_seconds=0.01), threading.Event()
     waiting: list[int] = []
-    problems: list[Problem] = []
+    problems: list[RequestProblem] = []
 
     def read(self: SourceReader, topic: str, partition: int, offset: int) -> None:
         waiting.append(offset)
@@ -187,7 +187,7 @@ def test_brokers_that_do_not_answer_are_said_and_few_read_at_a_time(
     def ask() -> None:
         try:
             reader.read(topic, 0, 4)
-        except Problem as problem:
+        except RequestProblem as problem:
             problems.append(problem)
 
     monkeypatch.setattr(SourceReader, "find_range", lambda self, topic, partition: (0, 9))
@@ -196,7 +196,7 @@ def test_brokers_that_do_not_answer_are_said_and_few_read_at_a_time(
     for thread in threads:
         thread.start()
     wait_until(lambda: len(waiting) == 2)
-    with pytest.raises(Problem, match="other messages are being read"):
+    with pytest.raises(RequestProblem, match="other messages are being read"):
         reader.read(topic, 0, 4)
     go_on.set()
     for thread in threads:

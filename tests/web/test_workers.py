@@ -14,9 +14,9 @@ from tests.until import until
 from tests.web.scripted_pipeline import ScriptedPipeline
 from tests.web.serving import log_in, make_app
 
-from tidemill.web.problems import Problem, answer_problem
+from tidemill.web.problems import RequestProblem, answer_problem
 from tidemill.web.routes import Routes
-from tidemill.web.sections import Section
+from tidemill.web.sections import UiSection
 from tidemill.web.workers import BlockingRoute, Workers, is_over
 
 
@@ -28,7 +28,7 @@ async def test_work_is_done_on_another_thread_that_is_a_daemon() -> None:
     assert await Workers().run(work, 1, add=2) == (3, True, False)
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), TimeoutError("its own"), Problem(404, "gone")])
+@pytest.mark.parametrize("error", [ValueError("x"), TimeoutError("its own"), RequestProblem(404, "gone")])
 async def test_what_the_work_raises_is_raised(error: Exception) -> None:
     def fail() -> None:
         raise error
@@ -47,7 +47,7 @@ async def test_work_without_a_free_thread_is_refused_and_a_thread_is_free_once_i
     workers, go_on = Workers(threads=1, wait_seconds=0.01), threading.Event()
     first = asyncio.create_task(workers.run(go_on.wait, 60))
     await until(lambda: workers._free.locked())
-    with pytest.raises(Problem, match="busy") as caught:
+    with pytest.raises(RequestProblem, match="busy") as caught:
         await workers.run(lambda: None)
     assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "5"})
     go_on.set()
@@ -63,7 +63,7 @@ async def test_work_whose_time_is_over_is_told_so_and_counts_until_it_ends() -> 
         go_on.wait(60)
         seen.append(is_over())
 
-    with pytest.raises(Problem, match=r"longer than 0\.01 s") as caught:
+    with pytest.raises(RequestProblem, match=r"longer than 0\.01 s") as caught:
         await workers.run(work)
     assert caught.value.status == 504
     assert workers._free.locked()
@@ -84,7 +84,7 @@ async def test_work_of_a_request_that_was_given_up_is_told_so() -> None:
         seen.append(is_over())
 
     pipeline = ScriptedPipeline()
-    app: Any = make_app(pipeline, [Section([], Routes(), router)])
+    app: Any = make_app(pipeline, [UiSection([], Routes(), router)])
     async with log_in(pipeline, app) as client:
         app._app._request_seconds = 0.01
         answer = await client.get("/api/v1/slow")

@@ -97,6 +97,6 @@ def list_fields(state: RunState, progress: PipelineProgress, rate: float) -> dic
         fields |= {"ranges_done": now.parts_done, "ranges": now.parts}
     if progress.dead_lettered:
         fields["dead_lettered"] = progress.dead_lettered
-    if progress.stalled:
-        fields["stalled"] = progress.stalled
+    if progress.waits:
+        fields["waits_for"] = progress.waits
     return fields

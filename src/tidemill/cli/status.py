@@ -13,12 +13,12 @@ import typer
 from tidemill.cli.reporting import reporting
 from tidemill.cli.terminal.status_text import format_seconds
 from tidemill.core.wording import format_count
-from tidemill.runtime.log.console import escape
+from tidemill.runtime.log.console import escape_control
 from tidemill.runtime.process.exitcode import ExitCode
 
 if TYPE_CHECKING:
     from tidemill.config.kafka_settings import KafkaSettings
-    from tidemill.runtime.sockets.control_socket import Answers
+    from tidemill.runtime.sockets.control_socket import ProcessAnswers
 
 #: A process that does not answer within this time hangs, or is suspended.
 _ANSWER_SECONDS = 5.0
@@ -80,13 +80,13 @@ def find_reports(config: Path | None) -> tuple[list[Report], int]:
     return [complete(report) for report in found], sum(answer.silent for answer in answers)
 
 
-def _ask_pipelines(kafka: KafkaSettings | None) -> Answers:
+def _ask_pipelines(kafka: KafkaSettings | None) -> ProcessAnswers:
     from tidemill.runtime.sockets.pipeline_socket import ask_pipelines
 
     return ask_pipelines(kafka, {"do": "status"}, _ANSWER_SECONDS)
 
 
-def _ask_hosts(specs: Path | None) -> Answers:
+def _ask_hosts(specs: Path | None) -> ProcessAnswers:
     from tidemill.services.triggerer.lists.control import ask_hosts
 
     return ask_hosts(specs, _ANSWER_SECONDS)
@@ -126,7 +126,7 @@ def describe_report(report: Mapping[str, Any]) -> str:
         lines = _describe_host(report)
     else:
         lines = [f"worker {report.get('worker')} (process {report.get('pid')})"]
-    return "\n".join(map(escape, [*lines, *(f"  PROBLEM: {problem}" for problem in report["problems"])]))
+    return "\n".join(map(escape_control, [*lines, *(f"  PROBLEM: {problem}" for problem in report["problems"])]))
 
 
 def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:

@@ -52,22 +52,22 @@ _QUOTED = re.compile(r"\b(alias|handle|anchor) (?:'[^']*'|\"[^\"]*\")")
 
 
 @dataclass(slots=True)
-class Problem:
+class ConfigProblem:
     """A problem in the configuration, with its location.
 
     Attributes:
-        place: The file and line, or the variable.
+        location: The file and line, or the variable.
         path: The setting, as a format_path path; empty where there is none.
         text: What is wrong, and what to do.
     """
 
-    place: str
+    location: str
     path: str
     text: str
 
     def __str__(self) -> str:
         """Return place, path and text on one line."""
-        return ": ".join(part for part in (self.place, self.path, self.text) if part)
+        return ": ".join(part for part in (self.location, self.path, self.text) if part)
 
 
 @dataclass(slots=True)
@@ -76,13 +76,13 @@ class Document:
 
     Attributes:
         value: The plain value; a mapping if the text was empty.
-        places: Where each value is, by its path.
+        locations: Where each value is, by its path.
         problems: What is wrong with the text itself.
     """
 
     value: Any
-    places: dict[Path, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    locations: dict[Path, str] = field(default_factory=dict)
+    problems: list[ConfigProblem] = field(default_factory=list)
 
 
 def format_path(path: Path) -> str:
@@ -116,8 +116,10 @@ def read_yaml(text: str, source: str, *, lines: bool = True) -> Document:
     try:
         try:
             if deep := _find_too_deep(text):
-                place = f"{source}:{deep}" if lines else source
-                return Document({}, problems=[Problem(place, "", f"nested more than {MAX_LEVELS} levels deep")])
+                location = f"{source}:{deep}" if lines else source
+                return Document(
+                    {}, problems=[ConfigProblem(location, "", f"nested more than {MAX_LEVELS} levels deep")]
+                )
             return _read(_FastLoader(text), source, lines=lines)
         except yaml.YAMLError:
             # Read again with the Python parser, whose messages the hints match.
@@ -132,7 +134,7 @@ def _read(loader: yaml.SafeLoader, source: str, *, lines: bool) -> Document:
         return Document({})
     if _count_aliased(node) > MAX_ALIASED_VALUES:
         text = f"its aliases (*name) expand to more than {MAX_ALIASED_VALUES:,} values; use fewer aliases"
-        return Document({}, problems=[Problem(source, "", text)])
+        return Document({}, problems=[ConfigProblem(source, "", text)])
     return _Reader(loader, source, lines=lines).read(node)
 
 
@@ -195,10 +197,10 @@ class _Reader:
         return f"{self._source}:{node.start_mark.line + 1}" if self._lines else self._source
 
     def _add_problem(self, node: yaml.Node, path: Path, text: str) -> None:
-        self._document.problems.append(Problem(self._locate(node), format_path(path), text))
+        self._document.problems.append(ConfigProblem(self._locate(node), format_path(path), text))
 
     def _read_value(self, node: yaml.Node, path: Path, key: yaml.Node | None = None) -> Any:
-        self._document.places[path] = self._locate(key or node)
+        self._document.locations[path] = self._locate(key or node)
         if id(node) in self._open:
             self._add_problem(node, path, "contains itself")
             return None
@@ -248,15 +250,15 @@ class _Reader:
         return mapping
 
 
-def _build_syntax_problem(error: yaml.YAMLError, source: str, *, lines: bool) -> Problem:
+def _build_syntax_problem(error: yaml.YAMLError, source: str, *, lines: bool) -> ConfigProblem:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    place = f"{source}:{mark.line + 1}:{mark.column + 1}" if lines and mark is not None else source
+    location = f"{source}:{mark.line + 1}:{mark.column + 1}" if lines and mark is not None else source
     text = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
     if str(text).startswith("but ") and getattr(error, "context", None):
         text = f"{error.context}, {text}"  # type: ignore[attr-defined]
     hint = _HINTS.get(str(text))
     text = _QUOTED.sub(r"\1", str(text)) + (f"; {hint}" if hint else "")
-    return Problem(place, "", f"not valid YAML: {text}")
+    return ConfigProblem(location, "", f"not valid YAML: {text}")
 
 
 def find_nearest_yaml(path: pathlib.Path) -> pathlib.Path | None:

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tidemill.config.document import Document, Path, Problem, format_path, read_yaml
+from tidemill.config.document import ConfigProblem, Document, Path, format_path, read_yaml
 from tidemill.config.introspection import find_annotation, find_model, find_nearest, is_map, list_keys, takes_text
 from tidemill.config.settings import Settings
 
@@ -46,37 +46,37 @@ def apply_environment(document: Document, environ: Mapping[str, str]) -> None:
         parts = name.removeprefix(PREFIX).split("__")
         if len(parts) == 1 and parts[0].lower() not in Settings.model_fields:
             if meant := _insert_underscore(name):
-                document.problems.append(Problem(name, "", f"has no effect; did you mean {meant}?"))
+                document.problems.append(ConfigProblem(name, "", f"has no effect; did you mean {meant}?"))
             continue
         try:
             path = _resolve(parts, document.value)
         except UnknownKeyError as error:
-            document.problems.append(Problem(name, "", str(error)))
+            document.problems.append(ConfigProblem(name, "", str(error)))
             continue
         if path in taken:
-            document.problems.append(Problem(name, "", f"sets the same key as {taken[path]}; remove one of them"))
+            document.problems.append(ConfigProblem(name, "", f"sets the same key as {taken[path]}; remove one of them"))
             continue
         taken[path] = name
         merge(document, path, _read_value(document, path, name, environ[name]), name)
 
 
-def merge(document: Document, path: Path, value: Any, place: str) -> None:
+def merge(document: Document, path: Path, value: Any, location: str) -> None:
     """Merge a value into a document; mappings are merged key by key, any other value replaces the existing one."""
     if isinstance(value, Mapping) and (value or not path):
         for key, item in value.items():
-            merge(document, (*path, key), item, place)
+            merge(document, (*path, key), item, location)
         return
     target = document.value
     for depth, part in enumerate(path[:-1], start=1):
         if target.get(part) is None:
             target[part] = {}
-            document.places[path[:depth]] = place
+            document.locations[path[:depth]] = location
         target = target[part]
         if not isinstance(target, dict):
             return  # the file has another value in place of a section, which is reported separately
     if not (isinstance(value, Mapping) and target.get(path[-1])):
         target[path[-1]] = value
-        document.places[path] = place
+        document.locations[path] = location
 
 
 def _insert_underscore(name: str) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tidemill.config.document import Document, Problem, find_nearest_yaml, read_text, read_yaml
+from tidemill.config.document import ConfigProblem, Document, find_nearest_yaml, read_text, read_yaml
 from tidemill.config.environment import apply_environment, fill_empty_sections, merge
 from tidemill.config.problems import explain
 from tidemill.config.settings import Settings
@@ -55,7 +55,9 @@ def load_settings(
     document = _read(Path(path), named_by) if path is not None else Document({})
     source = str(path) if path is not None else "the defaults"
     if not isinstance(document.value, dict):
-        raise _build_error([Problem(source, "", "expected sections (kafka, executor, ...) at the top of the file")])
+        raise _build_error(
+            [ConfigProblem(source, "", "expected sections (kafka, executor, ...) at the top of the file")]
+        )
     apply_environment(document, environ)
     merge(document, (), copy.deepcopy(dict(overrides or {})), "set in code")
     try:
@@ -151,6 +153,6 @@ def _suggest(path: Path) -> str:
     return f"did you mean {near}?" if near else "`tidemill init DIR` creates a project with one"
 
 
-def _build_error(problems: list[Problem]) -> ConfigError:
+def _build_error(problems: list[ConfigProblem]) -> ConfigError:
     lines = "".join(f"\n  {problem}" for problem in problems)
     return ConfigError(f"the configuration is invalid:{lines}")

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from tidemill.config.document import Document, Path, Problem, format_path
+from tidemill.config.document import ConfigProblem, Document, Path, format_path
 from tidemill.config.introspection import find_nearest, list_keys
 from tidemill.config.redaction import is_secret, redact_text
 
@@ -34,7 +34,7 @@ _EXPECTED: Mapping[str, str] = {
 }
 
 
-def explain(error: ValidationError, document: Document, source: str) -> list[Problem]:
+def explain(error: ValidationError, document: Document, source: str) -> list[ConfigProblem]:
     """Return one problem per error of the models.
 
     Args:
@@ -48,18 +48,20 @@ def explain(error: ValidationError, document: Document, source: str) -> list[Pro
         path: Path = tuple(part for part in details["loc"] if part != "[key]")
         if format_path(path) not in known:
             text = _describe(details, path)
-            problems.append(Problem(_find_place(path, text, document.places, source), format_path(path), text))
+            problems.append(
+                ConfigProblem(_find_location(path, text, document.locations, source), format_path(path), text)
+            )
     return problems
 
 
-def _find_place(path: Path, text: str, places: Mapping[Path, str], source: str) -> str:
+def _find_location(path: Path, text: str, locations: Mapping[Path, str], source: str) -> str:
     # An error of a whole section is about the keys that it names.
     for key in _KEYS.findall(text):
-        if (*path, key) in places:
-            return places[(*path, key)]
+        if (*path, key) in locations:
+            return locations[(*path, key)]
     for length in range(len(path), 0, -1):
-        if path[:length] in places:
-            return places[path[:length]]
+        if path[:length] in locations:
+            return locations[path[:length]]
     return source
 
 

@@ -12,7 +12,7 @@ import enum
 from dataclasses import dataclass
 
 
-class Cause(enum.Enum):
+class BlockCause(enum.Enum):
     """Why a loop is late.
 
     COMPUTING: code computes without returning to the loop. WAITING: code waits in a blocking call. STARVED: the thread
@@ -80,7 +80,7 @@ class Standstill:
 
 def judge_block(
     late_seconds: float, before: Usage, now: Usage, threshold_seconds: float, overslept_seconds: float = 0.0
-) -> Cause:
+) -> BlockCause:
     """Return why a loop is late by more than the threshold.
 
     Args:
@@ -93,21 +93,21 @@ def judge_block(
 
     Example:
         >>> judge_block(0.5, Usage(1.0, 0.0), Usage(1.1, 0.4), 0.2)
-        <Cause.STARVED: 'starved'>
+        <BlockCause.STARVED: 'starved'>
         >>> judge_block(0.5, Usage(1.0, 0.0), Usage(1.0, 0.0), 0.2)
-        <Cause.WAITING: 'waiting'>
+        <BlockCause.WAITING: 'waiting'>
         >>> judge_block(0.5, Usage(1.0, 0.0), Usage(1.0, 0.0, is_runnable=True), 0.2)
-        <Cause.STARVED: 'starved'>
+        <BlockCause.STARVED: 'starved'>
         >>> judge_block(0.5, Usage(1.0, 0.0), Usage(1.4, 0.0), 0.2, overslept_seconds=0.4)
-        <Cause.COMPUTING: 'computing'>
+        <BlockCause.COMPUTING: 'computing'>
     """
     computed = now.cpu_seconds - before.cpu_seconds
     if computed >= threshold_seconds:
-        return Cause.COMPUTING
+        return BlockCause.COMPUTING
     queued = now.queued_seconds - before.queued_seconds
     if now.is_runnable:
         queued = max(queued, late_seconds - computed)  # includes the wait that is not over yet
     own_seconds = late_seconds - max(queued, overslept_seconds)
     if own_seconds < threshold_seconds:
-        return Cause.STARVED
-    return Cause.COMPUTING if computed >= own_seconds / 2 else Cause.WAITING
+        return BlockCause.STARVED
+    return BlockCause.COMPUTING if computed >= own_seconds / 2 else BlockCause.WAITING

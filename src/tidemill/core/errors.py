@@ -35,7 +35,7 @@ class RemoteError(TidemillError):
         self.retryable = retryable
 
 
-class WrongPlaceError(RemoteError):
+class TargetMissingError(RemoteError):
     """The target of a sink (a table or topic, say) is missing. No payload is to blame; everything waits until it
     exists.
     """

@@ -88,7 +88,7 @@ class LedgerEntry(Generic[LaneT, ItemT]):
         return f"<LedgerEntry {self.position} of {self.lane!r}: {self.item!r}, {state}>"
 
 
-class Batch(Generic[LaneT, ItemT]):
+class LedgerBatch(Generic[LaneT, ItemT]):
     """The contiguous resolved prefix of a lane, while the source is being advanced past it.
 
     Attributes:
@@ -114,7 +114,7 @@ class LaneQueue(Generic[LaneT, ItemT]):
     def __init__(self, lane: LaneT) -> None:
         self.lane = lane
         self.entries: deque[LedgerEntry[LaneT, ItemT]] = deque()
-        self.in_flight: Batch[LaneT, ItemT] | None = None
+        self.in_flight: LedgerBatch[LaneT, ItemT] | None = None
         self.abandoned = False
 
 
@@ -242,7 +242,7 @@ class Ledger(Generic[LaneT, ItemT]):
         if not queue.abandoned and queue.entries[0] is entry:
             self._ready[queue.lane] = queue
 
-    def take_all(self, cut: Cut[LaneT, ItemT] | None = None) -> list[Batch[LaneT, ItemT]]:
+    def take_all(self, cut: Cut[LaneT, ItemT] | None = None) -> list[LedgerBatch[LaneT, ItemT]]:
         """Take the contiguous resolved prefix of every lane that has one and nothing in flight.
 
         Each batch is in flight from now until `settle`, `retry` or `abandon`.
@@ -257,22 +257,22 @@ class Ledger(Generic[LaneT, ItemT]):
             if cut is not None:
                 prefix = prefix[: cut(queue.lane, prefix)]
             if prefix:
-                queue.in_flight = batch = Batch(queue, prefix)
+                queue.in_flight = batch = LedgerBatch(queue, prefix)
                 batches.append(batch)
             else:
                 waiting[queue.lane] = queue
         self._ready = waiting
         return batches
 
-    def take(self) -> Batch[LaneT, ItemT] | None:
+    def take(self) -> LedgerBatch[LaneT, ItemT] | None:
         """Take the contiguous resolved prefix of the lane that has waited longest, as `take_all` does for all lanes."""
         for lane, queue in self._ready.items():
             del self._ready[lane]
-            queue.in_flight = batch = Batch(queue, _find_prefix(queue))
+            queue.in_flight = batch = LedgerBatch(queue, _find_prefix(queue))
             return batch
         return None
 
-    def settle(self, batch: Batch[LaneT, ItemT]) -> None:
+    def settle(self, batch: LedgerBatch[LaneT, ItemT]) -> None:
         """Drop the entries of a batch that was advanced; a batch that is not in flight changes nothing."""
         queue = batch._queue
         if queue.in_flight is not batch:
@@ -290,7 +290,7 @@ class Ledger(Generic[LaneT, ItemT]):
         elif not entries[0].pending:
             self._ready[queue.lane] = queue
 
-    def retry(self, batch: Batch[LaneT, ItemT]) -> None:
+    def retry(self, batch: LedgerBatch[LaneT, ItemT]) -> None:
         """Offer the entries of a batch that was not advanced again, together with those resolved since."""
         queue = batch._queue
         if queue.in_flight is batch:

@@ -24,7 +24,7 @@ MAX_PIECE_MESSAGES = 50_000
 _OFFSET = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
-class Edge(enum.Enum):
+class PartitionEdge(enum.Enum):
     """The two ends of a partition."""
 
     EARLIEST = "earliest"
@@ -39,13 +39,13 @@ class Offset:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimeBound:
     """The first message at or after a time, in every partition; the time is in milliseconds since the epoch."""
 
     milliseconds: int
 
 
-Position = Edge | Offset | Moment
+Position = PartitionEdge | Offset | TimeBound
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,7 +63,7 @@ class OffsetRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PartitionSpan:
     """The part of a requested range that exists in a partition.
 
     Attributes:
@@ -94,11 +94,11 @@ def parse_position(text: str, name: str) -> Position:
         >>> parse_position("42", "--from")
         Offset(value=42)
         >>> parse_position("1970-01-01T00:00:01Z", "--from")
-        Moment(milliseconds=1000)
+        TimeBound(milliseconds=1000)
     """
     text = text.strip()
-    if text.lower() in (edge.value for edge in Edge):
-        return Edge(text.lower())
+    if text.lower() in (edge.value for edge in PartitionEdge):
+        return PartitionEdge(text.lower())
     if _OFFSET.fullmatch(text):
         return Offset(int(text))
     wanted = (
@@ -114,7 +114,7 @@ def parse_position(text: str, name: str) -> Position:
     since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     if since < datetime.timedelta(0):
         raise ConfigError(f"{name} {text!r} is before 1970; {wanted}")
-    return Moment(since // datetime.timedelta(milliseconds=1))
+    return TimeBound(since // datetime.timedelta(milliseconds=1))
 
 
 def check_order(start: Position, end: Position, names: tuple[str, str] = ("--from", "--to")) -> None:
@@ -131,16 +131,16 @@ def check_order(start: Position, end: Position, names: tuple[str, str] = ("--fro
     match start, end:
         case Offset(first), Offset(last) if first >= last:
             pass
-        case Moment(first), Moment(last) if first >= last:
+        case TimeBound(first), TimeBound(last) if first >= last:
             pass
-        case (Edge.LATEST, _) | (_, Edge.EARLIEST):
+        case (PartitionEdge.LATEST, _) | (_, PartitionEdge.EARLIEST):
             pass
         case _:
             return
     raise ConfigError(f"{names[1]} is not after {names[0]}, so the range is empty; swap or change them")
 
 
-def find_span(partition: int, start: int, end: int, low: int, high: int) -> Span:
+def find_span(partition: int, start: int, end: int, low: int, high: int) -> PartitionSpan:
     """Return the part of [start, end) that exists in a partition.
 
     Args:
@@ -152,13 +152,13 @@ def find_span(partition: int, start: int, end: int, low: int, high: int) -> Span
 
     Example:
         >>> find_span(0, 10, 100, 30, 80)
-        Span(range=OffsetRange(partition=0, start=30, end=80), deleted=20, beyond=20)
+        PartitionSpan(range=OffsetRange(partition=0, start=30, end=80), deleted=20, beyond=20)
     """
     end = max(start, end)
     deleted = max(0, min(low, end) - start)
     beyond = max(0, end - max(high, start))
     first = min(max(start, low), high)
-    return Span(OffsetRange(partition, first, max(first, min(end, high))), deleted, beyond)
+    return PartitionSpan(OffsetRange(partition, first, max(first, min(end, high))), deleted, beyond)
 
 
 def choose_piece_size(total: int, cores: int) -> int:

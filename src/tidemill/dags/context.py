@@ -20,7 +20,7 @@ from tidemill.dags.current import get_current_context
 from tidemill.dags.exceptions import LeftOutError, NotFoundError
 from tidemill.dags.lazy_context import Context
 from tidemill.dags.macros import macros
-from tidemill.dags.task_services import Claim, PastRun, TaskServices
+from tidemill.dags.task_services import AttemptClaim, PastRun, TaskServices
 from tidemill.dags.variable import VariableAccessor
 from tidemill.dags.xcom_arg import RETURN_VALUE
 from tidemill.runtime.json.codec import decode, encode
@@ -88,7 +88,7 @@ class TaskInstance:
     """
 
     def __init__(
-        self, task: Any, claim: Claim, services: TaskServices, dag_run: DagRun, params: Mapping[str, Any]
+        self, task: Any, claim: AttemptClaim, services: TaskServices, dag_run: DagRun, params: Mapping[str, Any]
     ) -> None:
         self.task = task
         self.task_id, self.dag_id, self.run_id = claim.task_id, claim.dag_id, claim.run_id
@@ -233,7 +233,7 @@ class TaskStateStore:
         self._services.clear_task_state()
 
 
-def build_context(task: Any, dag: Any, claim: Claim, services: TaskServices, params: dict[str, Any]) -> Context:
+def build_context(task: Any, dag: Any, claim: AttemptClaim, services: TaskServices, params: dict[str, Any]) -> Context:
     """Return the context of an attempt.
 
     Args:

@@ -49,7 +49,7 @@ def find_hint(error: BaseException) -> str:
     return ""
 
 
-def find_place(error: BaseException) -> str:
+def find_location(error: BaseException) -> str:
     """Return the file and line of a syntax error, which the last line of a traceback lacks; empty for other errors."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno is not None:
         return f" ({Path(error.filename).name}, line {error.lineno})"

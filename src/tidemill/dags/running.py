@@ -29,7 +29,7 @@ from tidemill.dags.results import (
     AttemptSucceeded,
     Ending,
 )
-from tidemill.dags.task_services import CallbackClaim, Claim, ResumeClaim, TaskServices
+from tidemill.dags.task_services import AttemptClaim, CallbackClaim, ResumeClaim, TaskServices
 from tidemill.dags.templates import Renderer, build_environment, render_fields
 from tidemill.dags.trigger_text import write_trigger
 from tidemill.dags.xcom_arg import RETURN_VALUE
@@ -42,7 +42,7 @@ _MICROSECONDS: Final = 1_000_000
 _MAX_ERROR: Final = 1_000_000
 
 
-def run_attempt(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
+def run_attempt(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult:
     """Run an attempt: start a task, resume it after a deferral, or run a callback.
 
     Args:
@@ -59,7 +59,7 @@ def run_attempt(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult
         return AttemptResult(_classify(error))
 
 
-def _run(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
+def _run(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult:
     if not claim.task_id and claim.callback is not None:
         return _run_dag_callback(dag, claim, claim.callback, services)
     original = dag.task_dict.get(claim.task_id)
@@ -105,7 +105,7 @@ def _render(dag: Any, task: Any, context: Context) -> None:
         raise ValueError("a template field contains itself, or is nested too deeply") from None
 
 
-def _merge_params(dag: Any, task: Any, claim: Claim) -> dict[str, Any]:
+def _merge_params(dag: Any, task: Any, claim: AttemptClaim) -> dict[str, Any]:
     """Return the params of the run, together with those of the task that the run does not set.
 
     Raises:
@@ -272,7 +272,7 @@ def _run_callbacks(task: Any, callback: CallbackClaim, context: Context) -> Atte
     return AttemptResult(AttemptFailed(failed, may_retry=False) if failed else AttemptSucceeded())
 
 
-def _run_dag_callback(dag: Any, claim: Claim, callback: CallbackClaim, services: TaskServices) -> AttemptResult:
+def _run_dag_callback(dag: Any, claim: AttemptClaim, callback: CallbackClaim, services: TaskServices) -> AttemptResult:
     """Run a callback of the DAG run, which has no task."""
     context = build_context(None, dag, claim, services, _merge_params(dag, None, claim))
     context = context.extend(_explain_callback(callback))

@@ -39,7 +39,7 @@ class CallbackClaim(Protocol):
     def run_ended_us(self) -> int | None: ...
 
 
-class Claim(Protocol):
+class AttemptClaim(Protocol):
     """The attempt to run; `store.calls.all_calls.ClaimedAttempt` documents the fields."""
 
     @property

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from tidemill.core.deadletters.redrive import Criteria
-from tidemill.deadletters.reader import Found, extract_facts
+from tidemill.core.deadletters.redrive import LetterCriteria
+from tidemill.deadletters.reader import FoundLetter, extract_facts
 from tidemill.deadletters.search import Box, Ranges
 
 #: How many offsets the first chunks and the largest chunks have, over all partitions.
@@ -70,9 +70,9 @@ class _Part(Generic[RowT]):
 def find_newest_first(
     box: Box,
     ranges: Ranges,
-    criteria: Criteria,
+    criteria: LetterCriteria,
     limit: int,
-    make_row: Callable[[Found], RowT],
+    make_row: Callable[[FoundLetter], RowT],
     is_over: Callable[[], bool] = lambda: False,
 ) -> Newest[RowT]:
     """Return the newest letters that match, up to `limit`.
@@ -110,14 +110,17 @@ def _choose_parts(parts: Mapping[int, _Part[RowT]], limit: int) -> list[int]:
 
 
 def _read_chunks(
-    box: Box, chosen: Mapping[int, tuple[_Part[RowT], int]], criteria: Criteria, make_row: Callable[[Found], RowT]
+    box: Box,
+    chosen: Mapping[int, tuple[_Part[RowT], int]],
+    criteria: LetterCriteria,
+    make_row: Callable[[FoundLetter], RowT],
 ) -> None:
     starts = {number: max(part.low, part.start - span) for number, (part, span) in chosen.items()}
     ends = {number: part.start for number, (part, _) in chosen.items()}
     first: dict[int, float] = {}
     latest: dict[int, float] = {}
     for each in box.stream(starts, ends):
-        if not isinstance(each, Found):
+        if not isinstance(each, FoundLetter):
             continue
         part, _ = chosen[each.partition]
         letter = each.letter

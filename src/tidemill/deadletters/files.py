@@ -40,7 +40,7 @@ _ID = re.compile(r"[0-9a-f]{8,64}")
 LetterRow = tuple[str, str, str, str | None, int | None, int | None, datetime, bytes]
 
 
-class LettersPlace(msgspec.Struct, frozen=True):
+class LettersTarget(msgspec.Struct, frozen=True):
     """Where the letters of a run are written, and which outcomes they belong to.
 
     Attributes:
@@ -77,10 +77,10 @@ class FileOrigin(msgspec.Struct, frozen=True):
 def make_row(letter: Letter) -> LetterRow:
     """Return a letter as a row; topic, partition and offset are those of its first message."""
     first = min(letter.sources, key=lambda source: source.offset, default=None)
-    place = (first.topic, first.partition, first.offset) if first is not None else (None, None, None)
+    target = (first.topic, first.partition, first.offset) if first is not None else (None, None, None)
     written_at = datetime.fromisoformat(letter.timestamp).astimezone(UTC)
     error = escape_surrogates(letter.error[:ERROR_CHARS])
-    return (letter.letter_id, letter.kind.value, error, *place, written_at, encode_letter(letter))
+    return (letter.letter_id, letter.kind.value, error, *target, written_at, encode_letter(letter))
 
 
 @functools.cache
@@ -105,16 +105,16 @@ class LetterFile:
     """A file that is being written.
 
     Args:
-        place: The folder, and the outcomes that the letters belong to.
+        target: The folder, and the outcomes that the letters belong to.
         part: The file's number among the files of this engine.
         engine_id: The engine that writes the file.
     """
 
-    def __init__(self, place: LettersPlace, part: int, engine_id: str) -> None:
-        self._place = place
+    def __init__(self, target: LettersTarget, part: int, engine_id: str) -> None:
+        self._target = target
         self._engine_id = engine_id
-        self._folder = Path(place.path)
-        self._path = self._folder / name_unfinished_file(place.outcomes_id, engine_id, part)
+        self._folder = Path(target.path)
+        self._path = self._folder / name_unfinished_file(target.outcomes_id, engine_id, part)
         self._writer: Any = None
         self._last_offset = -1
 
@@ -142,15 +142,15 @@ class LetterFile:
         Returns:
             The file's name; '' if there are no letters, and so no file.
         """
-        name = name_letters_file(self._place.run, outcome)
+        name = name_letters_file(self._target.run, outcome)
         final = self._folder / name
         if self._writer is not None and below is not None and self._last_offset >= below:
             self._keep(below)
         if self._writer is None:
             final.unlink(missing_ok=True)
             return ""
-        place = self._place
-        origin = FileOrigin(place.run, place.outcomes, place.outcomes_id, outcome, self._engine_id)
+        target = self._target
+        origin = FileOrigin(target.run, target.outcomes, target.outcomes_id, outcome, self._engine_id)
         self._writer.add_key_value_metadata({METADATA_KEY: msgspec.json.encode(origin)})
         self._close()
         self._path.replace(final)

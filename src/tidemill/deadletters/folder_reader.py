@@ -20,7 +20,7 @@ from tidemill.core.deadletters.letter_files import is_valid
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import format_count
 from tidemill.deadletters.files import METADATA_KEY, FileOrigin, read_letters_name, read_outcomes_id
-from tidemill.deadletters.reader import Found, Reached, decode_found
+from tidemill.deadletters.reader import FoundLetter, Reached, decode_found
 
 #: The mark of an unreadable file; once the file becomes readable, it counts as another one.
 _UNREADABLE = "unreadable"
@@ -54,12 +54,12 @@ class FolderReader:
 
     Attributes:
         path: The absolute path of the folder.
-        place: The folder, as messages name it.
+        location: The folder, as messages name it.
     """
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
-        self.place = f"folder {str(self.path)!r}"
+        self.location = f"folder {str(self.path)!r}"
         self._known: list[_File] | None = None
         self._outcomes_ids: dict[str, str | None] = {}
 
@@ -136,7 +136,7 @@ class FolderReader:
         file = self._list_files()[number]
         return file.name, file.mark
 
-    def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
+    def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[FoundLetter | Reached | None]:
         """Yield the letters of each file in turn, the oldest file first; see `LetterReader.stream`."""
         files = self._list_files()
         for number in sorted(ends):
@@ -145,9 +145,9 @@ class FolderReader:
                 yield from self._read_file(number, files[number], start, end)
             yield Reached(number, end)
 
-    def _read_file(self, number: int, file: _File, start: int, end: int) -> Iterator[Found]:
+    def _read_file(self, number: int, file: _File, start: int, end: int) -> Iterator[FoundLetter]:
         if file.problem:
-            yield Found(number, 0, None, file.problem, file=file.name)
+            yield FoundLetter(number, 0, None, file.problem, file=file.name)
             return
         try:
             with pq.ParquetFile(self.path / file.name) as opened:
@@ -163,7 +163,7 @@ class FolderReader:
     @staticmethod
     def _read_group(
         opened: pq.ParquetFile, index: int, number: int, name: str, rows: range, start: int, end: int
-    ) -> Iterator[Found]:
+    ) -> Iterator[FoundLetter]:
         try:
             letters = opened.read_row_group(index, columns=["letter"]).column(0).cast(pa.binary())
         except (OSError, pa.ArrowException) as error:
@@ -171,11 +171,11 @@ class FolderReader:
                 raise
             # Arrow sets no error number for damaged bytes.
             text = f"damaged: {format_count(len(rows), 'row')} of {name}: {' '.join(str(error).split())}"
-            yield Found(number, max(start, rows.start), None, text, file=name)
+            yield FoundLetter(number, max(start, rows.start), None, text, file=name)
             return
         for row, value in zip(rows, letters, strict=True):
             if start <= row < end:
-                yield decode_found(Found(number, row, None, file=name), value.as_py())
+                yield decode_found(FoundLetter(number, row, None, file=name), value.as_py())
 
 
 def _is_time(column: Any) -> bool:

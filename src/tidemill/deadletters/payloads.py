@@ -125,29 +125,29 @@ def _encode_leniently(value: Any) -> Any:
         return _show(value)
 
 
-def _note_types(place: str, value: Any, types: dict[str, str], model: str = "") -> None:
+def _note_types(path: str, value: Any, types: dict[str, str], model: str = "") -> None:
     """Record the types that the JSON form loses; `model` is the prefix for numbers inside a model."""
     if value is None or isinstance(value, (str, bool, int, msgspec.Raw)):
         return
     if is_model(value):
-        _note_types(place, value.model_dump(), types, _IN_MODEL)
-        _note_types(place, read_dump(value), types, _CONSTANT)
+        _note_types(path, value.model_dump(), types, _IN_MODEL)
+        _note_types(path, read_dump(value), types, _CONSTANT)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            _note_types(f"{place}/{_escape(_name_key(key))}", item, types, model)
+            _note_types(f"{path}/{_escape(_name_key(key))}", item, types, model)
     elif isinstance(value, (list, tuple, set, frozenset)):
         for index, item in enumerate(value):
-            _note_types(f"{place}/{index}", item, types, model)
+            _note_types(f"{path}/{index}", item, types, model)
     elif isinstance(value, float):
         if not math.isfinite(value):
-            types[place] = f"{model}{value}"
+            types[path] = f"{model}{value}"
     elif type(value) in _NAMES:
-        types[place] = _UTF8 if model and isinstance(value, bytes) else _NAMES[type(value)]
+        types[path] = _UTF8 if model and isinstance(value, bytes) else _NAMES[type(value)]
     elif not model:
         # Dataclasses, enumerations and similar types.
         plain = msgspec.to_builtins(value, builtin_types=_NAMES, enc_hook=lambda model: None)
         if isinstance(plain, (dict, list, float)):
-            _note_types(place, plain, types)
+            _note_types(path, plain, types)
 
 
 def restore_fields(payload: str, *, typed: bool) -> dict[str, Any]:
@@ -176,11 +176,11 @@ def restore_fields(payload: str, *, typed: bool) -> dict[str, Any]:
             fields[name] = _convert(kind, value)
         elif kind in _NUMBERS or kind.startswith(_CONSTANT):
             fields[name] = _convert_for_json(kind, value)
-    for place, kind in types.items():
-        if typed or place.partition("/")[0] != _DATA:
-            _convert_at(fields, place, _convert, kind)
+    for path, kind in types.items():
+        if typed or path.partition("/")[0] != _DATA:
+            _convert_at(fields, path, _convert, kind)
         elif kind in _NUMBERS or kind.startswith(_CONSTANT):
-            _convert_at(fields, place, _convert_for_json, kind)
+            _convert_at(fields, path, _convert_for_json, kind)
     return fields
 
 
@@ -191,8 +191,8 @@ def _restore_bytes(name: str, value: dict[str, Any]) -> bytes:
     return blob.to_bytes()
 
 
-def _convert_at(fields: dict[str, Any], place: str, convert: Callable[[str, Any], Any], kind: str) -> None:
-    parts = [part.replace("~1", "/").replace("~0", "~") for part in place.split("/")]
+def _convert_at(fields: dict[str, Any], path: str, convert: Callable[[str, Any], Any], kind: str) -> None:
+    parts = [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")]
     inner: Any = fields
     try:
         for part in parts[:-1]:
@@ -200,7 +200,7 @@ def _convert_at(fields: dict[str, Any], place: str, convert: Callable[[str, Any]
         last: Any = int(parts[-1]) if isinstance(inner, list) else parts[-1]
         inner[last] = convert(kind, inner[last])
     except (KeyError, IndexError, TypeError, ValueError):
-        raise PayloadLostError(f"its {place} is no longer a {kind}") from None
+        raise PayloadLostError(f"its {path} is no longer a {kind}") from None
 
 
 def _convert(kind: str, value: Any) -> Any:
@@ -232,14 +232,14 @@ def drop_body(payload: str) -> str:
             kept[name] = raw
             continue
         value = msgspec.json.decode(body)
-        place = _escape(name)
-        if place not in types and _is_blob(value):
+        path = _escape(name)
+        if path not in types and _is_blob(value):
             blob = msgspec.convert(value, Blob)
             if blob.dropped:
                 kept[name] = raw
                 continue
             body = blob.to_bytes()
-        types = {other: kind for other, kind in types.items() if other.split("/")[0] != place}
+        types = {other: kind for other, kind in types.items() if other.split("/")[0] != path}
         kept[name] = make_digest(body)
     if types:
         kept[TYPES_FIELD] = types

@@ -40,7 +40,7 @@ TICK_SECONDS = 0.1
 CLOCK_SECONDS = 3600.0
 
 
-class Found(msgspec.Struct):
+class FoundLetter(msgspec.Struct):
     """One position of the topic: a letter, or why the record is not a letter.
 
     Attributes:
@@ -81,7 +81,7 @@ class LetterReader:
     def __init__(self, settings: Settings, group: str = "tidemill-dlq") -> None:
         """Create the client, which connects at the first call."""
         self.topic = settings.dlq_topic
-        self.place = f"topic {self.topic!r}"
+        self.location = f"topic {self.topic!r}"
         self.brokers = settings.dlq_brokers
         self._group = group
         self._config = make_client_config(settings.kafka, settings.dlq_brokers, {})
@@ -162,7 +162,7 @@ class LetterReader:
         """Return the metadata that a transaction needs to commit offsets for the group."""
         return self._consumer.consumer_group_metadata()
 
-    def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
+    def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[FoundLetter | Reached | None]:
         """Yield all records, in order within each partition; None now and then while no record arrives.
 
         Args:
@@ -192,7 +192,7 @@ class LetterReader:
                 yield None
         self._consumer.unassign()
 
-    def _take(self, message: ck.Message, open_ends: dict[int, int]) -> Iterator[Found | Reached]:
+    def _take(self, message: ck.Message, open_ends: dict[int, int]) -> Iterator[FoundLetter | Reached]:
         number, offset, error = message.partition() or 0, message.offset() or 0, message.error()
         end = open_ends.get(number)
         if end is None:
@@ -226,27 +226,27 @@ class LetterReader:
         return f"dlq: {said} at {self.brokers}{heard}; {advise_start(self.brokers)}"
 
 
-def _decode_message(message: ck.Message) -> Found:
-    place = Found(message.partition() or 0, message.offset() or 0, None)
+def _decode_message(message: ck.Message) -> FoundLetter:
+    found = FoundLetter(message.partition() or 0, message.offset() or 0, None)
     value = message.value()
     if value is None:
-        place.problem = "a tombstone"
-        return place
-    return decode_found(place, value)
+        found.problem = "a tombstone"
+        return found
+    return decode_found(found, value)
 
 
-def decode_found(place: Found, value: bytes) -> Found:
+def decode_found(found: FoundLetter, value: bytes) -> FoundLetter:
     """Fill in the letter at a position, or why the record is not a letter."""
-    place.size_bytes = len(value)
+    found.size_bytes = len(value)
     try:
         letter = decode_letter(value)
         datetime.fromisoformat(letter.timestamp)
-        place.letter = letter
+        found.letter = letter
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        place.problem = f"not a letter: {error}"
+        found.problem = f"not a letter: {error}"
     except ValueError:
-        place.problem = f"not a letter: timestamp {letter.timestamp[:40]!r} is not a time"
-    return place
+        found.problem = f"not a letter: timestamp {letter.timestamp[:40]!r} is not a time"
+    return found
 
 
 def extract_facts(letter: Letter, *, text: bool = False) -> Facts:

@@ -128,7 +128,7 @@ class SourceReader:
             RemoteError: The brokers do not answer.
         """
         consumer = self._connect()
-        place = f"{topic}/{partition}/{offset}"
+        position = f"{topic}/{partition}/{offset}"
         deadline = time.monotonic() + READ_SECONDS
         try:
             consumer.assign([ck.TopicPartition(topic, partition, offset)])
@@ -143,9 +143,10 @@ class SourceReader:
                     return None
         except ck.KafkaException as error:
             text = scrub(describe_client_error(error), self._config)
-            raise RemoteError(f"{place} cannot be read at {self._brokers}: {text}") from None
+            raise RemoteError(f"{position} cannot be read at {self._brokers}: {text}") from None
         raise RemoteError(
-            f"{place}: no answer from Kafka at {self._brokers} within {READ_SECONDS:g} s; {advise_start(self._brokers)}"
+            f"{position}: no answer from Kafka at {self._brokers} within {READ_SECONDS:g} s; "
+            f"{advise_start(self._brokers)}"
         )
 
     def find_range(self, topic: str, partition: int) -> tuple[int, int] | None:

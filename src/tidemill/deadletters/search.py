@@ -9,8 +9,8 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from tidemill.core.deadletters.redrive import Criteria
-from tidemill.deadletters.reader import Found, Reached, extract_facts
+from tidemill.core.deadletters.redrive import LetterCriteria
+from tidemill.deadletters.reader import FoundLetter, Reached, extract_facts
 
 #: The first offset and the end of each partition or file.
 Ranges = Mapping[int, tuple[int, int]]
@@ -22,11 +22,11 @@ class Box(Protocol):
     def find_offsets_at(self, seconds: float, ranges: Ranges) -> dict[int, int]:
         """Return where to start so that every letter written at a time or later is found."""
 
-    def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
+    def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[FoundLetter | Reached | None]:
         """Yield all records, in order within each partition."""
 
 
-def read_all(box: Box, ranges: Ranges, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
+def read_all(box: Box, ranges: Ranges, criteria: LetterCriteria, *, garbage: bool = False) -> Iterator[FoundLetter]:
     """Yield the letters that match, the oldest first.
 
     Args:
@@ -41,15 +41,15 @@ def read_all(box: Box, ranges: Ranges, criteria: Criteria, *, garbage: bool = Fa
     yield from _read_matching(box, criteria, starts, {number: end for number, (_, end) in ranges.items()}, garbage)
 
 
-def find_newest(box: Box, ranges: Ranges, criteria: Criteria, limit: int) -> list[Found]:
+def find_newest(box: Box, ranges: Ranges, criteria: LetterCriteria, limit: int) -> list[FoundLetter]:
     """Return the newest letters that match, in order of time; without filters, records that are not letters count as
     well.
     """
 
-    def age(each: Found) -> float:
+    def age(each: FoundLetter) -> float:
         return each.letter.written_at if each.letter is not None else 0.0
 
-    def newest(found: Iterable[Found]) -> list[Found]:
+    def newest(found: Iterable[FoundLetter]) -> list[FoundLetter]:
         numbered = heapq.nlargest(limit, enumerate(found), key=lambda each: (age(each[1]), each[0]))
         return [each for _, each in reversed(numbered)]
 
@@ -67,10 +67,10 @@ def find_newest(box: Box, ranges: Ranges, criteria: Criteria, limit: int) -> lis
 
 
 def _read_matching(
-    box: Box, criteria: Criteria, starts: Mapping[int, int], ends: Mapping[int, int], garbage: bool
-) -> Iterator[Found]:
+    box: Box, criteria: LetterCriteria, starts: Mapping[int, int], ends: Mapping[int, int], garbage: bool
+) -> Iterator[FoundLetter]:
     for each in box.stream(starts, ends):
-        if not isinstance(each, Found):
+        if not isinstance(each, FoundLetter):
             continue
         if each.letter is None:
             if garbage:

@@ -62,7 +62,7 @@ class DeadLetters(Protocol):
         """Return how many letters were written or dropped so far."""
         ...
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return why letters wait; None if none do."""
 
     async def close(self) -> None:
@@ -202,7 +202,7 @@ class KafkaDeadLetters:
     def statistics(self) -> LetterStatistics:
         return LetterStatistics(self._written, self._kinds, self._dropped)
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return how many letters wait, for how long and why; None if none do."""
         if self._failing is None:
             return None

@@ -17,7 +17,7 @@ from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.outcomes import Outcomes
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.link.beats import Beat
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.sources.bounded import BoundedSource
@@ -55,7 +55,7 @@ class BoundedEngine:
         self,
         settings: Settings,
         handler: Handler[Any, Any],
-        identity: Identity,
+        identity: EngineIdentity,
         source: BoundedSource,
         outcomes: Outcomes,
     ) -> None:
@@ -116,8 +116,8 @@ class BoundedEngine:
         """Always None: bounded runs have no probes."""
         return None
 
-    def drain(self, *, keep_place: bool = False) -> None:
-        """Start to stop early; `keep_place` has no effect because the engine is in no consumer group."""
+    def drain(self, *, keep_membership: bool = False) -> None:
+        """Start to stop early; `keep_membership` has no effect because the engine is in no consumer group."""
         self._engine.drain()
 
     def fail(self, text: str) -> None:

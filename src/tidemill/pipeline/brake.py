@@ -14,7 +14,7 @@ import msgspec
 
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import TooManyFailuresError, describe_error
-from tidemill.core.pipeline.brake import TRIAL_SECONDS, Again, Brake, Effect, Hold, Off, On, TakeOne, Write
+from tidemill.core.pipeline.brake import TRIAL_SECONDS, Again, Brake, Effect, HoldCase, Off, On, TakeOne, Write
 
 #: Longer failure texts are cut in the middle to this many characters.
 _TEXT_LENGTH = 300
@@ -179,7 +179,7 @@ class EngineBrake:
             self._log.warning("a user released the brake; the held messages are dead-lettered", held=held)
             self._apply(self._brake.release())
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return what failed and how often; None while the brake is off."""
         if not self._brake.is_on:
             return None
@@ -209,7 +209,7 @@ class EngineBrake:
                     self._braked(False)
                 case TakeOne():
                     self._take_one()
-                case Hold(case):
+                case HoldCase(case):
                     self._hold(case)
                 case Again(case):
                     self._unhold(case)

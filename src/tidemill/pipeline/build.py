@@ -15,7 +15,7 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.history import HistoryWriter
 from tidemill.pipeline.reports.report import Report
 from tidemill.pipeline.tasks.resident import build_executor
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.process.kept_warden import KeptWarden
 from tidemill.runtime.process.warden import Warden
 from tidemill.sinks.build import build_sinks
@@ -32,7 +32,7 @@ RecorderMaker = Callable[[Settings, DeadLetters], "tuple[EngineRecorder, DeadLet
 def build_engine(
     settings: Settings,
     handler: Handler[Any, Any],
-    identity: Identity,
+    identity: EngineIdentity,
     source: Source | None = None,
     report: Report | None = None,
     letters: DeadLetters | None = None,
@@ -78,6 +78,6 @@ def _build_recorder(settings: Settings, letters: DeadLetters) -> tuple[EngineRec
     return recorder, RecordedLetters(letters, recorder)
 
 
-def build_history(settings: Settings, identity: Identity) -> HistoryWriter | None:
+def build_history(settings: Settings, identity: EngineIdentity) -> HistoryWriter | None:
     """Return a history writer if `history.path` is configured."""
     return HistoryWriter(Path(settings.history.path), identity) if settings.history.path else None

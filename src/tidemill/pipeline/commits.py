@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from tidemill.core.ledger import Batch, Ledger, LedgerEntry
+from tidemill.core.ledger import Ledger, LedgerBatch, LedgerEntry
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.pipeline.delivery.modes import DeliveryMode
 from tidemill.runtime.link.progress import Flow
@@ -26,7 +26,7 @@ COLLECT_SECONDS = 0.1
 BACKOFF = Backoff(0.2, 5.0)
 
 
-class Committer(Protocol):
+class CommitTarget(Protocol):
     """Carries out commits; implemented by sources."""
 
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
@@ -79,13 +79,15 @@ class Commits:
         mode: Limits commits, and adds the records that are sent with them.
     """
 
-    def __init__(self, source: Committer, settled: Callable[[TopicPartition, int], None], mode: DeliveryMode) -> None:
+    def __init__(
+        self, source: CommitTarget, settled: Callable[[TopicPartition, int], None], mode: DeliveryMode
+    ) -> None:
         self._mode = mode
         self._failures = 0
         self._source = source
         self._settled = settled
         self._ledger: Ledger[TopicPartition, int] = Ledger()
-        self._in_flight: dict[TopicPartition, Batch[TopicPartition, int]] = {}
+        self._in_flight: dict[TopicPartition, LedgerBatch[TopicPartition, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._committed: dict[str, int] = {}

@@ -17,15 +17,15 @@ from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.brake import EngineBrake
 from tidemill.pipeline.checks import check_collect_result
 from tidemill.pipeline.commits import Commits
-from tidemill.pipeline.delivery.delivery import Delivery
+from tidemill.pipeline.delivery.delivery import ResultDelivery
 from tidemill.pipeline.delivery.modes import DeliveryMode
-from tidemill.pipeline.delivery.routing import Routed
+from tidemill.pipeline.delivery.routing import RoutedPayload
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.hooks import HookRunner, call_hook, check_returned
 from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.tasks.pool import TaskPool
-from tidemill.runtime.kafka.source_message import Place
+from tidemill.runtime.kafka.source_message import MessageSpan
 from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import TopicPartition, name_partitions
 
@@ -68,7 +68,7 @@ class EngineContext:
     overridden: Overridden
     hooks: HookRunner
     pool: TaskPool
-    outbox: Delivery
+    outbox: ResultDelivery
     mode: DeliveryMode
     letters: DeadLetters
     commits: Commits
@@ -84,7 +84,7 @@ class EngineContext:
     room_freed: Callable[[TopicPartition], None]
     became_idle: Callable[[], None]
 
-    def route(self, value: Any) -> list[Routed]:
+    def route(self, value: Any) -> list[RoutedPayload]:
         """Resolve the sinks of a hook's result.
 
         Raises:
@@ -94,7 +94,7 @@ class EngineContext:
         """
         return check_returned(self._route, value)
 
-    def _route(self, value: Any) -> list[Routed]:
+    def _route(self, value: Any) -> list[RoutedPayload]:
         collect = check_collect_result(value)
         return [] if collect is None else self.outbox.route(collect)
 
@@ -118,5 +118,5 @@ class EngineContext:
         throttle(self.log, WARN_SECONDS).warning(text, **details)
 
 
-def _locate(partitions: Sequence[TopicPartition]) -> Place:
-    return Place(", ".join(name_partitions(partitions, 10)))
+def _locate(partitions: Sequence[TopicPartition]) -> MessageSpan:
+    return MessageSpan(", ".join(name_partitions(partitions, 10)))

@@ -43,7 +43,7 @@ from tidemill.pipeline.reports.snapshots import ReportingParts, Snapshots
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import TaskExecutor
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.link.beats import Beat
 from tidemill.runtime.link.live_tasks import LiveSource
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason, name_stalled_partition
@@ -61,7 +61,7 @@ log = structlog.get_logger(__name__)
 #: sink's batch: more would not be faster, and results would leave the CPU caches before they are confirmed.
 MAX_UNDELIVERED = 4_000
 #: Stall reasons are cut to this length, because they are reported four times a second.
-MAX_STALLED_CHARS = 2_000
+MAX_WAIT_CHARS = 2_000
 
 
 class Engine:
@@ -84,7 +84,7 @@ class Engine:
         self,
         settings: Settings,
         handler: Handler[Any, Any],
-        identity: Identity,
+        identity: EngineIdentity,
         source: Source,
         outbox: Outbox,
         letters: DeadLetters,
@@ -124,12 +124,12 @@ class Engine:
         self._standstill = StandstillReport(self.context, self.intake, source, self._locator)
         #: Reports what the executors do while a web page is watching; None: the web UI is off.
         self.live = self._build_live_feed() if recorder is not None else None
-        self._snapshots = Snapshots(self._list_parts(), self._find_stalled, self._standstill.list_heads)
+        self._snapshots = Snapshots(self._list_parts(), self._find_waits, self._standstill.list_heads)
         self._subscribed = False
         self._stop = asyncio.Event()
         #: Runs test messages through the handler without side effects; None: the web UI or probes are off.
         self.prober = self._build_prober() if recorder is not None and settings.debug.probe_enabled else None
-        self._keep_place = False
+        self._keep_membership = False
         self._fatal: tuple[StopReason, str] | None = None
 
     def _build_live_feed(self) -> LiveSource:
@@ -265,7 +265,7 @@ class Engine:
             self._warden,
             lambda: self._fatal is not None,
             subscribed=self._subscribed,
-            keep_place=self._keep_place,
+            keep_membership=self._keep_membership,
         )
         await stopping.run()
         if self.prober is not None:
@@ -292,14 +292,14 @@ class Engine:
         """Stop at once, without a drain, because a part of the engine failed."""
         self.on_fatal(Fatal.FAILED, text)
 
-    def drain(self, *, keep_place: bool = False) -> None:
+    def drain(self, *, keep_membership: bool = False) -> None:
         """Start a clean stop: fetch nothing more, finish what is in flight, commit, leave the group.
 
         Args:
-            keep_place: Stay a member of the group, because another engine is about to take over the partitions.
+            keep_membership: Stay a member of the group, because another engine is about to take over the partitions.
         """
         if not self._stop.is_set():
-            self._keep_place = keep_place
+            self._keep_membership = keep_membership
         self._stop.set()
 
     def pause(self, partitions: Collection[int] | None = None) -> None:
@@ -381,11 +381,11 @@ class Engine:
             self.recorder.look(beat.counts.sinks, self.intake.statistics().paused)
         return beat
 
-    def _find_stalled(self) -> dict[str, str]:
+    def _find_waits(self) -> dict[str, str]:
         """Return what the engine is waiting for, and which partitions are stalled, with the reasons."""
         partitions = self._standstill.describe()
         waits = self._waits.describe() | {name_stalled_partition(name): text for name, text in partitions.items()}
-        return {name: text[:MAX_STALLED_CHARS] for name, text in waits.items()}
+        return {name: text[:MAX_WAIT_CHARS] for name, text in waits.items()}
 
     def find_message(self, topic: str, partition: int, offset: int) -> MessageStage | None:
         """Return the stage of a message; None: it is not in flight here."""

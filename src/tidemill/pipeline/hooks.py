@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from tidemill.core.errors import HandlerError, describe_error
-from tidemill.runtime.kafka.source_message import Place
+from tidemill.runtime.kafka.source_message import MessageSpan
 from tidemill.runtime.log.setup import kind_of, throttle
 from tidemill.runtime.log.user_code import explain_error
 from tidemill.runtime.loop.durations import Durations
@@ -36,8 +36,8 @@ MAX_OVERDUE = 1_000
 MAX_PLACES = 20
 
 T = TypeVar("T")
-#: Passed to `Calls.begun` together with an argument, for which it returns the partition and the messages of a hook.
-Locate = Callable[[Any], Place]
+#: Passed to `HookCalls.begun` together with an argument, for which it returns the partition and the messages of a hook.
+Locate = Callable[[Any], MessageSpan]
 
 
 #: The hook that was called last: the fallback to name the hook that blocked the loop.
@@ -50,15 +50,15 @@ class OpenCall(NamedTuple):
     Attributes:
         hook: The hook's name.
         seconds: The time since it was called.
-        place: The messages that it was called for.
+        locate: The messages that it was called for.
     """
 
     hook: str
     seconds: float
-    place: Place
+    span: MessageSpan
 
 
-class Calls:
+class HookCalls:
     """The hooks of an engine that were called and have not returned yet, oldest first.
 
     Args:
@@ -75,10 +75,10 @@ class Calls:
         #: When a call last ended, in monotonic seconds.
         self.last_ended_at = 0.0
 
-    def begun(self, key: int, name: str, place: Locate, what: Any) -> None:
-        """Register a call; `place(what)` returns its messages and is called only for reports."""
+    def begun(self, key: int, name: str, locate: Locate, what: Any) -> None:
+        """Register a call; `locate(what)` returns its messages and is called only for reports."""
         # A plain function may return one future for several calls; they all end with it.
-        self._open.setdefault(key, (time.monotonic(), name, place, what))
+        self._open.setdefault(key, (time.monotonic(), name, locate, what))
 
     def ended(self, key: int) -> None:
         """Remove a call and note how long it took."""
@@ -101,7 +101,7 @@ class Calls:
             pass
         return True
 
-    def describe_stall(self) -> dict[str, str]:
+    def describe_wait(self) -> dict[str, str]:
         """Return the hooks that have not returned for too long; see `find_unreturned`."""
         return self.find_unreturned(HOOK_SECONDS)
 
@@ -110,10 +110,10 @@ class Calls:
         now = time.monotonic()
         found: dict[str, str] = {}
         more: Counter[str] = Counter()
-        for since, name, place, what in itertools.islice(self._open.values(), MAX_OVERDUE):
+        for since, name, locate, what in itertools.islice(self._open.values(), MAX_OVERDUE):
             if now - since < seconds:
                 break
-            partition, messages, _, _ = place(what)
+            partition, messages, _, _ = locate(what)
             key = f"{name} of {partition}" if partition else name
             if key in found:
                 more[key] += 1
@@ -126,16 +126,20 @@ class Calls:
         """Return the calls that have not returned, the oldest first and at most `MAX_OVERDUE`."""
         now = time.monotonic()
         calls = itertools.islice(self._open.values(), MAX_OVERDUE)
-        return [OpenCall(name, now - since, place(what)) for since, name, place, what in calls]
+        return [OpenCall(name, now - since, locate(what)) for since, name, locate, what in calls]
 
 
-def locate_nowhere(_: object) -> Place:
+def locate_nowhere(_: object) -> MessageSpan:
     """Return an empty location, for hooks that belong to no partition."""
-    return Place()
+    return MessageSpan()
 
 
 async def call_hook(
-    hook: Awaitable[T], calls: Calls | None = None, name: str = "", place: Locate = locate_nowhere, what: Any = None
+    hook: Awaitable[T],
+    calls: HookCalls | None = None,
+    name: str = "",
+    locate: Locate = locate_nowhere,
+    what: Any = None,
 ) -> T:
     """Await a user's hook; only a cancellation of this task itself may cancel it.
 
@@ -143,8 +147,8 @@ async def call_hook(
         hook: The awaitable that the hook returned.
         calls: Where the call is registered while it runs.
         name: The hook's name.
-        place: See `Calls.begun`.
-        what: See `Calls.begun`.
+        locate: See `HookCalls.begun`.
+        what: See `HookCalls.begun`.
 
     Raises:
         TypeError: The result cannot be awaited: the hook is a plain function or an async generator.
@@ -153,7 +157,7 @@ async def call_hook(
     """
     latest[0] = hook
     if calls is not None:
-        calls.begun(id(hook), name, place, what)
+        calls.begun(id(hook), name, locate, what)
     try:
         return await hook
     except TypeError as error:
@@ -228,7 +232,7 @@ class HookRunner:
     def __init__(self, tasks: EngineTasks | None = None) -> None:
         self._engine_tasks = tasks or EngineTasks()
         #: The hooks that have not returned.
-        self.calls = Calls(self._engine_tasks)
+        self.calls = HookCalls(self._engine_tasks)
         self._jobs: deque[tuple[Callable[..., Coroutine[Any, Any, None]], tuple[Any, ...]]] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -14,7 +14,7 @@ from functools import partial
 
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.core.errors import describe_error
-from tidemill.core.pipeline.message_stage import MessageStage, Stage
+from tidemill.core.pipeline.message_stage import MessageStage, OpenStage
 from tidemill.core.pipeline.window import Window, Windowing
 from tidemill.deadletters.letter import LetterKind
 from tidemill.pipeline.context import EngineContext
@@ -215,11 +215,11 @@ class Intake:
         """Return the stage of a message that has no tasks yet; None: it was arranged."""
         intake, hook = self._intakes[partition], self._context.overridden.window_hook
         if intake.arranged is not None and _holds(intake.arranged.messages, offset):
-            return MessageStage(stage=Stage.ARRANGE, hook=hook)
+            return MessageStage(stage=OpenStage.ARRANGE, hook=hook)
         if any(_holds(window.messages, offset) for window in intake.waiting):
-            return MessageStage(stage=Stage.ARRANGE, hook=hook, why="it is busy with earlier messages")
+            return MessageStage(stage=OpenStage.ARRANGE, hook=hook, why="it is busy with earlier messages")
         if any(message.offset == offset for message, _ in intake.windowing.items):
-            return MessageStage(stage=Stage.WINDOW, why="its window to fill")
+            return MessageStage(stage=OpenStage.WINDOW, why="its window to fill")
         return None
 
     # -- the pump ---------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence, Set
 
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.key_order import KeyOrder
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sources.base import TopicPartition
 
@@ -28,7 +28,7 @@ _KEPT = 1_000
 Opened = tuple[SourceMessage, LedgerEntry[TopicPartition, int]]
 
 
-class KeptPlace:
+class ReservedTurn:
     """A placeholder for a message whose tasks are not known yet.
 
     Args:
@@ -52,9 +52,9 @@ class OrderedTasks:
 
     __slots__ = ("_begun", "_launch", "_offsets", "_order", "_waits")
 
-    def __init__(self, waits: Callable[[int], None], launch: Callable[[TaskRun], None], *, hooked: bool) -> None:
+    def __init__(self, waits: Callable[[int], None], launch: Callable[[TaskInFlight], None], *, hooked: bool) -> None:
         self._launch = launch
-        self._order: KeyOrder[TaskRun | KeptPlace] = KeyOrder(hooked=hooked)
+        self._order: KeyOrder[TaskInFlight | ReservedTurn] = KeyOrder(hooked=hooked)
         self._waits = waits
         #: Offsets of waiting messages by ledger position; entries of messages that no longer wait are dropped lazily.
         self._offsets: dict[int, int] = {}
@@ -72,17 +72,20 @@ class OrderedTasks:
         return self._order.waiting_messages
 
     def arranged(
-        self, opened: Sequence[Opened], runs: Sequence[tuple[TaskRun, Sequence[int]]], place: KeptPlace | None = None
+        self,
+        opened: Sequence[Opened],
+        runs: Sequence[tuple[TaskInFlight, Sequence[int]]],
+        reserved: ReservedTurn | None = None,
     ) -> None:
         """Add the tasks of the next window and launch those whose turn it is.
 
         Args:
             opened: The window's messages and their entries in the ledger.
             runs: The window's tasks, each with the indexes of its messages.
-            place: The placeholder that the tasks replace, if any.
+            reserved: The placeholder that the tasks replace, if any.
         """
-        if place is not None:
-            self._launch_all(self._order.replace(place, [run for run, _ in runs]), self._order.waiting_messages)
+        if reserved is not None:
+            self._launch_all(self._order.replace(reserved, [run for run, _ in runs]), self._order.waiting_messages)
             return
         self._arranged(opened, runs)
 
@@ -98,38 +101,40 @@ class OrderedTasks:
             opened: The window's messages and their entries in the ledger.
             call: Called with the index of a message once the hooks of earlier messages with its key have ended.
         """
-        places = [KeptPlace() for _ in opened]
-        for index, (place, (_, entry)) in enumerate(zip(places, opened, strict=True)):
-            place.turn = functools.partial(self._call_hook, place, entry.position, call, index)
+        all_reserved = [ReservedTurn() for _ in opened]
+        for index, (reserved, (_, entry)) in enumerate(zip(all_reserved, opened, strict=True)):
+            reserved.turn = functools.partial(self._call_hook, reserved, entry.position, call, index)
             self._begun.add(entry.position)
-        self._arranged(opened, [(each, (index,)) for index, each in enumerate(places)])
+        self._arranged(opened, [(each, (index,)) for index, each in enumerate(all_reserved)])
 
-    def _call_hook(self, place: KeptPlace, position: int, call: Callable[[int], None], index: int) -> None:
+    def _call_hook(self, reserved: ReservedTurn, position: int, call: Callable[[int], None], index: int) -> None:
         self._begun.discard(position)
-        self.ended(place)  # the key stays open until the hook ends
+        self.ended(reserved)  # the key stays open until the hook ends
         call(index)
 
-    def keep_place(self, opened: Opened, turn: Callable[[], None] | None = None) -> KeptPlace:
+    def reserve_turn(self, opened: Opened, turn: Callable[[], None] | None = None) -> ReservedTurn:
         """Add a placeholder for a message that cannot be arranged yet; `arranged` replaces it with the message's tasks.
 
         Args:
             opened: The message and its entry in the ledger.
             turn: Called when nothing is ahead of it, possibly right away.
         """
-        place = KeptPlace(turn)
-        self._arranged([opened], [(place, ())])
-        return place
+        reserved = ReservedTurn(turn)
+        self._arranged([opened], [(reserved, ())])
+        return reserved
 
-    def give_up_place(self, place: KeptPlace, entry: LedgerEntry[TopicPartition, int]) -> None:
+    def release_turn(self, reserved: ReservedTurn, entry: LedgerEntry[TopicPartition, int]) -> None:
         """Remove a placeholder: its message gets no task."""
-        self.ended(place)
+        self.ended(reserved)
         self.message_ended(entry)
 
-    def _arranged(self, opened: Sequence[Opened], runs: Sequence[tuple[TaskRun | KeptPlace, Sequence[int]]]) -> None:
+    def _arranged(
+        self, opened: Sequence[Opened], runs: Sequence[tuple[TaskInFlight | ReservedTurn, Sequence[int]]]
+    ) -> None:
         # Positions in the ledger are never reused.
-        places = [entry.position for _, entry in opened]
+        all_reserved = [entry.position for _, entry in opened]
         keys = {entry.position: message.key for message, entry in opened}
-        tasks = [(run, [places[index] for index in indexes]) for run, indexes in runs]
+        tasks = [(run, [all_reserved[index] for index in indexes]) for run, indexes in runs]
         before = self._order.waiting_messages
         start = self._order.add_tasks(tasks, keys)
         for message, entry in opened:
@@ -139,29 +144,31 @@ class OrderedTasks:
             self.find_waiting_offsets()
         self._launch_all(start, before)
 
-    def find_waiting(self, entry: LedgerEntry[TopicPartition, int]) -> TaskRun | KeptPlace | None:
+    def find_waiting(self, entry: LedgerEntry[TopicPartition, int]) -> TaskInFlight | ReservedTurn | None:
         """Return the task or placeholder of a message that waits for its key, if any."""
         return self._order.find_waiting_task(entry.position)
 
-    def find_blocker(self, run: TaskRun | KeptPlace) -> int | None:
+    def find_blocker(self, run: TaskInFlight | ReservedTurn) -> int | None:
         """Return the ledger position of the message that a task waits for; None: it does not wait."""
         return self._order.find_blocker(run)
 
     def find_waiting_offsets(self) -> Set[int]:
         """Return the offsets of the messages that have a task waiting for its key."""
-        self._offsets = {place: offset for place, offset in self._offsets.items() if self._order.is_waiting(place)}
+        self._offsets = {
+            reserved: offset for reserved, offset in self._offsets.items() if self._order.is_waiting(reserved)
+        }
         return set(self._offsets.values())
 
     def find_unstarted_offsets(self) -> Set[int]:
         """Return the offsets of the waiting messages that have not started, that is, wait for more than their hook."""
         self.find_waiting_offsets()
-        return {offset for place, offset in self._offsets.items() if place not in self._begun}
+        return {offset for reserved, offset in self._offsets.items() if reserved not in self._begun}
 
-    def replaced(self, run: TaskRun, others: Sequence[TaskRun]) -> None:
+    def replaced(self, run: TaskInFlight, others: Sequence[TaskInFlight]) -> None:
         """Launch the tasks that replace a task, at its position in the order."""
         self._launch_all(self._order.replace(run, others), self._order.waiting_messages)
 
-    def ended(self, run: TaskRun | KeptPlace) -> None:
+    def ended(self, run: TaskInFlight | ReservedTurn) -> None:
         """Launch the tasks that waited for this one, which has ended."""
         before = self._order.waiting_messages
         self._launch_all(self._order.note_task_done(run), before)
@@ -177,11 +184,11 @@ class OrderedTasks:
         self._offsets.clear()
         self._begun.clear()
 
-    def _launch_all(self, runs: Sequence[TaskRun | KeptPlace], before: int) -> None:
+    def _launch_all(self, runs: Sequence[TaskInFlight | ReservedTurn], before: int) -> None:
         if change := self._order.waiting_messages - before:
             self._waits(change)
         for run in runs:
-            if isinstance(run, TaskRun):
+            if isinstance(run, TaskInFlight):
                 self._launch(run)
             elif run.turn is not None:
                 run.turn()

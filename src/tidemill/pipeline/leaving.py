@@ -81,7 +81,7 @@ class Stopping:
         warden: Cleans up after this process if it is killed.
         is_failed: Returns whether the engine has failed, which can also happen during the stop.
         subscribed: Whether the engine joined its group.
-        keep_place: Whether it stays a member, because another engine takes over its partitions.
+        keep_membership: Whether it stays a member, because another engine takes over its partitions.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Stopping:
         is_failed: Callable[[], bool],
         *,
         subscribed: bool,
-        keep_place: bool = False,
+        keep_membership: bool = False,
     ) -> None:
         """Start the deadline."""
         self._context = context
@@ -104,7 +104,7 @@ class Stopping:
         self._warden = warden
         self._is_failed = is_failed
         self._subscribed = subscribed
-        self._keep_place = keep_place
+        self._keep_membership = keep_membership
         self._deadline = Deadline(context.settings.executor.drain_timeout_seconds + END_SECONDS)
         self._drain_deadline = self._deadline.before(END_SECONDS)
 
@@ -138,7 +138,7 @@ class Stopping:
             self._warden.close()
         if self._subscribed:
             seconds = max(LATE_SECONDS, self._deadline.left_seconds) - LATE_SECONDS / 3
-            leave = not self._is_failed() and not self._keep_place
+            leave = not self._is_failed() and not self._keep_membership
             await self._try("consumer", self._source.close(leave=leave, seconds=seconds))
 
     async def _try(self, what: str, step: Awaitable[None]) -> None:
@@ -185,7 +185,7 @@ class Stopping:
             context.log.warning(
                 "the last commits failed; finished messages will be reprocessed",
                 messages=failed,
-                reason=self._source.describe_stall() or "no answer from the brokers",
+                reason=self._source.describe_wait() or "no answer from the brokers",
             )
         context.commits.close()
 

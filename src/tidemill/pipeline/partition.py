@@ -20,7 +20,7 @@ from tidemill.pipeline.delivery.routing import encode_payloads
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.key_order import OrderedTasks
 from tidemill.pipeline.reports.report import NO_WINDOW, WindowTimes
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage, list_sizes
 from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import TopicPartition, name_partition
@@ -75,12 +75,12 @@ class OwnedPartition:
         self._context = context
         self.partition = partition
         self.name = name_partition(partition)
-        self.pending: dict[object, TaskRun] = {}
+        self.pending: dict[object, TaskInFlight] = {}
         self.unresolved = 0
         self.undelivered = 0
         self.undelivered_bytes = 0
         self.starved = False
-        self.parked: list[TaskRun] = []
+        self.parked: list[TaskInFlight] = []
         self.windows = 0
         self.held: dict[int, int] = {}
         self.stuck = 0
@@ -109,7 +109,7 @@ class OwnedPartition:
         """Yield the tasks that have no final outcome yet."""
         return (run.task for run in self.pending.values())
 
-    def launch(self, run: TaskRun) -> None:
+    def launch(self, run: TaskInFlight) -> None:
         """Start a task whose turn it is, or use its precomputed result."""
         known = run.task.precomputed
         if known is None:
@@ -144,7 +144,7 @@ class OwnedPartition:
             return False
         return self.undelivered_bytes * context.load.lanes >= context.settings.executor.max_queued_bytes
 
-    def park(self, run: TaskRun) -> None:
+    def park(self, run: TaskInFlight) -> None:
         """Hold a task until fewer results wait for sinks."""
         self.parked.append(run)
         self._context.counters.parked += 1
@@ -184,7 +184,7 @@ class OwnedPartition:
         if self.starved:
             self._context.room_freed(self.partition)
 
-    def _take_parked(self) -> list[TaskRun]:
+    def _take_parked(self) -> list[TaskInFlight]:
         parked, self.parked = self.parked, []
         self._context.counters.parked -= len(parked)
         return parked
@@ -206,7 +206,7 @@ class OwnedPartition:
         self,
         message: SourceMessage,
         entry: LedgerEntry[TopicPartition, int],
-        runs: Sequence[TaskRun] = (),
+        runs: Sequence[TaskInFlight] = (),
         window: WindowTimes = NO_WINDOW,
         rejected: str | None = None,
     ) -> None:
@@ -238,7 +238,7 @@ class OwnedPartition:
         self,
         messages: Sequence[SourceMessage],
         entries: Sequence[LedgerEntry[TopicPartition, int]],
-        runs: Sequence[Sequence[TaskRun]],
+        runs: Sequence[Sequence[TaskInFlight]],
         window: WindowTimes,
     ) -> None:
         """Resolve messages of a window together; see `resolve`."""
@@ -282,7 +282,7 @@ class OwnedPartition:
         text: str,
         messages: Sequence[SourceMessage],
         confirmed: Callable[[], None],
-        run: TaskRun | None = None,
+        run: TaskInFlight | None = None,
         error: ExecutorError | None = None,
         refused: object = None,
     ) -> None:

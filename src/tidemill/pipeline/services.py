@@ -22,13 +22,13 @@ import msgspec
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.blocking import Cause
+from tidemill.core.blocking import BlockCause
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import HOOKS, Handler
 from tidemill.pipeline.handler.cache import NO_CACHE_STATISTICS, Cache, CacheStatistics
 from tidemill.pipeline.handler.periodic import PeriodicRunner, PeriodicStatistics, find_periodic_hooks
-from tidemill.pipeline.hooks import Calls, latest
-from tidemill.runtime.identity import Identity
+from tidemill.pipeline.hooks import HookCalls, latest
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.loop.blockwatch import Block, BlockWatch
 from tidemill.runtime.loop.durations import Durations
 from tidemill.runtime.loop.engine_tasks import EngineTasks
@@ -69,9 +69,9 @@ class Services:
         self,
         settings: Settings,
         handler: Handler[Any, Any],
-        identity: Identity,
+        identity: EngineIdentity,
         tasks: EngineTasks,
-        calls: Calls,
+        calls: HookCalls,
     ) -> None:
         self._handler = handler
         self._calls = calls
@@ -115,10 +115,10 @@ class Services:
         if self._cache is not None:
             await self._cache.close()
 
-    def describe_stall(self) -> dict[str, str]:
+    def describe_wait(self) -> dict[str, str]:
         """Return the services that do not work, with the reasons."""
         found = {f"periodic {name}": f"stopped for good: {error}" for name, error in self.periodic.stopped.items()}
-        cache = self._cache.describe_stall() if self._cache is not None else None
+        cache = self._cache.describe_wait() if self._cache is not None else None
         return found if cache is None else {**found, "cache": cache}
 
     def statistics(self) -> ServiceStatistics:
@@ -198,7 +198,7 @@ class HookWatch:
 
     def _on_block(self, block: Block) -> None:
         """Log the blocking hook; called on the watching thread during the block, if that thread could run."""
-        if block.cause is Cause.STARVED:
+        if block.cause is BlockCause.STARVED:
             return
         self._hook = self._find_running_hook() if block.stack else self._find_latest_hook()
         self.blocks += 1
@@ -215,7 +215,7 @@ class HookWatch:
         )
 
     def _on_over(self, block: Block) -> None:
-        if block.cause is not Cause.STARVED:
+        if block.cause is not BlockCause.STARVED:
             log.warning("the event loop is running again", hook=self._hook, seconds=round(block.seconds, 3))
 
     def _find_latest_hook(self) -> str | None:

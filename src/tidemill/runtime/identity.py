@@ -22,7 +22,7 @@ _ALLOWED = re.compile(r"[A-Za-z0-9._-]+")
 MAX_NAME_LENGTH = 100
 
 
-class Identity(msgspec.Struct, frozen=True):
+class EngineIdentity(msgspec.Struct, frozen=True):
     """The identity of one engine.
 
     Attributes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.store.ciphers import Cipher, build_cipher
-from tidemill.store.database import Caller
+from tidemill.store.database import StoreClient
 from tidemill.store.engines.lock import StoreInUseError
 from tidemill.store.engines.opening import find_file, open_caller
 
@@ -87,7 +87,7 @@ class NoStoreError(ConfigError):
     """The store of a folder of DAGs does not exist yet."""
 
 
-async def open_dag_store(settings: Settings, folder: Path, *, create: bool = False) -> Caller:
+async def open_dag_store(settings: Settings, folder: Path, *, create: bool = False) -> StoreClient:
     """Open the store of a folder of DAGs for calls.
 
     Args:

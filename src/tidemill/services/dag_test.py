@@ -36,7 +36,7 @@ from tidemill.services.triggerer.hosting.loading import create_trigger, encode_p
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.calls.call import Call, CallRefusedError
 from tidemill.store.calls.people_calls import CreateRun, GetRun, ListTasks, RunRecord
-from tidemill.store.calls.service_calls import BeginService, SchedulerAnswer, SchedulerTurn, StoreFile
+from tidemill.store.calls.service_calls import BeginSession, SchedulerAnswer, SchedulerTurn, StoreFile
 from tidemill.store.calls.setting_calls import SetPool
 from tidemill.store.calls.task_calls import GetConnection, GetVariable
 from tidemill.store.calls.trigger_calls import (
@@ -48,17 +48,17 @@ from tidemill.store.calls.trigger_calls import (
     StoreEvents,
 )
 from tidemill.store.calls.worker_calls import (
+    AttemptReport,
     CallbackReport,
     ClaimedAttempt,
     Deferral,
     Failure,
-    Report,
     Result,
     Skip,
     Success,
     WorkerTurn,
 )
-from tidemill.store.database import Calls
+from tidemill.store.database import StoreCalls
 from tidemill.store.engines.opening import open_store
 from tidemill.triggers.streams.routing import find_events
 
@@ -94,10 +94,10 @@ def run_dag_test(
     """
     path, loaded = find_dag(folder, dag_id)
     with contextlib.ExitStack() as closing:
-        place = OwnedFolder("tidemill-dag-test-")
-        closing.callback(place.cleanup)
+        owned = OwnedFolder("tidemill-dag-test-")
+        closing.callback(owned.cleanup)
         runner = closing.enter_context(asyncio.Runner())
-        store = runner.run(open_store(f"sqlite:///{place.path}/dags.db"))
+        store = runner.run(open_store(f"sqlite:///{owned.path}/dags.db"))
         try:
             test = _Test(runner, store, loaded, _Shared(runner, settings, folder), say)
             return test.run(path.relative_to(folder), dag_id, conf, logical_us)
@@ -177,7 +177,7 @@ class _Test:
     def __init__(
         self,
         runner: asyncio.Runner,
-        store: Calls,
+        store: StoreCalls,
         loaded: LoadedFile,
         shared: _Shared,
         say: Callable[[str], None],
@@ -199,7 +199,7 @@ class _Test:
 
     def run(self, path: Path, dag_id: str, conf: dict[str, Any], logical_us: int | None) -> str:
         about = (socket.gethostname(), "", os.getpid())
-        self._service = self.ask(BeginService("dev", "test", *about, queues=("default",), capacity=1))
+        self._service = self.ask(BeginSession("dev", "test", *about, queues=("default",), capacity=1))
         structure = serialize_dag(self._loaded.dags[dag_id])
         stored = self.ask(StoreFile(str(path), self._loaded.digest, self._loaded.modules, None, (structure,)))
         for each in stored:
@@ -261,7 +261,9 @@ class _Test:
         if isinstance(ending, Failure):
             self._told[attempt.task_id] = ending.error
         self._say(f"--- {attempt.task_id}: {_describe(ending)}")
-        report = Report(attempt.task, attempt.epoch, ending, result.xcoms, result.skip, result.skip_all_downstream)
+        report = AttemptReport(
+            attempt.task, attempt.epoch, ending, result.xcoms, result.skip, result.skip_all_downstream
+        )
         (outcome,) = self.ask(WorkerTurn(self._service, self._request, reports=(report,))).outcomes
         if outcome.reason:
             raise InvariantError(f"how {attempt.task_id} ended cannot be stored: {outcome.reason}; please report it")

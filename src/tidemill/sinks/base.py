@@ -87,7 +87,7 @@ class Sink(ABC):
         self.name = name
 
     @property
-    def place(self) -> str:
+    def section(self) -> str:
         """The section that configures this sink, for messages."""
         return f"{name_sink_section(self.type)}.{self.name}"
 
@@ -154,13 +154,13 @@ def check_encoded(sink: Sink, result: Any) -> None:
     """
     if not isinstance(result, Encoded) or not isinstance(result.size_bytes, int):
         raise TypeError(
-            f"{sink.place}: encode must return an Encoded with a size in bytes, not {shorten(repr(result))}"
+            f"{sink.section}: encode must return an Encoded with a size in bytes, not {shorten(repr(result))}"
         )
     try:
         hash(result.key)
     except TypeError:
         raise TypeError(
-            f"{sink.place}: the key {shorten(repr(result.key))} is not hashable; use text or a tuple"
+            f"{sink.section}: the key {shorten(repr(result.key))} is not hashable; use text or a tuple"
         ) from None
 
 

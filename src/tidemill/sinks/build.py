@@ -59,27 +59,27 @@ def _import_class(kind: str) -> Callable[..., Sink]:
 
 
 def _build_custom(kind: str, name: str, options: Mapping[str, Any]) -> Sink:
-    place = name_sink_section(kind)
+    section = name_sink_section(kind)
     found = importlib.metadata.entry_points(group=GROUP)
     if kind not in found.names:
         known = ", ".join(sorted(found.names)) or "none"
         raise ConfigError(
-            f"{place}: no installed package has a sink of this type (entry points of the group {GROUP}: {known}); "
+            f"{section}: no installed package has a sink of this type (entry points of the group {GROUP}: {known}); "
             "install the package that has it, or correct the type"
         )
     try:
         sink_class = found[kind].load()
     except Exception as error:  # an import can raise anything
-        raise ConfigError(f"{place}: {found[kind].value} cannot be imported: {describe_error(error)}") from error
+        raise ConfigError(f"{section}: {found[kind].value} cannot be imported: {describe_error(error)}") from error
     if not (isinstance(sink_class, type) and issubclass(sink_class, Sink)):
-        raise ConfigError(f"{place}: {found[kind].value} is not a subclass of tidemill.sinks.base.Sink")
+        raise ConfigError(f"{section}: {found[kind].value} is not a subclass of tidemill.sinks.base.Sink")
     if sink_class.type != kind:
-        raise ConfigError(f"{place}: {found[kind].value} has the type {sink_class.type!r}, not {kind!r}")
+        raise ConfigError(f"{section}: {found[kind].value} has the type {sink_class.type!r}, not {kind!r}")
     own = {key: value for key, value in options.items() if key != "ui_url"}
-    return _create(sink_class, f"{place}.{name}", name, own)
+    return _create(sink_class, f"{section}.{name}", name, own)
 
 
-def _create(sink_class: type[Sink], place: str, name: str, options: dict[str, Any]) -> Sink:
+def _create(sink_class: type[Sink], section: str, name: str, options: dict[str, Any]) -> Sink:
     model = sink_class.options_model
     try:
         return sink_class(name, options if model is None else model.model_validate(options))  # type: ignore[call-arg]
@@ -87,6 +87,6 @@ def _create(sink_class: type[Sink], place: str, name: str, options: dict[str, An
         raise
     except pydantic.ValidationError as error:
         problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
-        raise ConfigError(f"{place}: {'; '.join(problems)}") from None
+        raise ConfigError(f"{section}: {'; '.join(problems)}") from None
     except Exception as error:
-        raise ConfigError(f"{place} cannot be created: {describe_error(error)}") from error
+        raise ConfigError(f"{section} cannot be created: {describe_error(error)}") from error

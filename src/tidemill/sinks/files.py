@@ -30,7 +30,7 @@ import msgspec
 import structlog
 
 from tidemill.config.sink_settings import FilesystemSinkSettings
-from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
+from tidemill.core.errors import ConfigError, RemoteError, TargetMissingError
 from tidemill.sinks import file_replacement
 from tidemill.sinks.base import Encoded, Refusal, Sink, shorten
 from tidemill.sinks.base_folder import BaseFolder, OutsideError, sync_folder
@@ -163,7 +163,7 @@ class FilesystemSink(Sink):
         """Write a batch; the payloads for one file are accepted or refused together.
 
         Raises:
-            WrongPlaceError: The base path is no longer a folder.
+            TargetMissingError: The base path is no longer a folder.
             RemoteError: The host failed, so no file could be written.
         """
         if self._thread is None:
@@ -214,7 +214,7 @@ class FilesystemSink(Sink):
         """Return the base folder; reopen it if its path leads to another folder now.
 
         Raises:
-            WrongPlaceError: The base path is not a folder.
+            TargetMissingError: The base path is not a folder.
         """
         try:
             if self._base is None or not self._base.is_current():
@@ -222,7 +222,7 @@ class FilesystemSink(Sink):
                 self._base = BaseFolder(self._root)
         except OSError as error:
             self._close_all()
-            raise WrongPlaceError(
+            raise TargetMissingError(
                 f"{self._what}: base_path {self._given!r} is no longer a folder ({error.strerror}); "
                 "restore the folder, and writing resumes"
             ) from None

@@ -146,7 +146,9 @@ class HttpSink(Sink):
             self._url = self._client.build_request(settings.method, settings.url).url
             _ = httpx.Headers({"content-type": self._content_type})
         except (httpx.InvalidURL, ValueError) as error:
-            raise ConfigError(f"{self.place}: {self._where}: {self._describe(error)}; correct url or headers") from None
+            raise ConfigError(
+                f"{self.section}: {self._where}: {self._describe(error)}; correct url or headers"
+            ) from None
         if proxy is None:  # a proxy resolves names and connects in its own way
             await self._check_reachable()
 
@@ -157,10 +159,10 @@ class HttpSink(Sink):
             writer.close()
         except TimeoutError:
             raise RemoteError(
-                f"{self.place}: {self._where}: no answer within {CONNECT_SECONDS:g} s; {CHECK} url"
+                f"{self.section}: {self._where}: no answer within {CONNECT_SECONDS:g} s; {CHECK} url"
             ) from None
         except OSError as error:
-            raise RemoteError(f"{self.place}: {self._where}: {self._describe(error)}; {CHECK} url") from None
+            raise RemoteError(f"{self.section}: {self._where}: {self._describe(error)}; {CHECK} url") from None
 
     def _describe(self, error: BaseException) -> str:
         return mask_secrets(describe_error(error), self._secrets)
@@ -238,7 +240,7 @@ class HttpSink(Sink):
         # fail.
         failing = (HttpVerdict.OVERLOADED,) if self._order is None else (HttpVerdict.OVERLOADED, HttpVerdict.AGAIN)
         if len(known) == len(batch) and all(outcome.verdict in failing for outcome in known):
-            raise RemoteError(f"{self.place}: {known[0].text}")
+            raise RemoteError(f"{self.section}: {known[0].text}")
         return [_build_answer(outcome) for outcome in outcomes]
 
     async def _work(self, batch: Sequence[Encoded], outcomes: list[_Outcome | None], indexes: Iterator[int]) -> None:
@@ -272,7 +274,7 @@ class HttpSink(Sink):
     async def _request(self, wanted: _Request, *, again: bool) -> _Outcome:
         client, settings = self._client, self._settings
         if client is None:
-            raise RemoteError(f"{self.place} is not connected")
+            raise RemoteError(f"{self.section} is not connected")
         request = client.build_request(
             wanted.method, wanted.url or self._url, content=wanted.content, headers=wanted.headers
         )

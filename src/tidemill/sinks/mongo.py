@@ -160,18 +160,18 @@ class MongoSink(Sink):
         try:
             client: AsyncMongoClient[Any] = AsyncMongoClient(self._settings.uri, **options)
         except (refused.PyMongoError, ValueError) as error:
-            raise ConfigError(f"{self.place}: {where}: {self._describe(error)}; correct uri") from None
+            raise ConfigError(f"{self.section}: {where}: {self._describe(error)}; correct uri") from None
         if not client.write_concern.acknowledged:
-            raise ConfigError(f"{self.place}: {where}: w=0 asks for unacknowledged writes; remove it from uri")
+            raise ConfigError(f"{self.section}: {where}: w=0 asks for unacknowledged writes; remove it from uri")
         try:
             await client.admin.command("ping")
         except refused.OperationFailure as error:
             await close_within(CLOSE_SECONDS, client.close())
             kind = ConfigError if error.code == _UNKNOWN_USER else RemoteError
-            raise kind(f"{self.place}: {where}: {self._describe(error)}; correct uri") from None
+            raise kind(f"{self.section}: {where}: {self._describe(error)}; correct uri") from None
         except refused.PyMongoError as error:
             await close_within(CLOSE_SECONDS, client.close())
-            raise RemoteError(f"{self.place}: {where}: {self._describe(error)}; {CHECK} uri") from None
+            raise RemoteError(f"{self.section}: {where}: {self._describe(error)}; {CHECK} uri") from None
         except BaseException:
             await close_within(CLOSE_SECONDS, client.close())
             raise
@@ -252,7 +252,7 @@ class MongoSink(Sink):
                 while indexes := answers.filter_sendable(todo):
                     todo = await self._write(jobs, indexes, answers)
         except (refused.PyMongoError, OSError) as error:
-            return answers.collect(RemoteError(f"{self.place}: {self._describe(error)}"))
+            return answers.collect(RemoteError(f"{self.section}: {self._describe(error)}"))
         return answers.collect()
 
     async def _write(self, jobs: Sequence[_Job], indexes: Sequence[int], answers: Answers) -> Sequence[int]:

@@ -26,7 +26,7 @@ _LEAVES: Final = frozenset(
     }
 )
 _LISTS: Final = (list, tuple, set, frozenset)
-_MAX_PLACE: Final = 200
+_MAX_PATH_CHARS: Final = 200
 
 
 def has_non_finite(value: Any) -> bool:
@@ -63,16 +63,16 @@ def describe_non_finite(value: Any) -> str:
         "-Infinity at ['rates'][1]"
     """
     todo = [("", value)]
-    place, number = "", math.nan
+    path, number = "", math.nan
     while todo:
-        place, value = todo.pop()
+        path, value = todo.pop()
         if isinstance(value, float):
             if not math.isfinite(value):
                 number = value
                 break
         elif type(value) not in _LEAVES:
-            todo += [(place + _bracket(name), item) for name, item in reversed(_list_parts(value))]
-    found = f"{_spell(number)} at {_shorten(place, _MAX_PLACE)}" if place else _spell(number)
+            todo += [(path + _bracket(name), item) for name, item in reversed(_list_parts(value))]
+    found = f"{_spell(number)} at {_shorten(path, _MAX_PATH_CHARS)}" if path else _spell(number)
     return f"{found}, which JSON cannot represent; return None or text instead, or set delivery.non_finite"
 
 

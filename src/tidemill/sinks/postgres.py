@@ -17,7 +17,7 @@ import structlog
 
 from tidemill.config.redaction import find_url_secrets, mask_secrets, redact_text
 from tidemill.config.sink_settings import PostgresSinkSettings
-from tidemill.core.delivery.sql_plan import Operation, Row, Shape
+from tidemill.core.delivery.sql_plan import Row, RowOperation, Shape
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.runtime.poolers import is_wrong_login
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within, shorten, to_mapping
@@ -37,7 +37,7 @@ from tidemill.sinks.postgres_writing import (
 log = structlog.get_logger(__name__)
 
 #: The operations of payloads; statements of the configuration have a field of their own.
-_OPERATIONS = tuple(operation for operation in Operation if operation is not Operation.STATEMENT)
+_OPERATIONS = tuple(operation for operation in RowOperation if operation is not RowOperation.STATEMENT)
 #: How long the pool's connections may take to close; a handler may still hold some.
 CLOSE_SECONDS = 5.0
 #: SQLSTATEs that concern all rows of a statement alike. Exceptions are row level security (42501), and a type without
@@ -70,7 +70,7 @@ class PostgresSink(Sink):
         self._json = JsonCodec(self.to_json)
         self._writer = Writer(self.max_batch_count, self._json, pooled=False)
         self._statements = {
-            name: (Shape(Operation.STATEMENT, name, tuple(each.parameters), sql=each.sql), tuple(sorted(each.key)))
+            name: (Shape(RowOperation.STATEMENT, name, tuple(each.parameters), sql=each.sql), tuple(sorted(each.key)))
             for name, each in settings.statements.items()
         }
         #: For `on_ready`; None before `connect` and after `close`.
@@ -95,18 +95,18 @@ class PostgresSink(Sink):
                     await self._check_statements(connection)
                 stack.pop_all()
         except ConfigError as error:
-            raise ConfigError(f"{self.place}: {where}: {error}") from None
+            raise ConfigError(f"{self.section}: {where}: {error}") from None
         except (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
-            raise ConfigError(f"{self.place}: {where}: {self._describe(error)}; correct dsn") from None
+            raise ConfigError(f"{self.section}: {where}: {self._describe(error)}; correct dsn") from None
         except asyncpg.ProtocolViolationError as error:
-            text = f"{self.place}: {where}: {self._describe(error)}"
+            text = f"{self.section}: {where}: {self._describe(error)}"
             if is_wrong_login(error):
                 raise ConfigError(f"{text}; correct dsn") from None
             raise RemoteError(f"{text}; {CHECK} dsn") from None
         except TimeoutError:
-            raise RemoteError(f"{self.place}: {where}: no answer within {CONNECT_SECONDS:g} s; {CHECK} dsn") from None
+            raise RemoteError(f"{self.section}: {where}: no answer within {CONNECT_SECONDS:g} s; {CHECK} dsn") from None
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise RemoteError(f"{self.place}: {where}: {self._describe(error)}; {CHECK} dsn") from None
+            raise RemoteError(f"{self.section}: {where}: {self._describe(error)}; {CHECK} dsn") from None
         self.pool = pool
         self._writer = Writer(self.max_batch_count, self._json, pooled=pooled)
 
@@ -117,20 +117,20 @@ class PostgresSink(Sink):
             ConfigError: A statement is wrong whatever tables exist.
         """
         for name, (shape, _) in self._statements.items():
-            place = f"{self.place}.statements.{name}"
+            section = f"{self.section}.statements.{name}"
             try:
                 async with connection.transaction():
                     count = len((await connection.prepare(shape.sql)).get_parameters())
             except asyncpg.PostgresSyntaxError as error:
-                raise ConfigError(f"{place}: {self._describe(error)}; correct sql") from None
+                raise ConfigError(f"{section}: {self._describe(error)}; correct sql") from None
             except asyncpg.PostgresError as error:
                 if is_passing(error):
                     raise
-                log.warning("a statement cannot be executed yet", statement=place, error=self._describe(error))
+                log.warning("a statement cannot be executed yet", statement=section, error=self._describe(error))
                 continue
             if count != len(shape.columns):
                 raise ConfigError(
-                    f"{place}: sql has {count} parameters ($1, $2, ...), but parameters names {len(shape.columns)}; "
+                    f"{section}: sql has {count} parameters ($1, $2, ...), but parameters names {len(shape.columns)}; "
                     "name each parameter"
                 )
 
@@ -185,7 +185,7 @@ class PostgresSink(Sink):
         if found is None:
             there = ", ".join(sorted(self._statements)) or "none"
             name = shorten(repr(payload.statement), 60)
-            raise ValueError(f"statement {name} is not configured in {self.place}.statements; configured: {there}")
+            raise ValueError(f"statement {name} is not configured in {self.section}.statements; configured: {there}")
         if payload.table or payload.op != "insert" or payload.conflict or payload.where:
             raise ValueError(f"statement {payload.statement} takes data, not table, op, conflict or where")
         shape, identity = found
@@ -194,9 +194,9 @@ class PostgresSink(Sink):
             wanted = ", ".join(shape.columns) or "nothing"
             given = shorten(", ".join(sorted(data))) or "nothing"
             raise ValueError(f"data of statement {payload.statement} must have the fields {wanted}, got {given}")
-        place = f"statement {shape.table}"
-        values, size, nested = convert_values(place, shape.columns, [data[name] for name in shape.columns])
-        key = make_row_key(place, identity, data)
+        whose = f"statement {shape.table}"
+        values, size, nested = convert_values(whose, shape.columns, [data[name] for name in shape.columns])
+        key = make_row_key(whose, identity, data)
         return Encoded(key, Row(shape, tuple(values), key, nested), size + 8)
 
     def _check_shape(self, known: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Shape, tuple[str, ...]]:
@@ -208,7 +208,7 @@ class PostgresSink(Sink):
             raise ValueError(f"unknown op {shorten(repr(operation), 60)}; use one of {', '.join(_OPERATIONS)}")
         nulls = tuple(name for name in all_looked_for if name not in looked_for)
         decides = (conflict,) if isinstance(conflict, str) else conflict
-        shape = Shape(Operation(operation), table, tuple(data), decides, looked_for, nulls)
+        shape = Shape(RowOperation(operation), table, tuple(data), decides, looked_for, nulls)
         identity = all_looked_for or decides
         if len(self._shapes) >= MAX_KNOWN_SHAPES:
             self._shapes.clear()
@@ -230,24 +230,24 @@ class PostgresSink(Sink):
                 with writing_payloads():
                     await self._write_all(connection, [item.body for item in batch], answers)
         except (PoolerFoundError, ConfigError) as error:
-            raise RemoteError(f"{self.place}: {error}") from error
+            raise RemoteError(f"{self.section}: {error}") from error
         except asyncpg.InternalClientError as error:
             # The server closed the connection between two statements, and the client's protocol state is lost.
-            return answers.collect(RemoteError(f"{self.place}: the connection broke: {self._describe(error)}"))
+            return answers.collect(RemoteError(f"{self.section}: the connection broke: {self._describe(error)}"))
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            return answers.collect(RemoteError(f"{self.place}: {self._describe(error)}"))
+            return answers.collect(RemoteError(f"{self.section}: {self._describe(error)}"))
         return answers.collect()
 
     @contextlib.asynccontextmanager
     async def _acquire(self) -> AsyncIterator[asyncpg.Connection]:
         pool = self.pool
         if pool is None:
-            raise RemoteError(f"{self.place} is not connected")
+            raise RemoteError(f"{self.section} is not connected")
         try:
             connection = await pool.acquire(timeout=CONNECT_SECONDS)
         except TimeoutError:
             raise RemoteError(
-                f"{self.place}: no connection within {CONNECT_SECONDS:g} s: the server does not answer, "
+                f"{self.section}: no connection within {CONNECT_SECONDS:g} s: the server does not answer, "
                 "or hooks hold all connections (pool_max)"
             ) from None
         try:

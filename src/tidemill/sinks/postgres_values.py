@@ -30,11 +30,11 @@ _KNOWN = (
 )
 
 
-def convert_values(place: str, names: Sequence[str], given: Iterable[Any]) -> tuple[list[Any], int, bool]:
+def convert_values(whose: str, names: Sequence[str], given: Iterable[Any]) -> tuple[list[Any], int, bool]:
     """Return values that the client can send, their approximate size in bytes, and whether one of them is not a scalar.
 
     Args:
-        place: The table or statement, for messages.
+        whose: The table or statement, for messages.
         names: The columns or parameters.
         given: The values.
 
@@ -48,35 +48,35 @@ def convert_values(place: str, names: Sequence[str], given: Iterable[Any]) -> tu
         kind = type(value)
         if kind is str:
             # Hot path: one flag and one search for each text of each row.
-            size += len(value) if value.isascii() and "\0" not in value else _measure_text(place, names[index], value)
+            size += len(value) if value.isascii() and "\0" not in value else _measure_text(whose, names[index], value)
         elif kind in _PLAIN:
             size += len(value) if kind is bytes else 8
         else:
-            values[index], more, container = _convert_value(place, names[index], value)
+            values[index], more, container = _convert_value(whose, names[index], value)
             size += more
             nested = nested or container
     return values, size, nested
 
 
-def _measure_text(place: str, name: str, value: str) -> int:
+def _measure_text(whose: str, name: str, value: str) -> int:
     if "\0" in value:
-        raise ValueError(f"{name!r} of {place} has a NUL character, which text in PostgreSQL cannot have; remove it")
+        raise ValueError(f"{name!r} of {whose} has a NUL character, which text in PostgreSQL cannot have; remove it")
     try:
         return len(value.encode())
     except UnicodeEncodeError as error:
         code = ord(value[error.start])
         raise ValueError(
-            f"{name!r} of {place} has the lone surrogate U+{code:04X} at {error.start}, which UTF-8 cannot encode; "
+            f"{name!r} of {whose} has the lone surrogate U+{code:04X} at {error.start}, which UTF-8 cannot encode; "
             "replace it"
         ) from None
 
 
-def _convert_value(place: str, name: str, value: Any) -> tuple[Any, int, bool]:
+def _convert_value(whose: str, name: str, value: Any) -> tuple[Any, int, bool]:
     """Return the form of a value that is not plain, its size, and whether it is not a scalar."""
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, str):
-        return value, _measure_text(place, name, value), False
+        return value, _measure_text(whose, name, value), False
     if isinstance(value, bytes):
         return value, len(value), False
     if value is None or isinstance(value, _KNOWN):
@@ -88,7 +88,7 @@ def _convert_value(place: str, name: str, value: Any) -> tuple[Any, int, bool]:
         # array of floats may have NaN, which JSON does not allow.
         size = len(to_json(list(value) if isinstance(value, (set, frozenset)) else value, "null"))
         return _copy(value), size, True
-    raise TypeError(f"{name!r} of {place} is of type {type(value).__name__}, which PostgreSQL cannot represent")
+    raise TypeError(f"{name!r} of {whose} is of type {type(value).__name__}, which PostgreSQL cannot represent")
 
 
 def _copy(value: Any) -> Any:

@@ -16,8 +16,8 @@ import asyncpg
 from tidemill.core.delivery.sql_plan import (
     ARRAY_TYPES,
     JSON_TYPES,
-    Operation,
     Row,
+    RowOperation,
     Shape,
     build_array_statement,
     group_rows,
@@ -109,7 +109,7 @@ class Writer:
     ) -> Sequence[_Part]:
         """Return the statements for rows that may share one."""
         shape, count = rows[first].shape, last - first
-        if count == 1 or shape.operation is Operation.STATEMENT or self._is_full(shape, count):
+        if count == 1 or shape.operation is RowOperation.STATEMENT or self._is_full(shape, count):
             return (_Part(first, last),)
         if shape in self._types:
             types = self._types[shape]
@@ -136,7 +136,7 @@ class Writer:
         first, last, types = part
         some = rows[first:last]
         shape = some[0].shape
-        if shape.operation is Operation.STATEMENT:
+        if shape.operation is RowOperation.STATEMENT:
             # The statement's result is ignored, so it cannot fail a row that has been written.
             await _try(connection, part[:2], connection.executemany(shape.sql, [row.values for row in some]))
         elif types is None:

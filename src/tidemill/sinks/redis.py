@@ -81,17 +81,17 @@ class RedisSink(Sink):
                 retry=Retry(NoBackoff(), 0),
             )
         except ValueError as error:
-            raise ConfigError(f"{self.place}: {where}: {self._describe(error)}; correct url") from None
+            raise ConfigError(f"{self.section}: {where}: {self._describe(error)}; correct url") from None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await client.ping()
         except refused.AuthenticationError as error:
             await close_within(CLOSE_SECONDS, client.aclose())
-            raise ConfigError(f"{self.place}: {where}: {self._describe(error)}; correct url") from None
+            raise ConfigError(f"{self.section}: {where}: {self._describe(error)}; correct url") from None
         except (refused.RedisError, OSError) as error:
             await close_within(CLOSE_SECONDS, client.aclose())
             said = self._describe(error).rstrip(".")
-            raise RemoteError(f"{self.place}: {where}: {said}; {CHECK} url") from None
+            raise RemoteError(f"{self.section}: {where}: {said}; {CHECK} url") from None
         self._client = client
 
     def _describe(self, error: BaseException) -> str:
@@ -132,7 +132,7 @@ class RedisSink(Sink):
                 todo = await self._execute(indexes, batch, answers)
         except (refused.RedisError, OSError) as error:
             await self._drop_connections()
-            return answers.collect(RemoteError(f"{self.place}: {self._describe(error)}"))
+            return answers.collect(RemoteError(f"{self.section}: {self._describe(error)}"))
         except BaseException:
             # A reply may still arrive; the next command must not read it as its own.
             await self._drop_connections()
@@ -170,7 +170,7 @@ class RedisSink(Sink):
 
     async def _send_transaction(self, commands: Sequence[Command]) -> list[Any]:
         if self._client is None:
-            raise RemoteError(f"{self.place} is not connected")
+            raise RemoteError(f"{self.section} is not connected")
         # Built by hand: the client's own transaction reports only the first command that failed.
         pipeline = self._client.pipeline(transaction=False)
         pipeline.execute_command("MULTI")

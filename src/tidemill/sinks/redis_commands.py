@@ -157,10 +157,10 @@ def _incrbyfloat(key: bytes, data: Any, _: ToJson) -> Command:
 
 
 def _ltrim(key: bytes, data: Any, _: ToJson) -> Command:
-    places = data if isinstance(data, (list, tuple)) else ()
-    if len(places) != 2 or not all(type(each) is int and -(1 << 63) <= each < 1 << 63 for each in places):
+    bounds = data if isinstance(data, (list, tuple)) else ()
+    if len(bounds) != 2 or not all(type(each) is int and -(1 << 63) <= each < 1 << 63 for each in bounds):
         raise TypeError("ltrim takes the first and the last index to keep, as two whole numbers")
-    return (b"LTRIM", key, *(b"%d" % each for each in places))
+    return (b"LTRIM", key, *(b"%d" % each for each in bounds))
 
 
 def _send_elements(command: bytes, key: bytes, data: Any, to_json: ToJson) -> Command:

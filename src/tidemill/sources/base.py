@@ -163,7 +163,7 @@ class Source(Protocol):
         """Return the lag, and the counts of missed messages."""
         ...
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return why no messages arrive, if the source knows."""
 
     def describe_refusal(self) -> str | None:

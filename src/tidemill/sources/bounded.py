@@ -29,7 +29,7 @@ CLOSE_SECONDS = 10.0
 
 
 class RecordReader(Protocol):
-    """Reads messages for a bounded source, on its thread; only `gap` and `describe_stall` are read on the loop."""
+    """Reads messages for a bounded source, on its thread; only `gap` and `describe_wait` are read on the loop."""
 
     def open(self) -> None:
         """Connect."""
@@ -44,7 +44,7 @@ class RecordReader(Protocol):
     def gap(self) -> int:
         """How many messages were deleted before they were read."""
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return why no messages arrive, if the reader knows."""
 
 
@@ -126,9 +126,9 @@ class BoundedSource:
         """Return the gap; the driver of a bounded run tracks what is left, so there is no lag here."""
         return SourceStatistics(self._reader.gap, {})
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return why no messages arrive."""
-        return self._reader.describe_stall()
+        return self._reader.describe_wait()
 
     def describe_refusal(self) -> str | None:
         """Return None: the source is in no group."""

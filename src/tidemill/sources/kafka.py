@@ -35,11 +35,11 @@ from tidemill.sources.buffer import Buffer, ToldBuffers
 from tidemill.sources.commit_positions import list_partitions
 from tidemill.sources.flow_control import FlowControl
 from tidemill.sources.gaps import examine_holes, note_jump
+from tidemill.sources.group_metadata import read_member_id
 from tidemill.sources.lag import LagWatch, read_cached_end
 from tidemill.sources.membership import leave_group, make_consumer_config
 from tidemill.sources.pending_commits import PendingCommits
-from tidemill.sources.place import read_member_id
-from tidemill.sources.topic_watch import Start, TopicWatch, open_topic_ids
+from tidemill.sources.topic_watch import PartitionStart, TopicWatch, open_topic_ids
 from tidemill.sources.transactional_producer import TransactionalProducer
 
 log = structlog.get_logger(__name__)
@@ -146,7 +146,7 @@ class KafkaSource:
         """Return the gap, and the lag of owned partitions whose ends are known."""
         return SourceStatistics(self._gap, self._lag.lag, self._brokers.errors, self._watch.recreated)
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return why no messages arrive, while the brokers are unreachable."""
         return self._brokers.trouble or self._pending.trouble
 
@@ -313,7 +313,7 @@ class KafkaSource:
         self._next_check = 0.0  # update the lag at once
         self._joined = True
 
-    def _begin(self, consumer: ck.Consumer, starts: Mapping[TopicPartition, Start]) -> None:
+    def _begin(self, consumer: ck.Consumer, starts: Mapping[TopicPartition, PartitionStart]) -> None:
         """Take ownership of partitions, and inform the engine."""
         member = read_member_id(consumer.consumer_group_metadata())
         buffers = {tp: Buffer(tp, start.offset, member) for tp, start in starts.items()}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import confluent_kafka as ck
 import structlog
 
-from tidemill.core.delivery.transaction import End
+from tidemill.core.delivery.transaction import TransactionEnd
 from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, TopicPartition
 from tidemill.sources.buffer import Buffer
@@ -164,10 +164,10 @@ class PendingCommits:
             self._tell_transacted(*ended)
         self._is_over()
 
-    def _tell_transacted(self, end: End, offsets: dict[TopicPartition, int]) -> None:
-        if end is End.COMMITTED:
+    def _tell_transacted(self, end: TransactionEnd, offsets: dict[TopicPartition, int]) -> None:
+        if end is TransactionEnd.COMMITTED:
             self._lag.committed(offsets)
-        status = CommitStatus.DONE if end is End.COMMITTED else CommitStatus.AGAIN
+        status = CommitStatus.DONE if end is TransactionEnd.COMMITTED else CommitStatus.AGAIN
         self._on_committed(offsets, status)
 
     def _is_over(self) -> bool:

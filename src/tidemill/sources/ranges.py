@@ -89,7 +89,7 @@ class RangeReader:
         self._open = {part.partition: _Progress(part) for part in ranges if part.size > 0}
         self._finished: list[tuple[int, _Progress]] = []
         self._gap = 0
-        self._stalled: str | None = None
+        self._wait: str | None = None
         self._next_check = 0.0
         self._consumer: ck.Consumer | None = None
 
@@ -98,9 +98,9 @@ class RangeReader:
         """How many messages the broker deleted before they were read."""
         return self._gap
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return why no messages arrive, while the brokers are unreachable."""
-        return self._stalled
+        return self._wait
 
     def open(self) -> None:
         """Connect and assign the partitions."""
@@ -156,7 +156,7 @@ class RangeReader:
             if offset + 1 >= progress.end:
                 self._finish(partition)
         if messages:
-            self._stalled = None
+            self._wait = None
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + CHECK_SECONDS
             self._check()
@@ -203,13 +203,13 @@ class RangeReader:
         self._compare(self._ids.look() if self._topic_id is not None else None)
         if any(progress.holes for _, progress in self._read_so_far()):
             self._count_gaps()
-        if self._stalled is not None and self._consumer is not None:
+        if self._wait is not None and self._consumer is not None:
             try:
                 topic = self._consumer.list_topics(self._topic, timeout=0.5).topics[self._topic]
             except ck.KafkaException:
                 return
             if topic.error is None:
-                self._stalled = None
+                self._wait = None
 
     def _read_so_far(self) -> list[tuple[int, _Progress]]:
         return [*self._open.items(), *self._finished]
@@ -227,10 +227,10 @@ class RangeReader:
 
     def _on_record_error(self, error: ck.KafkaError) -> None:
         if error.code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
-            self._stalled = f"topic {self._topic!r} no longer exists; create it again or stop the run"
+            self._wait = f"topic {self._topic!r} no longer exists; create it again or stop the run"
         throttle(log, 10.0).warning("consumer error", error=error.str())
 
     def _on_error(self, error: ck.KafkaError) -> None:
         if error.code() == ck.KafkaError._ALL_BROKERS_DOWN:
-            self._stalled = f"no broker is reachable ({self._config['bootstrap.servers']}); waiting for one"
+            self._wait = f"no broker is reachable ({self._config['bootstrap.servers']}); waiting for one"
         throttle(log, 10.0).warning("client error", error=error.str())

@@ -44,7 +44,7 @@ class RowReader:
     def close(self) -> None:
         """Do nothing: the rows need no connection."""
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return None: the producer of the rows reports its own stalls."""
         return None
 

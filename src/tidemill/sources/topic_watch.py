@@ -36,7 +36,7 @@ def open_topic_ids(kafka: KafkaSettings) -> TopicIds:
     return TopicIds(make_client_config(kafka, kafka.brokers, {}), kafka.source_topic)
 
 
-class Start(NamedTuple):
+class PartitionStart(NamedTuple):
     """The start of a partition.
 
     Attributes:
@@ -74,7 +74,9 @@ class TopicWatch:
         self._now: str | None = None
         self._ask_at = 0.0
 
-    def find_starts(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> dict[TopicPartition, Start]:
+    def find_starts(
+        self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]
+    ) -> dict[TopicPartition, PartitionStart]:
         """Return the starts of partitions that are being assigned."""
         if not partitions:
             return {}
@@ -90,7 +92,7 @@ class TopicWatch:
             known = position.error is None and position.offset >= 0
             same = self._identity.assign(tp, marked if known else None, self._now)
             offset = position.offset if position.error is None else -1
-            starts[tp] = Start(offset, note) if same else Start(-1, replaced=True)
+            starts[tp] = PartitionStart(offset, note) if same else PartitionStart(-1, replaced=True)
         self._say_replaced([tp for tp, start in starts.items() if start.replaced])
         return starts
 
@@ -140,11 +142,11 @@ class TopicWatch:
             if (buffer := buffers[tp]).is_settled or (not buffer.messages and (buffer.closed_at or 0.0) < due)
         ]
 
-    def restart(self, replaced: Sequence[TopicPartition]) -> dict[TopicPartition, Start]:
+    def restart(self, replaced: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionStart]:
         """Return the starts of partitions from `find_ended` in the new topic."""
         for tp in replaced:
             self._identity.assign(tp, None, self._now)
-        return {tp: Start(-1, replaced=True) for tp in replaced}
+        return {tp: PartitionStart(-1, replaced=True) for tp in replaced}
 
     def _say_replaced(self, partitions: Sequence[TopicPartition]) -> None:
         if partitions:

@@ -9,7 +9,8 @@ forever if the group's coordinator disappeared (its issues 5456 and 5511; versio
 its own. If it hangs, the producer is replaced: nothing of its transaction was committed, and the start of the new
 producer aborts it.
 
-A transaction keeps the group metadata (`sources.place`) that was current when it began: brokers reject its offsets once
+A transaction keeps the group metadata (`sources.group_metadata`) that was current when it began: brokers reject its
+offsets once
 partitions may belong to another member. It is then aborted, and the offsets that are still owned are committed again.
 Giving up a partition aborts an open transaction with its offset, unless the brokers have already accepted the offset.
 
@@ -35,13 +36,20 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.kafka_settings import KafkaSettings
-from tidemill.core.delivery.transaction import Call, End, Fence, Transaction, TransactionAnswer, judge_fence
+from tidemill.core.delivery.transaction import (
+    Fence,
+    ProducerCall,
+    Transaction,
+    TransactionAnswer,
+    TransactionEnd,
+    judge_fence,
+)
 from tidemill.runtime.kafka.client import BackgroundCall, LibraryLog, describe_client_error, scrub
 from tidemill.runtime.kafka.producer import make_producer_config
 from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import Fatal, Outgoing, TopicPartition
+from tidemill.sources.group_metadata import is_member, read_member_id
 from tidemill.sources.outgoing_records import OutgoingRecords, RecordRefusedError
-from tidemill.sources.place import is_member, read_member_id
 from tidemill.sources.transaction_errors import classify_error, is_fenced, is_rebalance, may_still_arrive
 
 log = structlog.get_logger(__name__)
@@ -66,7 +74,7 @@ _EXPELLED = (
 RETRY_SECONDS = 0.5
 REPEATED_SECONDS = 0.35
 #: Calls whose requests count for the producer's next transaction if they arrive late.
-_REPEATABLE = frozenset({Call.OFFSETS, Call.COMMIT, Call.ABORT})
+_REPEATABLE = frozenset({ProducerCall.OFFSETS, ProducerCall.COMMIT, ProducerCall.ABORT})
 
 
 def _make_positions(offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
@@ -163,7 +171,7 @@ class TransactionalProducer:
         self._began = self._call_began = time.monotonic()
         self._given_up = self._rebalanced = False
 
-    def step(self, consumer: ck.Consumer) -> tuple[End, dict[TopicPartition, int]] | None:
+    def step(self, consumer: ck.Consumer) -> tuple[TransactionEnd, dict[TopicPartition, int]] | None:
         """Continue until the transaction ends or a call must be repeated; return how it ended, and its offsets."""
         while (transaction := self._transaction) is not None and self.fatal is None:
             call = transaction.call
@@ -173,7 +181,7 @@ class TransactionalProducer:
                 self._call_ended(call)
             if end is not None:
                 return self._end(end)
-            if transaction.call is Call.ABORT is not call:
+            if transaction.call is ProducerCall.ABORT is not call:
                 self._say_aborted()
             if answer is TransactionAnswer.AGAIN:
                 return None
@@ -181,7 +189,7 @@ class TransactionalProducer:
 
     def give_up(
         self, consumer: ck.Consumer, partitions: Collection[TopicPartition], seconds: float
-    ) -> list[tuple[End, dict[TopicPartition, int]]]:
+    ) -> list[tuple[TransactionEnd, dict[TopicPartition, int]]]:
         """End an open transaction with offsets of partitions that belong, or soon will, to another member.
 
         It is committed if the brokers have accepted its offsets, otherwise aborted. If that takes longer than
@@ -195,7 +203,7 @@ class TransactionalProducer:
             return []
         end = transaction.give_up(partitions)
         self._given_up = True
-        if transaction.call is Call.ABORT:
+        if transaction.call is ProducerCall.ABORT:
             throttle(log, 10.0).info("a transaction is aborted because some of its partitions were given up")
         return [self._end(end)] if end is not None else self.finish(consumer, seconds)
 
@@ -209,7 +217,7 @@ class TransactionalProducer:
 
     def end_before(
         self, consumer: ck.Consumer, partitions: Collection[TopicPartition], seconds: float
-    ) -> list[tuple[End, dict[TopicPartition, int]]]:
+    ) -> list[tuple[TransactionEnd, dict[TopicPartition, int]]]:
         """End a transaction that was open when these partitions were given up, because they are assigned again.
 
         Until it ends, brokers do not reveal where the partitions begin.
@@ -219,7 +227,7 @@ class TransactionalProducer:
             return []
         return self.finish(consumer, seconds)
 
-    def _call_ended(self, call: Call) -> None:
+    def _call_ended(self, call: ProducerCall) -> None:
         now = time.monotonic()
         if call in _REPEATABLE and now - self._call_began >= REPEATED_SECONDS:
             self._may_be_repeated = True
@@ -231,14 +239,14 @@ class TransactionalProducer:
         else:
             throttle(log, 10.0).warning("a transaction is aborted and will be retried", error=self.trouble)
 
-    def _end(self, end: End) -> tuple[End, dict[TopicPartition, int]]:
+    def _end(self, end: TransactionEnd) -> tuple[TransactionEnd, dict[TopicPartition, int]]:
         assert self._transaction is not None
         offsets = self._transaction.offsets
         self._records.judge()
         self._transaction = None
-        if end is End.FATAL:
+        if end is TransactionEnd.FATAL:
             self._end_for_good(f"the transactional producer failed: {self.trouble}")
-        elif end is End.COMMITTED or self._given_up:
+        elif end is TransactionEnd.COMMITTED or self._given_up:
             self.trouble = None
         return end, offsets
 
@@ -248,14 +256,14 @@ class TransactionalProducer:
             return CALL_SECONDS
         return min(CALL_SECONDS, max(_SHORTEST_SECONDS, self._deadline - time.monotonic()))
 
-    def _carry_out(self, call: Call, consumer: ck.Consumer) -> TransactionAnswer:
-        if call is Call.BEGIN:
+    def _carry_out(self, call: ProducerCall, consumer: ck.Consumer) -> TransactionAnswer:
+        if call is ProducerCall.BEGIN:
             return self._begin(consumer)
-        if call is Call.SEND:
+        if call is ProducerCall.SEND:
             return self._records.send(self._producer, self._find_seconds_left)
-        if call is Call.OFFSETS:
+        if call is ProducerCall.OFFSETS:
             return self._hand_over()
-        if call is Call.ABORT:
+        if call is ProducerCall.ABORT:
             return self._abort()
         self._producer.commit_transaction(self._find_seconds_left())
         return TransactionAnswer.DONE
@@ -389,7 +397,7 @@ class TransactionalProducer:
         text = scrub(error.str(), self._config)
         throttle(log, 10.0).warning("Kafka producer", client="transactions", error=text)
 
-    def finish(self, consumer: ck.Consumer, seconds: float) -> list[tuple[End, dict[TopicPartition, int]]]:
+    def finish(self, consumer: ck.Consumer, seconds: float) -> list[tuple[TransactionEnd, dict[TopicPartition, int]]]:
         """End an open transaction, committed or not, within `seconds`; return its end if it ended."""
         self._deadline = time.monotonic() + seconds
         try:

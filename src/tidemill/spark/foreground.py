@@ -32,7 +32,7 @@ from tidemill.runtime.log.setup import configure, tell_failure
 from tidemill.runtime.process.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.process.stop_signals import find_stop_signals, handle_signal
 from tidemill.spark.preflight import has_source_topic, look_up_partitions
-from tidemill.spark.run_state import Phase, RunStates
+from tidemill.spark.run_state import RunPhase, RunStates
 from tidemill.spark.session.session import Spark
 
 log = structlog.get_logger(__name__)
@@ -311,5 +311,5 @@ class Foreground:
                 try:
                     yield
                 finally:
-                    self.states.enter(Phase.STOPPING)
+                    self.states.enter(RunPhase.STOPPING)
                     starting.enter_context(self.states.step("Spark is stopping"))

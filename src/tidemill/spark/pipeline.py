@@ -40,7 +40,7 @@ from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.linked_engines import LinkedEngines
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
 from tidemill.spark.live.recording import answer_open, answer_trace, record_run
-from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
+from tidemill.spark.live.reloader import CodeFiles, EngineCode, Reloader
 from tidemill.spark.live.shared_progress import SharedProgress
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
@@ -56,7 +56,7 @@ from tidemill.spark.preflight import (
     with_full_paths,
 )
 from tidemill.spark.progress import PipelineProgress
-from tidemill.spark.run_state import Phase, RunState
+from tidemill.spark.run_state import RunPhase, RunState
 from tidemill.spark.session.conf import is_local
 from tidemill.spark.session.packaging import list_own_folders, pack_handler
 from tidemill.spark.session.session import Spark
@@ -119,7 +119,7 @@ class Pipeline:
         self._recorder: RunRecorder | None = None
         self._web: WebUi | None = None
         #: The code that the engines run; with `--dev`, new code may replace it.
-        self._code: Code | None = None
+        self._code: EngineCode | None = None
         self._finished: RunFinished | None = None
         self._drained_at: float | None = None
 
@@ -269,7 +269,7 @@ class Pipeline:
     def _run_live(
         self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int, partitions: int
     ) -> ExitCode:
-        first, on_all_ready = Code(settings, packed), None
+        first, on_all_ready = EngineCode(settings, packed), None
         if self._files is not None:
             wake = functools.partial(self._foreground.wakes.put, Wake.RELOAD)
             restart = functools.partial(self._restart, spark, worker)
@@ -287,7 +287,7 @@ class Pipeline:
             self._linked.live = live
             if self._web is not None:
                 self._web.begin()
-            self._foreground.states.enter(Phase.RUNNING)
+            self._foreground.states.enter(RunPhase.RUNNING)
             self._group_watch = GroupWatch(settings)
             with self._group_watch, self._reloader.attach(live) if self._reloader else nullcontext():
                 code = self._supervise(live, settings.executor.drain_timeout_seconds)
@@ -306,7 +306,7 @@ class Pipeline:
             log_drained(done)
         return code
 
-    def _job_maker(self, spark: Spark, worker: str, code: Code) -> JobMaker:
+    def _job_maker(self, spark: Spark, worker: str, code: EngineCode) -> JobMaker:
         self._code = code
         folders, context, factory = list_own_folders(), self._foreground.log_context, self._factory
 
@@ -316,7 +316,7 @@ class Pipeline:
 
         return make_job
 
-    def _restart(self, spark: Spark, worker: str, live: Supervisor, code: Code) -> None:
+    def _restart(self, spark: Spark, worker: str, live: Supervisor, code: EngineCode) -> None:
         live.restart(self._job_maker(spark, worker, code), self._choose_limits(code.settings))
 
     def _choose_limits(self, settings: Settings) -> SlotLimits:
@@ -343,7 +343,7 @@ class Pipeline:
                     now = live.progress()
                     text = "draining: reading no more messages; a second signal stops at once"
                     log.info(text, **lag_fields(now), in_flight=now.in_flight)
-                    self._foreground.states.enter(Phase.DRAINING, drain_seconds)
+                    self._foreground.states.enter(RunPhase.DRAINING, drain_seconds)
                     live.drain()
                 case Wake.STOP:
                     log.warning("stopping at once; the next run reprocesses uncommitted messages")
@@ -355,7 +355,7 @@ class Pipeline:
                         "the pipeline again"
                     )
                     log.error("Spark's JVM has exited; draining the engines")
-                    self._foreground.states.enter(Phase.DRAINING, drain_seconds)
+                    self._foreground.states.enter(RunPhase.DRAINING, drain_seconds)
                     self._stop_reloads()
                     live.drain()
                 case Wake.FINISHED if self._reloader is None or self._reloader.ended(self._finished):

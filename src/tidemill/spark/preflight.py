@@ -31,7 +31,7 @@ from tidemill.core.errors import (
 )
 from tidemill.pipeline.handler.base import HOOKS, SYNCHRONOUS_HOOKS, WINDOW_HOOKS, Handler, overrides
 from tidemill.runtime.files.lock import GroupInUseError
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.kafka.client import LibraryLog, TopicAdmin, describe_client_error, make_client_config, scrub
 from tidemill.runtime.kafka.topic_reader import TopicReader
 from tidemill.runtime.log.user_code import locate_error
@@ -318,7 +318,7 @@ def refuse_shared_group(settings: Settings, worker: str) -> None:
     """
     kafka = settings.kafka
     # The ids of this worker's engines differ only in the slot number at the end.
-    own_prefix = Identity(worker, 0, "", kafka.consumer_group).instance_id.removesuffix("0")
+    own_prefix = EngineIdentity(worker, 0, "", kafka.consumer_group).instance_id.removesuffix("0")
     try:
         others = find_other_topics(settings, own_prefix)
     except (ck.KafkaException, struct.error, UnicodeDecodeError) as error:

@@ -186,7 +186,7 @@ def sum_progress(
     total.heads = sums.of("heads", now, _joined)
     total.partitions = sums.of("partitions", now, lambda names: sorted(set().union(*names)))
     for part in now:
-        total.stalled |= part.stalled
+        total.waits |= part.waits
     total.sinks = _sum_sinks(every)
     for part in every:
         for kind, count in part.letter_kinds.items():

@@ -17,7 +17,7 @@ import msgspec
 LATE_SECONDS = 1.0
 
 
-class Phase(enum.StrEnum):
+class RunPhase(enum.StrEnum):
     """The phase of a run."""
 
     STARTING = "starting"
@@ -39,7 +39,7 @@ class RunState(msgspec.Struct, frozen=True):
         work_seconds: How long engines could work, until now or until the stop.
     """
 
-    phase: Phase = Phase.STARTING
+    phase: RunPhase = RunPhase.STARTING
     seconds: float = 0.0
     run_seconds: float = 0.0
     step: str = ""
@@ -75,12 +75,12 @@ class RunStates:
         self._lock = threading.Lock()
         self._steps: list[_Step] = []
         self._began = self._since = clock()
-        self._phase = Phase.STARTING
+        self._phase = RunPhase.STARTING
         self._drained_until: float | None = None
         self._worked_from: float | None = None
         self._worked_until: float | None = None
 
-    def enter(self, phase: Phase, up_to_seconds: float | None = None) -> None:
+    def enter(self, phase: RunPhase, up_to_seconds: float | None = None) -> None:
         """Enter a phase; entering the drain again keeps its deadline.
 
         Args:
@@ -91,9 +91,9 @@ class RunStates:
             if phase is not self._phase:
                 self._phase, self._since = phase, self._clock()
                 self._drained_until = None if up_to_seconds is None else self._since + up_to_seconds
-                if phase is Phase.RUNNING:
+                if phase is RunPhase.RUNNING:
                     self._worked_from = self._since
-                elif phase is Phase.STOPPING:
+                elif phase is RunPhase.STOPPING:
                     self._worked_until = self._since
 
     @contextlib.contextmanager

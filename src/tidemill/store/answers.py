@@ -54,12 +54,12 @@ def answer(connection: Connection, request: Call[T], context: CallContext) -> T:
 
 
 FUNCTIONS: dict[type[Call[Any]], Function] = {
-    all_calls.BeginService: services.begin_service,
-    all_calls.BeatService: lambda c, r, x: services.beat_service(c, r.service, x),
-    all_calls.EndService: lambda c, r, x: services.end_service(c, r.service, None, x),
-    all_calls.LoseService: lambda c, r, x: services.end_service(c, r.service, r.by, x),
-    all_calls.LoseOthers: services.lose_others,
-    all_calls.ListServices: services.list_services,
+    all_calls.BeginSession: services.begin_service_session,
+    all_calls.BeatSession: lambda c, r, x: services.beat_service_session(c, r.session, x),
+    all_calls.EndSession: lambda c, r, x: services.end_service_session(c, r.session, None, x),
+    all_calls.LoseSession: lambda c, r, x: services.end_service_session(c, r.session, r.by, x),
+    all_calls.LoseOtherSessions: services.lose_other_sessions,
+    all_calls.ListSessions: services.list_sessions,
     all_calls.StoreFile: dags.store_file,
     all_calls.RemoveFile: lambda c, r, x: dags.remove_file(c, r.path, x),
     all_calls.ListFiles: lambda c, r, x: dags.list_files(c, r),

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tidemill.core.tasks.admission import Limits
-from tidemill.core.tasks.dependencies import Outcome, Tally, TriggerRule, Upstream
+from tidemill.core.tasks.admission import ActiveLimits
+from tidemill.core.tasks.dependencies import OutcomeTally, TaskOutcome, TriggerRule, Upstream
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
 from tidemill.core.tasks.task_row import Policy
 
-_OUTCOMES = (Outcome.SUCCESS, Outcome.FAILED, Outcome.UPSTREAM_FAILED, Outcome.SKIPPED)
+_OUTCOMES = (TaskOutcome.SUCCESS, TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED, TaskOutcome.SKIPPED)
 _INDEX = {outcome: index for index, outcome in enumerate(_OUTCOMES)}
 #: The capacity of the cache.
 _KEPT = 256
@@ -49,9 +49,15 @@ class TaskPlan:
     def build_upstream(self, counts: Counts) -> Upstream:
         """Return the tallies by which the state machine decides."""
         if len(counts) == 4:
-            return Upstream(Tally(self.totals[0], *counts), Tally(self.totals[1]), Tally(self.totals[2]))
+            return Upstream(
+                OutcomeTally(self.totals[0], *counts), OutcomeTally(self.totals[1]), OutcomeTally(self.totals[2])
+            )
         direct, setups, scope = counts[:4], counts[4:8], counts[8:]
-        return Upstream(Tally(self.totals[0], *direct), Tally(self.totals[1], *setups), Tally(self.totals[2], *scope))
+        return Upstream(
+            OutcomeTally(self.totals[0], *direct),
+            OutcomeTally(self.totals[1], *setups),
+            OutcomeTally(self.totals[2], *scope),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,7 @@ class DagPlan:
     structure: DagStructure
     tasks: dict[str, TaskPlan]
     leaves: frozenset[str]
-    limits: Limits | None
+    limits: ActiveLimits | None
     teardowns: tuple[str, ...]
     by_past: bool
 
@@ -124,12 +130,12 @@ def build_plan(structure: DagStructure) -> DagPlan:
     return DagPlan(structure, tasks, frozenset(_find_leaves(tasks)), _build_limits(structure), teardowns, by_past)
 
 
-def _build_limits(structure: DagStructure) -> Limits | None:
+def _build_limits(structure: DagStructure) -> ActiveLimits | None:
     per_task = {one.id: one.max_active_per_dag for one in structure.tasks if one.max_active_per_dag is not None}
     per_run = {one.id: one.max_active_per_run for one in structure.tasks if one.max_active_per_run is not None}
     if structure.max_active_tasks is None and not per_task and not per_run:
         return None
-    return Limits(structure.max_active_tasks, per_task, per_run)
+    return ActiveLimits(structure.max_active_tasks, per_task, per_run)
 
 
 def _build_policy(task: TaskStructure) -> Policy:
@@ -187,11 +193,13 @@ def write_counts(counts: Counts) -> str:
     return " ".join(map(str, counts)) if any(counts) else ""
 
 
-def move_counts(counts: Counts, kinds: tuple[int, ...], before: Outcome | None, after: Outcome | None) -> Counts:
+def move_counts(
+    counts: Counts, kinds: tuple[int, ...], before: TaskOutcome | None, after: TaskOutcome | None
+) -> Counts:
     """Return the tallies after the outcome of an upstream task changes from `before` to `after`.
 
     Example:
-        >>> move_counts((0, 0, 0, 0), (0,), None, Outcome.SUCCESS)
+        >>> move_counts((0, 0, 0, 0), (0,), None, TaskOutcome.SUCCESS)
         (1, 0, 0, 0)
     """
     changed = list(counts)

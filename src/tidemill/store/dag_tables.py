@@ -269,7 +269,7 @@ variable = Table(
 )
 
 #: `value` is encrypted (see `ciphers`): a JSON object of the fields that lists do not show.
-connection = Table(
+connections = Table(
     "connection",
     metadata,
     Column("id", Text, primary_key=True),

@@ -97,7 +97,7 @@ class Database(Protocol):
         ...
 
 
-class Calls(Protocol):
+class StoreCalls(Protocol):
     """Answers named calls; most services need nothing else of a store."""
 
     async def call(self, request: Call[T]) -> T:
@@ -105,7 +105,7 @@ class Calls(Protocol):
         ...
 
 
-class Caller(Calls, Protocol):
+class StoreClient(StoreCalls, Protocol):
     """A store that answers calls: a database, or a connection to the process that has it open."""
 
     @property

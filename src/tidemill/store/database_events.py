@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from tidemill.core.triggers.event_plan import NewEvent, Plan, StoreOutcome
+from tidemill.core.triggers.event_plan import EventPlan, NewEvent, StoreOutcome
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers.events import store_events
 
@@ -24,7 +24,7 @@ class DatabaseEvents:
     def __init__(self, database: Database) -> None:
         self._database = database
         # The plan of the last attempt, which may or may not have been committed.
-        self._tried: tuple[tuple[NewEvent, ...], Plan] | None = None
+        self._tried: tuple[tuple[NewEvent, ...], EventPlan] | None = None
 
     async def store(self, events: tuple[NewEvent, ...]) -> Sequence[StoreOutcome]:
         """Store events; see `EventWriter`."""
@@ -32,7 +32,7 @@ class DatabaseEvents:
         self._tried = None
         return plan.outcomes
 
-    def _store(self, connection: Connection, events: tuple[NewEvent, ...]) -> Plan:
+    def _store(self, connection: Connection, events: tuple[NewEvent, ...]) -> EventPlan:
         """Store events. Runs on a database thread; nothing else uses `_tried` in the meantime."""
         tried = self._tried
         earlier = tried[1] if tried is not None and tried[0] is events else None

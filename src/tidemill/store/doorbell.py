@@ -19,7 +19,7 @@ from tidemill.core.tasks.inputs import Channel
 SCAN_SECONDS = 2.0
 
 
-class Bell(Protocol):
+class StoreBell(Protocol):
     """The interface through which a service waits for work."""
 
     async def wait(self, channel: Channel, timeout_seconds: float) -> bool:

@@ -22,8 +22,8 @@ import structlog
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import JITTER_BITS
-from tidemill.core.triggers.event_plan import NewEvent, Refusal, Refused, StoreOutcome
-from tidemill.core.triggers.group_commit import Batch, CommitLimits, GroupCommit, Standing
+from tidemill.core.triggers.event_plan import EventRefusal, EventRefused, NewEvent, StoreOutcome
+from tidemill.core.triggers.group_commit import CommitLimits, GroupCommit, GroupCommitBatch, ProducerStanding
 from tidemill.runtime.log.setup import throttle
 
 log = structlog.get_logger(__name__)
@@ -75,13 +75,13 @@ class EventStore:
     def __init__(
         self,
         writer: EventWriter,
-        on_standing: Callable[[Standing], None] | None = None,
+        on_standing: Callable[[ProducerStanding], None] | None = None,
         limits: CommitLimits | None = None,
     ) -> None:
         self._writer = writer
         self._on_standing = on_standing
         self._machine: GroupCommit[_Entry] = GroupCommit(limits or CommitLimits())
-        self._reported = Standing.OPEN
+        self._reported = ProducerStanding.OPEN
         self._down_since = 0.0
         self._open = asyncio.Event()
         self._open.set()
@@ -90,10 +90,10 @@ class EventStore:
         self._empty: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         # The events of the last batch; a retry passes the same tuple object.
-        self._given: tuple[Batch[_Entry], tuple[NewEvent, ...]] | None = None
+        self._given: tuple[GroupCommitBatch[_Entry], tuple[NewEvent, ...]] | None = None
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ProducerStanding:
         """Whether producers may continue."""
         return self._machine.standing
 
@@ -187,8 +187,8 @@ class EventStore:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    async def _write(self, batch: Batch[_Entry]) -> None:
-        stalled = self._loop.call_at(self._machine.due or 0.0, self._note_stall)
+    async def _write(self, batch: GroupCommitBatch[_Entry]) -> None:
+        overdue = self._loop.call_at(self._machine.due or 0.0, self._note_overdue)
         try:
             outcomes = await self._writer.store(self._find_events(batch))
         except RemoteError as error:
@@ -203,9 +203,9 @@ class EventStore:
                 _call(entry.done, outcome)
             self._settle()
         finally:
-            stalled.cancel()
+            overdue.cancel()
 
-    def _find_events(self, batch: Batch[_Entry]) -> tuple[NewEvent, ...]:
+    def _find_events(self, batch: GroupCommitBatch[_Entry]) -> tuple[NewEvent, ...]:
         if self._given is None or self._given[0] is not batch:
             self._given = (batch, tuple(entry.event for entry, _ in batch.items))
         return self._given[1]
@@ -221,7 +221,7 @@ class EventStore:
         alone = self._machine.note_refused(now)
         if alone is not None:
             for entry, _ in alone.items:
-                _call(entry.done, Refused(Refusal.CONTENT, str(error)))
+                _call(entry.done, EventRefused(EventRefusal.CONTENT, str(error)))
             self._settle()
 
     def _settle(self) -> None:
@@ -229,10 +229,10 @@ class EventStore:
             self._empty.set_result(None)
             self._empty = None
 
-    def _note_stall(self) -> None:
+    def _note_overdue(self) -> None:
         """Update the standing when a write has taken too long."""
         self._machine.take(self._loop.time())
-        if self._machine.standing is Standing.DOWN:
+        if self._machine.standing is ProducerStanding.DOWN:
             throttle(log, _LOG_SECONDS).warning("the store does not answer; events wait", events=self._machine.pending)
         self._report_standing()
 
@@ -241,13 +241,13 @@ class EventStore:
         if standing is before:
             return
         self._reported = standing
-        if standing is Standing.OPEN:
+        if standing is ProducerStanding.OPEN:
             self._open.set()
         else:
             self._open.clear()
-        if standing is Standing.DOWN:
+        if standing is ProducerStanding.DOWN:
             self._down_since = self._loop.time()
-        elif before is Standing.DOWN:
+        elif before is ProducerStanding.DOWN:
             seconds = round(self._loop.time() - self._down_since, 3)
             log.info("the store can be written to again", after_seconds=seconds)
         if self._on_standing is not None:

@@ -26,7 +26,7 @@ class TriggerState(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
-class ReportOutcome(enum.Enum):
+class TriggerReportOutcome(enum.Enum):
     """The outcome of a report about a trigger: stored, or refused because its token is stale or its id unknown."""
 
     MARKED = "marked"
@@ -106,7 +106,7 @@ class TriggerReport:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionRecord:
+class ListHostSession:
     """The service session of a process that runs a trigger list: one start of that process.
 
     Attributes:

@@ -21,8 +21,8 @@ from tidemill.core.errors import RemoteError
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.database import Database
 from tidemill.store.queries.dags.run_retention import (
-    Page,
-    Removal,
+    RunRemoval,
+    RunRetentionPage,
     count_runs,
     find_guarded,
     look_at_runs,
@@ -120,8 +120,8 @@ class RunRetention:
     async def _remove(self, run: int, before_us: int) -> int:
         while True:
             removal = await self._write(lambda c: remove_part(c, run, before_us))
-            if removal is not Removal.PART:
-                return int(removal is Removal.DONE)
+            if removal is not RunRemoval.PART:
+                return int(removal is RunRemoval.DONE)
 
     async def _write(self, work: Callable[[Connection], T]) -> T:
         result = await self._database.write(work)
@@ -129,5 +129,5 @@ class RunRetention:
         return result
 
 
-def _look(before_us: int, after: int, connection: Connection) -> Page:
+def _look(before_us: int, after: int, connection: Connection) -> RunRetentionPage:
     return look_at_runs(connection, before_us, after)

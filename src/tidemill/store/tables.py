@@ -32,8 +32,8 @@ Id = BigInteger().with_variant(Integer, "sqlite")
 #: One row per service session, that is, per start of a service. `beat` increases with each heartbeat; a session whose
 #: `ended_us` is set stays ended. `list`, `lock` and `digest` are set by hosts of trigger lists; `events_request` and
 #: `events_answer` hold the last `StoreEvents` call and its answer.
-service = Table(
-    "service",
+service_session = Table(
+    "service_session",
     metadata,
     Column("id", Id, primary_key=True),
     Column("kind", Text, nullable=False),
@@ -58,10 +58,10 @@ service = Table(
 )
 
 Index(
-    "ix_service_live",
-    service.c.id,
-    postgresql_where=service.c.ended_us.is_(None),
-    sqlite_where=service.c.ended_us.is_(None),
+    "ix_service_session_live",
+    service_session.c.id,
+    postgresql_where=service_session.c.ended_us.is_(None),
+    sqlite_where=service_session.c.ended_us.is_(None),
 )
 
 #: One row per trigger list: the session that runs it.
@@ -69,7 +69,7 @@ trigger_list = Table(
     "trigger_list",
     metadata,
     Column("name", Text, primary_key=True),
-    Column("session_id", Id, ForeignKey("service.id")),
+    Column("session_id", Id, ForeignKey("service_session.id")),
 )
 
 #: The upstreams that only one live list may read, with the session that reads them.
@@ -77,7 +77,7 @@ list_claim = Table(
     "list_claim",
     metadata,
     Column("claim", Text, primary_key=True),
-    Column("session_id", Id, ForeignKey("service.id"), primary_key=True, autoincrement=False),
+    Column("session_id", Id, ForeignKey("service_session.id"), primary_key=True, autoincrement=False),
 )
 
 Index("ix_list_claim_session", list_claim.c.session_id)

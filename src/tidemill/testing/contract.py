@@ -225,7 +225,7 @@ class SinkContract(abc.ABC):
     async def test_a_target_that_cannot_be_used_is_refused_at_connect_by_name(self) -> None:
         """The error names the sink, but does not contain the password."""
         sink = self.make_unusable()
-        with pytest.raises(Exception, match=sink.place.replace(".", r"\.")) as caught:
+        with pytest.raises(Exception, match=sink.section.replace(".", r"\.")) as caught:
             await sink.connect()
         self._check_no_secret(str(caught.value))
         await sink.close()

@@ -18,7 +18,7 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.tasks.resident import build_executor
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link.progress import EngineSummary, StopReason
 from tidemill.runtime.log.setup import configured_for_people
@@ -149,7 +149,7 @@ async def _run(
     engine = Engine(
         settings,
         instance,
-        Identity("test", 0, "test", settings.kafka.consumer_group, 1),
+        EngineIdentity("test", 0, "test", settings.kafka.consumer_group, 1),
         source,
         Outbox(sinks, letters, instance.on_delivery_error, settings.delivery),
         letters,

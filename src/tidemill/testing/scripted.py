@@ -134,7 +134,7 @@ class ScriptedSource:
         """Return statistics with the number of buffered messages per partition as the lag."""
         return SourceStatistics(0, {partition: len(buffer) for partition, buffer in self._buffers.items()})
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return None: a scripted source never waits."""
         return None
 
@@ -237,7 +237,7 @@ class ScriptedDeadLetters:
         """Return the numbers of confirmed and dropped letters."""
         return LetterStatistics(self.written, self.kinds, self.dropped)
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return why letters are waiting; None if they are not."""
         return "held by the test" if self._held else None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import structlog
 
-from tidemill.core.streams.members import Refusal
+from tidemill.core.streams.members import RejectOutcome
 from tidemill.triggers.stream_api import (
     AckTimeout,
     AdvanceItem,
@@ -19,7 +19,7 @@ from tidemill.triggers.stream_api import (
 )
 from tidemill.triggers.streams.manager import DEFAULT_SUBSCRIBER_QUEUE_MAX, SharedStreamManager
 from tidemill.triggers.streams.report import StreamReport
-from tidemill.triggers.streams.routing import Routed, route
+from tidemill.triggers.streams.routing import EventRoute, route
 from tidemill.triggers.streams.stream_counts import StreamCounts
 from tidemill.triggers.streams.subscription import find_current
 
@@ -28,7 +28,7 @@ __all__ = [
     "AckTimeout",
     "AdvanceItem",
     "AdvanceOutcome",
-    "Routed",
+    "EventRoute",
     "SharedStreamManager",
     "SharedStreamProducer",
     "StreamCounts",
@@ -62,7 +62,7 @@ def reject_shared_stream_event() -> None:
         )
         return
     subscription, sent = current
-    if subscription.reject(sent) is Refusal.STALE:
+    if subscription.reject(sent) is RejectOutcome.STALE:
         log.warning(
             "reject_shared_stream_event called outside an ack-mode binding window; ignored: the filter has moved past "
             "the event, or no longer holds it",

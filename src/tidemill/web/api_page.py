@@ -17,7 +17,7 @@ class Parameter(BaseModel):
     is_required: bool = False
 
 
-class Operation(BaseModel):
+class ApiOperation(BaseModel):
     """An operation of the API: one method of one path."""
 
     method: str
@@ -30,7 +30,7 @@ class Operation(BaseModel):
     fields: list[Parameter] = []
 
 
-def describe_api(document: Mapping[str, Any]) -> list[Operation]:
+def describe_api(document: Mapping[str, Any]) -> list[ApiOperation]:
     """Return the operations of an OpenAPI document, in the document's order."""
     schemas = document.get("components", {}).get("schemas", {})
     return [
@@ -40,14 +40,16 @@ def describe_api(document: Mapping[str, Any]) -> list[Operation]:
     ]
 
 
-def _describe_operation(method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Operation:
+def _describe_operation(
+    method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]
+) -> ApiOperation:
     responses = operation.get("responses", {})
     answered: Mapping[str, Any] = responses.get("200") or responses.get("202") or {}
     content = answered.get("content", {})
     schema = content.get("application/json", {}).get("schema", {})
     kind = _name_kind(schema)
     fields = schemas.get(kind.removesuffix("[]"), {}).get("properties", {})
-    return Operation(
+    return ApiOperation(
         method=method.upper(),
         path=path,
         title=operation.get("summary", ""),

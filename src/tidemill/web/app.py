@@ -23,9 +23,9 @@ from tidemill.web.access.origins import Origins
 from tidemill.web.api_page import describe_api
 from tidemill.web.login import build_login
 from tidemill.web.pages import STATIC_FOLDER, Pages
-from tidemill.web.problems import Problem, answer_problem
+from tidemill.web.problems import RequestProblem, answer_problem
 from tidemill.web.routes import Routes
-from tidemill.web.sections import Health, Section
+from tidemill.web.sections import Health, UiSection
 from tidemill.web.workers import WithWorkers, Workers
 
 API = "/api/v1"
@@ -40,7 +40,7 @@ class _Static(StaticFiles):
 
 
 def create_app(
-    sections: Sequence[Section],
+    sections: Sequence[UiSection],
     pages: Pages,
     logins: Logins,
     origins: Origins,
@@ -118,8 +118,8 @@ def _handle_errors(app: FastAPI, pages: Pages) -> None:
         text = f"there is no page at {request.url.path}" if error.status_code == 404 else str(error.detail)
         return answer(request, error.status_code, text, dict(error.headers or {}))
 
-    @app.exception_handler(Problem)
-    async def answer_refusal(request: Request, error: Problem) -> Response:
+    @app.exception_handler(RequestProblem)
+    async def answer_refusal(request: Request, error: RequestProblem) -> Response:
         return answer(request, error.status, error.text, error.headers)
 
     @app.exception_handler(RequestValidationError)
@@ -141,7 +141,7 @@ async def _refuse_unknown(request: Request) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(sorted(known)) or 'none'}"
-            raise Problem(422, f"unknown parameter {name[:100]!r}; {hint}")
+            raise RequestProblem(422, f"unknown parameter {name[:100]!r}; {hint}")
 
 
 def _list_parameters(dependant: Dependant) -> set[str]:

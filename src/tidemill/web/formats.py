@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from markupsafe import Markup
 from markupsafe import escape as escape_markup
 
-from tidemill.runtime.log.console import escape as escape_control
+from tidemill.runtime.log.console import escape_control
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400

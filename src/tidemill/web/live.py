@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 
 #: Each client occupies one of the server's connections.
 MAX_CLIENTS = 32
@@ -92,7 +92,7 @@ class LiveUpdates:
         """
         if len(self._clients) >= MAX_CLIENTS:
             text = f"{MAX_CLIENTS} clients already follow live updates; close one of their pages and try again"
-            raise Problem(503, text, {"Retry-After": "5"})
+            raise RequestProblem(503, text, {"Retry-After": "5"})
         # Start from what the other clients were last sent; otherwise this client would miss a part that changes back.
         if not any(client.view == view for client in self._clients):
             self._last[view] = dict(self._views[view]())

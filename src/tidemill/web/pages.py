@@ -11,9 +11,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from tidemill.web.access.logins import Identity
+from tidemill.web.access.logins import UserIdentity
 from tidemill.web.formats import FILTERS, make_visible
-from tidemill.web.sections import About, Link
+from tidemill.web.sections import NavigationLink, PageAbout
 
 _FOLDER = Path(__file__).parent
 STATIC_FOLDER = _FOLDER / "static"
@@ -27,10 +27,10 @@ class Pages:
         prefix: The path in front of every path of the server, as in '/tidemill'; may be ''.
     """
 
-    def __init__(self, about: About, prefix: str = "") -> None:
+    def __init__(self, about: PageAbout, prefix: str = "") -> None:
         self.about = about
         self.prefix = prefix
-        self.links: Sequence[Link] = ()
+        self.links: Sequence[NavigationLink] = ()
         #: The topic whose messages can be read; '': none.
         self.value_topic = ""
         #: The topic whose messages can be probed; '': none.
@@ -80,6 +80,6 @@ class Pages:
             status: The HTTP status.
             values: Variables of the template.
         """
-        identity: Identity | None = getattr(request.state, "identity", None)
+        identity: UserIdentity | None = getattr(request.state, "identity", None)
         own = {"identity": identity, "links": self.links if identity else (), "path": request.url.path}
         return HTMLResponse(self.render(template, **own, **values), status)

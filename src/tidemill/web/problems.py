@@ -30,7 +30,7 @@ def answer_problem(status: int, text: str, headers: Mapping[str, str] | None = N
     return Response(json.dumps(document), status, dict(headers or {}), MEDIA_TYPE)
 
 
-class Problem(Exception):
+class RequestProblem(Exception):
     """A request is rejected or cannot be answered.
 
     Args:

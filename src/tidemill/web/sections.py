@@ -9,7 +9,7 @@ from tidemill.web.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NavigationLink:
     """A page in the navigation.
 
     Attributes:
@@ -24,7 +24,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class UiSection:
     """A part of the web UI.
 
     Attributes:
@@ -34,14 +34,14 @@ class Section:
         close: Ends responses that would delay the server's shutdown, such as streams.
     """
 
-    links: Sequence[Link]
+    links: Sequence[NavigationLink]
     pages: Routes
     api: Routes
     close: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class PageAbout:
     """Describes the process, for the head of every page.
 
     Attributes:

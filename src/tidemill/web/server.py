@@ -21,7 +21,7 @@ from tidemill.web.access.origins import Origins
 from tidemill.web.app import create_app
 from tidemill.web.connections import LimitedProtocol
 from tidemill.web.pages import Pages
-from tidemill.web.sections import About, Health, Section
+from tidemill.web.sections import Health, PageAbout, UiSection
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +37,7 @@ _TICK_SECONDS = 1.0
 class _Server(uvicorn.Server):
     """A server that any thread can stop, without polling."""
 
-    def __init__(self, config: uvicorn.Config, ended: asyncio.Event, sections: Sequence[Section]) -> None:
+    def __init__(self, config: uvicorn.Config, ended: asyncio.Event, sections: Sequence[UiSection]) -> None:
         super().__init__(config)
         self._ended = ended
         self._sections = sections
@@ -71,9 +71,9 @@ class WebServer:
         listener: socket.socket,
         settings: DebugSettings,
         key: str | None,
-        about: About,
+        about: PageAbout,
         health: Health,
-        mount: Callable[[Pages], Sequence[Section]],
+        mount: Callable[[Pages], Sequence[UiSection]],
     ) -> None:
         self._listener = listener
         self._settings = settings
@@ -120,6 +120,6 @@ class WebServer:
         )
         await _Server(config, self._ended, sections).serve([self._listener])
 
-    def _create_app(self, pages: Pages, sections: Sequence[Section]) -> ASGIApp:
+    def _create_app(self, pages: Pages, sections: Sequence[UiSection]) -> ASGIApp:
         logins = Logins(self._key, self._settings.users, self._settings.tokens)
         return create_app(sections, pages, logins, self._origins, self._health, self._listener.getsockname()[1])

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 
 #: How many calls may run at a time, and how long each may take.
 MAX_THREADS = 8
@@ -75,7 +75,7 @@ class Workers:
                 await self._free.acquire()
         except TimeoutError:
             text = "the web UI is busy with other requests; try again in a moment"
-            raise Problem(503, text, {"Retry-After": "5"}) from None
+            raise RequestProblem(503, text, {"Retry-After": "5"}) from None
         call = _Call(time.monotonic() + self._seconds)
         answer = self._start(call, functools.partial(function, *args, **kwargs))
         try:
@@ -85,7 +85,7 @@ class Workers:
             if not answer.cancelled():
                 raise  # raised by the function
             text = f"the request took longer than {self._seconds:g} s; choose a shorter time range or more filters"
-            raise Problem(504, text) from None
+            raise RequestProblem(504, text) from None
         finally:
             call.ended.set()
 
@@ -125,7 +125,7 @@ class Workers:
         except RuntimeError:  # the system has no more threads
             self._free.release()
             text = "the system cannot start another thread; try again later"
-            raise Problem(503, text, {"Retry-After": "30"}) from None
+            raise RequestProblem(503, text, {"Retry-After": "30"}) from None
         return answer
 
 

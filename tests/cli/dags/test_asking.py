@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.cli.dags.asking import Asker
+from tidemill.cli.dags.asking import StoreAsker
 from tidemill.core.errors import RemoteError
 from tidemill.store.calls.all_calls import GetVariable, SetVariable
 from tidemill.store.wire.remote import ConnectionLostError
@@ -36,7 +36,7 @@ class Dying:
 def test_what_is_read_is_read_again_from_who_has_the_store_then() -> None:
     store = Dying()
     with asyncio.Runner() as runner:
-        assert Asker(runner, store.open).ask(GetVariable("k")) == "answer"
+        assert StoreAsker(runner, store.open).ask(GetVariable("k")) == "answer"
     assert (store.opened, store.closed) == (2, 1)
 
 
@@ -46,7 +46,7 @@ def test_a_change_is_not_repeated_and_the_user_is_told_to_look() -> None:
         asyncio.Runner() as runner,
         pytest.raises(RemoteError, match="was lost; the change may or may not have been made"),
     ):
-        Asker(runner, store.open).ask(SetVariable("k", "v"))
+        StoreAsker(runner, store.open).ask(SetVariable("k", "v"))
     assert store.opened == 1
 
 
@@ -65,7 +65,7 @@ def test_who_waits_lets_others_open_a_file_meanwhile(
     open_then = []
     monkeypatch.setattr(time, "sleep", lambda _: open_then.append(store.opened - store.closed))
     with asyncio.Runner() as runner:
-        asker = Asker(runner, store.open, is_file=is_file)
+        asker = StoreAsker(runner, store.open, is_file=is_file)
         asker.wait(0.5)
         assert asker.ask(GetVariable("k")) == 1
     assert open_then == [2 - opened]

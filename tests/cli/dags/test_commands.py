@@ -19,7 +19,7 @@ from tests.until import wait_until
 from tidemill.cli.dags.dags import parse_conf
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.process.exitcode import ExitCode
-from tidemill.store.calls.all_calls import EndService, ListServices
+from tidemill.store.calls.all_calls import EndSession, ListSessions
 from tidemill.store.engines.sqlite import open_sqlite
 
 
@@ -208,8 +208,8 @@ def test_a_run_that_no_service_works_on_says_so_instead_of_pools(store):
         database = await open_sqlite(store.folder / "dags.db")
         player = await Player(database).begin()
         await player.create(dag(task("only"), id="small"), run_id="r")
-        for service in await database.call(ListServices()):
-            await database.call(EndService(service.id))
+        for service in await database.call(ListSessions()):
+            await database.call(EndSession(service.id))
         await database.close()
 
     asyncio.run(play())

@@ -21,7 +21,7 @@ from tests.until import wait_until
 from tidemill.runtime.process.table import find_descendants, find_marked, read_command
 from tidemill.store.calls.all_calls import CreateRun, ListRuns, ListTasks, TaskHistory
 from tidemill.store.ciphers import build_cipher
-from tidemill.store.database import Caller
+from tidemill.store.database import StoreClient
 from tidemill.store.engines.opening import open_caller
 
 STORM = """
@@ -71,7 +71,7 @@ SECONDS = float(os.environ.get("STORM_SECONDS", "25"))
 
 
 @contextlib.asynccontextmanager
-async def opened_store(dev: DevSite) -> AsyncIterator[Caller]:
+async def opened_store(dev: DevSite) -> AsyncIterator[StoreClient]:
     store = await open_caller(f"sqlite:///{dev.folder}/dags.db", build_cipher("", dev.folder / "dags.db.key"))
     try:
         yield store

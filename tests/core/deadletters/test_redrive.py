@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from tidemill.core.deadletters.letter_stats import OTHERS, LetterStats, generalize_error
 from tidemill.core.deadletters.redrive import (
     Batching,
-    Criteria,
-    Cursor,
     Facts,
-    Pace,
+    LetterCriteria,
     Recent,
+    RedrivePace,
+    RedrivePosition,
+    RedriveTally,
     SinkNames,
-    Tally,
     Target,
-    Why,
+    UnsentReason,
     identify_redrive,
     judge_letter,
 )
@@ -41,49 +41,49 @@ LETTER = Facts(
 @pytest.mark.parametrize(
     ("criteria", "matches"),
     [
-        (Criteria(), True),
-        (Criteria(ids=("abc",)), True),
-        (Criteria(ids=("x", "abc123")), True),
-        (Criteria(ids=("bc",)), False),
-        (Criteria(kinds=("task", "delivery")), True),
-        (Criteria(kinds=("task",)), False),
-        (Criteria(sinks=("orders",)), True),
-        (Criteria(sinks=("postgres.orders",)), True),
-        (Criteria(sinks=("sinks.postgres.orders",)), True),
-        (Criteria(sinks=("postgres",)), False),
-        (Criteria(since=100.0, until=100.5), True),
-        (Criteria(since=100.1), False),
-        (Criteria(until=100.0), False),
-        (Criteria(keys=("k2", "other")), True),
-        (Criteria(keys=("k",)), False),
-        (Criteria(text="such TABLE"), True),
-        (Criteria(text="view"), False),
-        (Criteria(kinds=("delivery",), keys=("other",)), False),
+        (LetterCriteria(), True),
+        (LetterCriteria(ids=("abc",)), True),
+        (LetterCriteria(ids=("x", "abc123")), True),
+        (LetterCriteria(ids=("bc",)), False),
+        (LetterCriteria(kinds=("task", "delivery")), True),
+        (LetterCriteria(kinds=("task",)), False),
+        (LetterCriteria(sinks=("orders",)), True),
+        (LetterCriteria(sinks=("postgres.orders",)), True),
+        (LetterCriteria(sinks=("sinks.postgres.orders",)), True),
+        (LetterCriteria(sinks=("postgres",)), False),
+        (LetterCriteria(since=100.0, until=100.5), True),
+        (LetterCriteria(since=100.1), False),
+        (LetterCriteria(until=100.0), False),
+        (LetterCriteria(keys=("k2", "other")), True),
+        (LetterCriteria(keys=("k",)), False),
+        (LetterCriteria(text="such TABLE"), True),
+        (LetterCriteria(text="view"), False),
+        (LetterCriteria(kinds=("delivery",), keys=("other",)), False),
     ],
 )
-def test_a_letter_matches_if_it_meets_one_value_of_every_criterion(criteria: Criteria, matches: bool) -> None:
+def test_a_letter_matches_if_it_meets_one_value_of_every_criterion(criteria: LetterCriteria, matches: bool) -> None:
     assert criteria.matches(LETTER) is matches
 
 
 def test_a_letter_without_a_sink_matches_no_sink() -> None:
-    assert not Criteria(sinks=(".",)).matches(Facts("1", "task"))
+    assert not LetterCriteria(sinks=(".",)).matches(Facts("1", "task"))
 
 
 def test_criteria_are_empty_only_if_none_is_set() -> None:
-    assert Criteria().empty
-    assert not Criteria(text="x").empty
+    assert LetterCriteria().empty
+    assert not LetterCriteria(text="x").empty
 
 
 def test_the_same_selection_to_the_same_target_is_the_same_redrive() -> None:
-    one = identify_redrive("t", "b", "source", Criteria(kinds=("task", "parse"), since=1.0))
-    assert one == identify_redrive("t", "b", "source", Criteria(kinds=("parse", "task", "task"), since=1.0))
+    one = identify_redrive("t", "b", "source", LetterCriteria(kinds=("task", "parse"), since=1.0))
+    assert one == identify_redrive("t", "b", "source", LetterCriteria(kinds=("parse", "task", "task"), since=1.0))
     others = [
-        identify_redrive("u", "b", "source", Criteria(kinds=("task", "parse"), since=1.0)),
-        identify_redrive("t", "c", "source", Criteria(kinds=("task", "parse"), since=1.0)),
-        identify_redrive("t", "b", "sink", Criteria(kinds=("task", "parse"), since=1.0)),
-        identify_redrive("t", "b", "source", Criteria(kinds=("task",), since=1.0)),
-        identify_redrive("t", "b", "source", Criteria(kinds=("task", "parse"), until=1.0)),
-        identify_redrive("t", "b", "source", Criteria(sinks=("task", "parse"), since=1.0)),
+        identify_redrive("u", "b", "source", LetterCriteria(kinds=("task", "parse"), since=1.0)),
+        identify_redrive("t", "c", "source", LetterCriteria(kinds=("task", "parse"), since=1.0)),
+        identify_redrive("t", "b", "sink", LetterCriteria(kinds=("task", "parse"), since=1.0)),
+        identify_redrive("t", "b", "source", LetterCriteria(kinds=("task",), since=1.0)),
+        identify_redrive("t", "b", "source", LetterCriteria(kinds=("task", "parse"), until=1.0)),
+        identify_redrive("t", "b", "source", LetterCriteria(sinks=("task", "parse"), since=1.0)),
     ]
     assert len({one, *others}) == 7
 
@@ -94,21 +94,22 @@ def test_the_same_selection_to_the_same_target_is_the_same_redrive() -> None:
         (LETTER, Target.SOURCE, None),
         (LETTER, Target.TOPIC, None),
         (LETTER, Target.SINK, None),
-        (Facts("1", "task", redrives=3), Target.SOURCE, Why.MAX_REDRIVES),
-        (Facts("1", "task", redrives=4), Target.TOPIC, Why.MAX_REDRIVES),
+        (Facts("1", "task", redrives=3), Target.SOURCE, UnsentReason.MAX_REDRIVES),
+        (Facts("1", "task", redrives=4), Target.TOPIC, UnsentReason.MAX_REDRIVES),
         (Facts("1", "delivery", "http", "a", redrives=9, payloads=1), Target.SINK, None),
-        (Facts("1", "task", messages=0), Target.SOURCE, Why.NO_MESSAGES),
-        (Facts("1", "task"), Target.SINK, Why.NO_PAYLOADS),
-        (Facts("1", "hook", payloads=2), Target.SINK, Why.NO_PAYLOADS),
+        (Facts("1", "task", messages=0), Target.SOURCE, UnsentReason.NO_MESSAGES),
+        (Facts("1", "task"), Target.SINK, UnsentReason.NO_PAYLOADS),
+        (Facts("1", "hook", payloads=2), Target.SINK, UnsentReason.NO_PAYLOADS),
     ],
 )
-def test_a_letter_is_sent_or_has_a_reason_not_to_be(facts: Facts, target: Target, why: Why | None) -> None:
-    assert judge_letter(facts, Criteria(), target, max_redrives=3) is why
+def test_a_letter_is_sent_or_has_a_reason_not_to_be(facts: Facts, target: Target, why: UnsentReason | None) -> None:
+    assert judge_letter(facts, LetterCriteria(), target, max_redrives=3) is why
 
 
 def test_a_letter_that_is_not_selected_has_no_other_reason() -> None:
     assert (
-        judge_letter(Facts("1", "task", redrives=9), Criteria(kinds=("parse",)), Target.SOURCE, 3) is Why.NOT_SELECTED
+        judge_letter(Facts("1", "task", redrives=9), LetterCriteria(kinds=("parse",)), Target.SOURCE, 3)
+        is UnsentReason.NOT_SELECTED
     )
 
 
@@ -126,7 +127,7 @@ class Simulation:
         self.begin()
 
     def begin(self) -> None:
-        self.cursor = Cursor(self.saved, self.ends)
+        self.cursor = RedrivePosition(self.saved, self.ends)
         self.positions = {number: min(self.saved.get(number, 0), end) for number, end in self.ends.items()}
         self.batch: list[tuple[int, int]] = []
         assert self.cursor.left == sum(end - self.positions[number] for number, end in self.ends.items())
@@ -210,7 +211,7 @@ def test_without_transactions_only_letters_of_an_unsaved_step_are_sent_again(
 
 @given(TOPIC, st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12))))
 def test_a_cursor_never_moves_back_nor_beyond_the_end(letters: dict[int, int], told: list) -> None:
-    cursor = Cursor({}, letters)
+    cursor = RedrivePosition({}, letters)
     lefts = [cursor.left]
     for partition, position in told:
         cursor.advance(partition, position)
@@ -228,7 +229,7 @@ def test_a_cursor_never_moves_back_nor_beyond_the_end(letters: dict[int, int], t
     st.lists(st.tuples(st.integers(1, 5), st.floats(0.0, 10.0)), min_size=1, max_size=40),
 )
 def test_no_more_is_sent_than_the_rate_allows(rate: float, sends: list[tuple[int, float]]) -> None:
-    pace, now, sent = Pace(rate), 0.0, []
+    pace, now, sent = RedrivePace(rate), 0.0, []
     for count, idle in sends:
         now += idle
         now += pace.find_wait(now)
@@ -241,7 +242,7 @@ def test_no_more_is_sent_than_the_rate_allows(rate: float, sends: list[tuple[int
 
 
 def test_without_a_rate_nothing_waits() -> None:
-    pace = Pace(None)
+    pace = RedrivePace(None)
     pace.note_sent(1_000, 5.0)
     assert pace.find_wait(5.0) == 0.0
 
@@ -273,18 +274,18 @@ def test_a_letter_that_was_written_twice_is_recognised_while_it_is_remembered() 
 
 
 def test_selected_letters_that_were_not_sent_are_listed_up_to_a_bound() -> None:
-    tally = Tally(keep=1)
-    tally.note_skipped(Why.NOT_SELECTED)
-    tally.note_skipped(Why.LOST, "a", "gone")
-    tally.note_skipped(Why.LOST, "b", "gone")
-    tally.note_skipped(Why.TWICE, "c")
-    assert tally.failed == [("a", Why.LOST, "gone")]
+    tally = RedriveTally(keep=1)
+    tally.note_skipped(UnsentReason.NOT_SELECTED)
+    tally.note_skipped(UnsentReason.LOST, "a", "gone")
+    tally.note_skipped(UnsentReason.LOST, "b", "gone")
+    tally.note_skipped(UnsentReason.TWICE, "c")
+    assert tally.failed == [("a", UnsentReason.LOST, "gone")]
     assert tally.unsent == 2
-    assert tally.why == {Why.NOT_SELECTED: 1, Why.LOST: 2, Why.TWICE: 1}
+    assert tally.why == {UnsentReason.NOT_SELECTED: 1, UnsentReason.LOST: 2, UnsentReason.TWICE: 1}
 
 
 def test_letters_that_were_sent_in_part_are_listed_up_to_a_bound() -> None:
-    tally = Tally(keep=1)
+    tally = RedriveTally(keep=1)
     tally.note_sent_in_part("a", 3)
     tally.note_sent_in_part("b", 4)
     assert (tally.lost_messages, tally.in_part, tally.unsent) == (7, [("a", 3)], 0)

@@ -7,8 +7,8 @@ import random
 import pytest
 from tests.core.examples import examples
 
-from tidemill.core.deadletters.redrive import Criteria, Facts
-from tidemill.core.deadletters.redrive_record import RedriveRecord, Run, decode_record
+from tidemill.core.deadletters.redrive import Facts, LetterCriteria
+from tidemill.core.deadletters.redrive_record import RedrivenRange, RedriveRecord, decode_record
 
 
 def facts(kind: str = "task") -> Facts:
@@ -16,13 +16,13 @@ def facts(kind: str = "task") -> Facts:
 
 
 def test_a_letter_was_sent_by_the_last_run_over_it():
-    record = RedriveRecord("source", Criteria())
+    record = RedriveRecord("source", LetterCriteria())
     record.note_range(0, 10, 1_000.5)
     record.note_range(10, 20, 1_010.0)
     record.note_range(20, 30, 2_000.0)
     record.note_range(5, 7, 3_000.0)
     record.note_range(7, 7, 4_000.0)
-    assert record.runs == [Run(0, 20, 1_010), Run(20, 30, 2_000), Run(5, 7, 3_000)]
+    assert record.runs == [RedrivenRange(0, 20, 1_010), RedrivenRange(20, 30, 2_000), RedrivenRange(5, 7, 3_000)]
     assert [record.find_sent_at(offset, facts()) for offset in (0, 5, 6, 7, 25, 30)] == [
         1_010,
         3_000,
@@ -34,7 +34,7 @@ def test_a_letter_was_sent_by_the_last_run_over_it():
 
 
 def test_a_letter_that_does_not_match_or_was_refused_was_not_sent():
-    record = RedriveRecord("sink", Criteria(kinds=("delivery",)))
+    record = RedriveRecord("sink", LetterCriteria(kinds=("delivery",)))
     record.note_range(0, 10, 1_000.0, [3])
     record.note_unsent(4)
     assert record.find_sent_at(2, facts("delivery")) == 1_000
@@ -44,7 +44,7 @@ def test_a_letter_that_does_not_match_or_was_refused_was_not_sent():
 
 
 def test_a_letter_that_is_sent_later_is_no_longer_unsent():
-    record = RedriveRecord("source", Criteria())
+    record = RedriveRecord("source", LetterCriteria())
     record.note_range(0, 20, 1_000.0, [3, 12])
     record.note_range(0, 10, 2_000.0)
     assert record.find_sent_at(3, facts()) == 2_000
@@ -54,10 +54,10 @@ def test_a_letter_that_is_sent_later_is_no_longer_unsent():
 
 
 def test_a_record_is_decoded_as_it_was_encoded():
-    asked = Criteria(("ab",), ("task",), ("kafka.out",), 1.5, 2.5, ("k\ud800", "ü"), "text")
-    record = RedriveRecord("other-topic", asked, [Run(1, 5, 7)], [2])
+    asked = LetterCriteria(("ab",), ("task",), ("kafka.out",), 1.5, 2.5, ("k\ud800", "ü"), "text")
+    record = RedriveRecord("other-topic", asked, [RedrivenRange(1, 5, 7)], [2])
     assert decode_record(record.encode()) == record
-    assert decode_record(RedriveRecord("source", Criteria()).encode()) is None
+    assert decode_record(RedriveRecord("source", LetterCriteria()).encode()) is None
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_any_other_text_is_not_a_record(text: str):
 
 
 def test_a_copy_is_independent():
-    record = RedriveRecord("source", Criteria(), [Run(0, 5, 7)], [2])
+    record = RedriveRecord("source", LetterCriteria(), [RedrivenRange(0, 5, 7)], [2])
     record.copy().note_range(5, 9, 8.0, [6])
-    assert record == RedriveRecord("source", Criteria(), [Run(0, 5, 7)], [2])
+    assert record == RedriveRecord("source", LetterCriteria(), [RedrivenRange(0, 5, 7)], [2])
 
 
 def test_what_has_no_room_is_forgotten_and_no_unsent_letter_is_claimed():
     shuffled = random.Random(7)
     for _ in range(examples(300)):
-        record = RedriveRecord("source", Criteria())
+        record = RedriveRecord("source", LetterCriteria())
         sent: dict[int, int] = {}
         at = 1_000.0
         position = 0

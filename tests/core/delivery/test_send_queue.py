@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.core.examples import examples
 
 from tidemill.core.delivery.breaker import BreakerState
-from tidemill.core.delivery.culprit import Fault, find_fault, split_batch
-from tidemill.core.delivery.send_items import Ask, Decision, Delivered, GaveUp, Item, Limits, WhenOpen
+from tidemill.core.delivery.culprit import SendFault, find_fault, split_batch
+from tidemill.core.delivery.send_items import AskDecision, Decision, GaveUp, Item, ItemsDelivered, SendLimits, WhenOpen
 from tidemill.core.delivery.send_queue import SendQueue
-from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
+from tidemill.core.errors import ConfigError, RemoteError, TargetMissingError
 from tidemill.core.retry import Backoff
 
 FULL = (1 << 32) - 1
@@ -45,7 +45,7 @@ def new_queue(
     failures: int = 100,
     when_open: WhenOpen = WhenOpen.HOLD,
 ) -> SendQueue[str, str]:
-    return SendQueue(Limits(count, size, linger, BUDGET, Backoff(1.0, 8.0), retries, failures, 4.0, when_open))
+    return SendQueue(SendLimits(count, size, linger, BUDGET, Backoff(1.0, 8.0), retries, failures, 4.0, when_open))
 
 
 def add(
@@ -71,7 +71,7 @@ def test_a_batch_is_sent_at_once_and_items_that_arrive_meanwhile_form_the_next_o
     assert queue.due is None
     assert queue.in_flight
     (effect,) = queue.note_answers([None], 0.0, 0)
-    assert isinstance(effect, Delivered)
+    assert isinstance(effect, ItemsDelivered)
     assert names(effect.items) == ["a1"]
     assert names(queue.take(0.0)) == ["a2", "b1"]
     assert queue.outstanding == 2
@@ -194,7 +194,7 @@ def test_an_item_that_cannot_be_retried_needs_a_decision_and_its_key_waits_for_i
     add(queue, "a1", "a2")
     queue.take(0.0)
     (ask,) = queue.note_answers([NEVER, AGAIN], 0.0, FULL)
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, AskDecision)
     assert (names(ask.items), ask.error, ask.attempts, queue.asked) == (["a1"], "never", 1, 1)
     assert queue.take(50.0) == ()
     assert queue.note_decision(ask, Decision.DROP, 50.0, 0) == []
@@ -208,8 +208,8 @@ def test_items_with_the_same_answer_share_one_decision() -> None:
     add(queue, "-1", "-2", "-3")
     queue.take(0.0)
     first, second = queue.note_answers([NEVER, Refusal("big", False, True), NEVER], 0.0, 0)
-    assert isinstance(first, Ask)
-    assert isinstance(second, Ask)
+    assert isinstance(first, AskDecision)
+    assert isinstance(second, AskDecision)
     assert (names(first.items), names(second.items), second.oversize) == (["-1", "-3"], ["-2"], True)
 
 
@@ -238,7 +238,7 @@ def test_after_the_budget_a_decision_is_needed_and_a_retry_gives_one_more_budget
     queue.note_answers([AGAIN], 0.0, 0)
     queue.take(BUDGET)
     (ask,) = queue.note_answers([AGAIN], BUDGET, 0)
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, AskDecision)
     assert queue.note_decision(ask, Decision.RETRY, BUDGET, 0) == []
     queue.take(BUDGET)
     assert queue.note_answers([AGAIN], BUDGET, 0) == []
@@ -256,7 +256,7 @@ def test_a_permanent_failure_of_a_sink_needs_a_decision_at_once() -> None:
     assert (names(ask.items), ask.sink_failed) == (["a1", "b1"], True)
     add(queue, "c1")
     assert names(queue.take(0.0)) == ["c1"]
-    (ask,) = queue.note_failure("wrong type", True, 0.0, 0, Fault.DATA)
+    (ask,) = queue.note_failure("wrong type", True, 0.0, 0, SendFault.DATA)
     assert (names(ask.items), ask.sink_failed) == (["c1"], False), "the item is at fault, not the sink"
 
 
@@ -315,7 +315,7 @@ def test_abandoning_a_lane_forgets_its_items_wherever_they_are() -> None:
     assert names(queue.take(0.0)) == ["e2"]
     queue.note_answers([None], 0.0, 0)
     for effect in effects:
-        if isinstance(effect, Ask):
+        if isinstance(effect, AskDecision):
             queue.note_decision(effect, Decision.DROP, 0.0, 0)
     assert names(queue.take(10.0)) == ["a2"]
     queue.note_answers([None], 10.0, 0)
@@ -388,7 +388,7 @@ def test_waiting_for_another_item_is_not_a_refusal_and_leaves_the_whole_budget()
         assert queue.due is not None
         now = queue.due
     (ask,) = effects
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, AskDecision)
     assert (names(ask.items), now >= BUDGET) == (["a1"], True)
     assert [(item.attempts, item.deadline) for item in items[1:]] == [(0, None)] * 2
     queue.note_decision(ask, Decision.DROP, now, 0)
@@ -639,7 +639,7 @@ def test_retryable_refusals_count_against_max_retries_too() -> None:
 class Raising:
     """A sink that writes items one by one and raises at some, behind a queue whose decision is always to drop."""
 
-    def __init__(self, queue: SendQueue[str, str], *bad: str, fault: Fault) -> None:
+    def __init__(self, queue: SendQueue[str, str], *bad: str, fault: SendFault) -> None:
         self.queue = queue
         self.bad = bad
         self.fault = fault
@@ -669,29 +669,29 @@ class Raising:
 
     def effects(self, effects: Sequence[Any]) -> None:
         for effect in effects:
-            if isinstance(effect, Delivered):
+            if isinstance(effect, ItemsDelivered):
                 self.delivered += names(effect.items)
             else:
                 self.asked += names(effect.items)
-                if isinstance(effect, Ask):
+                if isinstance(effect, AskDecision):
                     self.queue.note_decision(effect, Decision.DROP, self.now, 0)
 
 
 def test_an_exception_shows_whether_the_sink_or_a_payload_may_be_at_fault() -> None:
     wrong = [TypeError(), ValueError(), KeyError(), IndexError(), AttributeError(), OverflowError(), UnicodeError()]
-    assert {find_fault(each) for each in wrong} == {Fault.DATA}
-    assert {find_fault(each) for each in (OSError(), RuntimeError(), TimeoutError())} == {Fault.UNKNOWN}
-    assert find_fault(WrongPlaceError("no folder")) is Fault.PLACE
-    assert find_fault(ExceptionGroup("tasks", [ValueError(), ExceptionGroup("more", [KeyError()])])) is Fault.DATA
-    assert find_fault(ExceptionGroup("tasks", [ValueError(), OSError()])) is Fault.UNKNOWN
-    assert {find_fault(each) for each in (RemoteError("down"), ConfigError("not connected"))} == {Fault.SINK}
+    assert {find_fault(each) for each in wrong} == {SendFault.DATA}
+    assert {find_fault(each) for each in (OSError(), RuntimeError(), TimeoutError())} == {SendFault.UNKNOWN}
+    assert find_fault(TargetMissingError("no folder")) is SendFault.TARGET
+    assert find_fault(ExceptionGroup("tasks", [ValueError(), ExceptionGroup("more", [KeyError()])])) is SendFault.DATA
+    assert find_fault(ExceptionGroup("tasks", [ValueError(), OSError()])) is SendFault.UNKNOWN
+    assert {find_fault(each) for each in (RemoteError("down"), ConfigError("not connected"))} == {SendFault.SINK}
     assert [list(part) for part in split_batch([1, 2], is_part=False)] == [[1], [2]]
 
 
-@pytest.mark.parametrize("fault", [Fault.DATA, Fault.UNKNOWN])
+@pytest.mark.parametrize("fault", [SendFault.DATA, SendFault.UNKNOWN])
 @pytest.mark.parametrize("at", [0, 1, 6, 7, 24, 48, 49])
 def test_the_item_at_which_a_sink_raises_is_found_and_nothing_else_is_written_more_than_three_times(
-    fault: Fault, at: int
+    fault: SendFault, at: int
 ) -> None:
     queue = new_queue(count=50)
     add(queue, *(f"-{n}" for n in range(50)))
@@ -706,8 +706,8 @@ def test_the_item_at_which_a_sink_raises_is_found_and_nothing_else_is_written_mo
     assert queue.outstanding == 0
 
 
-@pytest.mark.parametrize("fault", [Fault.DATA, Fault.UNKNOWN])
-def test_the_order_of_a_key_is_kept_while_the_culprit_is_sought(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [SendFault.DATA, SendFault.UNKNOWN])
+def test_the_order_of_a_key_is_kept_while_the_culprit_is_sought(fault: SendFault) -> None:
     queue = new_queue(count=30)
     add(queue, *(f"{'abc'[n % 3]}{n}" for n in range(30)))
     sink = Raising(queue, "a0", "a9", "b10", fault=fault)
@@ -725,14 +725,14 @@ def test_after_a_decision_while_parts_are_left_waiting_items_go_first() -> None:
     queue = new_queue(count=4)
     add(queue, "a1", "a2", "b1", "a3")
     queue.take(0.0)
-    assert queue.note_failure("raised", True, 0.0, 0, Fault.DATA) == []
+    assert queue.note_failure("raised", True, 0.0, 0, SendFault.DATA) == []
     assert names(queue.take(0.0)) == ["a1", "a2"]
-    queue.note_failure("raised", True, 0.0, 0, Fault.DATA)
+    queue.note_failure("raised", True, 0.0, 0, SendFault.DATA)
     assert names(queue.take(0.0)) == ["a1"]
-    (ask,) = queue.note_failure("raised", True, 0.0, 0, Fault.DATA)
-    assert isinstance(ask, Ask)
+    (ask,) = queue.note_failure("raised", True, 0.0, 0, SendFault.DATA)
+    assert isinstance(ask, AskDecision)
     assert names(queue.take(0.0)) == ["b1"], "a2 and a3 wait for the decision"
-    queue.note_failure("raised", True, 0.0, 0, Fault.SINK)
+    queue.note_failure("raised", True, 0.0, 0, SendFault.SINK)
     queue.note_decision(ask, Decision.DROP, 0.0, 0)
     order: list[str] = []
     while queue.due is not None:
@@ -747,7 +747,7 @@ def test_items_that_waited_for_a_decision_go_before_the_remaining_parts() -> Non
     queue = new_queue(count=9)
     add(queue, "a1", "a2", "b1", "b2", "b3", "b4", "a3", "a4", "b5")
     queue.take(0.0)
-    queue.note_failure("raised", True, 0.0, 0, Fault.DATA)
+    queue.note_failure("raised", True, 0.0, 0, SendFault.DATA)
     assert names(queue.take(0.0)) == ["a1", "a2", "b1"]
     (ask,) = queue.note_answers([NEVER, WAITS, None], 0.0, 0)[1:]
     queue.note_decision(ask, Decision.DROP, 0.0, 0)
@@ -761,7 +761,7 @@ def test_items_that_waited_for_a_decision_go_before_the_remaining_parts() -> Non
 def test_a_sink_that_raises_at_every_item_has_failed_and_no_item_is_blamed() -> None:
     queue = new_queue(count=20, failures=5)
     items = add(queue, *(f"-{n}" for n in range(20)))
-    sink = Raising(queue, fault=Fault.UNKNOWN)
+    sink = Raising(queue, fault=SendFault.UNKNOWN)
     sink.down = True
     sink.run(BUDGET / 2)
     assert queue.opened == 1
@@ -776,7 +776,7 @@ def test_a_sink_that_raises_at_every_item_has_failed_and_no_item_is_blamed() -> 
 def test_if_the_sink_fails_while_a_culprit_is_sought_no_other_item_is_blamed() -> None:
     queue = new_queue(count=20, failures=5)
     add(queue, *(f"-{n}" for n in range(20)))
-    sink = Raising(queue, "-9", fault=Fault.UNKNOWN)
+    sink = Raising(queue, "-9", fault=SendFault.UNKNOWN)
     for _ in range(3):
         sink.call()
     assert sink.delivered
@@ -791,7 +791,7 @@ def test_if_the_sink_fails_while_a_culprit_is_sought_no_other_item_is_blamed() -
 def test_a_lone_item_at_which_the_sink_raises_waits_until_another_delivery_shows_that_the_sink_works() -> None:
     queue = new_queue()
     add(queue, "a1")
-    sink = Raising(queue, "a1", fault=Fault.UNKNOWN)
+    sink = Raising(queue, "a1", fault=SendFault.UNKNOWN)
     sink.run(3.0)
     assert sink.asked == []
     add(queue, "b1", now=sink.now)
@@ -803,7 +803,7 @@ def test_many_bad_items_are_not_mistaken_for_a_failing_sink() -> None:
     queue = new_queue(count=40, failures=5)
     add(queue, *(f"-{n}" for n in range(40)))
     bad = [f"-{n}" for n in range(40) if n % 2 == 0 or n < 8]
-    sink = Raising(queue, *bad, fault=Fault.UNKNOWN)
+    sink = Raising(queue, *bad, fault=SendFault.UNKNOWN)
     sink.run(BUDGET * 0.9)
     assert sorted(sink.asked) == sorted(bad)
     assert len(sink.delivered) == 40 - len(bad)
@@ -815,8 +815,8 @@ def test_bad_data_does_not_count_as_a_failure_of_the_sink() -> None:
     queue.take(0.0)
     queue.note_failure("down", True, 0.0, FULL)
     assert queue.take(4.0)
-    (ask,) = queue.note_failure("raised", True, 4.0, 0, Fault.DATA)
-    assert isinstance(ask, Ask)
+    (ask,) = queue.note_failure("raised", True, 4.0, 0, SendFault.DATA)
+    assert isinstance(ask, AskDecision)
     assert queue.find_breaker_state(4.0) is BreakerState.HALF_OPEN
     add(queue, "b1", "c1", now=4.0)
     assert names(queue.take(4.0)) == ["b1"]
@@ -826,7 +826,7 @@ def test_while_the_breaker_is_open_parts_go_one_by_one() -> None:
     queue = new_queue(count=9, failures=1)
     add(queue, *(f"-{n}" for n in range(9)))
     queue.take(0.0)
-    queue.note_failure("raised", True, 0.0, 0, Fault.UNKNOWN)
+    queue.note_failure("raised", True, 0.0, 0, SendFault.UNKNOWN)
     assert len(queue.take(0.0)) == 3
     queue.note_failure("down", True, 0.0, 0)
     assert queue.opened == 1
@@ -844,7 +844,7 @@ def test_parts_respect_the_bytes_of_a_batch() -> None:
     (ask,) = queue.note_answers([NEVER, None, None], 0.0, 0)[1:]
     add(queue, "c6", "c7")
     assert names(queue.take(0.0)) == ["c6", "c7"]
-    queue.note_failure("raised", True, 0.0, 0, Fault.DATA)
+    queue.note_failure("raised", True, 0.0, 0, SendFault.DATA)
     queue.note_decision(ask, Decision.DROP, 0.0, 0)
     assert names(queue.take(0.0)) == ["a3", "a4"]
     queue.note_answers([None, None], 0.0, 0)
@@ -858,7 +858,7 @@ def test_an_item_whose_call_raised_is_sent_alone_after_a_decision_to_retry_it() 
     queue.note_answers([AGAIN, AGAIN], 0.0, FULL)
     add(queue, "c1")
     queue.take(0.0)
-    (ask,) = queue.note_failure("raised", True, 0.0, 0, Fault.DATA)
+    (ask,) = queue.note_failure("raised", True, 0.0, 0, SendFault.DATA)
     queue.note_decision(ask, Decision.RETRY, 0.0, 0)
     assert names(queue.take(9.0)) == ["a1", "b1"]
     queue.note_answers([None, None], 9.0, 0)
@@ -876,7 +876,7 @@ def test_while_the_place_that_a_sink_writes_to_is_missing_everything_waits_and_n
     pauses = []
     while now < 10 * BUDGET:
         assert names(queue.take(now)) in (["a1", "-1", "a2"], ["a1", "-1"])
-        assert queue.note_failure("no folder", True, now, FULL, Fault.PLACE) == []
+        assert queue.note_failure("no folder", True, now, FULL, SendFault.TARGET) == []
         assert queue.shed(now) == []
         assert queue.due is not None
         pauses.append(round(queue.due - now))
@@ -900,7 +900,7 @@ def test_parts_are_forgotten_with_their_lane_or_shed_by_an_open_breaker() -> Non
         add(queue, "a1", "a2", lane="p")
         add(queue, "b1", "b2", lane="q")
         queue.take(0.0)
-        queue.note_failure("raised", True, 0.0, 0, Fault.UNKNOWN)
+        queue.note_failure("raised", True, 0.0, 0, SendFault.UNKNOWN)
         queue.abandon("p")
         assert queue.outstanding == 2
         assert names(queue.take(0.0)) == ["b1", "b2"]
@@ -917,7 +917,7 @@ STEPS = st.one_of(
     st.tuples(st.just("add"), st.sampled_from("aab-"), st.sampled_from("ppq"), st.integers(1, 60), st.integers(1, 4)),
     st.tuples(st.just("answer"), st.lists(ANSWERS, max_size=6)),
     st.tuples(st.just("fail"), st.booleans()),
-    st.tuples(st.just("raise"), st.sampled_from([Fault.DATA, Fault.UNKNOWN, Fault.PLACE])),
+    st.tuples(st.just("raise"), st.sampled_from([SendFault.DATA, SendFault.UNKNOWN, SendFault.TARGET])),
     st.tuples(st.just("decide"), st.integers(0, 5), st.sampled_from(Decision)),
     st.tuples(st.just("time"), st.sampled_from([0.5, 3.0, BUDGET])),
     st.tuples(st.just("abandon"), st.sampled_from("pq")),
@@ -938,7 +938,7 @@ class Schedule:
         # How often the sink refused an item, and when it did so first.
         self.tries: Counter[int] = Counter()
         self.first: dict[int, float] = {}
-        self.asks: list[Ask[str, str]] = []
+        self.asks: list[AskDecision[str, str]] = []
         self.batch: list[Item[str, str]] = []
 
     def end(self, item: Item[str, str], how: str) -> None:
@@ -947,7 +947,7 @@ class Schedule:
 
     def effects(self, effects: Sequence[Any]) -> None:
         for effect in effects:
-            if isinstance(effect, Ask):
+            if isinstance(effect, AskDecision):
                 self.asks.append(effect)
                 for item in effect.items:
                     assert item.attempts >= 1, "what was never tried is asked about"
@@ -955,7 +955,7 @@ class Schedule:
                 continue
             for item in effect.items:
                 self.end(item, type(effect).__name__)
-                if isinstance(effect, Delivered) and item.key is not None:
+                if isinstance(effect, ItemsDelivered) and item.key is not None:
                     order = self.delivered.setdefault(item.key, [])
                     assert not order or order[-1] < item.number, "a key was delivered out of order"
                     order.append(item.number)
@@ -993,12 +993,12 @@ class Schedule:
             self.tries[item.number] += 1
             self.first.setdefault(item.number, self.now)
 
-    def raised(self, fault: Fault) -> None:
+    def raised(self, fault: SendFault) -> None:
         """Raise: for one item it is a refusal; for several it counts once the sink is found to have failed."""
         batch, self.batch = self.batch, []
         before = {item.number: item.attempts for item in self.items}
         effects = self.queue.note_failure("raised", True, self.now, FULL, fault)
-        if len(batch) > 1 or fault is Fault.PLACE:
+        if len(batch) > 1 or fault is SendFault.TARGET:
             assert effects == []
             assert all(item.attempts == before[item.number] for item in batch)
         self.caught_up(before, batch)
@@ -1012,7 +1012,7 @@ class Schedule:
                 assert item in batch or (before[item.number] == 0 and item.doubted_at is not None)
                 self.tried(item, ended=True)
 
-    def decide(self, ask: Ask[str, str], decision: Decision) -> None:
+    def decide(self, ask: AskDecision[str, str], decision: Decision) -> None:
         if decision is Decision.DROP:
             for item in ask.items:
                 if not item.gone:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tidemill.core.delivery.sql_plan import (
     MAX_PARAMETERS,
-    Operation,
     Row,
+    RowOperation,
     Shape,
     build_array_statement,
     build_statement,
@@ -20,15 +20,15 @@ from tidemill.core.delivery.sql_plan import (
     split_by_powers,
 )
 
-INSERT = Shape(Operation.INSERT, "t", ("a", "b"))
-IGNORE = Shape(Operation.INSERT, "t", ("a", "b"), ("a",))
-UPSERT = Shape(Operation.UPSERT, "s.t", ("a", "b"), ("a",))
-UPDATE = Shape(Operation.UPDATE, "t", ("a",), where=("b",), nulls=("c",))
-MOVING = Shape(Operation.UPDATE, "t", ("a",), where=("a",))
-NULLS = Shape(Operation.UPDATE, "t", ("a",), nulls=("b",))
-DELETE = Shape(Operation.DELETE, "t", (), where=("a", "b"), nulls=("c",))
-DELETE_NULLS = Shape(Operation.DELETE, "t", (), nulls=("b",))
-NAMED = Shape(Operation.STATEMENT, "count", ("a", "b"), sql="SELECT add($1, $2)")
+INSERT = Shape(RowOperation.INSERT, "t", ("a", "b"))
+IGNORE = Shape(RowOperation.INSERT, "t", ("a", "b"), ("a",))
+UPSERT = Shape(RowOperation.UPSERT, "s.t", ("a", "b"), ("a",))
+UPDATE = Shape(RowOperation.UPDATE, "t", ("a",), where=("b",), nulls=("c",))
+MOVING = Shape(RowOperation.UPDATE, "t", ("a",), where=("a",))
+NULLS = Shape(RowOperation.UPDATE, "t", ("a",), nulls=("b",))
+DELETE = Shape(RowOperation.DELETE, "t", (), where=("a", "b"), nulls=("c",))
+DELETE_NULLS = Shape(RowOperation.DELETE, "t", (), nulls=("b",))
+NAMED = Shape(RowOperation.STATEMENT, "count", ("a", "b"), sql="SELECT add($1, $2)")
 SHAPES = [INSERT, IGNORE, UPSERT, UPDATE, MOVING, NULLS, DELETE, DELETE_NULLS]
 
 rows = st.builds(
@@ -104,7 +104,7 @@ def test_a_statement_of_arrays_has_one_parameter_per_column_whatever_the_number_
             'INSERT INTO "s"."t" ("a", "b") VALUES ($1, $2) ON CONFLICT ("a") DO UPDATE SET "b" = EXCLUDED."b"',
         ),
         (
-            Shape(Operation.UPSERT, "t", ("a",), ("a",)),
+            Shape(RowOperation.UPSERT, "t", ("a",), ("a",)),
             1,
             'INSERT INTO "t" ("a") VALUES ($1) ON CONFLICT ("a") DO NOTHING',
         ),
@@ -120,7 +120,7 @@ def test_a_statement_of_arrays_has_one_parameter_per_column_whatever_the_number_
         (DELETE, 1, 'DELETE FROM "t" WHERE "a" = $1 AND "b" = $2 AND "c" IS NULL'),
         (DELETE_NULLS, 1, 'DELETE FROM "t" WHERE "b" IS NULL'),
         (
-            Shape(Operation.DELETE, "t", (), where=("a",)),
+            Shape(RowOperation.DELETE, "t", (), where=("a",)),
             2,
             'DELETE FROM "t" AS there USING (SELECT DISTINCT ON ("a") * FROM (VALUES ((NULL::"t")."a", 0), ($1, 1), '
             '($2, 2)) AS rows ("a", "#") ORDER BY "a", "#" DESC) AS given WHERE there."a" = given."a"',
@@ -159,10 +159,10 @@ def test_a_shape_gives_the_expected_array_statement(shape: Shape, types: tuple[s
 def test_only_identifiers_are_inserted_into_a_statement(name: str, place: str) -> None:
     fine = re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]{0,62}", name) is not None
     parts: dict[str, tuple[str, ...]] = {"columns": ("a",), "conflict": (), "where": ("b",), "nulls": ()}
-    operation = Operation.UPDATE
+    operation = RowOperation.UPDATE
     table = {"table": name, "schema": f"{name}.t"}.get(place, "t")
     if place == "conflict":
-        operation, parts = Operation.INSERT, {"columns": (name,), "conflict": (name,), "where": (), "nulls": ()}
+        operation, parts = RowOperation.INSERT, {"columns": (name,), "conflict": (name,), "where": (), "nulls": ()}
     elif place in parts:
         parts[place] = (name,)
     try:
@@ -178,20 +178,20 @@ def test_only_identifiers_are_inserted_into_a_statement(name: str, place: str) -
     ("parts", "problem"),
     [
         ({"columns": ()}, "no column"),
-        ({"operation": Operation.UPDATE, "conflict": ("a",), "where": ("a",)}, "needs where, not conflict"),
-        ({"operation": Operation.UPDATE}, "would affect every row"),
-        ({"operation": Operation.UPDATE, "columns": (), "where": ("a",)}, "no column"),
-        ({"operation": Operation.DELETE, "where": ("a",)}, "needs where, not data"),
-        ({"operation": Operation.DELETE, "columns": ()}, "would affect every row"),
+        ({"operation": RowOperation.UPDATE, "conflict": ("a",), "where": ("a",)}, "needs where, not conflict"),
+        ({"operation": RowOperation.UPDATE}, "would affect every row"),
+        ({"operation": RowOperation.UPDATE, "columns": (), "where": ("a",)}, "no column"),
+        ({"operation": RowOperation.DELETE, "where": ("a",)}, "needs where, not data"),
+        ({"operation": RowOperation.DELETE, "columns": ()}, "would affect every row"),
         ({"where": ("a",)}, "where is only for updates"),
         ({"nulls": ("a",)}, "where is only for updates"),
         ({"table": "t" * 64}, "is not a valid table name"),
         ({"table": "t" * 10_000_000}, "is not a valid table name"),
-        ({"operation": Operation.UPSERT}, "an upsert needs conflict"),
-        ({"operation": Operation.UPSERT, "conflict": ("b", "c")}, "data has no b, c"),
+        ({"operation": RowOperation.UPSERT}, "an upsert needs conflict"),
+        ({"operation": RowOperation.UPSERT, "conflict": ("b", "c")}, "data has no b, c"),
         ({"conflict": (1,)}, "column 1 of t is not a valid column name"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(parts: dict[str, object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        Shape(**{"operation": Operation.INSERT, "table": "t", "columns": ("a",), **parts})  # type: ignore[arg-type]
+        Shape(**{"operation": RowOperation.INSERT, "table": "t", "columns": ("a",), **parts})  # type: ignore[arg-type]

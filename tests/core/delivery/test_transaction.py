@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.core.delivery.transaction import (
-    Call,
-    End,
     Fence,
+    ProducerCall,
     RecordVerdict,
     Transaction,
     TransactionAnswer,
+    TransactionEnd,
     choose_next,
     judge_fence,
     judge_records,
@@ -19,77 +19,85 @@ from tidemill.core.delivery.transaction import (
 
 
 def test_a_successful_transaction_makes_each_call_once() -> None:
-    course: list[Call | End] = [Call.BEGIN]
-    while isinstance(call := course[-1], Call):
+    course: list[ProducerCall | TransactionEnd] = [ProducerCall.BEGIN]
+    while isinstance(call := course[-1], ProducerCall):
         course.append(choose_next(call, TransactionAnswer.DONE))
-    assert course == [Call.BEGIN, Call.SEND, Call.OFFSETS, Call.COMMIT, End.COMMITTED]
+    assert course == [
+        ProducerCall.BEGIN,
+        ProducerCall.SEND,
+        ProducerCall.OFFSETS,
+        ProducerCall.COMMIT,
+        TransactionEnd.COMMITTED,
+    ]
 
 
 @given(st.lists(st.sampled_from(TransactionAnswer), max_size=30))
 def test_every_course_follows_the_rules_of_a_transactional_producer(answers: list[TransactionAnswer]) -> None:
-    call: Call | End = Call.BEGIN
+    call: ProducerCall | TransactionEnd = ProducerCall.BEGIN
     for answer in answers:
-        if isinstance(call, End):
+        if isinstance(call, TransactionEnd):
             break
         after = choose_next(call, answer)
         if answer is TransactionAnswer.AGAIN:
             assert after is call, "what can be tried again is the same call"
         if answer is TransactionAnswer.FATAL:
-            assert after is End.FATAL
-        if after is End.COMMITTED:
-            assert (call, answer) == (Call.COMMIT, TransactionAnswer.DONE)
-        if after is End.ABORTED:
-            assert (call, answer) == (Call.ABORT, TransactionAnswer.DONE)
-        if call is Call.ABORT:
-            assert after in (Call.ABORT, End.ABORTED, End.FATAL)
+            assert after is TransactionEnd.FATAL
+        if after is TransactionEnd.COMMITTED:
+            assert (call, answer) == (ProducerCall.COMMIT, TransactionAnswer.DONE)
+        if after is TransactionEnd.ABORTED:
+            assert (call, answer) == (ProducerCall.ABORT, TransactionAnswer.DONE)
+        if call is ProducerCall.ABORT:
+            assert after in (ProducerCall.ABORT, TransactionEnd.ABORTED, TransactionEnd.FATAL)
         call = after
 
 
 def test_an_abort_that_requires_an_abort_is_fatal() -> None:
-    assert choose_next(Call.ABORT, TransactionAnswer.ABORT) is End.FATAL
-    assert choose_next(Call.SEND, TransactionAnswer.ABORT) is Call.ABORT
+    assert choose_next(ProducerCall.ABORT, TransactionAnswer.ABORT) is TransactionEnd.FATAL
+    assert choose_next(ProducerCall.SEND, TransactionAnswer.ABORT) is ProducerCall.ABORT
 
 
-def at(call: Call) -> Transaction[str]:
+def at(call: ProducerCall) -> Transaction[str]:
     transaction = Transaction({"a": 10, "b": 20})
     while transaction.call is not call:
         assert (
-            transaction.note_answer(TransactionAnswer.DONE if call is not Call.ABORT else TransactionAnswer.ABORT)
+            transaction.note_answer(
+                TransactionAnswer.DONE if call is not ProducerCall.ABORT else TransactionAnswer.ABORT
+            )
             is None
         )
     return transaction
 
 
 def test_a_transaction_is_aborted_if_a_lane_is_given_up_before_its_offsets_were_accepted() -> None:
-    for call in (Call.SEND, Call.OFFSETS, Call.ABORT):
+    for call in (ProducerCall.SEND, ProducerCall.OFFSETS, ProducerCall.ABORT):
         transaction = at(call)
         assert transaction.give_up(["b", "x"]) is None
-        assert transaction.call is Call.ABORT
+        assert transaction.call is ProducerCall.ABORT
         assert transaction.note_answer(TransactionAnswer.AGAIN) is None
-        assert transaction.call is Call.ABORT
-        assert transaction.note_answer(TransactionAnswer.DONE) is End.ABORTED
+        assert transaction.call is ProducerCall.ABORT
+        assert transaction.note_answer(TransactionAnswer.DONE) is TransactionEnd.ABORTED
 
 
 def test_a_transaction_that_has_not_begun_ends_with_its_lane() -> None:
-    assert at(Call.BEGIN).give_up({"a"}) is End.ABORTED
+    assert at(ProducerCall.BEGIN).give_up({"a"}) is TransactionEnd.ABORTED
 
 
 def test_a_transaction_whose_offsets_were_accepted_is_committed_even_if_a_lane_is_given_up() -> None:
-    transaction = at(Call.COMMIT)
+    transaction = at(ProducerCall.COMMIT)
     assert transaction.give_up({"a"}) is None
     assert transaction.note_answer(TransactionAnswer.AGAIN) is None
-    assert transaction.note_answer(TransactionAnswer.DONE) is End.COMMITTED
+    assert transaction.note_answer(TransactionAnswer.DONE) is TransactionEnd.COMMITTED
 
 
 def test_giving_up_a_lane_does_not_affect_a_transaction_without_it() -> None:
-    transaction = at(Call.SEND)
+    transaction = at(ProducerCall.SEND)
     assert not transaction.holds({"c"})
     assert transaction.give_up({"c"}) is None
-    assert transaction.call is Call.SEND
+    assert transaction.call is ProducerCall.SEND
 
 
 def test_the_end_is_not_reported_for_forgotten_lanes() -> None:
-    transaction = at(Call.SEND)
+    transaction = at(ProducerCall.SEND)
     transaction.forget({"a", "c"})
     assert transaction.offsets == {"b": 20}
 
@@ -101,9 +109,9 @@ def test_nothing_of_a_lane_that_was_given_up_in_time_is_ever_committed(steps: li
         if isinstance(step, TransactionAnswer):
             end = transaction.note_answer(step)
         else:
-            doomed = doomed or transaction.call is not Call.COMMIT
+            doomed = doomed or transaction.call is not ProducerCall.COMMIT
             end = transaction.give_up({"a"})
-        assert not (doomed and (end is End.COMMITTED or transaction.call is Call.COMMIT))
+        assert not (doomed and (end is TransactionEnd.COMMITTED or transaction.call is ProducerCall.COMMIT))
         if end is not None:
             break
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 from tests.core.examples import examples
 
-from tidemill.core.delivery.transaction import Call, End, Transaction, TransactionAnswer
+from tidemill.core.delivery.transaction import ProducerCall, Transaction, TransactionAnswer, TransactionEnd
 
 PARTITIONS = ("a", "b", "c")
 LENGTH = 12
@@ -107,20 +107,24 @@ class Member:
         if end is not None:
             self.ended(end)
 
-    def asked(self, call: Call) -> TransactionAnswer:
+    def asked(self, call: ProducerCall) -> TransactionAnswer:
         brokers, chance = self.brokers, self.chance
-        if call is Call.SEND:
+        if call is ProducerCall.SEND:
             brokers.written[self.name] = list(self.records)
             return chance.choices(
                 (TransactionAnswer.DONE, TransactionAnswer.AGAIN, TransactionAnswer.ABORT), (6, 3, 1)
             )[0]
-        if call is Call.OFFSETS:
+        if call is ProducerCall.OFFSETS:
             return self.handed_over()
-        if call in (Call.COMMIT, Call.ABORT):
-            if call is Call.ABORT and self.request is not None and self.handed_over() is TransactionAnswer.AGAIN:
+        if call in (ProducerCall.COMMIT, ProducerCall.ABORT):
+            if (
+                call is ProducerCall.ABORT
+                and self.request is not None
+                and self.handed_over() is TransactionAnswer.AGAIN
+            ):
                 return TransactionAnswer.AGAIN
             if chance.random() < 0.6:
-                brokers.end(self.name, commit=call is Call.COMMIT)
+                brokers.end(self.name, commit=call is ProducerCall.COMMIT)
                 # The answer may get lost; the same call again finds it done.
                 return chance.choice((TransactionAnswer.DONE, TransactionAnswer.AGAIN))
             return TransactionAnswer.AGAIN
@@ -140,11 +144,11 @@ class Member:
         self.request = None
         return request.answer
 
-    def ended(self, end: End) -> None:
+    def ended(self, end: TransactionEnd) -> None:
         assert self.transaction is not None
         for partition, offset in self.transaction.offsets.items():
             assert self.owned.get(partition) is self.lent[partition], "notified about work of another member"
-            if end is End.COMMITTED:
+            if end is TransactionEnd.COMMITTED:
                 self.owned[partition][0] = offset
         self.transaction = self.request = None
 

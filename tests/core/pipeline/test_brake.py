@@ -17,7 +17,7 @@ from tidemill.core.pipeline.brake import (
     Again,
     Brake,
     Effect,
-    Hold,
+    HoldCase,
     Off,
     On,
     TakeOne,
@@ -75,7 +75,7 @@ class Model:
             return [Write(case)]
         self.trials = [each for each in self.trials if each != message]
         self.queue.append((message, case))
-        return [Hold(case)]
+        return [HoldCase(case)]
 
     def tick(self, now: float) -> list[Effect[str]]:
         if not self.on or now < self.due:
@@ -218,7 +218,7 @@ def test_the_brake_is_off_while_the_ratio_only_equals_the_limit() -> None:
 
 def test_failures_while_the_brake_is_on_are_held_and_not_counted() -> None:
     brake = on()
-    assert list(brake.note_failure(("a", 60), "text", "case 60")) == [Hold("case 60")]
+    assert list(brake.note_failure(("a", 60), "text", "case 60")) == [HoldCase("case 60")]
     assert list(brake.note_finished(("a", 61), None, 1.0)) == [], "it was not tried"
     assert list(brake.note_finished(("a", 62), "cause", 1.0)) == []
     assert (brake.summarize().of, brake.summarize().held) == (50, 3)
@@ -228,7 +228,7 @@ def test_held_messages_are_tried_in_turn_and_one_that_fails_again_goes_to_the_en
     brake = on()
     assert list(brake.tick(29.9)) == []
     assert list(brake.tick(30.0)) == [Again("case 50")]
-    assert list(brake.note_failure(("a", 50), "text", "case 50")) == [Hold("case 50")]
+    assert list(brake.note_failure(("a", 50), "text", "case 50")) == [HoldCase("case 50")]
     assert [list(brake.tick(at)) for at in (60.0, 90.0)] == [[Again("case 51")], [Again("case 50")]]
 
 

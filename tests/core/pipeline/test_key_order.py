@@ -13,7 +13,7 @@ from tidemill.core.pipeline.key_order import KeyOrder
 
 
 @dataclass(eq=False)
-class Place:
+class ModelEntry:
     """A task, or the hook of a message, at its place in the order."""
 
     messages: dict[str, set[int]]
@@ -25,26 +25,26 @@ class Place:
 class Model:
     """Everything that is open, in order; each call scans all of it."""
 
-    places: list[Place] = field(default_factory=list)
+    entries_of_model: list[ModelEntry] = field(default_factory=list)
     started: set[str] = field(default_factory=set)
 
     def arranged(self, tasks: list[tuple[str, list[int]]], keys: dict[int, str | None], hooked: bool) -> None:
         ordered = sorted(tasks, key=lambda pair: min(pair[1] or keys))
-        entries: list[Place] = []
+        entries: list[ModelEntry] = []
         for name, offsets in ordered:
             messages: dict[str, set[int]] = {}
             for offset in offsets or sorted(keys):
                 if (key := keys[offset]) is not None:
                     messages.setdefault(key, set()).add(offset)
-            entries.append(Place(messages, {name}, name))
+            entries.append(ModelEntry(messages, {name}, name))
         if hooked:
             for offset, key in keys.items():
-                theirs = [place for place in entries if key is not None and offset in place.messages.get(key, ())]
+                theirs = [entry for entry in entries if key is not None and offset in entry.messages.get(key, ())]
                 if theirs and key is not None:
-                    entries.insert(entries.index(theirs[-1]) + 1, Place({key: {offset}}, {f"hook {offset}"}))
-        self.places += entries
+                    entries.insert(entries.index(theirs[-1]) + 1, ModelEntry({key: {offset}}, {f"hook {offset}"}))
+        self.entries_of_model += entries
 
-    def is_before(self, earlier: Place, later: Place) -> bool:
+    def is_before(self, earlier: ModelEntry, later: ModelEntry) -> bool:
         """Return whether a task has to wait for an earlier one, or for a hook."""
         return any(
             not (len(messages) == 1 and messages == later.messages[key])
@@ -54,23 +54,25 @@ class Model:
 
     def may_start(self) -> set[str]:
         free: set[str] = set()
-        for index, place in enumerate(self.places):
-            if not any(other.open and self.is_before(other, place) for other in self.places[:index]):
-                free |= {name for name in place.open if not name.startswith("hook")}
+        for index, entry in enumerate(self.entries_of_model):
+            if not any(other.open and self.is_before(other, entry) for other in self.entries_of_model[:index]):
+                free |= {name for name in entry.open if not name.startswith("hook")}
         return free - self.started
 
     def close(self, name: str) -> None:
-        for place in self.places:
-            place.open.discard(name)
+        for entry in self.entries_of_model:
+            entry.open.discard(name)
 
     def hooks_due(self) -> list[int]:
         """Return the messages whose tasks are all done and whose hook is not."""
         due = []
-        for place in self.places:
-            for name in place.open:
+        for entry in self.entries_of_model:
+            for name in entry.open:
                 if name.startswith("hook"):
-                    ((key, (offset,)),) = place.messages.items()
-                    tasks = [each for each in self.places if each.name and offset in each.messages.get(key, ())]
+                    ((key, (offset,)),) = entry.messages.items()
+                    tasks = [
+                        each for each in self.entries_of_model if each.name and offset in each.messages.get(key, ())
+                    ]
                     if not any(each.open for each in tasks):
                         due.append(offset)
         return due
@@ -130,17 +132,17 @@ def play(seed: int, hooked: bool) -> None:
                 name = running.pop(dice.randrange(len(running)))
                 others = [f"{name}/{n}" for n in range(dice.randint(0, 2))]
                 replaced += 1
-                place = next(each for each in model.places if name in each.open)
-                place.open = place.open - {name} | set(others)
+                entry = next(each for each in model.entries_of_model if name in each.open)
+                entry.open = entry.open - {name} | set(others)
                 started(order.replace(name, others))
             case "hook":
                 message = dice.choice(due)
                 model.close(f"hook {message}")
                 started(order.note_message_done(message))
                 assert order.note_message_done(message) == []
-        waiting = {name for place in model.places for name in place.open if not name.startswith("hook")}
+        waiting = {name for entry in model.entries_of_model for name in entry.open if not name.startswith("hook")}
         assert order.waiting_tasks == len(waiting - model.started)
-    assert not any(place.open for place in model.places), f"seed {seed}: something waits for ever"
+    assert not any(entry.open for entry in model.entries_of_model), f"seed {seed}: something waits for ever"
     assert (order.waiting_tasks, order.waiting_messages) == (0, 0)
     assert [*order._queues, *order._positions, *order._hooks] == [], "memory is what is open"
 
@@ -177,8 +179,8 @@ def play_with_withdrawals(seed: int) -> None:
                 name = waiting.pop(dice.randrange(len(waiting)))
                 if dice.random() < 0.5:
                     others = [f"{name}/{n}" for n in range(dice.randint(1, 2))]
-                    place = next(each for each in model.places if name in each.open)
-                    place.open = place.open - {name} | set(others)
+                    entry = next(each for each in model.entries_of_model if name in each.open)
+                    entry.open = entry.open - {name} | set(others)
                     waiting += others
                     started(order.replace(name, others))
                     continue

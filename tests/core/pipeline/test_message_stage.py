@@ -6,65 +6,65 @@ from dataclasses import replace
 
 import pytest
 
-from tidemill.core.pipeline.message_stage import MessageStage, Stage
+from tidemill.core.pipeline.message_stage import MessageStage, OpenStage
 from tidemill.core.pipeline.record_times import MAX_MARKS, RecordTimes
 
 STAGES = [
-    (MessageStage(stage=Stage.NO_OWNER), "no engine owns its partition"),
+    (MessageStage(stage=OpenStage.NO_OWNER), "no engine owns its partition"),
     (
-        MessageStage(stage=Stage.NO_OWNER, why="it is assigned soon"),
+        MessageStage(stage=OpenStage.NO_OWNER, why="it is assigned soon"),
         "no engine owns its partition (it is assigned soon)",
     ),
-    (MessageStage(stage=Stage.NOT_READ), "it has not been read from its topic yet"),
+    (MessageStage(stage=OpenStage.NOT_READ), "it has not been read from its topic yet"),
     (
-        MessageStage(stage=Stage.BUFFERED, why="a user paused it"),
+        MessageStage(stage=OpenStage.BUFFERED, why="a user paused it"),
         "it was read and waits to be taken: a user paused it",
     ),
-    (MessageStage(stage=Stage.WINDOW, why="its window to fill"), "it waits for its window to fill"),
+    (MessageStage(stage=OpenStage.WINDOW, why="its window to fill"), "it waits for its window to fill"),
     (
-        MessageStage(stage=Stage.ARRANGE, seconds=2.6, why="messages 7 to 9"),
+        MessageStage(stage=OpenStage.ARRANGE, seconds=2.6, why="messages 7 to 9"),
         "arrange has not returned for 3 s (messages 7 to 9)",
     ),
     (
-        MessageStage(stage=Stage.ARRANGE, why="it is busy with earlier messages"),
+        MessageStage(stage=OpenStage.ARRANGE, why="it is busy with earlier messages"),
         "it waits for arrange (it is busy with earlier messages)",
     ),
-    (MessageStage(stage=Stage.BEHIND_KEY), "it waits for an earlier message with its key"),
-    (MessageStage(stage=Stage.BEHIND_KEY, behind=7), "it waits for an earlier message with its key (offset 7)"),
-    (MessageStage(stage=Stage.BEHIND_KEY, task_id="t"), "task t waits for an earlier message with its key"),
+    (MessageStage(stage=OpenStage.BEHIND_KEY), "it waits for an earlier message with its key"),
+    (MessageStage(stage=OpenStage.BEHIND_KEY, behind=7), "it waits for an earlier message with its key (offset 7)"),
+    (MessageStage(stage=OpenStage.BEHIND_KEY, task_id="t"), "task t waits for an earlier message with its key"),
     (
-        MessageStage(stage=Stage.BEHIND_KEY, task_id="t", behind=7),
+        MessageStage(stage=OpenStage.BEHIND_KEY, task_id="t", behind=7),
         "task t waits for an earlier message with its key (offset 7)",
     ),
     (
-        MessageStage(stage=Stage.QUEUED, task_id="t", why="is queued: all executors are busy"),
+        MessageStage(stage=OpenStage.QUEUED, task_id="t", why="is queued: all executors are busy"),
         "task t is queued: all executors are busy",
     ),
-    (MessageStage(stage=Stage.TASK, task_id="t" * 200, seconds=1.0), f"task {'t' * 100} has been running for 1 s"),
+    (MessageStage(stage=OpenStage.TASK, task_id="t" * 200, seconds=1.0), f"task {'t' * 100} has been running for 1 s"),
     (
-        MessageStage(stage=Stage.TASK, task_id="t", seconds=61.0, pid=42),
+        MessageStage(stage=OpenStage.TASK, task_id="t", seconds=61.0, pid=42),
         "task t has been running for 61 s (process 42)",
     ),
     (
-        MessageStage(stage=Stage.BACKOFF, task_id="t", attempt=1, attempts=4, next_seconds=9.0),
+        MessageStage(stage=OpenStage.BACKOFF, task_id="t", attempt=1, attempts=4, next_seconds=9.0),
         "task t is in backoff: attempt 1 of 4 failed, the next is in 9 s",
     ),
-    (MessageStage(stage=Stage.BRAKE), "held by the failure brake"),
+    (MessageStage(stage=OpenStage.BRAKE), "held by the failure brake"),
     (
-        MessageStage(stage=Stage.HOOK, hook="on_task_complete", seconds=4.0),
+        MessageStage(stage=OpenStage.HOOK, hook="on_task_complete", seconds=4.0),
         "hook on_task_complete has not returned for 4 s",
     ),
-    (MessageStage(stage=Stage.HOOK), "it waits for a hook or a delivery"),
-    (MessageStage(stage=Stage.SINK), "its results wait for their sinks"),
-    (MessageStage(stage=Stage.SINK, sink="sinks.http.out"), "its results wait for sinks.http.out"),
+    (MessageStage(stage=OpenStage.HOOK), "it waits for a hook or a delivery"),
+    (MessageStage(stage=OpenStage.SINK), "its results wait for their sinks"),
+    (MessageStage(stage=OpenStage.SINK, sink="sinks.http.out"), "its results wait for sinks.http.out"),
     (
-        MessageStage(stage=Stage.SINK, sink="sinks.http.out", why="refused"),
+        MessageStage(stage=OpenStage.SINK, sink="sinks.http.out", why="refused"),
         "its results are not delivered (sinks.http.out: refused)",
     ),
-    (MessageStage(stage=Stage.SINK, why="refused"), "its results are not delivered (refused)"),
-    (MessageStage(stage=Stage.DEAD_LETTER, why="no leader"), "its dead letter is not confirmed (no leader)"),
-    (MessageStage(stage=Stage.TRANSACTION), "its transaction is not committed"),
-    (MessageStage(stage=Stage.COMMIT), "its commit is not confirmed"),
+    (MessageStage(stage=OpenStage.SINK, why="refused"), "its results are not delivered (refused)"),
+    (MessageStage(stage=OpenStage.DEAD_LETTER, why="no leader"), "its dead letter is not confirmed (no leader)"),
+    (MessageStage(stage=OpenStage.TRANSACTION), "its transaction is not committed"),
+    (MessageStage(stage=OpenStage.COMMIT), "its commit is not confirmed"),
 ]
 
 
@@ -76,7 +76,7 @@ def test_a_stage_is_said_in_words(stage: MessageStage, text: str) -> None:
 @pytest.mark.parametrize("stage", [stage for stage, _ in STAGES], ids=[text[:40] for _, text in STAGES])
 def test_a_summary_does_not_change_while_a_message_stays_where_it_is(stage: MessageStage) -> None:
     changing = {"seconds": None if stage.seconds is None else 1e6, "next_seconds": 1e6}
-    if stage.stage in (Stage.SINK, Stage.DEAD_LETTER, Stage.COMMIT, Stage.TRANSACTION):
+    if stage.stage in (OpenStage.SINK, OpenStage.DEAD_LETTER, OpenStage.COMMIT, OpenStage.TRANSACTION):
         changing["why"] = "42 payloads wait for 99 s"
     assert replace(stage, **changing).summarize() == stage.summarize()
 
@@ -84,16 +84,19 @@ def test_a_summary_does_not_change_while_a_message_stays_where_it_is(stage: Mess
 @pytest.mark.parametrize(
     ("stage", "text"),
     [
-        (MessageStage(stage=Stage.TASK, task_id="t", seconds=1.0, pid=4), "task t runs (process 4)"),
-        (MessageStage(stage=Stage.TASK, task_id="t", seconds=1.0), "task t runs"),
+        (MessageStage(stage=OpenStage.TASK, task_id="t", seconds=1.0, pid=4), "task t runs (process 4)"),
+        (MessageStage(stage=OpenStage.TASK, task_id="t", seconds=1.0), "task t runs"),
         (
-            MessageStage(stage=Stage.BACKOFF, task_id="t", attempt=1, attempts=4, next_seconds=1.0),
+            MessageStage(stage=OpenStage.BACKOFF, task_id="t", attempt=1, attempts=4, next_seconds=1.0),
             "task t is in backoff: attempt 1 of 4 failed",
         ),
-        (MessageStage(stage=Stage.HOOK, hook="on_error", seconds=1.0, why="message 7"), "on_error has not returned"),
-        (MessageStage(stage=Stage.SINK, sink="sinks.http.out", why="503"), "its results wait for sinks.http.out"),
-        (MessageStage(stage=Stage.COMMIT, why="no broker"), "its commit is not confirmed"),
-        (MessageStage(stage=Stage.WINDOW, why="its window to fill"), "it waits for its window to fill"),
+        (
+            MessageStage(stage=OpenStage.HOOK, hook="on_error", seconds=1.0, why="message 7"),
+            "on_error has not returned",
+        ),
+        (MessageStage(stage=OpenStage.SINK, sink="sinks.http.out", why="503"), "its results wait for sinks.http.out"),
+        (MessageStage(stage=OpenStage.COMMIT, why="no broker"), "its commit is not confirmed"),
+        (MessageStage(stage=OpenStage.WINDOW, why="its window to fill"), "it waits for its window to fill"),
     ],
 )
 def test_a_stage_is_summarized(stage: MessageStage, text: str) -> None:
@@ -101,7 +104,7 @@ def test_a_stage_is_summarized(stage: MessageStage, text: str) -> None:
 
 
 def test_every_stage_is_said() -> None:
-    assert {stage.stage for stage, _ in STAGES} == set(Stage)
+    assert {stage.stage for stage, _ in STAGES} == set(OpenStage)
 
 
 def test_the_age_of_a_message_is_that_of_the_first_one_of_its_batch() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.core.examples import examples
 
-from tidemill.core.pipeline.residents import Effect, Ending, Give, Residents, Retire, Start, WakeAt
+from tidemill.core.pipeline.residents import CopyEnding, Effect, Give, Residents, RetireCopy, StartCopy, WakeAt
 from tidemill.core.retry import Backoff
 
 BACKOFF = Backoff(1.0, 8.0, 2.0)
@@ -32,7 +32,7 @@ class CopiesAgainstModel(RuleBasedStateMachine):
     def apply(self, effects: object) -> None:
         for effect in effects:  # type: ignore[attr-defined]
             match effect:
-                case Start(copy, task):
+                case StartCopy(copy, task):
                     assert copy not in self.answers, "a number was used twice"
                     assert all(self.has.values()), "a copy was started beside an idle one"
                     assert task == self.waiting.pop(0)
@@ -44,7 +44,7 @@ class CopiesAgainstModel(RuleBasedStateMachine):
                         assert all(self.has.values()), "one more for a busy copy beside an idle one"
                         assert self.answers[copy], "it did not show yet that it works"
                     self.has[copy].append(task)
-                case Retire(copy):
+                case RetireCopy(copy):
                     assert self.recycle
                     assert self.answers[copy] == self.recycle
                     assert self.has.pop(copy) == []
@@ -74,23 +74,23 @@ class CopiesAgainstModel(RuleBasedStateMachine):
         assert self.copies.failed_starts == 0 or self.answers[copy] > 1
 
     @precondition(lambda self: self.has)
-    @rule(data=st.data(), how=st.sampled_from([*Ending, "unseen", "dropped"]))
-    def a_copy_ends(self, data: st.DataObject, how: Ending | str) -> None:
+    @rule(data=st.data(), how=st.sampled_from([*CopyEnding, "unseen", "dropped"]))
+    def a_copy_ends(self, data: st.DataObject, how: CopyEnding | str) -> None:
         copy = self.draw_copy(data, busy=False)
         tasks = self.has.pop(copy)
         before = self.copies.failed_starts
         if how == "unseen" and tasks:
             self.waiting[:0] = tasks
             self.apply(self.copies.note_undelivered(copy, self.now))
-            how = Ending.DIED
-        elif isinstance(how, Ending):
+            how = CopyEnding.DIED
+        elif isinstance(how, CopyEnding):
             self.waiting[:0] = tasks[1:]
             self.apply(self.copies.note_ended(copy, how, self.now))
         else:
             self.apply(self.copies.drop(copy, self.now))
-        counts = how is Ending.DIED and not self.answers[copy]
+        counts = how is CopyEnding.DIED and not self.answers[copy]
         assert before <= self.copies.failed_starts <= before + counts
-        assert list(self.copies.note_ended(copy, Ending.DIED, self.now)) == []
+        assert list(self.copies.note_ended(copy, CopyEnding.DIED, self.now)) == []
         assert list(self.copies.drop(copy, self.now)) == []
 
     @precondition(lambda self: self.waiting)
@@ -130,8 +130,8 @@ def names(effects: object) -> list[Effect[str]]:
 
 def test_copies_are_started_for_tasks_that_find_none_idle_up_to_the_limit() -> None:
     mine = copies()
-    assert names(mine.submit("a", 0)) == [Start(0, "a")]
-    assert names(mine.submit("b", 0)) == [Start(1, "b")]
+    assert names(mine.submit("a", 0)) == [StartCopy(0, "a")]
+    assert names(mine.submit("b", 0)) == [StartCopy(1, "b")]
     assert names(mine.submit("c", 0)) == []
     assert names(mine.note_answer(0, 0)) == [Give(0, "c")]
     assert names(mine.note_answer(1, 0)) == []
@@ -153,8 +153,8 @@ def test_a_copy_is_retired_after_its_tasks_and_the_next_task_starts_another() ->
     mine.submit("b", 0)
     mine.submit("c", 0)
     assert names(mine.note_answer(0, 0)) == [Give(0, "b")]
-    assert names(mine.note_answer(0, 0)) == [Retire(0), Start(1, "c")]
-    assert names(mine.note_ended(0, Ending.DIED, 0)) == [], "the end of a retired copy is not a failure"
+    assert names(mine.note_answer(0, 0)) == [RetireCopy(0), StartCopy(1, "c")]
+    assert names(mine.note_ended(0, CopyEnding.DIED, 0)) == [], "the end of a retired copy is not a failure"
     assert mine.failed_starts == 0
 
 
@@ -162,28 +162,28 @@ def test_after_a_start_that_failed_one_copy_is_tried_and_only_after_a_wait_that_
     mine = copies()
     mine.submit("a", 0)
     mine.submit("b", 0)
-    assert names(mine.note_ended(0, Ending.DIED, 10.0)) == []
-    assert names(mine.note_ended(1, Ending.DIED, 10.0)) == []
+    assert names(mine.note_ended(0, CopyEnding.DIED, 10.0)) == []
+    assert names(mine.note_ended(1, CopyEnding.DIED, 10.0)) == []
     assert mine.failed_starts == 1, "two that were started together are one failed start"
     assert names(mine.submit("c", 10.0)) == [WakeAt(11.0)]
-    assert names(mine.tick(11.0)) == [Start(2, "c")]
+    assert names(mine.tick(11.0)) == [StartCopy(2, "c")]
     assert names(mine.submit("d", 11.0)) == [], "while one is tried, no other is started"
-    assert names(mine.note_ended(2, Ending.DIED, 12.0)) == [WakeAt(14.0)]
-    assert names(mine.tick(14.0)) == [Start(3, "d")]
+    assert names(mine.note_ended(2, CopyEnding.DIED, 12.0)) == [WakeAt(14.0)]
+    assert names(mine.tick(14.0)) == [StartCopy(3, "d")]
     mine.submit("e", 14.0)
     mine.submit("f", 14.0)
-    assert names(mine.note_answer(3, 14.0)) == [Give(3, "e"), Start(4, "f")], "it answers, so the others may start"
+    assert names(mine.note_answer(3, 14.0)) == [Give(3, "e"), StartCopy(4, "f")], "it answers, so the others may start"
 
 
 def test_neither_a_stopped_copy_nor_one_that_had_answered_is_a_failed_start() -> None:
     mine = copies()
     mine.submit("a", 0)
-    assert names(mine.note_ended(0, Ending.STOPPED, 0)) == []
+    assert names(mine.note_ended(0, CopyEnding.STOPPED, 0)) == []
     mine.submit("b", 0)
     mine.note_answer(1, 0)
-    assert names(mine.note_ended(1, Ending.DIED, 0)) == []
+    assert names(mine.note_ended(1, CopyEnding.DIED, 0)) == []
     assert mine.failed_starts == 0
-    assert names(mine.submit("c", 0)) == [Start(2, "c")]
+    assert names(mine.submit("c", 0)) == [StartCopy(2, "c")]
 
 
 def test_a_task_that_its_copy_never_saw_goes_first() -> None:
@@ -192,7 +192,7 @@ def test_a_task_that_its_copy_never_saw_goes_first() -> None:
     mine.note_answer(0, 0)
     assert names(mine.submit("b", 0)) == [Give(0, "b")]
     mine.submit("c", 0)
-    assert names(mine.note_undelivered(0, 0)) == [Start(1, "b")]
+    assert names(mine.note_undelivered(0, 0)) == [StartCopy(1, "b")]
     mine.withdraw("c")
     mine.withdraw("nobody")
     assert names(mine.note_answer(1, 0)) == []
@@ -204,7 +204,7 @@ def test_all_tasks_of_a_copy_that_saw_none_of_them_go_to_others_in_order() -> No
     mine.note_answer(0, 0)
     for task in "bcde":
         mine.submit(task, 0)
-    assert names(mine.note_undelivered(0, 0)) == [Start(1, "b")]
+    assert names(mine.note_undelivered(0, 0)) == [StartCopy(1, "b")]
     assert names(mine.note_answer(1, 0)) == [Give(1, "c"), Give(1, "d"), Give(1, "e")]
 
 
@@ -221,7 +221,7 @@ def test_while_all_copies_are_busy_a_task_goes_to_the_copy_with_the_fewest() -> 
     assert names(mine.submit("g", 0)) == [Give(0, "g")]
     assert names(mine.submit("h", 0)) == [Give(1, "h")]
     assert names(mine.submit("i", 0)) == []
-    assert names(mine.note_ended(0, Ending.DIED, 0)) == [Start(2, "d")], "c was worked on; d and g were not"
+    assert names(mine.note_ended(0, CopyEnding.DIED, 0)) == [StartCopy(2, "d")], "c was worked on; d and g were not"
     assert names(mine.note_answer(1, 0)) == [Give(1, "g")], "it goes on with the next one, and gets another"
     assert mine.waiting == 1
 
@@ -232,4 +232,4 @@ def test_a_copy_gets_no_more_tasks_than_it_may_do_before_it_is_retired() -> None
     mine.submit("b", 0)
     mine.submit("c", 0)
     assert names(mine.note_answer(0, 0)) == [Give(0, "b")]
-    assert names(mine.note_answer(0, 0)) == [Retire(0), Start(1, "c")]
+    assert names(mine.note_answer(0, 0)) == [RetireCopy(0), StartCopy(1, "c")]

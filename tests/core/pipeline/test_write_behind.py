@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.core.examples import examples
 
-from tidemill.core.pipeline.write_behind import Batch, CacheEntry, Known, Load, WriteBehind
+from tidemill.core.pipeline.write_behind import CacheEntry, ChangeBatch, Known, PendingLoad, WriteBehind
 
 KEYS = st.sampled_from("abcdef")
 
@@ -27,8 +27,8 @@ class MemoryAgainstModel(RuleBasedStateMachine):
         self.latest = dict(self.store)
         newest = list(self.store.items())[-size:]
         self.cache.start(newest, everything=len(rows) <= size)
-        self.batch: Batch | None = None
-        self.loads: list[tuple[Load, CacheEntry | None]] = []
+        self.batch: ChangeBatch | None = None
+        self.loads: list[tuple[PendingLoad, CacheEntry | None]] = []
         self.count = 0
 
     def check(self, key: str, found: bytes | Known) -> None:
@@ -159,7 +159,7 @@ def test_a_change_that_is_lost_does_not_leave_an_older_one_behind(taken: bool) -
     assert cache.get("a", 0) is Known.ABSENT, "the latest is lost; the one on its way to the store is older"
     cache.note_written() if taken else cache.note_failed()
     assert cache.get("a", 0) is Known.ABSENT
-    assert cache.take() == Batch(clear=True, changes={"b": CacheEntry(b"3")})
+    assert cache.take() == ChangeBatch(clear=True, changes={"b": CacheEntry(b"3")})
 
 
 def test_while_the_store_fails_the_oldest_changes_are_lost_and_the_store_is_emptied_before_it_is_written() -> None:
@@ -175,7 +175,7 @@ def test_while_the_store_fails_the_oldest_changes_are_lost_and_the_store_is_empt
     cache.set("c", CacheEntry(b"4"))
     assert (cache.lost, cache.unwritten) == (1, 2)
     assert cache.peek("b", 0) is Known.ABSENT, "the store may have an older one"
-    assert cache.take() == Batch(clear=True, changes={"a": CacheEntry(b"3"), "c": CacheEntry(b"4")})
+    assert cache.take() == ChangeBatch(clear=True, changes={"a": CacheEntry(b"3"), "c": CacheEntry(b"4")})
     assert cache.take() is None
     assert cache.peek("b", 0) is Known.ABSENT
     cache.note_written()

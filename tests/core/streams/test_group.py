@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.core.examples import examples
 
-from tidemill.core.ledger import Batch
+from tidemill.core.ledger import LedgerBatch
 from tidemill.core.streams.group import StreamGroup
 from tidemill.core.streams.lane_counts import LaneCount, count_lanes
-from tidemill.core.streams.members import Blame, Cause, Member, Refusal, StreamLimits
+from tidemill.core.streams.members import Member, MemberBlame, RejectOutcome, SeatEndCause, StreamLimits
 from tidemill.core.streams.pending_events import PendingEvents
 
 TIMEOUT = 10.0
@@ -91,7 +91,7 @@ class Group(StreamGroup):
         return [(one.member.name, one.cause) for one in self.expire(now)]
 
 
-def outcomes(batch: Batch) -> list[tuple]:
+def outcomes(batch: LedgerBatch) -> list[tuple]:
     return [(one.event, one.acked, one.failed, one.rejected) for one in batch.entries]
 
 
@@ -183,7 +183,7 @@ class Naive:
             member.unread.append(event)
             if len(member.unread) > self.max_backlog and not member.exempt:
                 self.fail(member, now, [member.window])
-                forced.add((member.name, Cause.OVERFLOW))
+                forced.add((member.name, SeatEndCause.OVERFLOW))
         return forced
 
     def fail(self, member: NaiveMember, now: float, blamed: list[NaiveEvent | None]) -> None:
@@ -241,11 +241,11 @@ class Naive:
 
     def end_seats(self, now: float) -> set[tuple]:
         present = self.present.values()
-        ended = [(m, Cause.SEAT_TIMEOUT) for m in present if m.seat_until is not None and m.seat_until <= now]
+        ended = [(m, SeatEndCause.SEAT_TIMEOUT) for m in present if m.seat_until is not None and m.seat_until <= now]
         if not any(member.exempt for member in present):
             return set()
         if not ended:
-            ended = [(member, Cause.SEAT_FULL) for member in self.overfull(now)]
+            ended = [(member, SeatEndCause.SEAT_FULL) for member in self.overfull(now)]
         for member, _ in ended:
             self.leave(member)
         return {(member.name, cause) for member, cause in ended}
@@ -284,14 +284,14 @@ class Naive:
         self.settle_member(member)
         return member.window and member.window.number
 
-    def reject(self, member: NaiveMember) -> Refusal:
+    def reject(self, member: NaiveMember) -> RejectOutcome:
         event = member.window
         if event is None:
-            return Refusal.REJECTED_BEFORE if member.refused is not None else Refusal.STALE
+            return RejectOutcome.REJECTED_BEFORE if member.refused is not None else RejectOutcome.STALE
         self.resolve(event, member, "rejected")
         member.window, member.refused = None, event
         member.unconfirmed = {seq: one for seq, one in member.unconfirmed.items() if one is not event}
-        return Refusal.REJECTED
+        return RejectOutcome.REJECTED
 
     def confirm(self, seq: int) -> None:
         for member in self.all:
@@ -304,7 +304,7 @@ class Naive:
             late = [event for event in self.events if any(now - at >= TIMEOUT for at in member.deadlines(event))]
             if late:
                 if self.present.get(member.name) is member:
-                    forced.add((member.name, Cause.TIMEOUT))
+                    forced.add((member.name, SeatEndCause.TIMEOUT))
                 self.fail(member, now, [event for event in late if event not in member.unread])
         return forced
 
@@ -335,7 +335,7 @@ class GroupAgainstNaive(RuleBasedStateMachine):
         self.naive = Naive(self.MAX_BACKLOG, self.MAX_OUTSTANDING, self.SEAT_SECONDS, self.FULL_SECONDS)
         self.members: dict[str, Member] = {}
         self.seqs: list[int] = []
-        self.batches: list[Batch] = []
+        self.batches: list[LedgerBatch] = []
         self.now = 0.0
 
     @rule(name=names)
@@ -646,7 +646,7 @@ def test_the_ack_timeout_fails_only_pending_members_and_everything_they_hold() -
     for _ in range(3):
         group.pull(good)
     assert group.expired(9.999) == []
-    assert sorted(group.expired(10.0)) == [("slow", Cause.TIMEOUT), ("unconfirmed", Cause.TIMEOUT)]
+    assert sorted(group.expired(10.0)) == [("slow", SeatEndCause.TIMEOUT), ("unconfirmed", SeatEndCause.TIMEOUT)]
     group.confirm(seq)
     assert group.bound(slow) is None
     assert list(group.members) == ["good"]
@@ -695,7 +695,7 @@ def test_a_member_that_came_back_does_not_hide_one_that_holds_an_event_for_too_l
     group.pull(seat)
     group.bind(seat)
     group.pull(seat)
-    assert group.expired(15.0) == [("b", Cause.TIMEOUT)]
+    assert group.expired(15.0) == [("b", SeatEndCause.TIMEOUT)]
 
 
 def test_only_events_that_are_too_late_or_kept_others_unread_are_blamed() -> None:
@@ -709,7 +709,7 @@ def test_only_events_that_are_too_late_or_kept_others_unread_are_blamed() -> Non
     group.confirm(2)
     group.expire(10.0)
     group.send(2, now=11.0), group.send(3, now=11.0)
-    assert group.send(4, now=11.0) == [("slow", Cause.OVERFLOW)]
+    assert group.send(4, now=11.0) == [("slow", SeatEndCause.OVERFLOW)]
     batch = group.take()
     assert batch is not None
     assert [(set(group.blame(entry).failures), group.blame(entry).unread) for entry in batch.entries[:3]] == [
@@ -727,7 +727,7 @@ def test_an_event_that_all_have_moved_past_but_none_confirms_fails_at_the_ack_ti
     group.bound(member), group.bound(member)
     group.pull(member), group.pull(member)
     assert group.take() is None
-    assert group.expired(TIMEOUT) == [("a", Cause.TIMEOUT)]
+    assert group.expired(TIMEOUT) == [("a", SeatEndCause.TIMEOUT)]
     assert group.one_lane() == [("e1", 0, 1, 0), ("e2", 1, 0, 0)]
 
 
@@ -735,7 +735,7 @@ def test_deadlines_are_checked_before_a_fan_out() -> None:
     group = Group()
     group.join("a")
     group.send("e1", now=0.0)
-    assert group.send("e2", now=10.0) == [("a", Cause.TIMEOUT)]
+    assert group.send("e2", now=10.0) == [("a", SeatEndCause.TIMEOUT)]
     assert group.one_lane() == [("e1", 0, 1, 0), ("e2", 0, 0, 0)]
 
 
@@ -745,7 +745,7 @@ def test_a_clock_that_goes_back_makes_nothing_due_too_early() -> None:
     group.send("e1", now=100.0), group.send("e2", now=50.0)
     group.pull(member), group.pull(member)
     assert group.expired(59.9) == []
-    assert group.expired(60.0) == [("a", Cause.TIMEOUT)]
+    assert group.expired(60.0) == [("a", SeatEndCause.TIMEOUT)]
 
 
 def test_an_overflow_fails_that_member_alone_in_all_it_holds_and_in_the_event_that_was_too_many() -> None:
@@ -758,7 +758,7 @@ def test_an_overflow_fails_that_member_alone_in_all_it_holds_and_in_the_event_th
         if number == 0:
             group.pull(slow)
             seq = group.bound(slow)
-    assert forced == [("slow", Cause.OVERFLOW)]
+    assert forced == [("slow", SeatEndCause.OVERFLOW)]
     group.pull(good)
     group.confirm(seq)
     assert group.one_lane() == [(number, 1, 1, 0) for number in range(4)]
@@ -772,9 +772,9 @@ def test_the_members_that_failed_an_event_are_known_until_it_is_settled() -> Non
         group.send(name)
         group.leave(member)
     batch = group.take()
-    assert [group.blame(entry) for entry in batch.entries] == [Blame({}, ("a",)), Blame({}, ("b",))]
+    assert [group.blame(entry) for entry in batch.entries] == [MemberBlame({}, ("a",)), MemberBlame({}, ("b",))]
     group.settle(batch)
-    assert [group.blame(entry) for entry in batch.entries] == [Blame({}, ())] * 2
+    assert [group.blame(entry) for entry in batch.entries] == [MemberBlame({}, ())] * 2
 
 
 def test_a_reject_resolves_at_once_and_binds_nothing_and_is_a_reject_only_once() -> None:
@@ -784,16 +784,16 @@ def test_a_reject_resolves_at_once_and_binds_nothing_and_is_a_reject_only_once()
     group.pull(member)
     first = member.window
     early = [group.bound(member), group.bound(member)]
-    assert group.reject(member, first) is Refusal.REJECTED
+    assert group.reject(member, first) is RejectOutcome.REJECTED
     assert group.bound(member) is None
-    assert group.reject(member, first) is Refusal.REJECTED_BEFORE
+    assert group.reject(member, first) is RejectOutcome.REJECTED_BEFORE
     assert group.one_lane() == [("e1", 0, 0, 1)]
     group.confirm(*early)
     group.pull(member)
-    assert group.reject(member, first) is not Refusal.REJECTED
-    assert group.reject(member, member.window) is Refusal.REJECTED
+    assert group.reject(member, first) is not RejectOutcome.REJECTED
+    assert group.reject(member, member.window) is RejectOutcome.REJECTED
     group.pull(member)
-    assert group.reject(member, first) is Refusal.STALE
+    assert group.reject(member, first) is RejectOutcome.STALE
     assert group.one_lane() == [("e2", 0, 0, 1)]
 
 
@@ -943,7 +943,7 @@ def test_an_interrupted_member_fails_the_event_it_is_on_at_once_and_nothing_else
     group.confirm(moved_past)
     batch = group.take()
     assert outcomes(batch) == [(0, 2, 0, 0), (1, 1, 1, 0)]
-    assert group.blame(batch.entries[1]) == Blame({"a": "broken"}, ())
+    assert group.blame(batch.entries[1]) == MemberBlame({"a": "broken"}, ())
     group.settle(batch)
     assert group.pull(member) == 2
 
@@ -956,7 +956,7 @@ def test_an_interruption_without_an_error_blames_nobody() -> None:
     group.fail_held(member, None)
     batch = group.take()
     assert outcomes(batch) == [("e1", 0, 1, 0)]
-    assert group.blame(batch.entries[0]) == Blame({}, ("a",))
+    assert group.blame(batch.entries[0]) == MemberBlame({}, ("a",))
 
 
 @pytest.mark.parametrize("still_on_it", [True, False])
@@ -975,7 +975,7 @@ def test_an_event_fails_at_once_when_what_was_derived_from_it_is_refused(still_o
     group.pull(member), group.pull(member)
     batch = group.take()
     assert outcomes(batch) == [("e1", 0, 1, 0), ("e2", 1, 0, 0)]
-    assert group.blame(batch.entries[0]) == Blame({"a": "too odd"}, ())
+    assert group.blame(batch.entries[0]) == MemberBlame({"a": "too odd"}, ())
     assert group.pending_events.trim() <= 2
 
 
@@ -1090,7 +1090,7 @@ def test_neither_overflow_nor_ack_timeout_applies_to_a_seat_until_its_owner_has_
     assert group.send(6, now=TIMEOUT) == []
     assert group.pull(seat) == 0
     assert group.expired(2 * TIMEOUT - 0.1) == []
-    assert group.expired(2 * TIMEOUT) == [("a", Cause.TIMEOUT)]
+    assert group.expired(2 * TIMEOUT) == [("a", SeatEndCause.TIMEOUT)]
 
 
 def test_a_member_that_came_back_and_caught_up_overflows_like_any_other() -> None:
@@ -1102,7 +1102,7 @@ def test_a_member_that_came_back_and_caught_up_overflows_like_any_other() -> Non
     group.resume(seat, now=1.0)
     for _ in range(5):
         group.pull(seat)
-    assert [group.send(number, now=1.0) for number in range(3)] == [[], [], [("a", Cause.OVERFLOW)]]
+    assert [group.send(number, now=1.0) for number in range(3)] == [[], [], [("a", SeatEndCause.OVERFLOW)]]
 
 
 def test_a_seat_ends_after_its_time_and_what_it_held_is_unread() -> None:
@@ -1112,10 +1112,10 @@ def test_a_seat_ends_after_its_time_and_what_it_held_is_unread() -> None:
     assert group.expired(59.9) == []
     group.keep_seat(group.find_seat("a"), until=80.0)
     assert group.expired(60.0) == []
-    assert group.expired(80.0) == [("a", Cause.SEAT_TIMEOUT)]
+    assert group.expired(80.0) == [("a", SeatEndCause.SEAT_TIMEOUT)]
     batch = group.take()
     assert outcomes(batch) == [("e1", 0, 1, 0)]
-    assert group.blame(batch.entries[0]) == Blame({}, ("a",))
+    assert group.blame(batch.entries[0]) == MemberBlame({}, ("a",))
     assert group.find_seat("a") is None
 
 
@@ -1130,7 +1130,7 @@ def test_a_seat_that_alone_keeps_the_stream_full_ends() -> None:
     group.suspend(second, now=9.0)
     group.pull(quick)
     assert group.expired(10.0) == group.expired(14.9) == []
-    assert group.expired(15.0) == [("first", Cause.SEAT_FULL)]
+    assert group.expired(15.0) == [("first", SeatEndCause.SEAT_FULL)]
     assert group.one_lane() == [("e1", 2, 1, 0)]
     assert group.full_since is None
     assert group.expired(20.0) == []
@@ -1155,11 +1155,11 @@ def test_with_seats_a_member_that_was_forced_to_fail_misses_no_later_event() -> 
     group = Group(max_backlog=1, seat_seconds=60.0)
     slow = group.join("slow")
     group.send("e1")
-    assert group.send("e2") == [("slow", Cause.OVERFLOW)]
+    assert group.send("e2") == [("slow", SeatEndCause.OVERFLOW)]
     group.send("e3"), group.send("e4")
     batch = group.take()
     assert outcomes(batch) == [("e1", 0, 1, 0), ("e2", 0, 1, 0)]
-    assert group.blame(batch.entries[1]) == Blame({}, ("slow",))
+    assert group.blame(batch.entries[1]) == MemberBlame({}, ("slow",))
     assert group.pull(slow) is None
     seat = group.find_seat("slow")
     group.resume(seat, now=1.0)
@@ -1244,7 +1244,7 @@ def test_after_stop_reading_a_late_member_fails_its_event_and_acks_nothing_that_
     group.send("e1"), group.send("e2")
     group.pull(slow)
     group.stop_reading()
-    assert [(one.member.name, one.cause) for one in group.expire(TIMEOUT)] == [("slow", Cause.TIMEOUT)]
+    assert [(one.member.name, one.cause) for one in group.expire(TIMEOUT)] == [("slow", SeatEndCause.TIMEOUT)]
     assert group.one_lane() == [("e1", 0, 1, 0)]
     assert (group.busy, group.take(), group.outstanding) == (False, None, 1)
 
@@ -1296,7 +1296,7 @@ def test_lanes_are_counted_without_their_holders() -> None:
     group.send(3, "x", now=5.0)
     group.load_more(member)
     member.window = next(member.unread)
-    assert group.reject(member, member.window) is Refusal.REJECTED
+    assert group.reject(member, member.window) is RejectOutcome.REJECTED
 
     assert count_lanes(group.ledger) == [LaneCount("x", 2, 0, 3.0), LaneCount("y", 1, 0, 4.0)]
     assert group.failures

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tidemill.core.streams.group import StreamGroup
-from tidemill.core.streams.members import Cause, Member, StreamLimits
+from tidemill.core.streams.members import Member, SeatEndCause, StreamLimits
 from tidemill.core.streams.pending_events import PendingEvents
 
 TIMEOUT = 1000.0
@@ -62,7 +62,9 @@ class Crowded:
 
     def time_out(self) -> Callable[[], None]:
         def act() -> None:
-            assert [(one.member.name, one.cause) for one in self.group.expire(TIMEOUT)] == [("due", Cause.TIMEOUT)]
+            assert [(one.member.name, one.cause) for one in self.group.expire(TIMEOUT)] == [
+                ("due", SeatEndCause.TIMEOUT)
+            ]
 
         return act
 
@@ -74,7 +76,7 @@ class Crowded:
             self.read(self.due, bind=False)
 
         def act() -> None:
-            assert [(one.member.name, one.cause) for one in self.publish(5.0)] == [("lazy", Cause.OVERFLOW)]
+            assert [(one.member.name, one.cause) for one in self.publish(5.0)] == [("lazy", SeatEndCause.OVERFLOW)]
 
         return act
 

@@ -15,10 +15,10 @@ from tidemill.core.streams.offset_metadata import decode_metadata, encode_metada
 from tidemill.core.streams.redelivery import Redelivery
 from tidemill.core.streams.redelivery_items import (
     Commit,
-    Delivery,
+    OffsetDelivery,
     RedeliveryLimits,
     RedeliveryVerdict,
-    Skip,
+    SkipReason,
     judge_outcome,
 )
 
@@ -26,7 +26,9 @@ HALF = 1 << 31
 Log = Redelivery[str, int]
 
 
-def log_of(*offsets: int, who: tuple[str, ...] = ("t",), **limits: object) -> tuple[Log, list[Delivery[str, int]]]:
+def log_of(
+    *offsets: int, who: tuple[str, ...] = ("t",), **limits: object
+) -> tuple[Log, list[OffsetDelivery[str, int]]]:
     """Return a log with lane 'a' and these offsets delivered to `who`."""
     log: Log = Redelivery(RedeliveryLimits(**{"backoff": Backoff(2.0, 8.0), **limits}))
     log.assign("a")
@@ -35,17 +37,17 @@ def log_of(*offsets: int, who: tuple[str, ...] = ("t",), **limits: object) -> tu
     return log, [admitted(log, offset) for offset in offsets]
 
 
-def admitted(log: Log, offset: int, lane: str = "a") -> Delivery[str, int]:
+def admitted(log: Log, offset: int, lane: str = "a") -> OffsetDelivery[str, int]:
     delivery = log.admit(lane, offset, offset * 10, 1)
-    assert isinstance(delivery, Delivery)
+    assert isinstance(delivery, OffsetDelivery)
     return delivery
 
 
-def fail(log: Log, delivery: Delivery[str, int], now: float = 0.0, *who: str) -> bool:
+def fail(log: Log, delivery: OffsetDelivery[str, int], now: float = 0.0, *who: str) -> bool:
     return log.resolve(delivery, RedeliveryVerdict.FAILED, now, HALF, who)
 
 
-def clean(log: Log, *deliveries: Delivery[str, int]) -> None:
+def clean(log: Log, *deliveries: OffsetDelivery[str, int]) -> None:
     for delivery in deliveries:
         assert log.resolve(delivery, RedeliveryVerdict.CLEAN, 0.0, 0) is False
 
@@ -111,7 +113,7 @@ def test_a_redelivery_waits_for_its_backoff():
     assert log.due is None
 
 
-def unread(log: Log, delivery: Delivery[str, int], now: float = 0.0, *who: str) -> bool:
+def unread(log: Log, delivery: OffsetDelivery[str, int], now: float = 0.0, *who: str) -> bool:
     return log.resolve(delivery, RedeliveryVerdict.UNREAD, now, HALF, who)
 
 
@@ -277,8 +279,8 @@ def test_a_delivery_is_resolved_once():
 def test_stale_and_repeated_offsets_are_not_delivered():
     log, (a, _) = log_of(5, 6)
     clean(log, a)
-    assert [log.admit("a", offset, 0) for offset in (6, 5, 4)] == [Skip.STALE] * 3
-    assert log.admit("b", 0, 0) is Skip.FOREIGN
+    assert [log.admit("a", offset, 0) for offset in (6, 5, 4)] == [SkipReason.STALE] * 3
+    assert log.admit("b", 0, 0) is SkipReason.FOREIGN
     assert floors(log) == {"a": 6}
 
 
@@ -303,9 +305,9 @@ def test_a_lane_that_is_assigned_again_knows_what_was_clean_and_how_often_the_re
     log, _ = log_of()
     log.assign("a", Commit("a", 5, ((6, 8), (9, 10)), ((5, 4), (8, 5))))
     kinds = [log.admit("a", offset, 0) for offset in range(5, 11)]
-    given = [one for one in kinds if isinstance(one, Delivery)]
+    given = [one for one in kinds if isinstance(one, OffsetDelivery)]
     assert [(one.offset, one.failures) for one in given] == [(5, 4), (8, 5), (10, 0)]
-    assert [one for one in kinds if not isinstance(one, Delivery)] == [Skip.CLEAN] * 3
+    assert [one for one in kinds if not isinstance(one, OffsetDelivery)] == [SkipReason.CLEAN] * 3
     assert fail(log, given[1]) is True
     clean(log, given[0])
     assert floors(log) == {"a": 8}
@@ -320,7 +322,7 @@ def test_a_lane_that_was_recreated_begins_at_its_own_beginning():
 def test_a_lane_whose_head_was_deleted_begins_after_what_is_done():
     log, _ = log_of()
     log.assign("a", Commit("a", 5, ((6, 8), (9, 10)), ((5, 4), (8, 1))))
-    assert log.admit("a", 6, 0) is Skip.CLEAN
+    assert log.admit("a", 6, 0) is SkipReason.CLEAN
     assert log.take_commits() == [Commit("a", 8, ((9, 10),), ((8, 1),))]
 
 
@@ -462,8 +464,8 @@ class World:
     log: Log = field(init=False)
     now: float = 0.0
     position: int = 0
-    flying: list[tuple[Delivery[str, int], frozenset[str], int]] = field(default_factory=list)
-    letters: list[Delivery[str, int]] = field(default_factory=list)
+    flying: list[tuple[OffsetDelivery[str, int], frozenset[str], int]] = field(default_factory=list)
+    letters: list[OffsetDelivery[str, int]] = field(default_factory=list)
     present: set[str] = field(default_factory=set)
     owed: dict[int, frozenset[str]] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
@@ -515,7 +517,7 @@ class World:
                 self.log.note_gone(who)
                 self.forgive(who)
 
-    def fan_out(self, delivery: Delivery[str, int]) -> None:
+    def fan_out(self, delivery: OffsetDelivery[str, int]) -> None:
         assert delivery.offset not in self.done, "what is done is given to nobody again"
         assert self.crashed or delivery.failures <= self.max_redeliveries
         assert not self.owed.get(delivery.offset), "a subscriber that failed it, or left it unread, has not come back"
@@ -526,18 +528,18 @@ class World:
             offset = self.offsets[self.position]
             self.position += 1
             match self.log.admit("a", offset, offset, 1):
-                case Delivery() as delivery:
+                case OffsetDelivery() as delivery:
                     self.fan_out(delivery)
                 case skip:
-                    assert skip is Skip.CLEAN
+                    assert skip is SkipReason.CLEAN
                     assert offset in self.done
 
     def repeat(self) -> None:
         """Deliver a message that was read before once more."""
         if 0 < self.position < len(self.offsets):
             offset = self.offsets[self.chance.randrange(self.position)]
-            if offset >= self.committed and self.log.admit("a", self.offsets[self.position - 1], 0) is Skip.STALE:
-                assert self.log.admit("a", offset, 0) is Skip.STALE
+            if offset >= self.committed and self.log.admit("a", self.offsets[self.position - 1], 0) is SkipReason.STALE:
+                assert self.log.admit("a", offset, 0) is SkipReason.STALE
 
     def resolve(self, kind: str) -> None:
         if not self.flying:

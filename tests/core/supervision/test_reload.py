@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.core.supervision.reload import (
+    CodeLoaded,
     DrainEngines,
     Effect,
     EnginesEnded,
     EnginesReady,
     Finish,
-    Load,
-    Loaded,
+    LoadCode,
     LoadFailed,
     Reload,
     Saved,
@@ -32,8 +32,8 @@ def told(effects: list[Effect]) -> list[Tell]:
 
 def reloaded(machine: Reload, code: str) -> None:
     """Replace the running code by other code that loads."""
-    assert act(machine.feed(Saved(code))) == [Load(code)]
-    assert act(machine.feed(Loaded())) == [DrainEngines()]
+    assert act(machine.feed(Saved(code))) == [LoadCode(code)]
+    assert act(machine.feed(CodeLoaded())) == [DrainEngines()]
     assert act(machine.feed(EnginesEnded())) == [StartEngines(code)]
 
 
@@ -68,7 +68,7 @@ def test_code_that_did_not_load_is_tried_again_at_the_next_save_even_unchanged()
     machine.feed(Saved("b"))
     machine.feed(LoadFailed("the database is away"))
 
-    assert machine.feed(Saved("b")) == [Load("b")]
+    assert machine.feed(Saved("b")) == [LoadCode("b")]
 
 
 def test_going_back_to_the_running_code_replaces_nothing() -> None:
@@ -84,8 +84,8 @@ def test_a_save_during_a_load_makes_that_load_obsolete() -> None:
     machine.feed(Saved("b"))
     assert machine.feed(Saved("c")) == []
 
-    assert machine.feed(Loaded()) == [Load("c")]
-    assert act(machine.feed(Loaded())) == [DrainEngines()]
+    assert machine.feed(CodeLoaded()) == [LoadCode("c")]
+    assert act(machine.feed(CodeLoaded())) == [DrainEngines()]
     assert act(machine.feed(EnginesEnded())) == [StartEngines("c")]
 
 
@@ -94,15 +94,15 @@ def test_the_failure_of_an_obsolete_load_is_not_shown() -> None:
     machine.feed(Saved("half a file"))
     machine.feed(Saved("b"))
 
-    assert machine.feed(LoadFailed("SyntaxError")) == [Load("b")]
+    assert machine.feed(LoadFailed("SyntaxError")) == [LoadCode("b")]
 
 
 def test_a_save_during_a_drain_changes_what_starts_after_it() -> None:
     machine = Reload("a")
     machine.feed(Saved("b"))
-    machine.feed(Loaded())
-    assert machine.feed(Saved("c")) == [Load("c")]
-    assert act(machine.feed(Loaded())) == []  # the engines drain already
+    machine.feed(CodeLoaded())
+    assert machine.feed(Saved("c")) == [LoadCode("c")]
+    assert act(machine.feed(CodeLoaded())) == []  # the engines drain already
 
     assert act(machine.feed(EnginesEnded())) == [StartEngines("c")]
 
@@ -110,7 +110,7 @@ def test_a_save_during_a_drain_changes_what_starts_after_it() -> None:
 def test_a_failed_load_during_a_drain_starts_the_code_that_did_load() -> None:
     machine = Reload("a")
     machine.feed(Saved("b"))
-    machine.feed(Loaded())
+    machine.feed(CodeLoaded())
     machine.feed(Saved("c"))
 
     (tell,) = told(machine.feed(LoadFailed("no")))
@@ -122,7 +122,7 @@ def test_a_failed_load_during_a_drain_starts_the_code_that_did_load() -> None:
 def test_going_back_during_a_drain_starts_the_old_code_again_without_loading_it() -> None:
     machine = Reload("a")
     machine.feed(Saved("b"))
-    machine.feed(Loaded())
+    machine.feed(CodeLoaded())
 
     assert act(machine.feed(Saved("a"))) == []
     assert act(machine.feed(EnginesEnded())) == [StartEngines("a")]
@@ -131,7 +131,7 @@ def test_going_back_during_a_drain_starts_the_old_code_again_without_loading_it(
 def test_going_back_to_the_code_that_waits_for_the_drain_changes_nothing() -> None:
     machine = Reload("a")
     machine.feed(Saved("b"))
-    machine.feed(Loaded())
+    machine.feed(CodeLoaded())
     machine.feed(Saved("c"))
     machine.feed(LoadFailed("no"))
 
@@ -163,7 +163,7 @@ def test_engines_that_get_ready_while_they_drain_for_other_code_prove_nothing() 
     machine = Reload("a")
     reloaded(machine, "b")
     machine.feed(Saved("c"))
-    machine.feed(Loaded())
+    machine.feed(CodeLoaded())
 
     assert machine.feed(EnginesReady()) == []
     machine.feed(EnginesEnded())
@@ -181,7 +181,7 @@ def test_the_end_of_engines_that_were_ready_ends_the_run() -> None:
 def test_a_final_end_ends_the_run_whatever_waits() -> None:
     machine = Reload("a")
     machine.feed(Saved("b"))
-    machine.feed(Loaded())
+    machine.feed(CodeLoaded())
 
     assert machine.feed(EnginesEnded("another process uses the name", final=True)) == [Finish()]
 
@@ -191,7 +191,7 @@ def test_after_a_stop_nothing_is_loaded_and_nothing_starts() -> None:
     machine.feed(Saved("b"))
     assert machine.feed(StopRequested()) == []
 
-    assert machine.feed(Loaded()) == []
+    assert machine.feed(CodeLoaded()) == []
     assert machine.feed(Saved("c")) == []
     assert machine.feed(EnginesEnded()) == [Finish()]
 
@@ -207,7 +207,7 @@ def test_a_load_that_fails_after_a_stop_is_not_shown() -> None:
 def test_a_stop_during_a_reload_ends_the_run_once_the_engines_have_ended() -> None:
     machine = Reload("a")
     machine.feed(Saved("b"))
-    machine.feed(Loaded())
+    machine.feed(CodeLoaded())
     machine.feed(StopRequested())
 
     assert machine.feed(EnginesEnded()) == [Finish()]
@@ -225,7 +225,7 @@ def test_in_any_order_of_events_engines_start_only_when_others_have_ended(words:
         match word:
             case "loaded":
                 loaded.add(loading)
-                loading, event = None, Loaded()
+                loading, event = None, CodeLoaded()
             case "failed":
                 loading, event = None, LoadFailed("no")
             case "ready":
@@ -239,7 +239,7 @@ def test_in_any_order_of_events_engines_start_only_when_others_have_ended(words:
                 event = Saved(word.removeprefix("save "))
         for effect in machine.feed(event):
             match effect:
-                case Load(code):
+                case LoadCode(code):
                     assert loading is None
                     assert not stopping
                     loading = code

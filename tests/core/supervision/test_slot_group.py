@@ -5,20 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.supervision.slot_events import Ending
-from tidemill.core.supervision.slot_group import Begin, Consume, DrainSlot, Go, RunFinished, SlotGroup
+from tidemill.core.supervision.slot_events import EngineEnding
+from tidemill.core.supervision.slot_group import Consume, DrainSlot, PrepareSlot, RunFinished, SlotGroup, SubscribeSlot
 
 
 def test_slot_0_is_ready_before_the_others_begin_and_all_subscribe_together() -> None:
     group = SlotGroup(4)
     assert group.note_connected(3) == []
     assert group.note_connected(2) == []
-    assert group.note_connected(0) == [Begin(0)]
-    assert group.note_ready(0, 100.0) == [Begin(2), Begin(3)]
+    assert group.note_connected(0) == [PrepareSlot(0)]
+    assert group.note_ready(0, 100.0) == [PrepareSlot(2), PrepareSlot(3)]
     assert group.note_ready(3, 101.0) == []
-    assert group.note_connected(1) == [Begin(1)]
+    assert group.note_connected(1) == [PrepareSlot(1)]
     assert group.note_ready(2, 101.0) == []
-    assert group.note_ready(1, 102.0) == [Go(0), Go(1), Go(2), Go(3)]
+    assert group.note_ready(1, 102.0) == [SubscribeSlot(0), SubscribeSlot(1), SubscribeSlot(2), SubscribeSlot(3)]
 
 
 def test_no_engine_takes_messages_before_all_have_partitions() -> None:
@@ -56,33 +56,33 @@ def test_a_slot_that_is_not_ready_holds_up_the_others_for_5_seconds() -> None:
         group.note_connected(slot)
     group.note_ready(0, 100.0)
     group.note_ready(1, 101.0)
-    assert group.tick(105.0) == [Go(0), Go(1), Consume()]
-    assert group.note_connected(2) == [Begin(2)]
-    assert group.note_ready(2, 110.0) == [Go(2)]
+    assert group.tick(105.0) == [SubscribeSlot(0), SubscribeSlot(1), Consume()]
+    assert group.note_connected(2) == [PrepareSlot(2)]
+    assert group.note_ready(2, 110.0) == [SubscribeSlot(2)]
 
 
 def test_a_single_slot_does_not_wait() -> None:
     group = SlotGroup(1)
     group.note_connected(0)
     assert not group.holding
-    assert group.note_ready(0, 100.0) == [Go(0)]
+    assert group.note_ready(0, 100.0) == [SubscribeSlot(0)]
     assert group.due is None
 
 
 def test_an_engine_that_is_replaced_while_others_are_held_subscribes_at_once() -> None:
     group = subscribed(2)
-    assert group.note_connected(1) == [Begin(1)]
-    assert group.note_ready(1, 103.0) == [Go(1)]
+    assert group.note_connected(1) == [PrepareSlot(1)]
+    assert group.note_ready(1, 103.0) == [SubscribeSlot(1)]
     assert group.holding
 
 
 def test_later_starts_are_not_held_up() -> None:
     group = subscribed(2)
     group.tick(105.0)
-    assert group.note_connected(0) == [Begin(0)]
-    assert group.note_connected(1) == [Begin(1)]
-    assert group.note_ready(1, 110.0) == [Go(1)]
-    assert group.note_ready(0, 110.0) == [Go(0)]
+    assert group.note_connected(0) == [PrepareSlot(0)]
+    assert group.note_connected(1) == [PrepareSlot(1)]
+    assert group.note_ready(1, 110.0) == [SubscribeSlot(1)]
+    assert group.note_ready(0, 110.0) == [SubscribeSlot(0)]
     assert not group.holding
 
 
@@ -113,30 +113,30 @@ def test_a_drain_goes_to_every_slot_and_nothing_begins_after_it() -> None:
     assert group.drain() == []
     assert group.note_connected(0) == []
     assert group.note_ready(0, 1.0) == []
-    assert group.note_finished(1, Ending.DRAINED) == []
-    assert group.note_finished(0, Ending.ABSENT) == [RunFinished(Ending.DRAINED)]
+    assert group.note_finished(1, EngineEnding.DRAINED) == []
+    assert group.note_finished(0, EngineEnding.ABSENT) == [RunFinished(EngineEnding.DRAINED)]
 
 
 def test_a_slot_that_finished_for_a_reason_of_its_own_ends_the_pipeline_for_that_reason() -> None:
     group = SlotGroup(3)
-    assert group.note_finished(1, Ending.FENCED, "taken") == [DrainSlot(0), DrainSlot(2)]
-    assert group.note_finished(1, Ending.FENCED, "taken") == []
-    assert group.note_finished(0, Ending.CRASHED, "later") == []
-    assert group.note_finished(2, Ending.DRAINED) == [RunFinished(Ending.FENCED, 1, "taken")]
+    assert group.note_finished(1, EngineEnding.FENCED, "taken") == [DrainSlot(0), DrainSlot(2)]
+    assert group.note_finished(1, EngineEnding.FENCED, "taken") == []
+    assert group.note_finished(0, EngineEnding.CRASHED, "later") == []
+    assert group.note_finished(2, EngineEnding.DRAINED) == [RunFinished(EngineEnding.FENCED, 1, "taken")]
 
 
 calls = st.lists(
     st.tuples(
         st.sampled_from(["connected", "ready", "owns", "tick", "finished", "drain"]),
         st.integers(0, 3),
-        st.sampled_from(Ending),
+        st.sampled_from(EngineEnding),
     )
 )
 
 
 @given(st.integers(1, 4), calls)
 def test_a_run_ends_once_after_its_last_slot_and_no_slot_overtakes_slot_0(
-    slots: int, script: list[tuple[str, int, Ending]]
+    slots: int, script: list[tuple[str, int, EngineEnding]]
 ) -> None:
     group = SlotGroup(slots)
     ready_0 = False
@@ -144,7 +144,7 @@ def test_a_run_ends_once_after_its_last_slot_and_no_slot_overtakes_slot_0(
     gone: set[int] = set()
     begun: set[int] = set()
     waiting: set[int] = set()
-    finished: list[Ending] = []
+    finished: list[EngineEnding] = []
     seen: set[int] = set()
     ends = consumes = 0
     for now, (call, number, ending) in enumerate(script):
@@ -173,12 +173,12 @@ def test_a_run_ends_once_after_its_last_slot_and_no_slot_overtakes_slot_0(
                 effects = group.drain()
         for effect in effects:
             match effect:
-                case Begin(other):
+                case PrepareSlot(other):
                     assert not was_draining
                     begun.add(other)
                     assert other in waiting, "nobody is there to begin"
                     assert other == 0 or ready_0
-                case Go(other):
+                case SubscribeSlot(other):
                     assert not was_draining
                     assert other in ready, "it subscribes before it is ready"
                     gone.add(other)
@@ -190,8 +190,8 @@ def test_a_run_ends_once_after_its_last_slot_and_no_slot_overtakes_slot_0(
                     assert other not in seen
                 case RunFinished(end, _, _):
                     ends += 1
-                    bad = [one for one in finished if one not in (Ending.DRAINED, Ending.ABSENT)]
-                    assert end is (bad[0] if bad else Ending.DRAINED)
+                    bad = [one for one in finished if one not in (EngineEnding.DRAINED, EngineEnding.ABSENT)]
+                    assert end is (bad[0] if bad else EngineEnding.DRAINED)
         if not group.draining and (len(ready) == slots or not group.holding):
             assert gone >= ready, "all are ready, and one still waits"
         assert consumes == int(not group.holding and slots > 1)

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.tasks.admission import Active, Admission, Candidate, Limits, admit, order
+from tidemill.core.tasks.admission import Active, ActiveLimits, Candidate, PoolAdmission, admit, order
 
 
 def test_resumed_tasks_come_first_then_those_with_priority_then_the_oldest():
@@ -15,43 +15,43 @@ def test_resumed_tasks_come_first_then_those_with_priority_then_the_oldest():
         Candidate(3, 1, 1, "a", priority=9, since_us=9),
         Candidate(4, 1, 1, "a", resumed=True, since_us=10),
     ]
-    assert admit(waiting, 3, 0, {}, Active()) == Admission((4, 3, 2), ())
+    assert admit(waiting, 3, 0, {}, Active()) == PoolAdmission((4, 3, 2), ())
 
 
 def test_a_task_that_needs_many_slots_is_not_overtaken_in_its_pool():
     waiting = [Candidate(1, 1, 1, "big", slots=3, priority=2), Candidate(2, 1, 1, "small")]
-    assert admit(waiting, 4, 2, {}, Active()) == Admission((), ())
-    assert admit(waiting, 4, 1, {}, Active()) == Admission((1,), ())
-    assert admit(waiting, 4, 0, {}, Active()) == Admission((1, 2), ())
+    assert admit(waiting, 4, 2, {}, Active()) == PoolAdmission((), ())
+    assert admit(waiting, 4, 1, {}, Active()) == PoolAdmission((1,), ())
+    assert admit(waiting, 4, 0, {}, Active()) == PoolAdmission((1, 2), ())
 
 
 def test_a_task_that_could_never_fit_is_named_and_holds_up_nobody():
     waiting = [Candidate(1, 1, 1, "huge", slots=5, priority=2), Candidate(2, 1, 1, "small")]
-    assert admit(waiting, 4, 0, {}, Active()) == Admission((2,), (1,))
+    assert admit(waiting, 4, 0, {}, Active()) == PoolAdmission((2,), (1,))
 
 
 def test_a_pool_that_was_made_smaller_admits_nobody_until_enough_have_ended():
-    assert admit([Candidate(1, 1, 1, "a")], 2, 5, {}, Active()) == Admission((), ())
+    assert admit([Candidate(1, 1, 1, "a")], 2, 5, {}, Active()) == PoolAdmission((), ())
 
 
 def test_a_task_that_waits_for_a_limit_of_its_dag_holds_up_no_other_dag():
     waiting = [Candidate(1, 1, 1, "a", priority=2), Candidate(2, 2, 2, "b")]
-    limits = {1: Limits(per_dag=3)}
-    assert admit(waiting, 8, 0, limits, Active(per_dag={1: 3})) == Admission((2,), ())
+    limits = {1: ActiveLimits(per_dag=3)}
+    assert admit(waiting, 8, 0, limits, Active(per_dag={1: 3})) == PoolAdmission((2,), ())
 
 
 def test_tasks_that_are_admitted_together_share_the_limits():
     waiting = [Candidate(number, 1, number % 2, "a" if number < 6 else "b") for number in range(8)]
-    assert admit(waiting, 99, 0, {1: Limits(per_dag=3)}, Active()).admitted == (0, 1, 2)
-    assert admit(waiting, 99, 0, {1: Limits(per_task={"a": 2})}, Active()).admitted == (0, 1, 6, 7)
-    limits = {1: Limits(per_task_and_run={"a": 2})}
+    assert admit(waiting, 99, 0, {1: ActiveLimits(per_dag=3)}, Active()).admitted == (0, 1, 2)
+    assert admit(waiting, 99, 0, {1: ActiveLimits(per_task={"a": 2})}, Active()).admitted == (0, 1, 6, 7)
+    limits = {1: ActiveLimits(per_task_and_run={"a": 2})}
     assert admit(waiting, 99, 0, limits, Active(per_task_and_run={(1, "a"): 1})).admitted == (0, 1, 2, 6, 7)
 
 
 def test_a_resumed_task_has_kept_its_place_in_the_limits():
     active = Active(per_dag={1: 1})
     waiting = [Candidate(1, 1, 1, "a", resumed=True), Candidate(2, 1, 1, "a")]
-    assert admit(waiting, 8, 0, {1: Limits(per_dag=1)}, active).admitted == (1,)
+    assert admit(waiting, 8, 0, {1: ActiveLimits(per_dag=1)}, active).admitted == (1,)
 
 
 candidates = st.lists(
@@ -72,7 +72,7 @@ counts = st.none() | st.integers(1, 4)
 by_task = st.dictionaries(st.sampled_from("ab"), st.integers(1, 3))
 
 
-@given(candidates, st.integers(0, 6), st.integers(0, 8), st.builds(Limits, counts, by_task, by_task))
+@given(candidates, st.integers(0, 6), st.integers(0, 8), st.builds(ActiveLimits, counts, by_task, by_task))
 def test_no_limit_is_exceeded_and_nobody_waits_for_nothing(found, slots, used, limits):
     waiting = [
         Candidate(n, c.dag, c.run, c.task, c.slots, c.resumed, c.priority, c.since_us) for n, c in enumerate(found)

@@ -9,10 +9,10 @@ from tests.core.examples import examples
 
 from tidemill.core.retry import JITTER_BITS
 from tidemill.core.tasks.attempt import MAX_CLEANUP_US, MAX_LOST, Already, Fenced, Moved, Refused, feed
-from tidemill.core.tasks.dependencies import Outcome, Readiness
+from tidemill.core.tasks.dependencies import Readiness, TaskOutcome
 from tidemill.core.tasks.inputs import (
     Admit,
-    Callback,
+    CallbackKind,
     Cancel,
     Channel,
     Claim,
@@ -31,16 +31,16 @@ from tidemill.core.tasks.inputs import (
     Ring,
     RunCallback,
     Skipped,
-    Stop,
     StopTrigger,
     StoreXComs,
     Succeeded,
     TellSuccessors,
     TriggerFailed,
     TriggerFired,
+    TriggerStopReason,
     identify,
 )
-from tidemill.core.tasks.task_row import Policy, Resume, TaskRow, TaskState
+from tidemill.core.tasks.task_row import Policy, TaskResume, TaskRow, TaskState
 
 SECOND = 1_000_000
 RETRYING = Policy(retries=2, retry_delay_us=10 * SECOND, execution_timeout_us=60 * SECOND)
@@ -137,8 +137,8 @@ def test_a_task_that_succeeds_stores_its_xcoms_and_tells_its_successors():
     assert life.task.session is None
     assert life.effects == (
         StoreXComs((("return_value", "1"),)),
-        RunCallback(Callback.SUCCESS),
-        TellSuccessors(None, Outcome.SUCCESS),
+        RunCallback(CallbackKind.SUCCESS),
+        TellSuccessors(None, TaskOutcome.SUCCESS),
         Ring(Channel.SCHEDULER),
     )
 
@@ -148,11 +148,11 @@ def test_each_step_on_the_way_wakes_who_has_the_next_one():
     assert life.effects == (Ring(Channel.SCHEDULER),)
     assert life.take(Admit).effects == (Ring(Channel.WORKER),)
     assert life.take(Claim, 7).effects == ()
-    assert life.take(Succeeded).effects[0] == RunCallback(Callback.SUCCESS)
+    assert life.take(Succeeded).effects[0] == RunCallback(CallbackKind.SUCCESS)
 
 
 @pytest.mark.parametrize(
-    ("readiness", "outcome"), [(Readiness.SKIP, Outcome.SKIPPED), (Readiness.FAIL, Outcome.UPSTREAM_FAILED)]
+    ("readiness", "outcome"), [(Readiness.SKIP, TaskOutcome.SKIPPED), (Readiness.FAIL, TaskOutcome.UPSTREAM_FAILED)]
 )
 def test_a_task_that_its_upstream_keeps_from_running_ends_without_a_callback(readiness, outcome):
     life = Life().take(Ready, readiness)
@@ -162,7 +162,7 @@ def test_a_task_that_its_upstream_keeps_from_running_ends_without_a_callback(rea
 
 def test_a_failed_try_waits_for_its_retry_which_begins_without_the_xcoms_of_the_first():
     life = bring(TaskState.UP_FOR_RETRY)
-    assert life.effects == (RunCallback(Callback.RETRY, "it broke"), Ring(Channel.SCHEDULER))
+    assert life.effects == (RunCallback(CallbackKind.RETRY, "it broke"), Ring(Channel.SCHEDULER))
     assert life.task.next_due_us == life.now + 10 * SECOND
     assert "nothing is due" in life.refuse(Due)
     life.now += 10 * SECOND
@@ -182,8 +182,8 @@ def test_the_last_failure_is_final():
     assert life.task.state is TaskState.FAILED
     assert life.task.tries == 3
     assert life.effects == (
-        RunCallback(Callback.FAILURE, "it broke"),
-        TellSuccessors(None, Outcome.FAILED),
+        RunCallback(CallbackKind.FAILURE, "it broke"),
+        TellSuccessors(None, TaskOutcome.FAILED),
         Ring(Channel.SCHEDULER),
     )
 
@@ -224,8 +224,8 @@ def test_a_deferred_task_gives_its_slots_back_and_is_resumed_with_the_event():
     assert life.task.holds_slots(include_deferred=True)
     assert life.task.next_due_us == life.now + 5 * SECOND
     life.take(TriggerFired, '"payload"')
-    assert life.effects == (StopTrigger(Stop.DONE), Ring(Channel.SCHEDULER))
-    assert life.task.resume == Resume("resume", '{"a":1}', '"payload"')
+    assert life.effects == (StopTrigger(TriggerStopReason.DONE), Ring(Channel.SCHEDULER))
+    assert life.task.resume == TaskResume("resume", '{"a":1}', '"payload"')
     assert life.task.next_due_us is None
     life.run()
     assert life.task.tries == 1
@@ -255,8 +255,8 @@ def test_the_deadline_of_a_try_counts_from_its_first_start_over_deferrals_and_be
     life.take(Due)
     assert life.task.state is TaskState.UP_FOR_RETRY
     assert life.effects[:2] == (
-        StopTrigger(Stop.TIMEOUT),
-        RunCallback(Callback.RETRY, "TaskTimeout: the task took longer than its execution_timeout"),
+        StopTrigger(TriggerStopReason.TIMEOUT),
+        RunCallback(CallbackKind.RETRY, "TaskTimeout: the task took longer than its execution_timeout"),
     )
     life.now += 10 * SECOND
     assert life.take(Due).run().task.deadline_us == life.now + 60 * SECOND
@@ -275,7 +275,7 @@ def test_a_trigger_that_is_too_late_fails_the_try_or_skips_a_sensor_that_fails_s
     life = Life(replace(RETRYING, soft_fail=soft_fail)).defer(timeout_us=5 * SECOND)
     life.now += 5 * SECOND
     life.take(Due)
-    assert life.effects[0] == StopTrigger(Stop.TIMEOUT)
+    assert life.effects[0] == StopTrigger(TriggerStopReason.TIMEOUT)
     assert life.task.state is (TaskState.SKIPPED if soft_fail else TaskState.UP_FOR_RETRY)
     assert "TaskDeferralTimeout" in life.effects[1].error
 
@@ -298,7 +298,7 @@ def test_the_error_of_a_trigger_is_named_in_its_last_line():
 @pytest.mark.parametrize("soft_fail", [False, True])
 def test_a_trigger_that_fails_fails_the_try_with_its_traceback(soft_fail):
     life = Life(replace(RETRYING, soft_fail=soft_fail)).defer().take(TriggerFailed, "ValueError: no")
-    assert life.effects[0] == StopTrigger(Stop.FAILED)
+    assert life.effects[0] == StopTrigger(TriggerStopReason.FAILED)
     assert life.effects[1].error == "TaskDeferralError: ValueError: no"
     assert life.task.state is (TaskState.SKIPPED if soft_fail else TaskState.UP_FOR_RETRY)
 
@@ -321,7 +321,7 @@ def test_a_try_that_is_lost_with_its_worker_is_queued_again_without_using_a_retr
 
 def test_what_was_lost_after_a_deferral_continues_where_it_was_resumed():
     life = bring(TaskState.DEFERRED).take(TriggerFired, "1").run().take(Lost).run()
-    assert life.task.resume == Resume("resume", '{"a":1}', "1")
+    assert life.task.resume == TaskResume("resume", '{"a":1}', "1")
     assert life.task.tries == 1
 
 
@@ -342,7 +342,7 @@ def test_a_task_is_cleared_from_every_state_and_has_all_its_retries_again(state)
     )
     assert ClearXComs() in life.effects
     assert (TellSuccessors(before.outcome, None) in effects) is (before.outcome is not None)
-    assert (StopTrigger(Stop.USER) in effects) is (state is TaskState.DEFERRED)
+    assert (StopTrigger(TriggerStopReason.USER) in effects) is (state is TaskState.DEFERRED)
     assert (EndAttempt(7) in effects) is (state is TaskState.RUNNING)
     assert Ring(Channel.SCHEDULER) in life.effects
 
@@ -368,16 +368,16 @@ def test_a_task_that_is_cleared_while_it_runs_waits_until_its_process_or_its_wor
 @pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.DEFERRED])
 def test_successors_of_a_mark_are_told_once_the_old_attempt_is_gone(state):
     life = bring(state)
-    answer = feed(life.task, Mark(Outcome.SUCCESS, triggerer=9), life.now)
+    answer = feed(life.task, Mark(TaskOutcome.SUCCESS, triggerer=9), life.now)
     assert isinstance(answer, Moved)
     assert answer.task.state is TaskState.ENDING
     assert not any(isinstance(effect, (TellSuccessors, RunCallback)) for effect in answer.effects)
     life.task = answer.task
     life.take(Ended)
-    assert life.task.outcome is Outcome.SUCCESS
+    assert life.task.outcome is TaskOutcome.SUCCESS
     assert life.effects == (
-        RunCallback(Callback.SUCCESS, "marked by a user"),
-        TellSuccessors(None, Outcome.SUCCESS),
+        RunCallback(CallbackKind.SUCCESS, "marked by a user"),
+        TellSuccessors(None, TaskOutcome.SUCCESS),
         Ring(Channel.SCHEDULER),
     )
 
@@ -385,7 +385,7 @@ def test_successors_of_a_mark_are_told_once_the_old_attempt_is_gone(state):
 def test_a_deferred_task_that_is_cleared_waits_until_its_trigger_has_cleaned_up_but_not_for_ever():
     life = bring(TaskState.DEFERRED).take(Clear, triggerer=9)
     assert (life.task.state, life.task.session) == (TaskState.ENDING, 9)
-    assert life.effects == (StopTrigger(Stop.USER), Ring(Channel.TRIGGERER))
+    assert life.effects == (StopTrigger(TriggerStopReason.USER), Ring(Channel.TRIGGERER))
     assert life.task.next_due_us == life.now + MAX_CLEANUP_US
     assert "nothing is due" in life.refuse(Due)
     life.now += MAX_CLEANUP_US
@@ -396,14 +396,14 @@ def test_the_last_wish_counts_while_a_task_is_ending():
     life = bring(TaskState.DEFERRED).take(Clear, triggerer=9)
     due_us = life.task.due_us
     assert "clear does not apply" in life.refuse(Clear)
-    answer = feed(life.task, Mark(Outcome.FAILED), life.now)
+    answer = feed(life.task, Mark(TaskOutcome.FAILED), life.now)
     assert isinstance(answer, Moved)
     assert answer.effects == ()
     assert (answer.task.session, answer.task.due_us) == (9, due_us)
     life.task = answer.task
-    assert isinstance(feed(life.task, Mark(Outcome.FAILED), life.now), Refused)
+    assert isinstance(feed(life.task, Mark(TaskOutcome.FAILED), life.now), Refused)
     assert "cancel does not apply" in life.refuse(Cancel)
-    assert life.take(Clear).take(Cancel).take(Ended).task.outcome is Outcome.SKIPPED, "it was to begin anew"
+    assert life.take(Clear).take(Cancel).take(Ended).task.outcome is TaskOutcome.SKIPPED, "it was to begin anew"
 
 
 def test_a_task_that_was_cleared_and_does_not_start_again_calls_nobody_back():
@@ -415,7 +415,7 @@ def test_nothing_has_to_be_cleared_where_nothing_has_happened():
     assert "clear does not apply" in Life().refuse(Clear)
 
 
-@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("outcome", TaskOutcome)
 @pytest.mark.parametrize("state", TaskState)
 def test_a_user_may_mark_a_task_in_every_state(state, outcome):
     life = bring(state)
@@ -425,7 +425,7 @@ def test_a_user_may_mark_a_task_in_every_state(state, outcome):
         assert isinstance(answer, Refused)
         return
     assert isinstance(answer, Moved)
-    assert (StopTrigger(Stop.USER) in answer.effects) is (state is TaskState.DEFERRED)
+    assert (StopTrigger(TriggerStopReason.USER) in answer.effects) is (state is TaskState.DEFERRED)
     assert (EndAttempt(7) in answer.effects) is (state is TaskState.RUNNING)
     life.task, life.effects = answer.task, answer.effects
     if answer.task.state is TaskState.ENDING:
@@ -445,7 +445,7 @@ def test_a_cancelled_run_fails_what_has_started_and_skips_what_has_not(state):
     started, life.task = life.task.started, answer.task
     if answer.task.state is TaskState.ENDING:
         life.take(Ended)
-    assert life.task.outcome is (Outcome.FAILED if started else Outcome.SKIPPED)
+    assert life.task.outcome is (TaskOutcome.FAILED if started else TaskOutcome.SKIPPED)
 
 
 @pytest.mark.parametrize("state", TaskState)
@@ -461,7 +461,7 @@ def test_every_input_is_answered_in_every_state(state):
         TaskState.ENDING: {Ended, Lost, Mark, Cancel},
     }.get(state, {Clear, Mark})
     life = bring(state)
-    other = next(outcome for outcome in Outcome if outcome is not life.task.outcome)
+    other = next(outcome for outcome in TaskOutcome if outcome is not life.task.outcome)
     for kind, arguments in KINDS.items():
         arguments = {"outcome": other} if kind is Mark else arguments
         answer = feed(life.task, kind(epoch=life.task.epoch, **arguments), life.now + 3_600 * SECOND)
@@ -495,7 +495,7 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
     )
     task, now = TaskRow(policy, max_tries=policy.retries + 1), 0
     journal: dict[int, str] = {}
-    told: Outcome | None = None
+    told: TaskOutcome | None = None
     trigger: int | None = None
     runs = False  # a process, or a trigger that a session runs
     for number in range(data.draw(st.integers(1, 40))):
@@ -503,7 +503,7 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
         kind = data.draw(st.sampled_from(list(KINDS)))
         arguments = dict(KINDS[kind])
         if kind is Mark:
-            arguments["outcome"] = data.draw(st.sampled_from(Outcome))
+            arguments["outcome"] = data.draw(st.sampled_from(TaskOutcome))
         if kind is Ready:
             arguments["readiness"] = data.draw(st.sampled_from([Readiness.RUN, Readiness.SKIP, Readiness.FAIL]))
         epoch = task.epoch - data.draw(st.sampled_from([0, 0, 0, 1, 2]))
@@ -531,7 +531,7 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
                     trigger = None
                 case EndAttempt(session=session):
                     assert session == task.session
-                case RunCallback(callback=Callback.RETRY):
+                case RunCallback(callback=CallbackKind.RETRY):
                     assert answer.task.state is TaskState.UP_FOR_RETRY
         if answer.task.state in (TaskState.RUNNING, TaskState.DEFERRED):
             assert not runs or task.state in (TaskState.RUNNING, TaskState.DEFERRED), "the old one is still there"

@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.tasks.dependencies import Outcome, Readiness, Tally, TriggerRule, Upstream, decide
+from tidemill.core.tasks.dependencies import OutcomeTally, Readiness, TaskOutcome, TriggerRule, Upstream, decide
 
-S, F, U, K = Outcome.SUCCESS, Outcome.FAILED, Outcome.UPSTREAM_FAILED, Outcome.SKIPPED
+S, F, U, K = TaskOutcome.SUCCESS, TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED, TaskOutcome.SKIPPED
 RUN, SKIP, FAIL, WAIT = Readiness.RUN, Readiness.SKIP, Readiness.FAIL, Readiness.WAIT
 
-outcomes = st.lists(st.sampled_from([None, *Outcome]), max_size=5)
+outcomes = st.lists(st.sampled_from([None, *TaskOutcome]), max_size=5)
 
 
-def tally_of(ended: list[Outcome | None]) -> Tally:
+def tally_of(ended: list[TaskOutcome | None]) -> OutcomeTally:
     """Count outcomes one by one, as ends of tasks do; None: not ended."""
-    tally = Tally(len(ended))
+    tally = OutcomeTally(len(ended))
     for outcome in ended:
         tally = tally.move(None, outcome)
     return tally
 
 
-def expect(rule: TriggerRule, ended: list[Outcome | None], setups: list[Outcome | None]) -> Readiness:
+def expect(rule: TriggerRule, ended: list[TaskOutcome | None], setups: list[TaskOutcome | None]) -> Readiness:
     """Say what the rule's words say, by looking at every upstream task.
 
     A rule holds once what it wants is certain. While it may still hold it waits. If it can no longer hold the task
@@ -62,11 +62,11 @@ def expect(rule: TriggerRule, ended: list[Outcome | None], setups: list[Outcome 
     raise AssertionError(rule)
 
 
-def all_outcomes(most: int) -> list[list[Outcome | None]]:
+def all_outcomes(most: int) -> list[list[TaskOutcome | None]]:
     return [
         list(chosen)
         for size in range(most + 1)
-        for chosen in itertools.combinations_with_replacement([None, *Outcome], size)
+        for chosen in itertools.combinations_with_replacement([None, *TaskOutcome], size)
     ]
 
 
@@ -105,7 +105,7 @@ def test_the_order_of_ends_and_changes_of_mind_do_not_matter(ended, data):
     tally = tally_of(ended)
     current = list(ended)
     for place in data.draw(st.lists(st.sampled_from(range(len(ended))), max_size=6)) if ended else []:
-        after = data.draw(st.sampled_from([None, *Outcome]))
+        after = data.draw(st.sampled_from([None, *TaskOutcome]))
         tally = tally.move(current[place], after)
         current[place] = after
     assert tally == tally_of(data.draw(st.permutations(current)))
@@ -115,4 +115,4 @@ def test_the_order_of_ends_and_changes_of_mind_do_not_matter(ended, data):
 @pytest.mark.parametrize(("before", "after"), [(S, None), (K, S), (None, S)])
 def test_a_tally_cannot_lose_what_it_does_not_count_or_count_more_than_there_are(before, after):
     with pytest.raises(ValueError, match="cannot change"):
-        Tally(1, failed=1).move(before, after)
+        OutcomeTally(1, failed=1).move(before, after)

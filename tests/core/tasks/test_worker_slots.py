@@ -8,16 +8,16 @@ from tidemill.core.tasks.worker_slots import (
     Died,
     Effect,
     Interrupt,
-    Kill,
-    Limits,
-    Retire,
+    InterruptReason,
+    KillProcess,
+    RetireProcess,
     RunAttempt,
     StartProcess,
-    Why,
+    WorkerLimits,
     WorkerSlots,
 )
 
-LIMITS = Limits(
+LIMITS = WorkerLimits(
     concurrency=3, recycle_after=5, grace_seconds=5.0, idle_seconds=60.0, import_seconds=40.0, idle_processes=4
 )
 A1, A2, B1 = (
@@ -33,9 +33,9 @@ def test_each_attempt_gets_a_process_that_has_run_nothing_and_one_is_started_ahe
     slots = WorkerSlots(LIMITS)
     assert slots.claim(OWN1, 0.0) == [StartProcess(1, "a.py"), RunAttempt(1, OWN1), StartProcess(2, "a.py")]
     slots.note_loaded(1)
-    assert slots.note_ended(1, 1.0, clean=True) == [Retire(1)]
+    assert slots.note_ended(1, 1.0, clean=True) == [RetireProcess(1)]
     assert slots.claim(OWN2, 1.0) == [RunAttempt(2, OWN2), StartProcess(3, "a.py")]
-    assert slots.note_ended(2, 2.0, clean=False) == [Retire(2)]
+    assert slots.note_ended(2, 2.0, clean=False) == [RetireProcess(2)]
 
 
 def test_a_process_that_has_run_something_is_not_given_an_attempt_that_wants_its_own():
@@ -45,17 +45,17 @@ def test_a_process_that_has_run_something_is_not_given_an_attempt_that_wants_its
     assert slots.claim(OWN1, 1.0) == [StartProcess(2, "a.py"), RunAttempt(2, OWN1), StartProcess(3, "a.py")]
     # One that reuses takes the process that is warm, and leaves the one that was started ahead.
     assert slots.claim(A2, 1.0) == [RunAttempt(1, A2)]
-    assert slots.note_ended(2, 2.0, clean=True) == [Retire(2)]
+    assert slots.note_ended(2, 2.0, clean=True) == [RetireProcess(2)]
 
 
 def test_processes_that_were_started_ahead_for_many_files_leave_beyond_the_limit():
-    slots = WorkerSlots(Limits(concurrency=8, idle_processes=1))
+    slots = WorkerSlots(WorkerLimits(concurrency=8, idle_processes=1))
     slots.claim(OWN1, 0.0)
     assert slots.claim(Attempt((9, 1), "b.py"), 1.0) == [
         StartProcess(3, "b.py"),
         RunAttempt(3, Attempt((9, 1), "b.py")),
         StartProcess(4, "b.py"),
-        Retire(2),
+        RetireProcess(2),
     ]
 
 
@@ -81,21 +81,21 @@ def test_an_attempt_gets_a_new_process_and_the_next_that_reuses_processes_of_its
 def test_a_process_that_is_not_as_before_is_replaced_at_once():
     slots = WorkerSlots(LIMITS)
     slots.claim(A1, 0.0)
-    assert slots.note_ended(1, 1.0, clean=False) == [StartProcess(2, "a.py"), Retire(1)]
+    assert slots.note_ended(1, 1.0, clean=False) == [StartProcess(2, "a.py"), RetireProcess(1)]
     assert slots.claim(A2, 1.0) == [RunAttempt(2, A2)]
     assert slots.tick(5.9) == []
-    assert slots.tick(6.0) == [Kill(1)]
+    assert slots.tick(6.0) == [KillProcess(1)]
     assert slots.tick(7.0) == []
     assert slots.note_exited(1) == []
 
 
 def test_a_process_has_a_successor_before_its_last_attempt_ends():
-    slots = WorkerSlots(Limits(recycle_after=2))
+    slots = WorkerSlots(WorkerLimits(recycle_after=2))
     assert slots.claim(A1, 0.0) == [StartProcess(1, "a.py"), RunAttempt(1, A1)]
     slots.note_loaded(1)
     slots.note_ended(1, 0.0, clean=True)
     assert slots.claim(A2, 0.0) == [RunAttempt(1, A2), StartProcess(2, "a.py")]
-    assert slots.note_ended(1, 1.0, clean=True) == [Retire(1)]
+    assert slots.note_ended(1, 1.0, clean=True) == [RetireProcess(1)]
     assert slots.claim(A1, 1.0) == [RunAttempt(2, A1)]
 
 
@@ -104,7 +104,7 @@ def test_no_successor_is_started_where_another_process_is_ready():
     slots.claim(A1, 0.0)
     slots.claim(A2, 0.0)
     slots.note_ended(1, 1.0, clean=True)
-    assert slots.note_ended(2, 1.0, clean=False) == [Retire(2)]
+    assert slots.note_ended(2, 1.0, clean=False) == [RetireProcess(2)]
 
 
 def test_an_attempt_that_takes_too_long_is_interrupted_and_its_process_killed_after_the_grace():
@@ -113,39 +113,39 @@ def test_an_attempt_that_takes_too_long_is_interrupted_and_its_process_killed_af
     slots.note_loaded(1)
     assert slots.next_due == 10.0
     assert slots.tick(9.0) == []
-    assert slots.tick(10.0) == [Interrupt(1, Why.TIMEOUT)]
+    assert slots.tick(10.0) == [Interrupt(1, InterruptReason.TIMEOUT)]
     assert slots.next_due == 15.0
     assert slots.end((1, 1), 11.0) == []
-    assert slots.tick(15.0) == [Kill(1)]
+    assert slots.tick(15.0) == [KillProcess(1)]
     assert slots.next_due is None
-    assert slots.note_exited(1) == [Died(Attempt((1, 1), "a.py", 10.0, True), Why.TIMEOUT)]
+    assert slots.note_exited(1) == [Died(Attempt((1, 1), "a.py", 10.0, True), InterruptReason.TIMEOUT)]
 
 
 def test_an_attempt_that_ends_within_the_grace_has_a_result_and_its_process_leaves():
     slots = WorkerSlots(LIMITS)
     slots.claim(Attempt((1, 1), "a.py", 10.0, True), 0.0)
     slots.tick(10.0)
-    assert slots.note_ended(1, 11.0, clean=True) == [StartProcess(2, "a.py"), Retire(1)]
+    assert slots.note_ended(1, 11.0, clean=True) == [StartProcess(2, "a.py"), RetireProcess(1)]
     assert slots.note_exited(1) == []
 
 
 def test_a_process_that_ends_by_itself_is_the_end_of_its_attempt():
     slots = WorkerSlots(LIMITS)
     slots.claim(A1, 0.0)
-    assert slots.note_exited(1) == [Died(A1, Why.CRASH)]
+    assert slots.note_exited(1) == [Died(A1, InterruptReason.CRASH)]
     slots.claim(A1, 0.0)
-    assert slots.note_exited(2, lost=True) == [Died(A1, Why.LOST)]
+    assert slots.note_exited(2, lost=True) == [Died(A1, InterruptReason.LOST)]
     slots.claim(A1, 0.0)
     slots.end(A1.key, 0.0)
-    assert slots.note_exited(3, lost=True) == [Died(A1, Why.REPLACED)]
+    assert slots.note_exited(3, lost=True) == [Died(A1, InterruptReason.REPLACED)]
 
 
 def test_an_import_that_does_not_end_is_killed():
     slots = WorkerSlots(LIMITS)
     slots.claim(A1, 0.0)
     assert slots.next_due == 40.0
-    assert slots.tick(40.0) == [Kill(1)]
-    assert slots.note_exited(1) == [Died(A1, Why.IMPORT)]
+    assert slots.tick(40.0) == [KillProcess(1)]
+    assert slots.note_exited(1) == [Died(A1, InterruptReason.IMPORT)]
 
 
 def test_a_process_without_work_leaves_after_a_while():
@@ -154,7 +154,7 @@ def test_a_process_without_work_leaves_after_a_while():
     slots.note_loaded(1)
     slots.note_ended(1, 1.0, clean=True)
     assert slots.next_due == 61.0
-    assert slots.tick(61.0) == [Retire(1)]
+    assert slots.tick(61.0) == [RetireProcess(1)]
     assert slots.claim(A1, 61.0) == [StartProcess(2, "a.py"), RunAttempt(2, A1)]
 
 
@@ -163,16 +163,16 @@ def test_a_process_whose_file_has_changed_leaves_once_it_has_nothing_to_do():
     slots.claim(A1, 0.0)
     assert slots.note_stale(1, 0.0) == []
     slots.note_ended(1, 1.0, clean=True)
-    assert slots.note_stale(1, 1.0) == [Retire(1)]
+    assert slots.note_stale(1, 1.0) == [RetireProcess(1)]
     assert slots.note_stale(1, 1.0) == []
 
 
 def test_only_a_few_processes_without_work_are_kept():
-    slots = WorkerSlots(Limits(concurrency=1, idle_processes=1))
+    slots = WorkerSlots(WorkerLimits(concurrency=1, idle_processes=1))
     slots.claim(A1, 0.0)
     slots.note_ended(1, 1.0, clean=True)
     slots.claim(B1, 2.0)
-    assert slots.note_ended(2, 3.0, clean=True) == [Retire(1)]
+    assert slots.note_ended(2, 3.0, clean=True) == [RetireProcess(1)]
 
 
 def test_a_worker_that_drains_claims_nothing_and_lets_attempts_end():
@@ -181,11 +181,11 @@ def test_a_worker_that_drains_claims_nothing_and_lets_attempts_end():
     slots.claim(A2, 0.0)
     slots.claim(B1, 0.0)
     slots.note_ended(2, 1.0, clean=True)
-    assert slots.drain(2.0) == [Retire(2)]
+    assert slots.drain(2.0) == [RetireProcess(2)]
     assert slots.capacity == 0
-    assert slots.note_ended(1, 3.0, clean=False) == [Retire(1)]
-    assert slots.end_all(4.0) == [Interrupt(3, Why.DRAIN)]
-    assert slots.note_exited(3) == [Died(B1, Why.DRAIN)]
+    assert slots.note_ended(1, 3.0, clean=False) == [RetireProcess(1)]
+    assert slots.end_all(4.0) == [Interrupt(3, InterruptReason.DRAIN)]
+    assert slots.note_exited(3) == [Died(B1, InterruptReason.DRAIN)]
 
 
 def test_what_is_said_of_processes_that_are_gone_changes_nothing():
@@ -229,9 +229,9 @@ class AnyOrder(RuleBasedStateMachine):
                     assert process not in self.shared or attempt.reuses
                     self.shared[process] = attempt.reuses
                     self.alive[process] = attempt
-                case Interrupt(process) | Retire(process):
+                case Interrupt(process) | RetireProcess(process):
                     self.told.setdefault(process, self.now)
-                case Kill(process):
+                case KillProcess(process):
                     self.exit(process)
                 case Died(attempt):
                     self.end(attempt)

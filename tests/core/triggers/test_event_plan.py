@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.triggers.event_plan import Counter, Duplicate, NewEvent, Refusal, Refused, Stored, make_plan
+from tidemill.core.triggers.event_plan import (
+    Counter,
+    Duplicate,
+    EventRefusal,
+    EventRefused,
+    EventStored,
+    NewEvent,
+    make_plan,
+)
 
 events_strategy = st.lists(
     st.builds(
@@ -33,11 +41,11 @@ def test_over_many_transactions_numbers_have_no_gaps_and_identities_are_stored_o
     for events in batches:
         plan = make_plan(events, counters, known)
         assert len(plan.outcomes) == len(events)
-        assert len(plan.rows) == sum(isinstance(outcome, Stored) for outcome in plan.outcomes)
+        assert len(plan.rows) == sum(isinstance(outcome, EventStored) for outcome in plan.outcomes)
         for one, outcome in zip(events, plan.outcomes, strict=True):
             match outcome:
-                case Refused(reason):
-                    expected = Refusal.FENCED if one.trigger_id in counters else Refusal.UNKNOWN_TRIGGER
+                case EventRefused(reason):
+                    expected = EventRefusal.FENCED if one.trigger_id in counters else EventRefusal.UNKNOWN_TRIGGER
                     assert reason is expected
                     assert one.trigger_id not in counters or one.token != counters[one.trigger_id].token
                 case Duplicate(index):
@@ -66,14 +74,14 @@ def test_a_plan_is_recognised_after_it_was_committed_and_only_then(
 def test_a_duplicate_of_an_older_event_gets_the_first_number() -> None:
     plan = make_plan([event(identity="a"), event(identity="b")], {1: Counter(9, 1)}, {(1, "a"): 4})
 
-    assert plan.outcomes == [Duplicate(4), Stored(9)]
+    assert plan.outcomes == [Duplicate(4), EventStored(9)]
     assert plan.counters == {1: Counter(10, 1)}
 
 
 def test_the_same_identity_of_two_triggers_is_stored_for_both() -> None:
     plan = make_plan([event(1, identity="a"), event(2, identity="a")], {1: Counter(0, 1), 2: Counter(0, 1)}, {})
 
-    assert plan.outcomes == [Stored(0), Stored(0)]
+    assert plan.outcomes == [EventStored(0), EventStored(0)]
 
 
 def test_a_plan_is_recognised_by_its_own_first_row_and_not_by_another_under_the_same_number() -> None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tidemill.core.errors import InvariantError
 from tidemill.core.retry import Backoff
-from tidemill.core.triggers.group_commit import Batch, CommitLimits, GroupCommit, Standing
+from tidemill.core.triggers.group_commit import CommitLimits, GroupCommit, GroupCommitBatch, ProducerStanding
 
 LIMITS = CommitLimits(
     linger_seconds=0.01,
@@ -20,13 +20,13 @@ LIMITS = CommitLimits(
     high_count=8,
     low_count=3,
     high_bytes=400,
-    stall_seconds=1.0,
+    outage_seconds=1.0,
     backoff=Backoff(0.5, 2.0),
 )
 MOST_BITS = (1 << 32) - 1
 
 
-def values(batch: Batch[int] | None) -> list[int]:
+def values(batch: GroupCommitBatch[int] | None) -> list[int]:
     assert batch is not None
     return [item for item, _ in batch.items]
 
@@ -48,7 +48,7 @@ class Machine(RuleBasedStateMachine):
         self.added: list[int] = []
         self.gone: list[int] = []
         self.sizes: dict[int, int] = {}
-        self.flying: Batch[int] | None = None
+        self.flying: GroupCommitBatch[int] | None = None
 
     @rule(size=st.integers(0, 150))
     def add(self, size: int) -> None:
@@ -83,14 +83,14 @@ class Machine(RuleBasedStateMachine):
         self.gone += values(self.flying)
         self.flying = None
         self.commits.note_committed()
-        assert self.commits.standing is not Standing.DOWN
+        assert self.commits.standing is not ProducerStanding.DOWN
 
     @precondition(lambda self: self.flying is not None)
     @rule(bits=st.integers(0, MOST_BITS))
     def outage(self, bits: int) -> None:
         self.flying = None
         self.commits.note_unreachable(self.now, bits)
-        assert self.commits.standing is Standing.DOWN
+        assert self.commits.standing is ProducerStanding.DOWN
         assert self.commits.due is not None
         assert self.commits.due <= self.now + LIMITS.backoff.maximum_seconds
 
@@ -117,9 +117,9 @@ class Machine(RuleBasedStateMachine):
         if waiting and self.flying is None:
             assert self.commits.due is not None
         if self.commits.pending >= LIMITS.high_count:
-            assert self.commits.standing is not Standing.OPEN
+            assert self.commits.standing is not ProducerStanding.OPEN
         if not waiting:
-            assert self.commits.standing is Standing.OPEN
+            assert self.commits.standing is ProducerStanding.OPEN
 
 
 TestGroupCommitUnderRandomSchedules = Machine.TestCase
@@ -191,12 +191,12 @@ def test_a_write_that_is_not_answered_counts_as_an_outage_until_it_is() -> None:
 
     assert commits.due == 1.01
     assert commits.take(1.0) is None
-    assert commits.standing is Standing.OPEN
+    assert commits.standing is ProducerStanding.OPEN
     assert commits.take(1.01) is None
-    assert commits.standing is Standing.DOWN
+    assert commits.standing is ProducerStanding.DOWN
     assert commits.due is None
     commits.note_committed()
-    assert commits.standing is Standing.OPEN
+    assert commits.standing is ProducerStanding.OPEN
 
 
 def test_refused_content_is_halved_until_the_culprit_is_alone() -> None:
@@ -219,20 +219,20 @@ def test_refused_content_is_halved_until_the_culprit_is_alone() -> None:
 
 def test_producers_are_held_above_the_high_mark_until_the_low_mark() -> None:
     commits = commits_with(*range(8))
-    assert commits.standing is Standing.FULL
+    assert commits.standing is ProducerStanding.FULL
 
     commits.take(0.01)
     commits.note_committed()
-    assert (commits.pending, commits.standing) == (4, Standing.FULL)
+    assert (commits.pending, commits.standing) == (4, ProducerStanding.FULL)
     commits.take(0.01)
     commits.note_committed()
-    assert commits.standing is Standing.OPEN
+    assert commits.standing is ProducerStanding.OPEN
 
 
 def test_bytes_hold_producers_too() -> None:
     commits = commits_with(1, size_bytes=400)
 
-    assert commits.standing is Standing.FULL
+    assert commits.standing is ProducerStanding.FULL
 
 
 def test_at_the_end_nothing_lingers() -> None:

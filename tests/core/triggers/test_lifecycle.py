@@ -8,10 +8,10 @@ from tidemill.core.triggers.lifecycle import (
     BACKOFF,
     HEALTHY_SECONDS,
     CancelReason,
-    Ending,
     EndVerdict,
     Next,
     Restart,
+    TriggerEnding,
     TriggerLife,
 )
 
@@ -21,33 +21,35 @@ SHORTEST, LONGEST = BACKOFF.initial_seconds, BACKOFF.maximum_seconds
 
 @pytest.mark.parametrize("restart", [Restart.ON_FAILURE, Restart.NEVER])
 def test_a_trigger_that_fired_and_returned_is_finished(restart):
-    assert TriggerLife(restart).decide_ended(Ending.RETURNED, 1, 0.0, 0) == Next(
+    assert TriggerLife(restart).decide_ended(TriggerEnding.RETURNED, 1, 0.0, 0) == Next(
         EndVerdict.FINISHED, None, from_start=True
     )
 
 
 def test_with_always_it_runs_again_from_its_beginning_after_a_pause():
-    following = TriggerLife(Restart.ALWAYS).decide_ended(Ending.RETURNED, 3, 5.0, 0)
+    following = TriggerLife(Restart.ALWAYS).decide_ended(TriggerEnding.RETURNED, 3, 5.0, 0)
     assert following == Next(EndVerdict.FINISHED, SHORTEST, from_start=True)
 
 
 @pytest.mark.parametrize("events", [0, 1])
 def test_with_always_a_trigger_that_took_an_event_from_its_stream_and_returned_restarts_at_once(events):
     life = TriggerLife(Restart.ALWAYS)
-    life.decide_ended(Ending.RAISED, 0, 0.0, MOST)
-    assert life.decide_ended(Ending.RETURNED, events, 0.0, MOST, taken=1) == Next(
+    life.decide_ended(TriggerEnding.RAISED, 0, 0.0, MOST)
+    assert life.decide_ended(TriggerEnding.RETURNED, events, 0.0, MOST, taken=1) == Next(
         EndVerdict.FINISHED, 0.0, from_start=True
     )
     # It worked, so the pauses start over.
-    assert life.decide_ended(Ending.RAISED, events, 0.0, MOST, taken=1).pause_seconds == pytest.approx(SHORTEST)
+    assert life.decide_ended(TriggerEnding.RAISED, events, 0.0, MOST, taken=1).pause_seconds == pytest.approx(SHORTEST)
 
 
 @pytest.mark.parametrize("restart", [Restart.ON_FAILURE, Restart.NEVER])
 def test_without_always_a_trigger_that_took_an_event_and_fired_nothing_has_failed(restart):
-    assert TriggerLife(restart).decide_ended(Ending.RETURNED, 0, 0.0, 0, taken=1).verdict is EndVerdict.FAILED
+    assert TriggerLife(restart).decide_ended(TriggerEnding.RETURNED, 0, 0.0, 0, taken=1).verdict is EndVerdict.FAILED
 
 
-@pytest.mark.parametrize(("ending", "events"), [(Ending.RAISED, 0), (Ending.RAISED, 5), (Ending.RETURNED, 0)])
+@pytest.mark.parametrize(
+    ("ending", "events"), [(TriggerEnding.RAISED, 0), (TriggerEnding.RAISED, 5), (TriggerEnding.RETURNED, 0)]
+)
 def test_a_trigger_that_raised_or_fired_nothing_has_failed(ending, events):
     assert TriggerLife(Restart.NEVER).decide_ended(ending, events, 0.0, 0) == Next(EndVerdict.FAILED)
     again = TriggerLife(Restart.ON_FAILURE).decide_ended(ending, events, 0.0, 0)
@@ -57,11 +59,11 @@ def test_a_trigger_that_raised_or_fired_nothing_has_failed(ending, events):
 
 def test_pauses_grow_to_their_maximum_and_start_over_after_a_long_run():
     life = TriggerLife(Restart.ON_FAILURE)
-    pauses = [life.decide_ended(Ending.RAISED, 0, 0.0, MOST).pause_seconds for _ in range(8)]
+    pauses = [life.decide_ended(TriggerEnding.RAISED, 0, 0.0, MOST).pause_seconds for _ in range(8)]
     assert pauses == sorted(pauses)
     assert pauses[0] == pytest.approx(SHORTEST)
     assert pauses[-1] == pytest.approx(LONGEST)
-    assert life.decide_ended(Ending.RAISED, 0, HEALTHY_SECONDS, MOST).pause_seconds == pytest.approx(SHORTEST)
+    assert life.decide_ended(TriggerEnding.RAISED, 0, HEALTHY_SECONDS, MOST).pause_seconds == pytest.approx(SHORTEST)
 
 
 @pytest.mark.parametrize("restart", list(Restart))
@@ -76,7 +78,7 @@ def test_a_cancelled_trigger_runs_again_only_after_a_timeout(restart, reason):
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(Ending), st.integers(0, 2), st.floats(0, 100), st.integers(0, MOST)),
+        st.tuples(st.sampled_from(TriggerEnding), st.integers(0, 2), st.floats(0, 100), st.integers(0, MOST)),
         min_size=1,
         max_size=20,
     )
@@ -91,6 +93,6 @@ def test_no_pause_is_shorter_or_longer_than_allowed(runs):
 
 @pytest.mark.parametrize("restart", Restart)
 def test_one_that_others_have_disturbed_runs_again_after_a_pause_whatever_its_restart(restart: Restart):
-    following = TriggerLife(restart).decide_ended(Ending.DISTURBED, 0, 0.0, 0)
+    following = TriggerLife(restart).decide_ended(TriggerEnding.DISTURBED, 0, 0.0, 0)
     assert following.verdict is EndVerdict.FAILED
     assert following.pause_seconds == pytest.approx(SHORTEST)

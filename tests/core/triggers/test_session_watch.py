@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.triggers.session_watch import Life, SessionWatch
+from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
 
 LEASE, LOOK = 30.0, 1.0
 
@@ -23,14 +23,14 @@ def watched(*steps: tuple[float, dict[int, int] | None]) -> SessionWatch:
 
 
 def test_a_session_that_was_never_seen_is_unknown():
-    assert watched().judge(1) is Life.UNKNOWN
-    assert watched((0.0, {2: 1})).judge(1) is Life.UNKNOWN
+    assert watched().judge(1) is SessionLife.UNKNOWN
+    assert watched((0.0, {2: 1})).judge(1) is SessionLife.UNKNOWN
 
 
 def test_a_beat_that_changes_proves_that_the_session_is_live():
-    assert watched((0.0, {1: 4})).judge(1) is Life.UNKNOWN
-    assert watched((0.0, {1: 4}), (1.0, {1: 4})).judge(1) is Life.UNKNOWN
-    assert watched((0.0, {1: 4}), (1.0, {1: 5})).judge(1) is Life.LIVE
+    assert watched((0.0, {1: 4})).judge(1) is SessionLife.UNKNOWN
+    assert watched((0.0, {1: 4}), (1.0, {1: 4})).judge(1) is SessionLife.UNKNOWN
+    assert watched((0.0, {1: 4}), (1.0, {1: 5})).judge(1) is SessionLife.LIVE
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -39,52 +39,52 @@ def test_a_session_is_dead_once_its_beat_was_unchanged_for_the_lease_and_not_bef
     watch.note_beats({1: 5}, 0.0)
     for second in range(1, 30):
         watch.note_beats({1: 5}, float(second))
-        assert watch.judge(1) is (Life.LIVE if moves else Life.UNKNOWN)
+        assert watch.judge(1) is (SessionLife.LIVE if moves else SessionLife.UNKNOWN)
     watch.note_beats({1: 5}, 30.0)
-    assert watch.judge(1) is Life.DEAD
+    assert watch.judge(1) is SessionLife.DEAD
 
 
 def test_a_pause_of_the_observer_counts_for_at_most_two_intervals():
     watch = watched((0.0, {1: 5}), (1_000_000.0, {1: 5}))
-    assert watch.judge(1) is Life.UNKNOWN
+    assert watch.judge(1) is SessionLife.UNKNOWN
     for second in range(1, 28):
         watch.note_beats({1: 5}, 1_000_000.0 + second)
-    assert watch.judge(1) is Life.UNKNOWN
+    assert watch.judge(1) is SessionLife.UNKNOWN
     watch.note_beats({1: 5}, 1_000_028.0)
-    assert watch.judge(1) is Life.DEAD
+    assert watch.judge(1) is SessionLife.DEAD
 
 
 def test_the_time_around_a_failed_read_does_not_count():
     steps: list[tuple[float, dict[int, int] | None]] = [(0.0, {1: 5})]
     for second in range(1, 200):
         steps.append((float(second), None if second % 2 else {1: 5}))
-    assert watched(*steps).judge(1) is Life.UNKNOWN
+    assert watched(*steps).judge(1) is SessionLife.UNKNOWN
 
 
 def test_a_beat_that_changes_again_revives_a_dead_session():
     steps = [(float(second), {1: 5}) for second in range(31)]
-    assert watched(*steps).judge(1) is Life.DEAD
-    assert watched(*steps, (31.0, {1: 6})).judge(1) is Life.LIVE
+    assert watched(*steps).judge(1) is SessionLife.DEAD
+    assert watched(*steps, (31.0, {1: 6})).judge(1) is SessionLife.LIVE
 
 
 def test_a_session_that_has_ended_is_forgotten_and_the_others_are_not():
     steps = [(float(second), {1: 5, 2: 5}) for second in range(31)]
     watch = watched(*steps, (31.0, {2: 5}))
-    assert (watch.judge(1), watch.judge(2)) == (Life.UNKNOWN, Life.DEAD)
+    assert (watch.judge(1), watch.judge(2)) == (SessionLife.UNKNOWN, SessionLife.DEAD)
     watch.note_beats({1: 5, 2: 5}, 32.0)
-    assert (watch.judge(1), watch.judge(2)) == (Life.UNKNOWN, Life.DEAD)
+    assert (watch.judge(1), watch.judge(2)) == (SessionLife.UNKNOWN, SessionLife.DEAD)
 
 
 def test_a_clock_that_stands_still_or_runs_backwards_counts_nothing():
     watch = watched(*[(-float(second), {1: 5}) for second in range(100)])
-    assert watch.judge(1) is Life.UNKNOWN
+    assert watch.judge(1) is SessionLife.UNKNOWN
 
 
 def test_each_session_has_a_lease_of_its_own():
     watch = SessionWatch(LEASE, LOOK)
     for second in range(31):
         watch.note_beats({1: 5, 2: second // 5, **({3: 1} if second >= 10 else {})}, float(second))
-    assert [watch.judge(number) for number in (1, 2, 3)] == [Life.DEAD, Life.LIVE, Life.UNKNOWN]
+    assert [watch.judge(number) for number in (1, 2, 3)] == [SessionLife.DEAD, SessionLife.LIVE, SessionLife.UNKNOWN]
 
 
 LOOKS = st.lists(
@@ -117,8 +117,8 @@ def test_a_session_is_judged_by_its_own_beats_alone(steps):
             assert watch.judge(session) is plainly(history, session)
 
 
-def plainly(history: list[tuple[float, dict[int, int]] | None], session: int) -> Life:
-    life, silent, beat = Life.UNKNOWN, 0.0, None
+def plainly(history: list[tuple[float, dict[int, int]] | None], session: int) -> SessionLife:
+    life, silent, beat = SessionLife.UNKNOWN, 0.0, None
     moved = False
     before: float | None = None
     for look in history:
@@ -136,9 +136,9 @@ def plainly(history: list[tuple[float, dict[int, int]] | None], session: int) ->
             silent += min(now - before, 2 * LOOK)
         before = now
     if silent >= 10.0:
-        life = Life.DEAD
+        life = SessionLife.DEAD
     elif moved:
-        life = Life.LIVE
+        life = SessionLife.LIVE
     return life
 
 
@@ -149,7 +149,7 @@ def test_a_session_that_beats_in_time_is_never_dead_however_late_the_observer_is
     for pause in pauses:
         now += pause
         watch.note_beats({1: int(now / every)}, now)
-        assert watch.judge(1) is not Life.DEAD
+        assert watch.judge(1) is not SessionLife.DEAD
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 1000.0), st.booleans()), max_size=29))
@@ -167,4 +167,4 @@ def test_a_lease_takes_several_reads_whatever_the_clock_says(steps):
             watch.note_beats({1: 5}, now)
         answered = not fails
         if counted < 15:
-            assert watch.judge(1) is Life.UNKNOWN
+            assert watch.judge(1) is SessionLife.UNKNOWN

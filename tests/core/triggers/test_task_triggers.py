@@ -6,29 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.tasks.inputs import Stop
-from tidemill.core.triggers.event_plan import Duplicate, Refusal, Refused, Stored
+from tidemill.core.tasks.inputs import TriggerStopReason
+from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventRefused, EventStored
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import HAND_OVER, ClaimKey, TaskEnd, TaskTriggers, decide_end, find_reason
 
 KEYS = st.builds(ClaimKey, st.integers(1, 6), st.integers(1, 3))
 REASONS = st.sampled_from(CancelReason)
 OUTCOMES = st.one_of(
-    st.builds(Stored, st.just(0)), st.builds(Duplicate, st.just(0)), st.builds(Refused, st.sampled_from(Refusal))
+    st.builds(EventStored, st.just(0)),
+    st.builds(Duplicate, st.just(0)),
+    st.builds(EventRefused, st.sampled_from(EventRefusal)),
 )
 
 
 @pytest.mark.parametrize(
     ("reason", "outcome", "end"),
     [
-        (None, Stored(0), TaskEnd.RESUMED),
+        (None, EventStored(0), TaskEnd.RESUMED),
         (None, Duplicate(0), TaskEnd.RESUMED),
-        (CancelReason.USER, Stored(0), TaskEnd.RESUMED),
+        (CancelReason.USER, EventStored(0), TaskEnd.RESUMED),
         (None, None, TaskEnd.FAILED),
-        (None, Refused(Refusal.CONTENT), TaskEnd.FAILED),
-        (None, Refused(Refusal.FENCED), TaskEnd.GIVEN_UP),
-        (None, Refused(Refusal.UNKNOWN_TRIGGER), TaskEnd.GIVEN_UP),
-        (CancelReason.USER, Refused(Refusal.CONTENT), TaskEnd.KILLED),
+        (None, EventRefused(EventRefusal.CONTENT), TaskEnd.FAILED),
+        (None, EventRefused(EventRefusal.FENCED), TaskEnd.GIVEN_UP),
+        (None, EventRefused(EventRefusal.UNKNOWN_TRIGGER), TaskEnd.GIVEN_UP),
+        (CancelReason.USER, EventRefused(EventRefusal.CONTENT), TaskEnd.KILLED),
         (CancelReason.USER, None, TaskEnd.KILLED),
         (CancelReason.TIMEOUT, None, TaskEnd.STOPPED),
         (CancelReason.DONE, None, TaskEnd.STOPPED),
@@ -45,16 +47,16 @@ def test_only_a_user_has_something_killed_and_only_an_end_by_itself_fails_a_task
     end = decide_end(reason, outcome)
 
     assert (end is TaskEnd.KILLED) <= (reason is CancelReason.USER)
-    assert (end is TaskEnd.FAILED) <= (reason is None and not isinstance(outcome, Stored | Duplicate))
+    assert (end is TaskEnd.FAILED) <= (reason is None and not isinstance(outcome, EventStored | Duplicate))
 
 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (Stop.DONE, CancelReason.DONE),
-        (Stop.FAILED, CancelReason.DONE),
-        (Stop.TIMEOUT, CancelReason.TIMEOUT),
-        (Stop.USER, CancelReason.USER),
+        (TriggerStopReason.DONE, CancelReason.DONE),
+        (TriggerStopReason.FAILED, CancelReason.DONE),
+        (TriggerStopReason.TIMEOUT, CancelReason.TIMEOUT),
+        (TriggerStopReason.USER, CancelReason.USER),
         (HAND_OVER, CancelReason.HAND_OVER),
         ("something new", CancelReason.HAND_OVER),
     ],

@@ -11,7 +11,7 @@ from tests.jsonl import read_lines
 from tests.letters import letter, write
 
 from tidemill.config.settings import Settings
-from tidemill.core.deadletters.redrive import Criteria, Tally, Target, Why
+from tidemill.core.deadletters.redrive import LetterCriteria, RedriveTally, Target, UnsentReason
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
 from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.deadletters.opening import open_letters
@@ -53,7 +53,7 @@ class Place:
         half = len(letters) // 2
         write(self.letters, letters[:half], letters[half:], run=run)
 
-    def redrive(self, **order: Any) -> Tally:
+    def redrive(self, **order: Any) -> RedriveTally:
         return Redrive(self.settings, RedriveOrder(**{"target": Target.SINK, **order})).run()
 
     def sent(self) -> Counter[int]:
@@ -104,7 +104,7 @@ def test_a_file_that_was_replaced_starts_over(place: Place) -> None:
 
 def test_other_filters_are_another_redrive_with_its_own_cursor(place: Place) -> None:
     place.write(range(10))
-    assert place.redrive(criteria=Criteria(keys=("key-1",))).sent == 3
+    assert place.redrive(criteria=LetterCriteria(keys=("key-1",))).sent == 3
     assert place.redrive().sent == 10
     assert len(list(place.letters.glob("_redrive-*.jsonl"))) == 2
 
@@ -113,7 +113,7 @@ def test_letters_since_a_time_are_found_by_their_row_groups(place: Place) -> Non
     place.write(range(10), run="r1")
     place.write(range(10, 20), run="r3")
     since = 1_767_225_600.0 + 86_400  # 2026-01-02
-    redrive = Redrive(place.settings, RedriveOrder(Criteria(since=since), Target.SINK))
+    redrive = Redrive(place.settings, RedriveOrder(LetterCriteria(since=since), Target.SINK))
     assert redrive.run().sent == 10
     assert redrive.total == 10, "rows of files that are too old were looked at"
 
@@ -179,7 +179,7 @@ def test_a_second_process_of_the_same_redrive_is_refused_by_name(place: Place, m
             with pytest.raises(FencedError) as refused:
                 place.redrive()
             said.append(str(refused.value))
-            assert place.redrive(criteria=Criteria(keys=("none",))).sent == 0, "another redrive is not refused"
+            assert place.redrive(criteria=LetterCriteria(keys=("none",))).sent == 0, "another redrive is not refused"
         return send(self, items, positions)
 
     monkeypatch.setattr(SinkTarget, "send", other)
@@ -227,7 +227,7 @@ def test_a_full_disk_ends_the_redrive_which_continues_after_the_last_save(
 
 def test_what_was_sent_when_and_where_to_is_told(place: Place) -> None:
     place.write(range(4))
-    place.redrive(criteria=Criteria(keys=("key-1",)))
+    place.redrive(criteria=LetterCriteria(keys=("key-1",)))
     place.redrive(limit=3)
     assert place.redriven() == {
         "value-0": ["sink"],
@@ -241,7 +241,7 @@ def test_what_is_not_a_letter_is_counted_and_passed_over(place: Place) -> None:
     place.write(range(3))
     (place.letters / "notes.txt").write_text("mine")
     tally = place.redrive()
-    assert (tally.sent, tally.why) == (3, {Why.NO_LETTER: 1})
+    assert (tally.sent, tally.why) == (3, {UnsentReason.NO_LETTER: 1})
 
 
 def test_a_file_that_can_be_read_again_is_sent_then(place: Place) -> None:

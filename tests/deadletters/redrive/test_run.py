@@ -20,7 +20,7 @@ from tests.foreign_client import send_with_headers
 from tests.sinks.servers import HttpDouble
 
 from tidemill.config.settings import Settings
-from tidemill.core.deadletters.redrive import Criteria, Tally, Target, Why
+from tidemill.core.deadletters.redrive import LetterCriteria, RedriveTally, Target, UnsentReason
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
 from tidemill.deadletters import reader, restore
 from tidemill.deadletters.letter import (
@@ -87,7 +87,7 @@ class Place:
         ]
         return self.write(*made)
 
-    def redrive(self, stopped: Callable[[], bool] = lambda: False, **order: Any) -> Tally:
+    def redrive(self, stopped: Callable[[], bool] = lambda: False, **order: Any) -> RedriveTally:
         return Redrive(self.settings, RedriveOrder(**order), stopped).run()
 
     def sent(self, count: int, topic: str = "") -> list[ck.Message]:
@@ -159,8 +159,8 @@ def test_the_same_command_continues_and_restart_starts_over(place: Place) -> Non
 def test_other_filters_are_another_redrive_with_its_own_cursor(place: Place) -> None:
     place.letters(2)
     place.letters(3, start=2, kind=LetterKind.PARSE)
-    assert place.redrive(criteria=Criteria(kinds=("parse",))).sent == 3
-    assert place.redrive(criteria=Criteria(kinds=("task",))).sent == 2
+    assert place.redrive(criteria=LetterCriteria(kinds=("parse",))).sent == 3
+    assert place.redrive(criteria=LetterCriteria(kinds=("task",))).sent == 2
     assert set(place.values(5).values()) == {1}
 
 
@@ -195,7 +195,7 @@ def test_what_is_not_a_letter_is_counted_and_passed_over(place: Place) -> None:
     )
     place.letters(1)
     tally = place.redrive()
-    assert (tally.sent, tally.why, tally.unsent) == (1, {Why.NO_LETTER: 6}, 0)
+    assert (tally.sent, tally.why, tally.unsent) == (1, {UnsentReason.NO_LETTER: 6}, 0)
 
 
 def test_letters_of_aborted_transactions_are_never_seen(place: Place) -> None:
@@ -216,7 +216,7 @@ def test_a_letter_that_was_written_twice_goes_once(place: Place) -> None:
     (letter,) = place.letters(1)
     place.write(letter, letter)
     tally = place.redrive()
-    assert (tally.sent, tally.why) == (1, {Why.TWICE: 2})
+    assert (tally.sent, tally.why) == (1, {UnsentReason.TWICE: 2})
 
 
 def test_letters_of_several_partitions_go_once_each(embedded_kafka: EmbeddedBroker) -> None:
@@ -256,11 +256,11 @@ def test_a_message_is_sent_without_unreadable_headers_only_on_request(
     tally = place.redrive()
     assert (tally.sent, tally.unsent) == (0, 1)
     ((letter_id, why, text),) = tally.failed
-    assert (letter_id, why) == (letter.letter_id, Why.HEADERS)
+    assert (letter_id, why) == (letter.letter_id, UnsentReason.HEADERS)
     assert "--drop-headers" in text
 
     order = {"drop_headers": True, "restart": True}
-    assert place.redrive(**order, criteria=Criteria(ids=(letter.letter_id,))).sent == 1
+    assert place.redrive(**order, criteria=LetterCriteria(ids=(letter.letter_id,))).sent == 1
 
     _, again = place.sent(2)
     assert (again.value(), [name for name, _ in headers_of(again)]) == (
@@ -310,7 +310,7 @@ def test_an_oversize_body_that_is_gone_is_named(embedded_kafka: EmbeddedBroker) 
     assert tally.failed == [
         (
             letter.letter_id,
-            Why.LOST,
+            UnsentReason.LOST,
             f"{place.topic}/0/{message.offset()} is no longer in its topic, and was too large for the letter",
         )
     ]
@@ -357,12 +357,12 @@ def test_a_message_that_always_fails_is_not_sent_forever(embedded_kafka: Embedde
         rounds.append(tally)
     assert len(rounds) == 2
     advice = "already sent again 2 times, and the limit is 2; use --max-redrives 3 to send it once more"
-    assert tally.failed == [(letter.letter_id, Why.MAX_REDRIVES, advice)]
+    assert tally.failed == [(letter.letter_id, UnsentReason.MAX_REDRIVES, advice)]
     *_, last = place.sent(3)
     headers = headers_of(last)
     assert [name for name, _ in headers] == ["tidemill-redrives", "tidemill-history"]
     assert [entry["offset"] for entry in json.loads(headers[1][1])] == [0, 1]
-    assert place.redrive(criteria=Criteria(ids=(letter.letter_id,)), max_redrives=3).sent == 1
+    assert place.redrive(criteria=LetterCriteria(ids=(letter.letter_id,)), max_redrives=3).sent == 1
 
 
 class Delivering(Handler[Any, Any]):
@@ -501,7 +501,7 @@ def test_a_cursor_that_cannot_even_be_handed_over_ends_the_redrive_and_nothing_i
 def test_a_second_process_of_the_same_redrive_ends_the_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redrive_module, "BATCH_LETTERS", 5)
     place.letters(20)
-    inner: list[Tally] = []
+    inner: list[RedriveTally] = []
 
     def watch(redrive: Redrive) -> None:
         if redrive.tally.sent >= 5 and not inner:
@@ -554,7 +554,7 @@ def test_payloads_go_to_their_sinks_again(place: Place, tmp_path: Path) -> None:
 
     tally = place.redrive(target=Target.SINK)
 
-    assert (tally.sent, tally.messages, tally.why) == (3, 4, {Why.NO_PAYLOADS: 1})
+    assert (tally.sent, tally.messages, tally.why) == (3, 4, {UnsentReason.NO_PAYLOADS: 1})
     found = [(each.key(), each.value()) for each in place.sent(3, out)]
     assert found == [(b"\xff", b'{"n":1}'), (b"k", b"\x00\xff"), (b"k", None)]
     assert (tmp_path / "a.jsonl").read_text() == '{"n":2}\n'
@@ -581,13 +581,13 @@ def test_a_letter_for_a_sink_that_is_not_configured_or_without_its_payload_is_na
     strange = refused(place, "kafka", "out", FilePayload(path="p", data=1))
     tally = place.redrive(target=Target.SINK)
     assert tally.failed == [
-        (gone.letter_id, Why.NOT_CONFIGURED, "sinks.redis.cache is not configured"),
+        (gone.letter_id, UnsentReason.NOT_CONFIGURED, "sinks.redis.cache is not configured"),
         (
             shown.letter_id,
-            Why.LOST,
+            UnsentReason.LOST,
             "a payload for sinks.kafka.out: its data has no JSON form; the letter only shows it",
         ),
-        (strange.letter_id, Why.LOST, tally.failed[2][2]),
+        (strange.letter_id, UnsentReason.LOST, tally.failed[2][2]),
     ]
     assert "not a KafkaPayload" in tally.failed[2][2]
 
@@ -600,7 +600,7 @@ def test_a_payload_that_is_refused_again_is_named_and_the_others_arrive(place: P
     refused(place, "kafka", "out", KafkaPayload("", "b", b"3"))
     tally = place.redrive(target=Target.SINK)
     assert tally.sent == 2
-    assert [(letter_id, why) for letter_id, why, _ in tally.failed] == [(bad.letter_id, Why.REFUSED)]
+    assert [(letter_id, why) for letter_id, why, _ in tally.failed] == [(bad.letter_id, UnsentReason.REFUSED)]
     assert place.values(3, out) == Counter([b"1", b"2", b"3"])
 
 
@@ -608,9 +608,9 @@ def test_a_name_of_a_sink_is_known_by_the_configuration_or_by_a_letter(place: Pl
     place.config["sinks"] = {"kafka": {"out": {"topic": place.topic}}}
     refused(place, "redis", "gone", KafkaPayload("", "k", 1))
     for name in ("out", "kafka.out", "gone"):
-        place.redrive(target=Target.SINK, criteria=Criteria(sinks=(name,)))
+        place.redrive(target=Target.SINK, criteria=LetterCriteria(sinks=(name,)))
     with pytest.raises(ConfigError, match="--sink other: no configured sink and no letter has this name"):
-        place.redrive(target=Target.SINK, criteria=Criteria(sinks=("gone", "other")))
+        place.redrive(target=Target.SINK, criteria=LetterCriteria(sinks=("gone", "other")))
 
 
 def test_a_request_goes_to_its_sink_again_with_all_that_it_said(place: Place) -> None:

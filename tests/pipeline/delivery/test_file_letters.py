@@ -18,17 +18,17 @@ from tests.until import until
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.core.ranges import OffsetRange, find_remaining
-from tidemill.deadletters.files import LettersPlace, ensure_outcomes_id
+from tidemill.deadletters.files import LettersTarget, ensure_outcomes_id
 from tidemill.deadletters.folder_reader import FolderReader
 from tidemill.deadletters.letter import Letter, decode_letter
-from tidemill.deadletters.reader import Found
+from tidemill.deadletters.reader import FoundLetter
 from tidemill.pipeline.bounded import BoundedEngine, make_bounded_settings
 from tidemill.pipeline.delivery import file_letters
 from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.outcomes import OutcomeFile, Outcomes, find_finished_ranges
 from tidemill.runtime.embedded.broker import free_port
-from tidemill.runtime.identity import Identity, new_engine_id
+from tidemill.runtime.identity import EngineIdentity, new_engine_id
 from tidemill.runtime.link.progress import StopReason
 from tidemill.sources.bounded import BoundedSource
 from tidemill.sources.rows import RowReader
@@ -62,8 +62,8 @@ class Run:
         """Return an engine with a file for each range, or one for the `whole`."""
         rows = [(b"k", b"{}", TOPIC, part.partition, n) for part in ranges for n in range(part.start, part.end)]
         parts = {} if whole else {(TOPIC, part.partition): part for part in ranges}
-        identity = Identity("w", 0, new_engine_id(), "g", 1)
-        place = LettersPlace(str(self.letters), self.run, str(self.outcomes), self.outcomes_id)
+        identity = EngineIdentity("w", 0, new_engine_id(), "g", 1)
+        place = LettersTarget(str(self.letters), self.run, str(self.outcomes), self.outcomes_id)
         letters = FileDeadLetters(place, identity.engine_id, parts)
         report = Outcomes(self.outcomes, identity, name=PART if whole else None, ranges=parts, letters=letters)
         source = BoundedSource(RowReader(iter(rows), NAMES, 0), self.settings.executor.max_queued_bytes)
@@ -74,17 +74,17 @@ class Run:
         rows = [row for path in self.outcomes.glob("part-*") for row in pq.read_table(path).to_pylist()]
         return [(row["partition"], row["offset"]) for row in rows if row["status"] == "rejected"]
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[FoundLetter]:
         return found_in(self.letters)
 
 
-def found_in(folder: Path) -> list[Found]:
+def found_in(folder: Path) -> list[FoundLetter]:
     with FolderReader(str(folder)) as letters:
         ends = {number: end for number, (_, end) in letters.find_ranges().items()}
-        return [each for each in letters.stream({}, ends) if isinstance(each, Found)]
+        return [each for each in letters.stream({}, ends) if isinstance(each, FoundLetter)]
 
 
-def messages_of(found: list[Found]) -> list[Message]:
+def messages_of(found: list[FoundLetter]) -> list[Message]:
     letters = [each.letter for each in found if each.letter is not None]
     assert len(letters) == len(found), [each.problem for each in found]
     return [(source.partition, source.offset) for each in letters for source in each.sources]
@@ -141,7 +141,7 @@ async def test_a_crash_between_the_two_names_leaves_letters_that_do_not_count(
 
 async def test_a_crash_before_both_names_leaves_nothing_to_read(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    place = LettersPlace(str(run.letters), run.run, str(run.outcomes), run.outcomes_id)
+    place = LettersTarget(str(run.letters), run.run, str(run.outcomes), run.outcomes_id)
     killed = FileDeadLetters(place, "killed")
     killed.put(letter(1), lambda: None)
     await asyncio.to_thread(killed._write_rows)
@@ -250,8 +250,8 @@ async def test_memory_is_bounded_by_confirming_late_and_the_loop_never_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_letters, "GROUP_BYTES", 10_000)
-    monkeypatch.setattr(file_letters, "STALLED_SECONDS", 0.0)
-    letters = FileDeadLetters(LettersPlace(str(tmp_path), "aaaaaaaa", str(tmp_path / "none"), "id"), "e")
+    monkeypatch.setattr(file_letters, "SLOW_WRITE_SECONDS", 0.0)
+    letters = FileDeadLetters(LettersTarget(str(tmp_path), "aaaaaaaa", str(tmp_path / "none"), "id"), "e")
     confirmed: list[int] = []
 
     def put(number: int) -> None:
@@ -262,9 +262,9 @@ async def test_memory_is_bounded_by_confirming_late_and_the_loop_never_waits(
     assert confirmed == [], "confirmed within the call"
     await asyncio.sleep(0)
     assert 5 < len(confirmed) < 20, "what does not fit was confirmed before it was written"
-    assert "waiting for 0 s to be written" in (letters.describe_stall() or "")
+    assert "waiting for 0 s to be written" in (letters.describe_wait() or "")
     await until(lambda: len(confirmed) == 100)
-    assert (letters.statistics().written, letters.describe_stall()) == (100, None)
+    assert (letters.statistics().written, letters.describe_wait()) == (100, None)
     await letters.close()
     name = await asyncio.to_thread(letters.publish, "part-0.parquet")
     assert pq.ParquetFile(tmp_path / name).num_row_groups > 1
@@ -272,7 +272,7 @@ async def test_memory_is_bounded_by_confirming_late_and_the_loop_never_waits(
 
 
 async def test_any_letter_can_be_written(tmp_path: Path) -> None:
-    letters = FileDeadLetters(LettersPlace(str(tmp_path), "aaaaaaaa", str(tmp_path / "none"), "id"), "e", [("t", 0)])
+    letters = FileDeadLetters(LettersTarget(str(tmp_path), "aaaaaaaa", str(tmp_path / "none"), "id"), "e", [("t", 0)])
     odd: list[Letter] = [
         letter(1, error="lone \ud800 and \x00", task_id="\udcff.jpg", args=["\udcff"]),
         letter(2, sources=[]),
@@ -372,7 +372,7 @@ def test_what_is_damaged_or_foreign_is_named_and_stops_nothing(tmp_path: Path, s
 async def test_a_letter_about_a_message_that_is_told_of_is_kept_even_if_it_is_about_later_ones_too(
     tmp_path: Path,
 ) -> None:
-    letters = FileDeadLetters(LettersPlace(str(tmp_path), "aaaaaaaa", str(tmp_path / "none"), "id"), "e", [("t", 0)])
+    letters = FileDeadLetters(LettersTarget(str(tmp_path), "aaaaaaaa", str(tmp_path / "none"), "id"), "e", [("t", 0)])
     both = letter(14, topic="t")
     both.sources += letter(20, topic="t").sources
     for each in (both, letter(15, topic="t")):

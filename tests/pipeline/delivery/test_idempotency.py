@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tidemill.pipeline.delivery.idempotency import name_payloads
-from tidemill.pipeline.delivery.routing import Origin, Routed
+from tidemill.pipeline.delivery.routing import Origin, RoutedPayload
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sinks.payloads import CustomPayload, HttpPayload, KafkaPayload
@@ -19,13 +19,13 @@ MESSAGE = SourceMessage("orders", 1, 5, b"k", b"v", (), 1_700_000_000_000)
 TASK = ExecutorTask("t-5")
 
 
-def routed(payloads: Sequence[Any]) -> list[Routed]:
+def routed(payloads: Sequence[Any]) -> list[RoutedPayload]:
     def sender(payload: Any) -> Any:
         return cast(
             "Any", SimpleNamespace(sink=SimpleNamespace(takes_idempotency_key=type(payload) is not KafkaPayload))
         )
 
-    return [Routed(sender(payload), payload) for payload in payloads]
+    return [RoutedPayload(sender(payload), payload) for payload in payloads]
 
 
 def keys(origin: Origin, group: str = "g", count: int = 1) -> list[str]:

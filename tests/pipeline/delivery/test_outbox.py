@@ -186,12 +186,12 @@ async def test_a_sink_that_fails_is_retried_with_everything_in_order(failure: Ex
     await fixture.outbox.connect()
     for number in range(10):
         fixture.submit(KafkaPayload(key="k", data=number))
-    await fixture.until(lambda: fixture.outbox.describe_stall())
-    assert "10 payloads wait" in fixture.outbox.describe_stall()["sinks.kafka.out"]
-    assert "sink down" in fixture.outbox.describe_stall()["sinks.kafka.out"]
+    await fixture.until(lambda: fixture.outbox.describe_wait())
+    assert "10 payloads wait" in fixture.outbox.describe_wait()["sinks.kafka.out"]
+    assert "sink down" in fixture.outbox.describe_wait()["sinks.kafka.out"]
     await fixture.outbox.flush(5.0)
     assert fixture.delivered == list(range(10))
-    assert fixture.outbox.describe_stall() == {}
+    assert fixture.outbox.describe_wait() == {}
     await fixture.outbox.close()
 
 
@@ -228,7 +228,7 @@ async def test_without_a_hook_what_is_refused_for_good_becomes_one_letter_per_su
     fixture.submit(KafkaPayload(data="d"), partition=3)
     await fixture.until(lambda: len(fixture.letters.letters) == 2)
     assert (fixture.released, fixture.delivered) == ([], ["c"])
-    assert "dead letters" in fixture.outbox.describe_stall()
+    assert "dead letters" in fixture.outbox.describe_wait()
     fixture.letters.confirm()
     await fixture.outbox.flush(5.0)
     assert fixture.released == ["abc", "d"]
@@ -302,7 +302,7 @@ async def test_other_keys_continue_while_a_hook_thinks() -> None:
         fixture.submit(KafkaPayload(key=name[0], data=name))
         await asyncio.sleep(0.01)
     assert fixture.delivered == ["b1"]
-    assert "wait for on_delivery_error" in fixture.outbox.describe_stall()["sinks.kafka.out"]
+    assert "wait for on_delivery_error" in fixture.outbox.describe_wait()["sinks.kafka.out"]
     decide.set()
     await fixture.outbox.flush(5.0)
     assert fixture.delivered == ["b1", "a2"]
@@ -361,7 +361,7 @@ async def test_what_belongs_to_an_abandoned_partition_is_never_released() -> Non
     await fixture.outbox.connect()
     fixture.submit(KafkaPayload(data="asked"))
     fixture.submit(KafkaPayload(data="again"))
-    await fixture.until(lambda: "wait" in fixture.outbox.describe_stall().get("sinks.kafka.out", ""))
+    await fixture.until(lambda: "wait" in fixture.outbox.describe_wait().get("sinks.kafka.out", ""))
     fixture.sink.open.clear()
     fixture.submit(KafkaPayload(data="in flight"))
     fixture.submit(KafkaPayload(data="other"), partition=1)
@@ -440,10 +440,10 @@ async def test_a_sink_that_does_not_answer_is_reported(monkeypatch: pytest.Monke
     await fixture.outbox.connect()
     fixture.sink.open.clear()
     fixture.submit(KafkaPayload(data="a"))
-    await fixture.until(lambda: "no answer" in fixture.outbox.describe_stall().get("sinks.kafka.out", ""))
+    await fixture.until(lambda: "no answer" in fixture.outbox.describe_wait().get("sinks.kafka.out", ""))
     fixture.sink.open.set()
     await fixture.outbox.flush(5.0)
-    assert fixture.outbox.describe_stall() == {}
+    assert fixture.outbox.describe_wait() == {}
     await fixture.outbox.close()
 
 
@@ -500,7 +500,7 @@ async def test_a_broker_outage_delays_results_but_loses_none_and_keeps_their_ord
     broker.kill()
     for number in range(100, 200):
         submit(number)
-    await until(lambda: "sinks.kafka.out" in outbox.describe_stall())
+    await until(lambda: "sinks.kafka.out" in outbox.describe_wait())
     await asyncio.to_thread(broker.start)
     for number in range(200, 300):
         submit(number)

@@ -238,16 +238,16 @@ async def test_with_a_full_disk_it_continues_in_memory_says_so_and_recovers(tmp_
     cache = await opened(tmp_path, flush_interval_seconds=0.02, max_memory_entries=50)
     cache.set("old", "first")
     await until(lambda: "old" in rows(tmp_path))
-    assert cache.describe_stall() is None
+    assert cache.describe_wait() is None
     with full_disk(64 * 1024), structlog.testing.capture_logs() as logs:
         cache.set("old", "second")
         for n in range(200):
             cache.set(f"big-{n}", "x" * 5000)
             if n % 20 == 0:
                 await asyncio.sleep(0)
-        await until(cache.describe_stall)
-        assert "cannot be written" in (cache.describe_stall() or "")
-        assert "continuing in memory only" in (cache.describe_stall() or "")
+        await until(cache.describe_wait)
+        assert "cannot be written" in (cache.describe_wait() or "")
+        assert "continuing in memory only" in (cache.describe_wait() or "")
         assert await cache.get("big-199") == "x" * 5000
         for n in range(200):
             cache.set(f"big-{n}", n)
@@ -255,7 +255,7 @@ async def test_with_a_full_disk_it_continues_in_memory_says_so_and_recovers(tmp_
         assert await cache.get("old") in (None, "second"), "never the value before"
         assert await cache.get("big-199") == 199
     assert "the cache continues in memory only" in {entry["event"] for entry in logs}
-    await until(lambda: cache.describe_stall() is None)
+    await until(lambda: cache.describe_wait() is None)
     await cache.close()
     assert "big-199" in rows(tmp_path)
     cache = await opened(tmp_path)
@@ -271,7 +271,7 @@ async def test_a_folder_that_cannot_be_created_leaves_a_memory_that_says_so(tmp_
         cache.set("k", 1)
         assert await cache.get("k") == 1
         assert await cache.get("other") is None
-        assert "cannot be read" in (cache.describe_stall() or "")
+        assert "cannot be read" in (cache.describe_wait() or "")
         await cache.close()
     assert any(entry["event"].startswith("cached values are lost") and entry["values"] == 1 for entry in logs)
 

@@ -68,7 +68,7 @@ async def named(run: Rig, pattern: str) -> str:
 
     def found() -> bool:
         nonlocal text
-        text = run.engine.progress().stalled.get(NAME, "")
+        text = run.engine.progress().waits.get(NAME, "")
         return re.search(pattern, text) is not None
 
     try:
@@ -76,7 +76,7 @@ async def named(run: Rig, pattern: str) -> str:
     except AssertionError:
         pytest.fail(f"the text is {text!r}")
     assert text.startswith("nothing was committed for ")
-    assert find_stalled_partitions(run.engine.progress().stalled) == {"t/0"}
+    assert find_stalled_partitions(run.engine.progress().waits) == {"t/0"}
     return text
 
 
@@ -108,8 +108,8 @@ async def test_the_stage_of_the_oldest_message_is_named(
 async def test_a_queued_message_is_named_although_later_ones_are_processed(rig: Make) -> None:
     # The only executor is busy with another partition.
     run = rig(Work("sleep 60"), [message(5, partition=1), *MESSAGES], executor={**QUICK, "window_size": 1})
-    await run.until(lambda: {"partition t/0", "partition t/1"} <= run.engine.progress().stalled.keys())
-    texts = " ".join(text for name, text in run.engine.progress().stalled.items() if name.startswith("partition"))
+    await run.until(lambda: {"partition t/0", "partition t/1"} <= run.engine.progress().waits.keys())
+    texts = " ".join(text for name, text in run.engine.progress().waits.items() if name.startswith("partition"))
     assert "has been running" in texts
     assert "is queued: all executors are busy" in texts
 
@@ -144,11 +144,11 @@ async def test_a_commit_that_is_not_confirmed_is_named_once_in_the_log_and_so_is
         run = rig(Work(), MESSAGES, executor=QUICK)
         run.source.hold_commits = True
         await named(run, "offset 17: its commit is not confirmed")
-        await run.until(lambda: "for 1 s" in run.engine.progress().stalled[NAME])
+        await run.until(lambda: "for 1 s" in run.engine.progress().waits[NAME])
         run.source.hold_commits = False
         run.source.answer()
         await run.committed(20)
-        await run.until(lambda: NAME not in run.engine.progress().stalled)
+        await run.until(lambda: NAME not in run.engine.progress().waits)
     lines = [line for line in logs if line.get("partition") == "t/0"]
     assert [line["event"] for line in lines] == ["a partition is stalled", "a partition makes progress again"]
     assert "offset 17: its commit is not confirmed" in lines[0]["why"]
@@ -169,7 +169,7 @@ async def test_what_a_user_paused_and_what_has_no_work_does_not_stand_still(rig:
 
     def stands_still() -> bool:
         now[0] += 61.0
-        return NAME in run.engine.progress().stalled
+        return NAME in run.engine.progress().waits
 
     await run.committed(20)
     await run.settled()
@@ -184,7 +184,7 @@ async def test_what_a_user_paused_and_what_has_no_work_does_not_stand_still(rig:
     run.engine.resume()
     assert not stands_still(), "it has had work for no time"
     assert stands_still()
-    assert "; 1 message buffered: the engine is at its limits" in run.engine.progress().stalled[NAME]
+    assert "; 1 message buffered: the engine is at its limits" in run.engine.progress().waits[NAME]
     run.engine.intake._open = True
     run.engine.resume()
     await run.committed(21)
@@ -202,7 +202,7 @@ async def test_only_the_partitions_that_a_user_paused_take_nothing(rig: Make) ->
     assert run.source.buffered(P0) == 2
     for _ in range(3):
         now[0] += 61.0
-        assert run.engine.progress().stalled == {}
+        assert run.engine.progress().waits == {}
 
     run.engine.pause([1])
     run.source.feed(message(20, partition=1))

@@ -266,7 +266,7 @@ async def test_a_probe_ends_whatever_the_engine_waits_for(rig: MakeRig, executor
     found = await probing.probe(SourceMessage("t", 0, 7, b"key", b"x"), LONG)
     assert found.status is (ProbeStatus.FAILED if fails else ProbeStatus.DONE), found
     assert found.sinks == {"sinks.kafka.kafka": 2 if fails else 3}
-    assert made.engine.brake is None or made.engine.brake.describe_stall() is None
+    assert made.engine.brake is None or made.engine.brake.describe_wait() is None
     assert (await made.end()).error is None
 
 

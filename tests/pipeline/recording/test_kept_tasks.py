@@ -23,7 +23,7 @@ from tidemill.pipeline.recording import task_rows
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.reports.report import SingleTasks
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
 from tidemill.sinks.payloads import CollectResult, FilePayload
 
 MakeRig = Callable[..., Rig]
@@ -51,17 +51,17 @@ def make_recorder(**debug: Any) -> EngineRecorder:
     return EngineRecorder(DebugSettings(**debug), lambda: 0.0)
 
 
-def keep(task: ExecutorTask, n: int, seconds: float = 0.25) -> TaskRun:
+def keep(task: ExecutorTask, n: int, seconds: float = 0.25) -> TaskInFlight:
     """Return a task that ended well a moment ago."""
-    owner: Any = SimpleNamespace(place=PLACE, find_task_offsets=lambda run: [n])
-    run = TaskRun(task, owner, 0.0)
+    owner: Any = SimpleNamespace(topic_partition=PLACE, find_task_offsets=lambda run: [n])
+    run = TaskInFlight(task, owner, 0.0)
     run.named_offsets = (n,)
     run.slot, run.attempts, run.ended_at, run.input_bytes, run.waited_seconds = n % 5, 1 + n % 3, 10_000_000 + n, n, 0.5
     run.outcome = ProcessOutcome(0, b"x" * n, b"", seconds, 100 + n, None, None)
     return run
 
 
-def leave(recorder: EngineRecorder, runs: Sequence[TaskRun]) -> None:
+def leave(recorder: EngineRecorder, runs: Sequence[TaskInFlight]) -> None:
     """Let messages with one of these tasks each leave together."""
     singles = SingleTasks.find([[run] for run in runs])
     assert singles is not None
@@ -96,7 +96,7 @@ def test_rows_taken_together_are_those_taken_one_by_one(
     try:
         n = 0
         for window in windows:
-            runs_of: list[list[TaskRun]] = []
+            runs_of: list[list[TaskInFlight]] = []
             for tasks in window:
                 runs_of.append([])
                 for task, seconds in tasks:
@@ -147,8 +147,8 @@ def test_an_id_that_is_no_text_is_recorded_as_one_and_one_that_cannot_be_is_coun
 
 def test_windows_are_not_kept_by_being_noted() -> None:
     class Window:
-        def __init__(self, runs_of: Sequence[Sequence[TaskRun]] = ()) -> None:
-            self.place = PLACE
+        def __init__(self, runs_of: Sequence[Sequence[TaskInFlight]] = ()) -> None:
+            self.topic_partition = PLACE
             self.runs_of = runs_of
 
     recorder, stays = make_recorder(), Window([[keep(ExecutorTask("stays"), 1)]])
@@ -162,8 +162,8 @@ def test_windows_are_not_kept_by_being_noted() -> None:
 
 def test_windows_that_are_gone_are_forgotten_although_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     class Window:
-        place = PLACE
-        runs_of: Sequence[Sequence[TaskRun]] = ()
+        topic_partition = PLACE
+        runs_of: Sequence[Sequence[TaskInFlight]] = ()
 
     monkeypatch.setattr(recorder_module, "MIN_WINDOWS", 10)
     recorder = make_recorder()
@@ -297,13 +297,13 @@ def test_closing_a_partition_looks_at_its_own_windows_only() -> None:
     class Window:
         looked_at = 0
 
-        def __init__(self, place: tuple[str, int]) -> None:
-            self.place = place
+        def __init__(self, topic_partition: tuple[str, int]) -> None:
+            self.topic_partition = topic_partition
 
         @property
-        def runs_of(self) -> list[list[TaskRun]]:
+        def runs_of(self) -> list[list[TaskInFlight]]:
             Window.looked_at += 1
-            return [[keep(ExecutorTask(f"t{self.place[1]}"), 1)]]
+            return [[keep(ExecutorTask(f"t{self.topic_partition[1]}"), 1)]]
 
     recorder = make_recorder()
     windows = [Window(("t", n)) for n in range(1_000)]

@@ -34,12 +34,12 @@ from tidemill.pipeline.handler.models import (
 from tidemill.pipeline.handler.periodic import periodic
 from tidemill.pipeline.recording import event_log, task_rows
 from tidemill.pipeline.recording import recorder as recorder_module
-from tidemill.pipeline.recording.event_log import MAX_PER_SECOND, EventLog
+from tidemill.pipeline.recording.event_log import MAX_PER_SECOND, EngineEventLog
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.recording.task_rows import MAX_STREAM_BYTES, cut_stream, mask_stream
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_run import Given, TaskRun
+from tidemill.pipeline.tasks.task_run import Given, TaskInFlight
 from tidemill.recorder.format.events import EventKind, RecordedEvent
 from tidemill.recorder.format.schema import MAX_BODY_BYTES, RowTable, decode_rows
 from tidemill.runtime.kafka.source_message import SourceMessage
@@ -250,7 +250,7 @@ async def test_a_letter_about_several_messages_marks_each_and_counts_once(rig: M
 
 
 def test_letters_about_very_many_messages_have_a_bounded_number_of_events() -> None:
-    log = EventLog()
+    log = EngineEventLog()
     for n in range(20):
         log.add(EventKind.DEAD_LETTERED, f"no {n}", others=[("t", 0, offset) for offset in range(1_000)])
     assert sum(count for _, count in log.take()) <= event_log.MAX_WAITING + 20
@@ -563,7 +563,7 @@ def test_a_batch_that_is_too_large_is_split_into_bodies_that_are_complete_by_the
 
 def test_arguments_of_some_tasks_are_not_sent_with_all_others() -> None:
     recorder = EngineRecorder(settings_of(), Clock())
-    owner, args = SimpleNamespace(place=("t", 0)), [str(n) for n in range(300)]
+    owner, args = SimpleNamespace(topic_partition=("t", 0)), [str(n) for n in range(300)]
     for n in range(6000):
         task = ExecutorTask(f"t{n}", args if n % 3000 < 200 else [])
         run = make_run(task, owner, named_offsets=(n,), ended_at=n)
@@ -696,9 +696,9 @@ async def test_a_stop_that_cannot_wait_loses_what_a_thread_packs_and_nothing_els
     assert (recorder.frames.dropped, faults) == (5000, [])
 
 
-def make_run(task: ExecutorTask, owner: Any, **values: Any) -> TaskRun:
+def make_run(task: ExecutorTask, owner: Any, **values: Any) -> TaskInFlight:
     """Return a task that was tried, with these attributes."""
-    run = TaskRun(task, owner, 0.0)
+    run = TaskInFlight(task, owner, 0.0)
     if task.args or task.labels or task.parent_task_id is not None:
         run.given = Given(tuple(task.args), dict(task.labels), task.parent_task_id)
     for name, value in ({"slot": 0, "attempts": 1} | values).items():
@@ -709,7 +709,7 @@ def make_run(task: ExecutorTask, owner: Any, **values: Any) -> TaskRun:
 def add_output(recorder: EngineRecorder, size: int) -> None:
     """Record a task that failed and wrote this much."""
     task = ExecutorTask("t", binary_path="/bin/x")
-    owner = SimpleNamespace(place=("t", 0), find_task_offsets=lambda run: [1])
+    owner = SimpleNamespace(topic_partition=("t", 0), find_task_offsets=lambda run: [1])
     run = make_run(task, owner, named_offsets=(), ended_at=1)
     recorder.note_attempt(run, ProcessOutcome(1, b"x" * size, b"", 0.1, 1, ErrorKind.EXIT, None))
 
@@ -744,7 +744,7 @@ def test_rows_of_many_tasks_come_in_order_and_whole_with_and_without_output_amon
         task = ExecutorTask(f"t{n}", args, stdin="é" * n, labels=labels, parent_task_id=parent)
         offsets = list(range(n, n + n % 4))
         owner = SimpleNamespace(
-            place=("t", (offsets and 1) or 0), find_task_offsets=lambda run, offsets=offsets: offsets
+            topic_partition=("t", (offsets and 1) or 0), find_task_offsets=lambda run, offsets=offsets: offsets
         )
         run = make_run(task, owner, named_offsets=offsets, slot=n, attempts=n, ended_at=n, input_bytes=2 * n)
         kind = ErrorKind.EXIT if n in failing else None
@@ -765,7 +765,7 @@ def test_rows_of_many_tasks_come_in_order_and_whole_with_and_without_output_amon
 def test_a_row_of_a_task_that_no_column_holds_is_counted_with_those_it_is_packed_with() -> None:
     recorder, count = EngineRecorder(settings_of(), Clock()), task_rows.BLOCK_ROWS
     for n in range(count):
-        owner = SimpleNamespace(place=("t", 0))
+        owner = SimpleNamespace(topic_partition=("t", 0))
         run = make_run(ExecutorTask("t"), owner, named_offsets=[2**70], ended_at=n)
         recorder.note_attempt(run, ProcessOutcome(0, b"", b"", 0.0, 1, None, None))
     assert recorder.frames.dropped == 0
@@ -795,7 +795,7 @@ def test_rows_that_cannot_be_packed_are_counted_and_hold_up_nothing() -> None:
 
 def test_ten_thousand_failures_a_second_are_sampled_and_their_counts_exact() -> None:
     clock = Clock()
-    log = EventLog(clock)
+    log = EngineEventLog(clock)
     for n in range(10_000):
         log.add(EventKind.TASK_FAILED, f"no user {n:06d}" if n % 4 else SECRET, partition=("t", 0), offset=n)
     log.add(EventKind.ASSIGNED, partition=("t", 0))

@@ -19,10 +19,10 @@ from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorT
 from tidemill.pipeline.reports import history
 from tidemill.pipeline.reports.history import HistoryRows, HistoryWriter
 from tidemill.pipeline.reports.report import NO_WINDOW, HistoryStatus, WindowTimes
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.kafka.source_message import SourceMessage
 
-IDENTITY = Identity(worker="w1", slot=2, engine_id="e" * 32, group="g")
+IDENTITY = EngineIdentity(worker="w1", slot=2, engine_id="e" * 32, group="g")
 MOMENT = 1_700_000_000_123_456
 
 

@@ -92,7 +92,7 @@ def test_a_snapshot_has_every_number_of_every_part() -> None:
         committed={"t/0": 11},
         lag={"t/0": 2},
         paused=["t/0"],
-        stalled={"kafka": "is away"},
+        waits={"kafka": "is away"},
         partitions=["t/0"],
         periodic_runs=13,
         periodic_errors=14,

@@ -20,7 +20,7 @@ from tests.until import slack, until
 
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind
-from tidemill.pipeline.tasks.executor import Executor, ProcessOutcome, Run
+from tidemill.pipeline.tasks.executor import Executor, Process, ProcessOutcome
 from tidemill.runtime.process.table import find_children, list_processes, read_command, read_environment
 
 ENVIRON = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
@@ -424,7 +424,7 @@ async def test_kill_all_ends_everything_and_reports_nothing(executor: Executor) 
 
 async def test_kill_ends_only_the_runs_it_is_given(executor: Executor) -> None:
     told: list[ProcessOutcome] = []
-    runs: list[Run] = [executor.start(("sleep", "67"), b"", {}, 60.0, told.append) for _ in range(2)]
+    runs: list[Process] = [executor.start(("sleep", "67"), b"", {}, 60.0, told.append) for _ in range(2)]
     other = asyncio.create_task(run(executor, "sh", "-c", "sleep 0.3; echo other"))
     await asyncio.sleep(0)
     await executor.kill(runs, 5.0)
@@ -435,7 +435,7 @@ async def test_kill_ends_only_the_runs_it_is_given(executor: Executor) -> None:
 
 @pytest.mark.alone
 async def test_two_kills_at_once_wait_only_for_their_own(executor: Executor) -> None:
-    def start(script: str) -> Run:
+    def start(script: str) -> Process:
         return executor.start(("sh", "-c", script), b"", {}, 60.0, lambda outcome: None)
 
     obedient, stubborn = start("exec sleep 82"), start("trap '' TERM; echo up; exec sleep 60")

@@ -225,7 +225,7 @@ async def test_a_timeout_kills_the_copy_with_its_group_and_the_next_task_gets_an
     after = await run(executor, "answer()")
     assert (after.kind, before.pid) == (None, outcome.pid)
     assert after.pid != outcome.pid
-    assert executor.describe_stall() is None, "a timeout is not a failed start"
+    assert executor.describe_wait() is None, "a timeout is not a failed start"
 
 
 async def test_an_answer_after_the_timeout_is_ignored(make: Callable[..., ResidentExecutor]) -> None:
@@ -321,7 +321,7 @@ async def test_a_program_that_ends_at_once_fails_its_tasks_slowly_and_says_so(
     assert {(outcome.kind, outcome.exit_code) for outcome in outcomes} == {(ErrorKind.EXIT, 4)}
     assert all(outcome.stderr.startswith(b"no licence") for outcome in outcomes)
     assert time.monotonic() - started >= 0.2 + 0.4, "the starts wait longer and longer"
-    stalled = executor.describe_stall() or ""
+    stalled = executor.describe_wait() or ""
     assert "exited before its first answer" in stalled
     assert "exit code 4: no licence" in stalled
     assert "hunter2" not in stalled
@@ -333,10 +333,10 @@ async def test_it_is_no_longer_stalled_once_a_copy_answers(
     flag = tmp_path / "licence"
     executor = make(f"import os, sys\nif not os.path.exists({str(flag)!r}): sys.exit(4)\n{ECHO}")
     assert (await run(executor, "x")).exit_code == 4
-    assert executor.describe_stall()
+    assert executor.describe_wait()
     flag.touch()
     assert (await run(executor, "x")).stdout == b"x"
-    assert executor.describe_stall() is None
+    assert executor.describe_wait() is None
 
 
 @pytest.mark.parametrize("program", ["/nonexistent/program", "no-such-program-anywhere"])
@@ -510,8 +510,8 @@ async def test_in_an_engine_a_program_that_ends_at_once_is_dead_lettered_and_sho
         [message(0)],
         executor=resident("import sys; sys.exit('no model file')", max_retries=1, max_executors=1),
     )
-    await run.until(lambda: "resident program" in run.engine.progress().stalled)
-    assert "no model file" in run.engine.progress().stalled["resident program"]
+    await run.until(lambda: "resident program" in run.engine.progress().waits)
+    assert "no model file" in run.engine.progress().waits["resident program"]
     await run.committed(1)
     (letter,) = run.letters.letters
     assert "exited (exit code 1) before it answered" in letter.error

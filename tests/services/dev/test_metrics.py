@@ -18,15 +18,15 @@ from tidemill.runtime.metrics.families import Family
 from tidemill.services.dev.metrics import DEFINITIONS, CallMeter, DagMetrics, MeasuredStore, find_delay
 from tidemill.services.dev.web_ui import serve_dags_metrics
 from tidemill.store.calls.all_calls import (
-    BeatService,
-    BeginService,
+    AttemptReport,
+    BeatSession,
+    BeginSession,
     ClaimTriggers,
     DagRecord,
     Deferral,
-    EndService,
+    EndSession,
     Failure,
     FiredEvent,
-    Report,
     StoreEvents,
     StoreFile,
     Success,
@@ -63,17 +63,17 @@ async def test_tasks_attempts_pools_and_resumes_are_measured(database: Any) -> N
     await player.report(first, Deferral("module.Trigger", "{}", "resume"))
     await player.report(second, Success())
     await player.report(third, Failure("no"))
-    again = Report(second.task, second.epoch, Success())
+    again = AttemptReport(second.task, second.epoch, Success())
     await store.call(WorkerTurn(player.worker, 900, (again,)))  # repeated: it is not counted twice
-    triggerer = await store.call(BeginService("triggerer", "t", "machine", "boot", 18))
+    triggerer = await store.call(BeginSession("triggerer", "t", "machine", "boot", 18))
     (trigger,) = await store.call(ClaimTriggers(triggerer, 1, 10))
     await store.call(StoreEvents(triggerer, 1, (FiredEvent(trigger.id, trigger.token, "1", None, 0),)))
     clock["now"] = 100.3
     await player.claim()
     for worker, late in ((player.worker, 0.25), (await player.begin_service("worker"), 0.5)):
         said = {"slots_busy": 2.0, "slots_free": 6.0, "processes": 3.0, "lag_seconds": late}
-        await store.call(BeatService(worker, said))
-    await store.call(BeatService(triggerer, {"triggers": 7.0, "lag_seconds": 0.125}))
+        await store.call(BeatSession(worker, said))
+    await store.call(BeatSession(triggerer, {"triggers": 7.0, "lag_seconds": 0.125}))
 
     collected = await asyncio.to_thread(metrics.collect)
     values = read(collected)
@@ -91,9 +91,9 @@ async def test_tasks_attempts_pools_and_resumes_are_measured(database: Any) -> N
     assert values["service_lag_seconds['worker']"] == 0.5
     assert values["service_lag_seconds['triggerer']"] == 0.125
 
-    await store.call(EndService(triggerer))
+    await store.call(EndSession(triggerer))
     clock["now"] += 15
-    await store.call(BeatService(player.worker, said))
+    await store.call(BeatSession(player.worker, said))
     clock["now"] += 15  # the other worker says nothing any more
     values = read(await asyncio.to_thread(metrics.collect))
     assert (values["worker_slots['busy']"], values["task_triggers[]"]) == (2, 0)

@@ -18,7 +18,7 @@ from tidemill.runtime.process.table import find_descendants, is_running
 from tidemill.services.dev import process, silence
 from tidemill.services.dev.process import Dev, DevFolder
 from tidemill.services.zygote.client import ZygoteClient
-from tidemill.store.calls.all_calls import CreateRun, GetRun, ListDags, ListServices
+from tidemill.store.calls.all_calls import CreateRun, GetRun, ListDags, ListSessions
 from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
 from tidemill.store.wire.call_server import CallServer
 
@@ -49,7 +49,7 @@ async def test_a_stop_ends_a_start_that_does_not_end(
     await until(running.done)
 
     running.result()
-    assert await store.call(ListServices()) == ()
+    assert await store.call(ListSessions()) == ()
 
 
 FILE = """
@@ -113,7 +113,7 @@ async def test_a_service_that_hangs_without_a_word_is_replaced(
 
 async def wait_begun(store: SqliteDatabase, name: str, pid: int) -> None:
     async with asyncio.timeout(60):
-        while not any(one.pid == pid for one in await store.call(ListServices(name))):
+        while not any(one.pid == pid for one in await store.call(ListSessions(name))):
             await asyncio.sleep(0.1)
 
 

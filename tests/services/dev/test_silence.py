@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from tidemill.services.dev.silence import wait_until_silent
-from tidemill.store.calls.all_calls import BeatService, BeginService
+from tidemill.store.calls.all_calls import BeatSession, BeginSession
 from tidemill.store.engines.sqlite import open_sqlite
 
 
@@ -14,7 +14,7 @@ async def test_a_service_that_does_not_beat_any_more_is_silent_and_one_that_does
     store = await open_sqlite(tmp_path / "store.db")
     try:
         beats, hangs = [
-            await store.call(BeginService("triggerer", name, "here", "boot", 1)) for name in ("beats", "hangs")
+            await store.call(BeginSession("triggerer", name, "here", "boot", 1)) for name in ("beats", "hangs")
         ]
         looks = 0
 
@@ -24,7 +24,7 @@ async def test_a_service_that_does_not_beat_any_more_is_silent_and_one_that_does
             async def call(self, call: Any) -> Any:
                 nonlocal looks
                 looks += 1
-                await store.call(BeatService(beats))
+                await store.call(BeatSession(beats))
                 return await store.call(call)
 
         caller = cast("Any", Beating())

@@ -16,7 +16,7 @@ from tidemill.runtime.process.boot import read_boot_id
 from tidemill.runtime.process.table import is_running
 from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE
 from tidemill.services.dev.takeover import Lease, take_over
-from tidemill.store.calls.all_calls import BeatService, BeginService, ListServices
+from tidemill.store.calls.all_calls import BeatSession, BeginSession, ListSessions
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store
 from tidemill.store.queries.triggers.sessions import begin_session
@@ -34,11 +34,11 @@ async def shared(postgres):
 
 
 async def begin(database: Database, pid: int, host: str = "here", boot: str = "boot", kind: str = "dev") -> int:
-    return await database.call(BeginService(kind, "w", host, boot, pid))
+    return await database.call(BeginSession(kind, "w", host, boot, pid))
 
 
 async def list_live(database: Database) -> set[int]:
-    return {service.id for service in await database.call(ListServices())}
+    return {service.id for service in await database.call(ListSessions())}
 
 
 async def test_what_a_dead_dev_of_this_machine_had_is_free_at_once(database):
@@ -70,7 +70,7 @@ async def test_a_dev_that_beats_is_not_ended_and_the_second_one_says_where_it_ru
 
     async def beat() -> None:
         while True:
-            await shared.call(BeatService(first))
+            await shared.call(BeatSession(first))
             await asyncio.sleep(0.01)
 
     beating = asyncio.create_task(beat())
@@ -100,7 +100,7 @@ async def test_of_two_that_begin_at_the_same_time_one_stays(shared):
     await take_over(shared, first, "a", "boot", QUICK)
     taking = asyncio.create_task(take_over(shared, second, "b", "boot", Lease(600.0, 0.02)))
     while not taking.done():
-        await shared.call(BeatService(first))
+        await shared.call(BeatSession(first))
         await asyncio.sleep(0.01)
 
     with pytest.raises(ConfigError, match="is in use by"):

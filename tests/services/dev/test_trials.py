@@ -19,7 +19,7 @@ from tidemill.core.triggers.suspects import Suspects
 from tidemill.runtime.process.table import find_children, read_arguments
 from tidemill.services.dev.child import Child, Death
 from tidemill.services.dev.trials import Trials
-from tidemill.store.calls.all_calls import BeginService, Deferral, ListServices, LoseService, Report
+from tidemill.store.calls.all_calls import AttemptReport, BeginSession, Deferral, ListSessions, LoseSession
 from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
 from tidemill.store.wire.call_server import CallServer
 
@@ -112,19 +112,19 @@ async def triggerer(store: SqliteDatabase, folder: Path) -> AsyncIterator[list[D
     await server.start()
     module = "tidemill.services.triggerer.tasks.process"
     arguments = ["-m", module, str(server.path), "--folder", str(folder)]
-    about = BeginService("triggerer", "t", "here", "boot", os.getpid())
+    about = BeginSession("triggerer", "t", "here", "boot", os.getpid())
     trials = Trials(store, arguments, os.environ, sys.stderr.fileno(), about)
 
     async def note_death(death: Death) -> None:
         deaths.append(death)
-        for service in await store.call(ListServices("triggerer")):
+        for service in await store.call(ListSessions("triggerer")):
             if service.pid == death.pid:
                 if not death.explained:
                     await trials.note_death(service.id, death)
-                await store.call(LoseService(service.id))
+                await store.call(LoseSession(service.id))
 
     child = Child("triggerer", arguments, os.environ, sys.stderr.fileno(), note_death)
-    holder = await store.call(BeginService("dev", "t", "here", "boot", os.getpid()))
+    holder = await store.call(BeginSession("dev", "t", "here", "boot", os.getpid()))
     tasks = [asyncio.create_task(child.run()), asyncio.create_task(trials.run(holder))]
     try:
         yield deaths
@@ -133,7 +133,7 @@ async def triggerer(store: SqliteDatabase, folder: Path) -> AsyncIterator[list[D
         tasks[1].cancel()
         await asyncio.wait(tasks)
         await server.close()
-    assert [one.kind for one in await store.call(ListServices("triggerer"))] == []
+    assert [one.kind for one in await store.call(ListSessions("triggerer"))] == []
 
 
 async def defer(store: SqliteDatabase, *triggers: Deferral, id: str = "dag") -> Deferring:
@@ -142,7 +142,9 @@ async def defer(store: SqliteDatabase, *triggers: Deferral, id: str = "dag") -> 
     player = await deferring.player.begin()
     deferring.run = await player.create(dag(*[task(f"t{n}", retries=0) for n in range(len(triggers))], id=id))
     attempts = {one.task_id: one for one in await player.claim()}
-    reports = [Report(attempts[f"t{n}"].task, attempts[f"t{n}"].epoch, trigger) for n, trigger in enumerate(triggers)]
+    reports = [
+        AttemptReport(attempts[f"t{n}"].task, attempts[f"t{n}"].epoch, trigger) for n, trigger in enumerate(triggers)
+    ]
     await player.turn(*reports)
     return deferring
 

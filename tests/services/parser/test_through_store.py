@@ -17,13 +17,13 @@ from tidemill.dags.results import AttemptFailed, AttemptResult, AttemptSkipped, 
 from tidemill.dags.running import run_attempt
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.calls.all_calls import (
+    AttemptReport,
     ClaimedAttempt,
     CreateRun,
     Failure,
     ListDags,
     ListFiles,
     ListTasks,
-    Report,
     SchedulerTurn,
     Skip,
     Success,
@@ -75,7 +75,7 @@ class Asker:
         return asyncio.run_coroutine_threadsafe(self.store.call(call), self.loop).result(60)
 
 
-def report(claim: ClaimedAttempt, result: AttemptResult) -> Report:
+def report(claim: ClaimedAttempt, result: AttemptResult) -> AttemptReport:
     match result.ending:
         case AttemptSucceeded():
             ending: Any = Success()
@@ -85,7 +85,7 @@ def report(claim: ClaimedAttempt, result: AttemptResult) -> Report:
             ending = Skip()
         case other:
             raise InvariantError(f"no task of this DAG defers: {other}")
-    return Report(claim.task, claim.epoch, ending, result.xcoms, result.skip, result.skip_all_downstream)
+    return AttemptReport(claim.task, claim.epoch, ending, result.xcoms, result.skip, result.skip_all_downstream)
 
 
 async def test_a_dag_file_runs_through_the_store(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ async def test_a_dag_file_runs_through_the_store(tmp_path: Path) -> None:
         dag = load_file(folder / "all.py", folder).dags["all"]
         player = await Player(store).begin()
         run = await store.call(CreateRun("all", by="test"))
-        reports: tuple[Report, ...] = ()
+        reports: tuple[AttemptReport, ...] = ()
         for request in range(1, 50):
             while (await store.call(SchedulerTurn(player.scheduler))).more:
                 continue

@@ -10,8 +10,16 @@ from typing import Any
 from tests.store.dags import Player, dag, task
 
 from tidemill.runtime.json.codec import encode_sorted
-from tidemill.store.calls.all_calls import ClaimedAttempt, Deferral, ListTasks, Report, RunRecord, SetPool, TaskRecord
-from tidemill.store.database import Caller
+from tidemill.store.calls.all_calls import (
+    AttemptReport,
+    ClaimedAttempt,
+    Deferral,
+    ListTasks,
+    RunRecord,
+    SetPool,
+    TaskRecord,
+)
+from tidemill.store.database import StoreClient
 
 TIME_DELTA = "tidemill.triggers.builtin.temporal.TimeDeltaTrigger"
 #: Reports of one turn.
@@ -28,7 +36,7 @@ class Deferring:
         resumed_at: When, by `time.time`.
     """
 
-    def __init__(self, store: Caller) -> None:
+    def __init__(self, store: StoreClient) -> None:
         self.player = Player(store)
         self.run: RunRecord
         self.resumed: dict[str, ClaimedAttempt] = {}
@@ -48,7 +56,7 @@ class Deferring:
             attempts = await self.player.claim(_TURN)
             new = [one for one in attempts if one.resume is None]
             self._note_resumed([one for one in attempts if one.resume is not None])
-            await self.player.turn(*[Report(one.task, one.epoch, deferral) for one in new])
+            await self.player.turn(*[AttemptReport(one.task, one.epoch, deferral) for one in new])
             left -= len(new)
 
     async def take_resumed(self) -> int:

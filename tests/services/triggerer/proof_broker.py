@@ -234,7 +234,7 @@ class Source:
     def statistics(self) -> SourceStatistics:
         return SourceStatistics(0, {})
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         return None
 
     def describe_refusal(self) -> str | None:
@@ -271,7 +271,7 @@ class Letters:
 
         asyncio.get_running_loop().call_later(seconds, confirm)
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         return None
 
     async def close(self) -> None:

@@ -14,16 +14,16 @@ from tidemill.core.errors import RemoteError
 from tidemill.services.triggerer.lists.host import ListHost
 from tidemill.services.triggerer.lists.lock import ListLock
 from tidemill.services.triggerer.lists.replica import Replica
-from tidemill.services.triggerer.lists.sessions import KIND, Ownership, Pace
+from tidemill.services.triggerer.lists.sessions import KIND, Ownership, SessionPace
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store
 from tidemill.store.queries.triggers.sessions import list_live_sessions
-from tidemill.store.records import SessionRecord, TriggerSpec
+from tidemill.store.records import ListHostSession, TriggerSpec
 
 T = TypeVar("T")
 
 #: A death is noticed after two seconds; a loop that others keep busy has that long to beat.
-QUICK = Pace(lease_seconds=2.0, beat_seconds=0.3, look_seconds=0.1)
+QUICK = SessionPace(lease_seconds=2.0, beat_seconds=0.3, look_seconds=0.1)
 
 
 class Cut:
@@ -123,7 +123,7 @@ class Stage:
         part.begin()
         return part
 
-    async def sessions(self) -> list[SessionRecord]:
+    async def sessions(self) -> list[ListHostSession]:
         return await self.parts[0].store.database.read(lambda c: list_live_sessions(c, KIND))
 
     async def close(self) -> None:

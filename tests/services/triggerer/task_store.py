@@ -15,12 +15,12 @@ from tidemill.runtime.json.codec import decode
 from tidemill.runtime.log.task_lines import TaskLine, decode_lines
 from tidemill.store.calls.all_calls import (
     AppendLog,
-    BeatService,
-    BeginService,
+    BeatSession,
+    BeginSession,
     CallRefusedError,
     ClaimedTrigger,
     ClaimTriggers,
-    EndService,
+    EndSession,
     EventOutcome,
     EventOutcomeKind,
     FailTrigger,
@@ -40,7 +40,7 @@ class Deferred:
     """The trigger of a deferred task."""
 
     claim: ClaimedTrigger
-    service: int | None = None
+    session: int | None = None
     token: int = 0
     stop: str | None = None
     payload: Any = None
@@ -93,12 +93,12 @@ class TaskStore:
         one.stop = reason
         self.ring()
 
-    def lose(self, service: int) -> None:
+    def lose(self, session: int) -> None:
         """End a service from outside."""
-        self.live.discard(service)
+        self.live.discard(session)
         for one in self.deferred.values():
-            if one.service == service:
-                one.service = None
+            if one.session == session:
+                one.session = None
         self.ring()
 
     def lines(self, one: Deferred) -> list[TaskLine]:
@@ -142,28 +142,28 @@ class TaskStore:
         return answer
 
     def _answer(self, request: Any) -> Any:
-        service = getattr(request, "service", None)
-        if service is not None and service not in self.live and not isinstance(request, BeatService):
+        session = getattr(request, "session", None)
+        if session is not None and session not in self.live and not isinstance(request, BeatSession):
             raise CallRefusedError(RefusalKind.FENCED, "the service has ended")
         number = getattr(request, "request", None)
         if number is None:
             return self._carry_out(request)
-        kept = self._answers.get((type(request), request.service))
+        kept = self._answers.get((type(request), request.session))
         if kept is None or kept[0] != number:
-            kept = self._answers[type(request), request.service] = number, self._carry_out(request)
+            kept = self._answers[type(request), request.session] = number, self._carry_out(request)
         return kept[1]
 
     def _carry_out(self, request: Any) -> Any:
         match request:
-            case BeginService():
+            case BeginSession():
                 self._services += 1
                 self.live.add(self._services)
                 return self._services
-            case BeatService(service=service):
-                return service in self.live
-            case EndService(service=service):
-                self.lose(service)
-                self.ended.append(service)
+            case BeatSession(session=session):
+                return session in self.live
+            case EndSession(session=session):
+                self.lose(session)
+                self.ended.append(session)
                 return True
             case ClaimTriggers():
                 return self._claim(request)
@@ -175,14 +175,14 @@ class TaskStore:
                     return OutcomeKind.ALREADY if one.error == request.error else OutcomeKind.FENCED
                 one.error, one.stop = request.error, "failed"
                 return OutcomeKind.MOVED
-            case HeldTriggers(service=service, held=held):
-                return tuple(self._compare(service, *key) for key in held if self._compare(service, *key))
+            case HeldTriggers(session=session, held=held):
+                return tuple(self._compare(session, *key) for key in held if self._compare(session, *key))
             case GetVariable(key=key):
                 return self.variables.get(key)
-            case ReleaseTriggers(service=service, triggers=released):
+            case ReleaseTriggers(session=session, triggers=released):
                 for number, token in released:
-                    if (self.deferred[number].service, self.deferred[number].token) == (service, token):
-                        self.deferred[number].service = None
+                    if (self.deferred[number].session, self.deferred[number].token) == (session, token):
+                        self.deferred[number].session = None
                 return len(released)
             case AppendLog(parts=parts):
                 for part in parts:
@@ -191,10 +191,10 @@ class TaskStore:
         raise AssertionError(request)
 
     def _claim(self, request: ClaimTriggers) -> tuple[ClaimedTrigger, ...]:
-        free = [one for one in self.deferred.values() if one.service is None and one.stop is None]
+        free = [one for one in self.deferred.values() if one.session is None and one.stop is None]
         claimed = []
         for one in free[: request.capacity]:
-            one.service, one.token, one.claims = request.service, one.token + 1, one.claims + 1
+            one.session, one.token, one.claims = request.session, one.token + 1, one.claims + 1
             fields = {name: getattr(one.claim, name) for name in ClaimedTrigger.__struct_fields__}
             claimed.append(ClaimedTrigger(**fields | {"token": one.token}))
         return tuple(claimed)
@@ -206,9 +206,9 @@ class TaskStore:
         one.payload, one.stop = decode(payload), "done"
         return EventOutcome(EventOutcomeKind.STORED, 0)
 
-    def _compare(self, service: int, number: int, token: int) -> StoppedTrigger | None:
+    def _compare(self, session: int, number: int, token: int) -> StoppedTrigger | None:
         one = self.deferred[number]
-        if one.token != token or one.service != service:
+        if one.token != token or one.session != session:
             return StoppedTrigger(number, token, "hand-over")
         return StoppedTrigger(number, token, one.stop) if one.stop else None
 

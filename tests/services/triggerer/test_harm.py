@@ -83,6 +83,6 @@ def test_what_a_plain_thread_cancels_fails_no_task_and_leaves_what_ran_to_the_pa
         with pytest.raises(asyncio.CancelledError):
             await task
 
-        assert (good.error, good.service, store.ended) == (None, 1, [])
+        assert (good.error, good.session, store.ended) == (None, 1, [])
 
     run(work())

@@ -13,7 +13,7 @@ from tests.store.helpers import all_events, claim, new_session
 from tests.store.server import PostgresServer
 from tests.until import until
 
-from tidemill.core.triggers.group_commit import Standing
+from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.services.triggerer.hosting import host as host_module
 from tidemill.services.triggerer.lists import trigger as trigger_run
@@ -233,7 +233,7 @@ async def test_nothing_is_advanced_that_is_not_stored_and_deadlines_stand_still_
 
     monkeypatch.setattr(type(hosts.database), "write", write)
     upstream.items.put_nowait(0)
-    await until(lambda: host.events.standing is Standing.DOWN)
+    await until(lambda: host.events.standing is ProducerStanding.DOWN)
     upstream.items.put_nowait(1)
     upstream.items.put_nowait(2)
     held_at = host.now()
@@ -344,7 +344,7 @@ async def test_while_postgresql_is_down_nothing_is_advanced_failed_or_lost(own_p
     own_postgres.stop()
     for n in range(1, 50):
         upstream.items.put_nowait(n)
-    await until(lambda: host.events.standing is Standing.DOWN)
+    await until(lambda: host.events.standing is ProducerStanding.DOWN)
     await asyncio.sleep(2.0)  # twice the ack timeout: the outage itself is what is tested
     assert len(upstream.advanced) == 1
     own_postgres.start()

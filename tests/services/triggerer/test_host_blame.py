@@ -11,7 +11,7 @@ from tests.services.triggerer import hosted
 from tests.services.triggerer.hosts import spec
 from tests.until import until
 
-from tidemill.core.triggers.event_plan import Refusal, Refused
+from tidemill.core.triggers.event_plan import EventRefusal, EventRefused
 
 pytestmark = pytest.mark.usefixtures("quick_restarts")
 
@@ -42,13 +42,13 @@ def attended(upstream: hosted.Upstream) -> Attended:
     return hosted.UPSTREAMS[upstream.name]  # type: ignore[return-value]
 
 
-def refuse_zero(host: Any, reason: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_zero(host: Any, reason: EventRefusal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the store refuse the event that is 0."""
     add = host.events.add
 
     def refused(number, token, payload, identity, done):
         if json.loads(payload) == 0:
-            add(number, token, payload, identity, lambda _: done(Refused(reason, "too odd")))
+            add(number, token, payload, identity, lambda _: done(EventRefused(reason, "too odd")))
         else:
             add(number, token, payload, identity, done)
 
@@ -59,7 +59,7 @@ async def test_an_event_that_the_store_refuses_is_blamed_and_the_one_that_its_tr
     hosts, attended, monkeypatch
 ):
     host = await hosts.start()
-    refuse_zero(host, Refusal.CONTENT, monkeypatch)
+    refuse_zero(host, EventRefusal.CONTENT, monkeypatch)
     await host.reload([spec("a", hosted.Sharing, "on-failure", upstream=attended.name, stuck_on=1, deaf=True)])
     attended.items.put_nowait(0)
     attended.items.put_nowait(1)
@@ -74,7 +74,7 @@ async def test_an_event_that_the_store_refuses_is_blamed_and_the_one_that_its_tr
 
 async def test_an_event_of_a_trigger_that_another_host_has_claimed_is_blamed_on_nobody(hosts, attended, monkeypatch):
     host = await hosts.start()
-    refuse_zero(host, Refusal.FENCED, monkeypatch)
+    refuse_zero(host, EventRefusal.FENCED, monkeypatch)
     await host.reload([spec("a", hosted.Sharing, upstream=attended.name)])
     attended.items.put_nowait(0)
     await until(lambda: attended.failed)

@@ -13,7 +13,7 @@ from tests.store.conftest import sqlite_url as url
 from tests.store.helpers import all_events
 from tests.until import until
 
-from tidemill.core.triggers.event_plan import Refusal, Refused
+from tidemill.core.triggers.event_plan import EventRefusal, EventRefused
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.services.triggerer.hosting import host as host_module
 from tidemill.services.triggerer.lists import host as list_host_module
@@ -285,7 +285,7 @@ async def test_a_trigger_whose_last_event_is_refused_has_not_finished(hosts, mon
     add = host.events.add
 
     def refused(number, token, payload, identity, done):
-        add(number, token, payload, identity, lambda _: done(Refused(Refusal.CONTENT, "too odd")))
+        add(number, token, payload, identity, lambda _: done(EventRefused(EventRefusal.CONTENT, "too odd")))
 
     monkeypatch.setattr(host.events, "add", refused)
     await host.reload([spec("odd", hosted.Counting)])

@@ -14,7 +14,7 @@ from tests.store.server import PostgresServer
 from tests.until import until
 
 from tidemill.core.errors import RemoteError
-from tidemill.core.triggers.group_commit import Standing
+from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.services.triggerer.hosting import host as host_module
 from tidemill.store.engines.opening import open_store
 
@@ -38,7 +38,7 @@ async def outage(hosts: Hosts, upstream: Upstream, ack_timeout: float, down: Cal
     down()
     for n in range(1, 50):
         upstream.items.put_nowait(n)
-    await until(lambda: host.events.standing is Standing.DOWN)
+    await until(lambda: host.events.standing is ProducerStanding.DOWN)
     pulled, fired = len(upstream.pulled), len(DID["alone"])
     began = host.now()
     await asyncio.sleep(2 * ack_timeout)  # the outage itself is what is tested

@@ -12,7 +12,7 @@ from tests.services.triggerer.hosts import spec
 from tests.store.conftest import sqlite_url as url
 from tests.until import until
 
-from tidemill.core.triggers.group_commit import Standing
+from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.services.triggerer.hosting import host as host_module
 from tidemill.services.triggerer.lists import host as list_host_module
 from tidemill.services.triggerer.lists.turns import HostStopsError
@@ -194,8 +194,8 @@ async def test_a_host_that_stops_pulls_no_producer_again_however_its_store_does(
     await until(lambda: host.report()[0].outstanding)
     stopping = asyncio.create_task(hosts.stop(host))
     await asyncio.sleep(0.01)
-    host.host._on_standing(Standing.DOWN)
-    host.host._on_standing(Standing.OPEN)
+    host.host._on_standing(ProducerStanding.DOWN)
+    host.host._on_standing(ProducerStanding.OPEN)
     pulled = len(upstream.pulled)
     for n in range(1, 20):
         upstream.items.put_nowait(n)

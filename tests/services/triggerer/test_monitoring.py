@@ -12,7 +12,7 @@ from tests.runtime.metrics.asking import ask, parse, scrape
 
 from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.core.streams.members import LaneReport
-from tidemill.core.triggers.group_commit import Standing
+from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.runtime.loop.durations import Durations
 from tidemill.runtime.metrics.exposition import write_families
 from tidemill.services.triggerer.lists.reporting import monitoring
@@ -87,7 +87,7 @@ class Scripted:
     """A replica with a host whose store is open."""
 
     running = 5
-    standing = Standing.OPEN
+    standing = ProducerStanding.OPEN
 
     @property
     def host(self) -> Any:

@@ -152,7 +152,7 @@ class Pair:
 
     def owner(self) -> int:
         """Return the process whose session has the list; 0: nobody has it."""
-        found = self.ask("SELECT s.pid FROM trigger_list l JOIN service s ON s.id = l.session_id")
+        found = self.ask("SELECT s.pid FROM trigger_list l JOIN service_session s ON s.id = l.session_id")
         return found[0]["pid"] if found else 0
 
     def committed(self) -> int:
@@ -271,7 +271,9 @@ def test_each_event_is_stored_once_or_dead_lettered_for_a_failure_on_it_while_ho
     order = [row["pid"] for _, row in rows]
     print(f"{pair.trio.count} messages in {seconds:.1f} s; {len(set(order))} processes stored events")
     assert pair.owner() == 0
-    assert not pair.ask("SELECT id FROM service WHERE ended_us IS NULL AND list = 'proof'"), "a session was left behind"
+    assert not pair.ask("SELECT id FROM service_session WHERE ended_us IS NULL AND list = 'proof'"), (
+        "a session was left behind"
+    )
     said = [line["event"] for machine in (pair.one, pair.two) for line in machine.log]
     assert not [one for one in said if "bug in tidemill" in one]
 

@@ -24,8 +24,8 @@ from tidemill.recorder.writing.disk_recording import DiskRecording
 from tidemill.recorder.writing.memory_recording import MemoryRecording
 from tidemill.services.triggerer.hosting.host_book import HostBook
 from tidemill.services.triggerer.hosting.stream_keys import StreamNames
-from tidemill.services.triggerer.hosting.trigger_book import Phase, TriggerBook
-from tidemill.services.triggerer.lists.reporting.host_recorder import HostRecorder, Seen
+from tidemill.services.triggerer.hosting.trigger_book import TriggerBook, TriggerPhase
+from tidemill.services.triggerer.lists.reporting.host_recorder import HostRecorder, SeenTotals
 from tidemill.services.triggerer.lists.reporting.recording import record_host
 from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
 from tidemill.triggers.streams.stream_counts import Incident, IncidentKind
@@ -170,7 +170,7 @@ def test_counts_are_of_the_time_between_two_looks_also_while_a_stream_closes() -
     recorder = HostRecorder(HostBook())
     assert recorder.sample(1) is None
     for seen, expected in [((5, 3, 2), [5, 3, 2]), ((2, 2, 2), None), ((6, 4, 2), [1, 1, 0])]:
-        recorder._seen = Seen({"s\tl": seen}, {})
+        recorder._seen = SeenTotals({"s\tl": seen}, {})
         found = recorder.sample(2)
         assert found is not None
         lanes = found[0].lanes
@@ -210,7 +210,7 @@ def test_triggers_are_listed_in_pages_by_name() -> None:
     assert book.list_after("t09999", 100) == ([], False)
     found, more = book.list_after(None, 5, text="T0999")
     assert ([one.spec.name for one in found], more) == (["t09990", "t09991", "t09992", "t09993", "t09994"], True)
-    assert book.list_after(None, 5, [Phase.FAILED]) == ([], False)
+    assert book.list_after(None, 5, [TriggerPhase.FAILED]) == ([], False)
     book.keep_only(["t00007"])
     assert [entry.spec.name for entry in book.list_after(None, 5)[0]] == ["t00007"]
 
@@ -223,7 +223,7 @@ def test_runs_that_follow_at_once_are_counted_and_not_told() -> None:
         run.fired = fired
         book.note_ended(run, Next(EndVerdict.FINISHED, 0), None, None)
     entry = book.entries["t00000"]
-    assert (entry.runs, entry.events, entry.phase) == (3, 3, Phase.RUNNING)
+    assert (entry.runs, entry.events, entry.phase) == (3, 3, TriggerPhase.RUNNING)
     book.note_ended(run, Next(EndVerdict.FAILED, 7.0), None, "OSError: gone")
     assert (entry.phase, entry.next_at, entry.error, entry.failed_at) == ("restarting", 1007.0, "OSError: gone", 1000.0)
     book.note_cancelled(run, "user")
@@ -239,4 +239,4 @@ def test_runs_that_follow_at_once_are_counted_and_not_told() -> None:
         ("t00000", "trigger_restarted", ""),
         ("t00000", "trigger_handed_over", "another host runs it"),
     ]
-    assert book.count_phases()[Phase.ELSEWHERE] == 1
+    assert book.count_phases()[TriggerPhase.ELSEWHERE] == 1

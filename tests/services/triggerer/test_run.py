@@ -13,13 +13,13 @@ from tests.services.triggerer.hosts import spec
 from tests.until import until
 
 from tidemill.core.retry import Backoff
-from tidemill.core.triggers.event_plan import Refusal, Refused, Stored, StoreOutcome
-from tidemill.core.triggers.group_commit import Standing
+from tidemill.core.triggers.event_plan import EventRefusal, EventRefused, EventStored, StoreOutcome
+from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.core.triggers.lifecycle import CancelReason
-from tidemill.services.triggerer.hosting.run_services import RunServices
+from tidemill.services.triggerer.hosting.run_services import ListTriggerServices
 from tidemill.services.triggerer.hosting.state_change import StateChange
 from tidemill.services.triggerer.hosting.trigger_book import TriggerBook
-from tidemill.services.triggerer.lists.trigger import TriggerRun
+from tidemill.services.triggerer.lists.trigger import ListTrigger
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers.shared_stream import SharedStreamManager
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 class Host:
     """A host of one trigger, whose store answers by hand."""
 
-    standing = Standing.OPEN
+    standing = ProducerStanding.OPEN
 
     def __init__(self) -> None:
         self.manager = SharedStreamManager(seat_seconds=60.0)
@@ -50,16 +50,18 @@ class Host:
     def note(self, trigger: str, outcome: StoreOutcome, identity: str | None) -> None:
         return
 
-    def run(self, listed: TriggerSpec) -> tuple[TriggerRun, asyncio.Task[None]]:
+    def run(self, listed: TriggerSpec) -> tuple[ListTrigger, asyncio.Task[None]]:
         put, keep = self.states.append, self.keep_serialized
-        services = RunServices(self.manager, self, lambda: False, self.note, lambda: None, put, TriggerBook(), keep)
-        run = TriggerRun(services, listed, 1, 1, backoff=Backoff(0.001, 0.002))
+        services = ListTriggerServices(
+            self.manager, self, lambda: False, self.note, lambda: None, put, TriggerBook(), keep
+        )
+        run = ListTrigger(services, listed, 1, 1, backoff=Backoff(0.001, 0.002))
         run.create()
         run.route()
         return run, run.start()
 
 
-async def end(run: TriggerRun, task: asyncio.Task[None]) -> None:
+async def end(run: ListTrigger, task: asyncio.Task[None]) -> None:
     run.cancel(CancelReason.USER)
     async with asyncio.timeout(30):
         await task
@@ -119,7 +121,7 @@ async def test_a_refused_event_is_not_blamed_on_the_raw_event_that_its_trigger_i
     upstream.items.put_nowait(1)
     await until(lambda: len(upstream.pulled) == 2 and len(host.unanswered) == 1)
     await until(lambda: host.manager.report()[0].outstanding == 2)
-    host.unanswered[0](Refused(Refusal.CONTENT, "too large"))
+    host.unanswered[0](EventRefused(EventRefusal.CONTENT, "too large"))
     await until(lambda: len(blamed) == 2)
     (first, failures, unread), second = blamed
     assert (first, [*failures], unread) == (0, ["shares"], ())
@@ -133,7 +135,7 @@ async def test_one_that_is_stopped_while_its_last_event_is_refused_says_that_it_
     run, task = host.run(spec("counts", hosted.Counting))
     await until(lambda: host.unanswered and DID["counts"][-1:] == ["cleanup"])
     await asyncio.sleep(0)
-    host.unanswered[0](Refused(Refusal.CONTENT, "too large"))
+    host.unanswered[0](EventRefused(EventRefusal.CONTENT, "too large"))
     run.cancel(CancelReason.SHUTDOWN)
     async with asyncio.timeout(30):
         await task
@@ -145,7 +147,7 @@ async def test_one_that_finishes_reports_so_when_its_last_event_is_stored() -> N
     _, task = host.run(spec("counts", hosted.Counting))
     await until(lambda: DID["counts"][-1:] == ["cleanup"])
     assert not host.states
-    host.unanswered[0](Stored(0))
+    host.unanswered[0](EventStored(0))
     async with asyncio.timeout(30):
         await task
     assert [change.state for change in host.states] == [TriggerState.FINISHED]

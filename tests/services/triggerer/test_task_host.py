@@ -19,7 +19,7 @@ from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.services.triggerer.hosting import host as host_module
 from tidemill.services.triggerer.tasks import folder_code, source
 from tidemill.services.triggerer.tasks.host import TaskHost
-from tidemill.store.calls.all_calls import AppendLog, BeginService, ClaimTriggers, FailTrigger, StoreEvents
+from tidemill.store.calls.all_calls import AppendLog, BeginSession, ClaimTriggers, FailTrigger, StoreEvents
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
 
@@ -32,7 +32,7 @@ class Triggerers:
         self.running: dict[TaskHost, tuple[asyncio.Task[None], asyncio.Event]] = {}
 
     def start(self, capacity: int = 10_000) -> TaskHost:
-        about = BeginService("triggerer", "t", "here", "boot", 1, (), capacity)
+        about = BeginSession("triggerer", "t", "here", "boot", 1, (), capacity)
         host = TaskHost(
             self.store, TriggererSettings(), about, folder_code.FolderCode(self.folder), 65_536, KnownSecrets()
         )
@@ -130,7 +130,7 @@ async def test_a_stop_gives_triggers_up_and_the_next_triggerer_runs_them(trigger
     await triggerers.stop(first)
 
     assert did(one) == ["run", "yielded", "cleanup"]
-    assert (one.error, one.stop, one.service) == (None, None, None)
+    assert (one.error, one.stop, one.session) == (None, None, None)
     assert triggerers.store.ended == [1]
     triggerers.start()
     await until(lambda: did(one).count("run") == 2)
@@ -145,12 +145,12 @@ async def test_a_trigger_that_is_slow_to_clean_up_keeps_no_other_from_the_next_t
     await until(lambda: "yielded" in did(other) and "yielded" in did(slow))
 
     stopping = asyncio.create_task(triggerers.stop(first))
-    await until(lambda: other.service is None)
+    await until(lambda: other.session is None)
 
-    assert slow.service == 1
+    assert slow.session == 1
     gate.set()
     await stopping
-    assert slow.service is None
+    assert slow.session is None
 
 
 async def test_a_triggerer_whose_service_was_ended_gives_up_what_it_runs_and_begins_another(triggerers, monkeypatch):
@@ -163,7 +163,7 @@ async def test_a_triggerer_whose_service_was_ended_gives_up_what_it_runs_and_beg
 
     await until(lambda: did(one).count("run") == 2)
     assert did(one) == ["run", "yielded", "cleanup", "run", *did(one)[4:]]
-    assert (one.service, one.error) == (2, None)
+    assert (one.session, one.error) == (2, None)
 
 
 async def test_one_trigger_that_another_triggerer_has_taken_is_given_up_alone(triggerers):
@@ -171,14 +171,14 @@ async def test_one_trigger_that_another_triggerer_has_taken_is_given_up_alone(tr
     triggerers.start()
     await until(lambda: "yielded" in did(mine) and "yielded" in did(taken))
 
-    taken.token, taken.service = 9, 77
+    taken.token, taken.session = 9, 77
     triggerers.store.ring()
 
     await until(lambda: did(taken) == ["run", "yielded", "cleanup"])
     assert did(mine) == ["run", "yielded"]
 
 
-@pytest.mark.parametrize("kind", [ClaimTriggers, StoreEvents, FailTrigger, AppendLog, BeginService])
+@pytest.mark.parametrize("kind", [ClaimTriggers, StoreEvents, FailTrigger, AppendLog, BeginSession])
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_whatever_answer_is_lost_each_task_is_resumed_or_failed_once(triggerers, kind, when):
     failures: Counter[type] = Counter()
@@ -210,7 +210,7 @@ async def test_no_more_run_at_once_than_there_is_room_for(triggerers):
         triggerers.store.stop(one, "user")
 
     await until(lambda: sum("yielded" in did(one) for one in some) == 4)
-    assert sum(one.service is not None for one in some[2:]) == 2
+    assert sum(one.session is not None for one in some[2:]) == 2
 
 
 class Talking(BaseTrigger):

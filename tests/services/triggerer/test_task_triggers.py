@@ -27,15 +27,15 @@ from tidemill.services.dev.child import stop_service
 from tidemill.services.triggerer.tasks.folder_code import FolderCode
 from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.store.calls.all_calls import (
-    BeginService,
+    BeginSession,
     CancelRun,
     ClearTasks,
     ListOwnedTriggers,
-    ListServices,
-    LoseService,
+    ListSessions,
+    LoseSession,
     ReadLog,
 )
-from tidemill.store.database import Caller, Database
+from tidemill.store.database import Database, StoreClient
 from tidemill.store.engines.opening import open_store
 from tidemill.store.wire.call_server import CallServer
 
@@ -43,11 +43,11 @@ __all__ = ["url"]
 
 
 @contextlib.asynccontextmanager
-async def triggerer(store: Caller, folder: Path, grace_seconds: float = 60.0) -> AsyncIterator[TaskHost]:
+async def triggerer(store: StoreClient, folder: Path, grace_seconds: float = 60.0) -> AsyncIterator[TaskHost]:
     host = TaskHost(
         store,
         TriggererSettings(),
-        BeginService("triggerer", "t", "here", "boot", 1, (), 10_000),
+        BeginSession("triggerer", "t", "here", "boot", 1, (), 10_000),
         FolderCode(folder),
         65_536,
         KnownSecrets(),
@@ -272,7 +272,7 @@ async def processes(tmp_path: Path) -> AsyncIterator[list[Process]]:
 
 
 async def find_triggerers(database: Database) -> list[int]:
-    return [one.id for one in await database.call(ListServices("triggerer"))]
+    return [one.id for one in await database.call(ListSessions("triggerer"))]
 
 
 async def wait_triggerers(database: Database, count: int) -> list[int]:
@@ -329,7 +329,7 @@ async def test_the_triggers_of_a_killed_process_are_run_by_the_next_one_and_no_t
 
     await first.end(signal.SIGKILL)
     (dead,) = await find_triggerers(database)
-    await database.call(LoseService(dead))  # what a parent does
+    await database.call(LoseSession(dead))  # what a parent does
     processes.append(await Process(server.path, tmp_path).start())
 
     await deferring.wait_resumed(200)
@@ -343,7 +343,7 @@ async def test_a_process_whose_store_was_started_again_goes_on_with_it(served, p
     (before,) = await wait_triggerers(database, 1)
 
     await server.close()
-    await database.call(LoseService(before))  # what who opens a store does
+    await database.call(LoseSession(before))  # what who opens a store does
     await server.start()
 
     await deferring.wait_resumed(50)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.services.triggerer.hosting.trigger_loop import RUN, TriggerLoop, TriggerTask
+from tidemill.services.triggerer.hosting.trigger_loop import RUN, TriggerLoop, TriggerLoopTask
 
 
 class Run:
@@ -29,7 +29,7 @@ class Run:
         context = contextvars.copy_context()
         context.run(RUN.set, self)
         task = asyncio.get_running_loop().create_task(work, context=context)
-        assert isinstance(task, TriggerTask)
+        assert isinstance(task, TriggerLoopTask)
         task.guarded = guarded
         return task
 

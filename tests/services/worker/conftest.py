@@ -10,18 +10,18 @@ from tests.services.worker.memory_store import MemoryStore
 from tests.until import until
 
 from tidemill.config.known_secrets import KnownSecrets
-from tidemill.core.tasks.worker_slots import Limits
+from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.services.worker.worker import Worker
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
-from tidemill.store.calls.all_calls import Failure, Report
+from tidemill.store.calls.all_calls import AttemptReport, Failure
 
 IMPORTS = """
 from tidemill.dags import DAG, AirflowFailException, AirflowSkipException, BaseOperator, EmptyOperator, Variable, task
 """
-LIMITS = Limits(concurrency=4, recycle_after=100, grace_seconds=0.5)
+LIMITS = WorkerLimits(concurrency=4, recycle_after=100, grace_seconds=0.5)
 
 
 class RunningWorker:
@@ -34,7 +34,7 @@ class RunningWorker:
     def write(self, text: str, name: str = "d.py") -> None:
         (self.folder / name).write_text(IMPORTS + text)
 
-    async def report(self, task: int) -> Report:
+    async def report(self, task: int) -> AttemptReport:
         """Return the report of a task."""
         return await until(lambda: self.store.reports.get(task), what=f"task {task} is reported")
 
@@ -52,7 +52,7 @@ StartWorker = Callable[..., Coroutine[Any, Any, RunningWorker]]
 async def start_worker(tmp_path: Path) -> AsyncIterator[StartWorker]:
     started: list[RunningWorker] = []
 
-    async def start(limits: Limits = LIMITS, **changes: Any) -> RunningWorker:
+    async def start(limits: WorkerLimits = LIMITS, **changes: Any) -> RunningWorker:
         zygote = ZygoteClient(Setup(preload=PRELOADS))
         await zygote.start()
         store = MemoryStore()

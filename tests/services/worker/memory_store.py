@@ -12,7 +12,14 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log.task_lines import TaskLine, decode_lines
 from tidemill.store.calls import all_calls
-from tidemill.store.calls.all_calls import CallRefusedError, ClaimedAttempt, LogPart, RefusalKind, Report, WorkerAnswer
+from tidemill.store.calls.all_calls import (
+    AttemptReport,
+    CallRefusedError,
+    ClaimedAttempt,
+    LogPart,
+    RefusalKind,
+    WorkerAnswer,
+)
 
 
 def make_attempt(task: int, task_id: str, **changes: Any) -> ClaimedAttempt:
@@ -44,7 +51,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.waiting: list[ClaimedAttempt] = []
         self.claimed: dict[tuple[int, int], ClaimedAttempt] = {}
-        self.reports: dict[int, Report] = {}
+        self.reports: dict[int, AttemptReport] = {}
         self.callbacks: dict[int, all_calls.CallbackReport] = {}
         self.parts: dict[tuple[int, int], dict[int, LogPart]] = {}
         self.appended: list[float] = []
@@ -86,7 +93,7 @@ class MemoryStore:
         match request:
             case all_calls.WorkerTurn():
                 return self._turn(request)
-            case all_calls.BeatService():
+            case all_calls.BeatSession():
                 return True
             case all_calls.AppendLog(parts):
                 self.appended.append(time.monotonic())
@@ -123,7 +130,7 @@ class MemoryStore:
         given, self.waiting = self.waiting[: turn.capacity], self.waiting[turn.capacity :]
         self.claimed |= {(each.task, each.epoch): each for each in given}
         answer = WorkerAnswer(
-            tuple(all_calls.ReportOutcome(report.task, all_calls.OutcomeKind.MOVED) for report in turn.reports),
+            tuple(all_calls.AttemptReportOutcome(report.task, all_calls.OutcomeKind.MOVED) for report in turn.reports),
             tuple(given),
             tuple(key for key in turn.held if key in self.to_end),
             time.time_ns() // 1000,

@@ -11,7 +11,7 @@ from tests.services.worker.conftest import RunningWorker, StartWorker
 from tests.services.worker.memory_store import make_attempt
 from tests.until import until
 
-from tidemill.core.tasks.worker_slots import Limits
+from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.runtime.process.table import is_running
 from tidemill.store.calls.all_calls import Deferral, Loss, ResumeWith, Skip, Success
 
@@ -273,7 +273,7 @@ async def test_a_process_that_is_not_as_before_is_not_used_again(start_worker: S
 async def test_attempts_of_a_dag_that_reuses_processes_share_one_until_it_is_recycled(
     start_worker: StartWorker,
 ) -> None:
-    worker = await start_worker(Limits(concurrency=1, recycle_after=10), reuse_processes=("other", "d*"))
+    worker = await start_worker(WorkerLimits(concurrency=1, recycle_after=10), reuse_processes=("other", "d*"))
     worker.write(with_body("return os.getpid()"))
     worker.store.queue(*(make_attempt(number, "run") for number in range(1, 31)))
     pids = [(await worker.report(number)).xcoms for number in range(1, 31)]
@@ -329,7 +329,7 @@ async def test_a_task_that_takes_too_long_is_interrupted_and_on_kill_called(work
     ],
 )
 async def test_on_kill_is_called_where_the_task_cannot_be_interrupted(start_worker: StartWorker, code: str) -> None:
-    worker = await start_worker(Limits(concurrency=1, grace_seconds=4.0))
+    worker = await start_worker(WorkerLimits(concurrency=1, grace_seconds=4.0))
     worker.write(KILLABLE.replace("CODE", code))
     worker.store.queue(make_attempt(1, "run", deadline_us=soon()))
     assert "it was killed" in await worker.error(1)
@@ -367,7 +367,7 @@ async def test_an_import_that_takes_too_long_is_interrupted(worker: RunningWorke
 async def test_an_import_that_takes_longer_than_it_may_is_killed_and_says_which_setting(
     start_worker: StartWorker,
 ) -> None:
-    worker = await start_worker(Limits(concurrency=1, import_seconds=2.0))
+    worker = await start_worker(WorkerLimits(concurrency=1, import_seconds=2.0))
     worker.write("import time\nwhile True:\n    try: time.sleep(60)\n    except BaseException: pass")
     worker.store.queue(make_attempt(1, "run"))
     assert await worker.error(1) == (

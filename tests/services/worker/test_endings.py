@@ -4,14 +4,14 @@ import signal
 
 import pytest
 
-from tidemill.core.tasks.worker_slots import Limits, Why
+from tidemill.core.tasks.worker_slots import InterruptReason, WorkerLimits
 from tidemill.services.worker.endings import explain_end
 from tidemill.services.zygote.messages import Exited
 from tidemill.store.calls.all_calls import Failure, Loss, Result
 
 
-def explain(why: Why, status: int | None) -> Result | None:
-    return explain_end(why, None if status is None else Exited(9, status), "d.py", Limits(grace_seconds=5.0))
+def explain(why: InterruptReason, status: int | None) -> Result | None:
+    return explain_end(why, None if status is None else Exited(9, status), "d.py", WorkerLimits(grace_seconds=5.0))
 
 
 @pytest.mark.parametrize(
@@ -25,14 +25,19 @@ def explain(why: Why, status: int | None) -> Result | None:
     ],
 )
 def test_a_process_that_ends_by_itself_fails_its_attempt(status: int, said: str) -> None:
-    result = explain(Why.CRASH, status)
+    result = explain(InterruptReason.CRASH, status)
     assert isinstance(result, Failure)
     assert said in result.error
 
 
 def test_what_is_not_the_fault_of_the_task_is_given_back() -> None:
-    assert explain(Why.CRASH, None) == explain(Why.LOST, -9) == explain(Why.DRAIN, -9) == Loss()
+    assert (
+        explain(InterruptReason.CRASH, None)
+        == explain(InterruptReason.LOST, -9)
+        == explain(InterruptReason.DRAIN, -9)
+        == Loss()
+    )
 
 
 def test_nobody_is_told_of_an_attempt_that_was_replaced() -> None:
-    assert explain(Why.REPLACED, -9) is None
+    assert explain(InterruptReason.REPLACED, -9) is None

@@ -29,7 +29,7 @@ from tidemill.runtime.process.table import (
     read_environment,
 )
 from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE
-from tidemill.store.calls.all_calls import ListServices, LoseService, ReadLog, RunRecord
+from tidemill.store.calls.all_calls import ListSessions, LoseSession, ReadLog, RunRecord
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store
 from tidemill.store.wire.call_server import CallServer
@@ -81,7 +81,7 @@ class Site:
         )
         self.processes.append(process)
         deadline = time.monotonic() + 60
-        while process.pid not in {service.pid for service in await self.database.call(ListServices("worker"))}:
+        while process.pid not in {service.pid for service in await self.database.call(ListSessions("worker"))}:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
         return process
@@ -155,7 +155,7 @@ async def test_a_run_ends_with_its_xcoms_and_logs_stored(site: Site) -> None:
     assert await site.read_log(run, "first") == "first runs"
     process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(process.wait, 60) == 0
-    assert not await site.database.call(ListServices("worker"))
+    assert not await site.database.call(ListSessions("worker"))
 
 
 async def test_sigterm_gives_back_what_does_not_end_and_another_worker_runs_it_in_the_same_try(
@@ -181,14 +181,14 @@ async def test_nothing_outlives_a_worker_that_is_killed(site: Site) -> None:
     process = await site.start_worker()
     run = await site.run()
     await site.wait_for_line(run, "first", "first runs")
-    (service,) = await site.database.call(ListServices("worker"))
+    (service,) = await site.database.call(ListSessions("worker"))
     descendants = find_descendants(process.pid)
     marks = marks_of(process)
     process.kill()
     killed_at = time.monotonic()
     wait_until(lambda: not any(map(is_running, descendants)) and nothing_left(marks), what="all of it is gone")
     assert time.monotonic() - killed_at < slack(5)
-    await site.database.call(LoseService(service.id))
+    await site.database.call(LoseSession(service.id))
     site.write()
     await site.start_worker()
     assert await site.wait_ended(run) == {"first": "success", "second": "success"}

@@ -4,14 +4,14 @@ import pytest
 
 from tidemill.core.errors import RemoteError
 from tidemill.services.worker.reports import Reports
-from tidemill.store.calls.all_calls import CallbackReport, Failure, Report, Success
+from tidemill.store.calls.all_calls import AttemptReport, CallbackReport, Failure, Success
 
 REFUSAL = RemoteError("too large", retryable=False)
 
 
-def tell_all(reports: Reports, bad: set[int]) -> dict[int, Report | CallbackReport]:
+def tell_all(reports: Reports, bad: set[int]) -> dict[int, AttemptReport | CallbackReport]:
     """Tell everything to a store that cannot store what is bad, but can store its failure."""
-    stored: dict[int, Report | CallbackReport] = {}
+    stored: dict[int, AttemptReport | CallbackReport] = {}
     for _ in range(1000):
         if not len(reports):
             return stored
@@ -30,7 +30,9 @@ def tell_all(reports: Reports, bad: set[int]) -> dict[int, Report | CallbackRepo
 def test_what_cannot_be_stored_fails_alone_and_the_others_are_told(bad: set[int]) -> None:
     reports = Reports(str)
     for number in range(100):
-        reports.add(CallbackReport(number, None) if number % 5 == 4 else Report(number, 3, Success(), (("k", "1"),)))
+        reports.add(
+            CallbackReport(number, None) if number % 5 == 4 else AttemptReport(number, 3, Success(), (("k", "1"),))
+        )
 
     stored = tell_all(reports, bad)
 
@@ -41,12 +43,14 @@ def test_what_cannot_be_stored_fails_alone_and_the_others_are_told(bad: set[int]
             assert one == CallbackReport(number, text if number in bad else None)
         else:
             assert one == (
-                Report(number, 3, Failure(text)) if number in bad else Report(number, 3, Success(), (("k", "1"),))
+                AttemptReport(number, 3, Failure(text))
+                if number in bad
+                else AttemptReport(number, 3, Success(), (("k", "1"),))
             )
 
 
-@pytest.mark.parametrize("report", [Report(1, 3, Success()), CallbackReport(1, None), None])
-def test_a_store_that_stores_nothing_at_all_is_an_error(report: Report | CallbackReport | None) -> None:
+@pytest.mark.parametrize("report", [AttemptReport(1, 3, Success()), CallbackReport(1, None), None])
+def test_a_store_that_stores_nothing_at_all_is_an_error(report: AttemptReport | CallbackReport | None) -> None:
     reports = Reports(str)
     if report is not None:
         reports.add(report)

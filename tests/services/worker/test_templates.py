@@ -13,7 +13,7 @@ from tests.services.worker.conftest import RunningWorker, StartWorker
 from tests.services.worker.memory_store import make_attempt
 from tests.until import until
 
-from tidemill.core.tasks.worker_slots import Limits
+from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.runtime.process.table import is_running
 from tidemill.services.worker import templates
 from tidemill.services.zygote import link
@@ -33,7 +33,7 @@ with DAG("d", schedule=None):
         return os.getpid()
     run()
 """
-LIMITS = Limits(concurrency=1, recycle_after=5, grace_seconds=0.5)
+LIMITS = WorkerLimits(concurrency=1, recycle_after=5, grace_seconds=0.5)
 
 
 def write(worker: RunningWorker, first_lines: str = "", body: str = "pass") -> None:
@@ -96,7 +96,7 @@ async def test_processes_after_the_first_need_not_import_the_file(start_worker: 
 async def test_a_file_that_keeps_what_forks_cannot_share_is_imported_by_each_process(
     start_worker: StartWorker, line: str
 ) -> None:
-    worker = await start_worker(Limits(concurrency=1, recycle_after=2, grace_seconds=0.5))
+    worker = await start_worker(WorkerLimits(concurrency=1, recycle_after=2, grace_seconds=0.5))
     # A process that runs itself would end the attempt that finds it.
     write(worker, line if "Popen" not in line else f"if os.getppid() == {worker.zygote.pid}: {line}; KEPT.kill()")
     pids = await run(worker, 1, 12)
@@ -242,7 +242,7 @@ async def test_a_template_whose_import_hangs_is_killed_and_holds_up_nothing(star
 
 async def test_a_template_that_is_not_needed_ends(start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "IDLE_SECONDS", 0.2)
-    worker = await start_worker(Limits(concurrency=1, recycle_after=5, grace_seconds=0.5, idle_seconds=0.2))
+    worker = await start_worker(WorkerLimits(concurrency=1, recycle_after=5, grace_seconds=0.5, idle_seconds=0.2))
     write(worker)
     template = await use_template(worker)
     await until(lambda: not is_running(template))
@@ -253,7 +253,7 @@ async def test_no_more_than_a_few_files_have_templates(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(templates, "MAX_TEMPLATES", 1)
-    worker = await start_worker(Limits(concurrency=1, recycle_after=2, grace_seconds=0.5, idle_seconds=0.2))
+    worker = await start_worker(WorkerLimits(concurrency=1, recycle_after=2, grace_seconds=0.5, idle_seconds=0.2))
     write(worker)
     first = await use_template(worker)
     worker.write(FILE.replace("FIRST_LINES", "").replace("BODY", "pass"), "other.py")

@@ -20,7 +20,7 @@ class LinesSink(Sink):
 
     async def connect(self) -> None:
         if not self._path.parent.is_dir():
-            raise ConfigError(f"{self.place}: {self._path.parent} is not a folder")
+            raise ConfigError(f"{self.section}: {self._path.parent} is not a folder")
 
     def encode(self, payload: LinesPayload) -> Encoded:
         body = payload.title.encode() + b" " + to_json(payload.data)

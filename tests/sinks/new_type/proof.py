@@ -48,7 +48,7 @@ def prove_settings() -> None:
 def prove_delivery() -> None:
     settings = load_settings(None, {}, {"sinks": SINKS})
     sink = build_sink(settings, "lines", "out")
-    assert sink.place == "sinks.lines.out"
+    assert sink.section == "sinks.lines.out"
     payloads = [LinesPayload(title="a", data={"n": 1}), LinesPayload(title="b", data={"at": NOON})]
     assert asyncio.run(deliver_through_outbox(sink, payloads)) == []
     assert Path("out").read_text() == 'a {"n":1}\nb {"at":"2026-01-01T12:00:00Z"}\n'

@@ -25,7 +25,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, TidemillError
 from tidemill.deadletters.letter import decode_letter
 from tidemill.deadletters.opening import open_letters
-from tidemill.deadletters.reader import Found
+from tidemill.deadletters.reader import FoundLetter
 from tidemill.pipeline.tasks.environment import filter_environment
 from tidemill.recorder.reading.queries import EventQuery
 from tidemill.recorder.reading.reader import Reader
@@ -368,7 +368,7 @@ def letters_in(settings: Settings) -> list[Any]:
     """Return the letters that count."""
     with open_letters(settings) as letters:
         ends = {number: end for number, (_, end) in letters.find_ranges().items()}
-        found = [each for each in letters.stream({}, ends) if isinstance(each, Found)]
+        found = [each for each in letters.stream({}, ends) if isinstance(each, FoundLetter)]
     assert not [each.problem for each in found if each.letter is None]
     return [each.letter for each in found]
 

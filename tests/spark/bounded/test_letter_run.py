@@ -10,7 +10,7 @@ from tests.letters import letter, write
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
-from tidemill.deadletters.files import LetterFile, LettersPlace, ensure_outcomes_id, make_row, read_outcomes_id
+from tidemill.deadletters.files import LetterFile, LettersTarget, ensure_outcomes_id, make_row, read_outcomes_id
 from tidemill.runtime.link.progress import EngineProgress
 from tidemill.spark.bounded.letter_run import check_letters, forget_letters, letter_run
 from tidemill.spark.bounded.task import ChunkResult
@@ -32,7 +32,7 @@ def test_what_killed_engines_left_goes_with_the_next_run_of_their_outcomes_and_n
 ) -> None:
     mine = ensure_outcomes_id(outcomes, "aaaaaaaa")
     for outcomes_id in (mine, "bbbbbbbb"):
-        LetterFile(LettersPlace(settings.dlq.path, "r", "", outcomes_id), 0, "e").write([make_row(letter(1))])
+        LetterFile(LettersTarget(settings.dlq.path, "r", "", outcomes_id), 0, "e").write([make_row(letter(1))])
     with letter_run(settings, outcomes):
         assert [path.name for path in Path(settings.dlq.path).iterdir()] == ["_letters-bbbbbbbb-e-00000"]
 

@@ -21,7 +21,7 @@ from tidemill.recorder.format.schema import RowTable
 from tidemill.recorder.reading.queries import EventQuery
 from tidemill.recorder.reading.reader import Reader
 from tidemill.recorder.writing import disk_recording, writer
-from tidemill.runtime.link.frames import Hello, Welcome
+from tidemill.runtime.link.frames import HelloFrame, WelcomeFrame
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded import recording
 from tidemill.spark.bounded.recording import BoundedRecorder, RecordedRun, record_bounded_run
@@ -154,8 +154,8 @@ class Run:
         self.server = self.recorder.open_link(self, bind_host="127.0.0.1")
         self.address = self.server.start()
 
-    def on_hello(self, link: int, hello: Hello) -> None:
-        self.server.send(link, Welcome(7))
+    def on_hello(self, link: int, hello: HelloFrame) -> None:
+        self.server.send(link, WelcomeFrame(7))
 
     def on_beat(self, link: int, progress: EngineProgress) -> None:
         pass
@@ -182,7 +182,7 @@ async def test_engines_never_wait_for_a_disk_that_hangs() -> None:
 def test_messages_that_went_well_do_not_count_as_lost_with_their_engine() -> None:
     run = Run()
     try:
-        hello = Hello(3, 5, 0, "engine", 42, "here")
+        hello = HelloFrame(3, 5, 0, "engine", 42, "here")
         run.recorder.lose_engine(hello, EngineProgress(messages_done=500))
     finally:
         run.server.close()

@@ -23,7 +23,16 @@ from tests.until import slack
 from tidemill.config.settings import Settings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.link.beats import Beat, whole_beat
-from tidemill.runtime.link.frames import Begin, Command, Exit, Go, Hello, LinkAddress, Refused, Welcome
+from tidemill.runtime.link.frames import (
+    BeginFrame,
+    Command,
+    ExitFrame,
+    GoFrame,
+    HelloFrame,
+    LinkAddress,
+    RefusedFrame,
+    WelcomeFrame,
+)
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.runtime.link.server import LinkServer
 from tidemill.runtime.log import writer
@@ -85,8 +94,8 @@ class Driver:
         self.ended: queue.SimpleQueue[EngineSummary] = queue.SimpleQueue()
         self.server = LinkServer(self)
 
-    def on_hello(self, link: int, hello: Hello) -> None:
-        for frame in (Welcome(1), *self.commands):
+    def on_hello(self, link: int, hello: HelloFrame) -> None:
+        for frame in (WelcomeFrame(1), *self.commands):
             self.server.send(link, frame)
 
     def on_beat(self, link: int, progress: EngineProgress) -> None:
@@ -104,7 +113,7 @@ class Driver:
 
 def test_an_engine_that_was_replaced_before_it_connected_ends_without_an_error() -> None:
     driver = Driver()
-    driver.on_hello = lambda link, hello: driver.server.send(link, Refused("it was replaced"))  # type: ignore[method-assign]
+    driver.on_hello = lambda link, hello: driver.server.send(link, RefusedFrame("it was replaced"))  # type: ignore[method-assign]
     settings = Settings.model_validate({"kafka": {"brokers": "127.0.0.1:1", "source_topic": "t"}})
     process = EngineProcess(EngineJob(3, 0, "w", driver.server.start(), settings, pickle.dumps(None), {}))
     try:
@@ -118,7 +127,7 @@ def test_an_engine_that_was_replaced_before_it_connected_ends_without_an_error()
     assert [(entry["log_level"], entry["reason"]) for entry in logs] == [("info", "it was replaced")]
 
 
-@pytest.mark.parametrize("commands", [(), (Begin(), Go())], ids=["before it begins", "running"])
+@pytest.mark.parametrize("commands", [(), (BeginFrame(), GoFrame())], ids=["before it begins", "running"])
 def test_an_engine_whose_beats_end_fails_by_name_and_does_not_fall_silent(commands: tuple[Command, ...]) -> None:
     driver = Driver(*commands)
     settings = Settings.model_validate({"kafka": {"brokers": "127.0.0.1:1", "source_topic": "t"}})
@@ -155,16 +164,14 @@ def test_an_engine_that_is_told_to_end_at_once_writes_its_counts_before(
     for _ in range(3):
         writer._CURRENT.writer.write({"event": "slow"})  # type: ignore[union-attr]
 
-    process._on_command(Exit())
+    process._on_command(ExitFrame())
 
     assert at_exit == [(DEADLINE_EXIT, "slow None\nslow 2\n")]
     assert process._deadline._at is not None  # it ends although standard error is blocked
 
 
 def test_the_summary_of_an_engine_is_told_whatever_is_in_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = EngineSummary(
-        0, StopReason.FAILED, "no file \ud800", EngineProgress(consumed=3, stalled={"kafka": "\ud800"})
-    )
+    said = EngineSummary(0, StopReason.FAILED, "no file \ud800", EngineProgress(consumed=3, waits={"kafka": "\ud800"}))
     monkeypatch.setattr("tidemill.spark.engine.process._run_to_summary", lambda job: said)
     (encoded,) = run_slot(None)  # type: ignore[arg-type]
     summary = msgspec.msgpack.decode(encoded, type=EngineSummary)

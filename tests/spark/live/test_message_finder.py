@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidemill.core.errors import RemoteError, UserActionError
-from tidemill.core.pipeline.message_stage import MessageStage, Stage
+from tidemill.core.pipeline.message_stage import MessageStage, OpenStage
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link.open_message import OpenMessage
 from tidemill.runtime.link.probe_report import ProbeReport, ProbeStatus
@@ -48,16 +48,16 @@ async def find(server: Server, partition: int, offset: int) -> OpenMessage | Non
 
 
 async def test_the_owner_is_asked_and_secrets_are_masked() -> None:
-    server = Server(MessageStage(stage=Stage.SINK, sink="sinks.http.out", why="refused: password=hunter2"))
+    server = Server(MessageStage(stage=OpenStage.SINK, sink="sinks.http.out", why="refused: password=hunter2"))
     found = await find(server, 0, 10)
     assert server.asked == [(7, "t", 0, 10)]
     assert found is not None
-    assert (found.engine, found.stage.stage) == (0, Stage.SINK)
+    assert (found.engine, found.stage.stage) == (0, OpenStage.SINK)
     assert "hunter2" not in str(found)
 
 
 async def test_what_is_committed_is_not_open_and_nobody_is_asked() -> None:
-    server = Server(MessageStage(stage=Stage.COMMIT))
+    server = Server(MessageStage(stage=OpenStage.COMMIT))
     assert await find(server, 0, 9) is None
     assert server.asked == []
 
@@ -77,7 +77,7 @@ async def test_an_owner_that_does_not_answer_is_named() -> None:
 
 
 def test_only_a_question_about_one_message_is_answered() -> None:
-    stage = MessageStage(stage=Stage.TASK, task_id="a", seconds=1.0, pid=7)
+    stage = MessageStage(stage=OpenStage.TASK, task_id="a", seconds=1.0, pid=7)
     message = OpenMessage("t", 0, 10, 0, stage, stage.describe())
     answer = answer_open(
         lambda topic, partition, offset: message, {"query": {"topic": "t", "partition": 0, "offset": 10}}
@@ -100,7 +100,7 @@ def test_only_a_question_about_one_message_is_answered() -> None:
 
 
 async def test_a_message_beyond_the_end_of_its_partition_is_not_open() -> None:
-    unread = MessageStage(stage=Stage.NOT_READ)
+    unread = MessageStage(stage=OpenStage.NOT_READ)
     known = [slot(0, EngineProgress(partitions=["t/0"], committed={"t/0": 10}, lag={"t/0": 5}), 7)]
 
     async def look(offset: int, slots: list[Any]) -> OpenMessage | None:

@@ -11,7 +11,7 @@ from tests.runtime.metrics.asking import ask, parse, scrape
 
 from tidemill.config.settings import Settings
 from tidemill.core.supervision.slot_limits import SlotLimits
-from tidemill.runtime.link.frames import Hello
+from tidemill.runtime.link.frames import HelloFrame
 from tidemill.runtime.link.progress import EngineProgress, PartitionHead, SinkStats
 from tidemill.runtime.loop.durations import Durations
 from tidemill.runtime.metrics.exposition import write_families
@@ -20,10 +20,10 @@ from tidemill.spark.live.pipeline_metrics import DEFINITIONS, PipelineMetrics
 from tidemill.spark.live.readiness import find_unready
 from tidemill.spark.live.supervised_slot import SupervisedSlot
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
-from tidemill.spark.run_state import Phase, RunState
+from tidemill.spark.run_state import RunPhase, RunState
 
 STARTING = RunState(step="Spark is starting", step_seconds=3.0)
-RUNNING = RunState(Phase.RUNNING, 60.0, 65.0)
+RUNNING = RunState(RunPhase.RUNNING, 60.0, 65.0)
 BUSY = EngineProgress(
     consumed=40,
     messages_done=30,
@@ -51,7 +51,7 @@ BUSY = EngineProgress(
     consumer_errors=94,
     recreated_partitions=89,
     flow={"t/0": (40, 30, 4), "t/7": (5, 3, 2)},
-    stalled={"partition t/1": "offset 3", "kafka": "no broker"},
+    waits={"partition t/1": "offset 3", "kafka": "no broker"},
     cache_hits=7,
     cache_misses=8,
     sinks={"sinks.kafka.out": SinkStats(20, 20, 2, 0, 1, 6, 1, 2, Durations([1] * 15, 9.0), 5)},
@@ -122,8 +122,8 @@ def test_every_metric_that_is_documented_is_collected() -> None:
     assert len({definition.name for definition in DEFINITIONS}) == len(DEFINITIONS)
 
 
-def hello(run_token: int) -> Hello:
-    return Hello(slot=0, job_token=1, run_token=run_token, engine_id="e", pid=1, host="h")
+def hello(run_token: int) -> HelloFrame:
+    return HelloFrame(slot=0, job_token=1, run_token=run_token, engine_id="e", pid=1, host="h")
 
 
 def test_counters_do_not_go_back_when_an_engine_is_replaced_and_gauges_are_of_the_new_one() -> None:
@@ -187,7 +187,7 @@ AGREEMENTS = {
 
 def test_all_numbers_agree_with_the_progress_over_restarts_of_two_engines() -> None:
     slots = [SupervisedSlot(number, SlotLimits(), jobs=None) for number in (0, 1)]  # type: ignore[arg-type]
-    other = {"partitions": ["t/2"], "lag": {"t/2": 9}, "heads": {}, "flow": {"t/2": (7, 6, 1)}, "stalled": {}}
+    other = {"partitions": ["t/2"], "lag": {"t/2": 9}, "heads": {}, "flow": {"t/2": (7, 6, 1)}, "waits": {}}
     seen: list[float] = []
 
     def agree() -> None:
@@ -221,7 +221,7 @@ def test_what_is_not_ready_is_named_without_the_texts_of_errors() -> None:
         return sum_progress((), [engine], [EngineStatus(0, "running", 7, "h", 1, 0.1, engine)])
 
     lost = PipelineProgress(engines=[EngineStatus(0, "waiting", starts=2)], partitions=["t/0"])
-    stalled = {"sinks.http.api": "401 for alice", "dead letters": "x", "kafka": "x", "brake of engine 0": "x"}
+    waits = {"sinks.http.api": "401 for alice", "dead letters": "x", "kafka": "x", "brake of engine 0": "x"}
     for state, progress, reasons in (
         (
             STARTING,
@@ -231,11 +231,11 @@ def test_what_is_not_ready_is_named_without_the_texts_of_errors() -> None:
         (RUNNING, busy(), []),
         (RUNNING, busy(partitions=[]), ["no partition is assigned to it"]),
         (RUNNING, lost, ["engine 0 is not running: waiting (start 2)"]),
-        (RunState(Phase.DRAINING), busy(), ["it is draining"]),
-        (RunState(Phase.STOPPING), busy(), ["it is stopping"]),
+        (RunState(RunPhase.DRAINING), busy(), ["it is draining"]),
+        (RunState(RunPhase.STOPPING), busy(), ["it is stopping"]),
         (
             RUNNING,
-            busy(stalled=stalled),
+            busy(waits=waits),
             [
                 "the brokers cannot be reached",
                 "the broker does not accept dead letters",
@@ -264,7 +264,7 @@ def test_an_endpoint_answers_from_the_start_to_the_end_of_a_run() -> None:
         state[0] = RUNNING
         progress[0] = sum_progress((), [BUSY], [EngineStatus(0, "running", 7, "h", 1, 0.1, BUSY)])
         assert ask(f"{address}/readyz") == (503, ["the brokers cannot be reached", "partition t/1 is stalled"])
-        well = msgspec.structs.replace(BUSY, stalled={})
+        well = msgspec.structs.replace(BUSY, waits={})
         progress[0] = sum_progress((), [well], [EngineStatus(0, "running", 7, "h", 1, 0.1, well)])
         assert ask(f"{address}/readyz") == (200, [])
         assert scrape(address)["tidemill_sink_payloads_delivered_total"] == {

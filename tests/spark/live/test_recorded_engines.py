@@ -17,7 +17,7 @@ from tests.spark.live.handlers import Mixed
 from tests.until import wait_until
 
 from tidemill.config.settings import Settings
-from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_events import EngineEnding
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.recorder.format.events import EventKind
@@ -104,7 +104,7 @@ def test_every_message_is_found_once_per_time_it_was_done_also_after_a_kill(
         feed(settings, COUNT, COUNT)
         wait_until(lambda: sum(live.progress().committed.values()) == 2 * COUNT, what="the rest is committed")
         live.drain()
-        assert ends.get(timeout=60) == RunFinished(Ending.DRAINED)
+        assert ends.get(timeout=60) == RunFinished(EngineEnding.DRAINED)
         progress = live.progress()
     found = find_all(reader)
     assert set(found) == {(n % 2, n // 2) for n in range(2 * COUNT)}

@@ -22,7 +22,7 @@ from tidemill.recorder.format.schema import RowTable
 from tidemill.recorder.writing.writer import RecorderStatistics
 from tidemill.runtime.link.beats import Beat, whole_beat
 from tidemill.runtime.link.engine import EngineLink
-from tidemill.runtime.link.frames import Hello, LinkAddress, Welcome
+from tidemill.runtime.link.frames import HelloFrame, LinkAddress, WelcomeFrame
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.live import run_recorder
 from tidemill.spark.live.recording import record_run
@@ -70,9 +70,9 @@ class Driver:
         self.address = self.server.start()
         self.links: list[int] = []
 
-    def on_hello(self, link: int, hello: Hello) -> None:
+    def on_hello(self, link: int, hello: HelloFrame) -> None:
         self.links.append(link)
-        self.server.send(link, Welcome(7))
+        self.server.send(link, WelcomeFrame(7))
 
     def on_beat(self, link: int, progress: EngineProgress) -> None:
         pass
@@ -101,7 +101,7 @@ def connect(address: LinkAddress, progress: EngineProgress | None = None) -> Eng
     def beat(whole: bool) -> Beat:
         return whole_beat(progress or EngineProgress())
 
-    return EngineLink(address, Hello(3, 5, 0, "engine", 42, "here"), beat, lambda _: None, lambda _: None)
+    return EngineLink(address, HelloFrame(3, 5, 0, "engine", 42, "here"), beat, lambda _: None, lambda _: None)
 
 
 async def test_rows_and_events_are_given_to_the_writer_and_confirmed(driver: Driver) -> None:
@@ -228,7 +228,7 @@ async def test_a_stop_soon_after_an_engine_was_killed_counts_what_it_had_not_sen
 
 
 async def test_an_engine_that_ends_in_order_as_it_comes_back_is_not_lost(driver: Driver) -> None:
-    watched, hello = driver.server._events, Hello(3, 5, 0, "engine", 42, "here")
+    watched, hello = driver.server._events, HelloFrame(3, 5, 0, "engine", 42, "here")
     driver.recorder.put_rows("engine", 3, 1, "messages", b"rows", 60)
     assert isinstance(watched, run_recorder.WatchedLink)
     watched.on_hello(1, hello)
@@ -243,7 +243,7 @@ async def test_an_engine_that_ends_in_order_as_it_comes_back_is_not_lost(driver:
 
 
 async def test_rows_of_an_engine_that_was_lost_and_comes_back_are_not_lost_again(driver: Driver) -> None:
-    hello = Hello(3, 5, 0, "engine", 42, "here")
+    hello = HelloFrame(3, 5, 0, "engine", 42, "here")
     driver.recorder.put_rows("engine", 3, 1, "messages", b"rows", 1_000)
     driver.recorder.lose_engine(hello, EngineProgress(recorder_rows=1_010))
     driver.recorder.put_rows("engine", 3, 2, "messages", b"rows", 10)
@@ -254,7 +254,7 @@ async def test_rows_of_an_engine_that_was_lost_and_comes_back_are_not_lost_again
 async def test_an_engine_that_was_not_seen_to_leave_is_lost_when_the_link_closes(driver: Driver) -> None:
     watched = driver.server._events
     assert isinstance(watched, run_recorder.WatchedLink)
-    watched.on_hello(1, Hello(3, 5, 0, "engine", 42, "here"))
+    watched.on_hello(1, HelloFrame(3, 5, 0, "engine", 42, "here"))
     watched.on_beat(1, EngineProgress(recorder_rows=7))
     driver.recorder.note_link_closed()
     assert driver.kinds() == [EventKind.ENGINE_STARTED, EventKind.ENGINE_LOST]
@@ -264,7 +264,7 @@ async def test_an_engine_that_was_not_seen_to_leave_is_lost_when_the_link_closes
 def test_a_frame_that_comes_again_is_counted_once(driver: Driver) -> None:
     for seq in (1, 2, 1, 2, 3):
         driver.recorder.put_rows("e-1", 0, seq, "tasks", b"rows", 10)
-    hello = Hello(0, 1, 0, "e-1", 42, "here")
+    hello = HelloFrame(0, 1, 0, "e-1", 42, "here")
     driver.recorder.lose_engine(hello, EngineProgress(recorder_rows=35))
     assert driver.writer.lost == [(0, 5, 0)]
 
@@ -274,7 +274,7 @@ async def test_an_engine_that_is_refused_is_neither_started_nor_lost(
 ) -> None:
     monkeypatch.setattr(run_recorder, "LOST_SECONDS", 0.0)
     watched = driver.server._events
-    driver.server.loop.call_soon_threadsafe(watched.on_hello, 99, Hello(3, 5, 0, "other", 1, "here"))
+    driver.server.loop.call_soon_threadsafe(watched.on_hello, 99, HelloFrame(3, 5, 0, "other", 1, "here"))
     driver.server.loop.call_soon_threadsafe(watched.on_closed, 99)
     await until(lambda: 99 in driver.links and not watched._new)  # type: ignore[attr-defined]
     assert driver.writer.events == []

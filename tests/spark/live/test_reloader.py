@@ -12,11 +12,11 @@ from structlog.testing import capture_logs
 from tests.until import wait_until
 
 from tidemill.config.settings import Settings
-from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_events import EngineEnding
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
 from tidemill.spark.live import reloader as module
-from tidemill.spark.live.reloader import Code, Reloader
+from tidemill.spark.live.reloader import EngineCode, Reloader
 
 
 class Plain(Handler[bytes, bytes]):
@@ -60,8 +60,8 @@ class Live:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def drain(self, *, keep_places: bool = False) -> None:
-        self.told.append("drain, keep places" if keep_places else "drain")
+    def drain(self, *, keep_memberships: bool = False) -> None:
+        self.told.append("drain, keep places" if keep_memberships else "drain")
 
 
 class Run:
@@ -70,8 +70,8 @@ class Run:
     def __init__(self) -> None:
         self.files = Files()
         self.live = Live()
-        self.started: list[Code] = []
-        first = Code(make_settings(), b"first")
+        self.started: list[EngineCode] = []
+        first = EngineCode(make_settings(), b"first")
         self.reloader = Reloader(self.files, "a", first, lambda: None, lambda live, code: self.started.append(code))
         self.reloader.attach(self.live)  # type: ignore[arg-type]
 
@@ -105,7 +105,7 @@ def test_engines_drain_in_their_places_and_others_start_with_the_new_code(run: R
     assert run.live.told == ["drain, keep places"]
     assert run.started == []
 
-    assert run.reloader.ended(RunFinished(Ending.DRAINED)) is False
+    assert run.reloader.ended(RunFinished(EngineEnding.DRAINED)) is False
 
     (code,) = run.started
     assert code.packed != b"first"
@@ -115,22 +115,22 @@ def test_engines_drain_in_their_places_and_others_start_with_the_new_code(run: R
 def test_engines_that_were_killed_while_they_drained_are_replaced_too(run: Run) -> None:
     run.save("b", lambda: run.live.told)
 
-    assert run.reloader.ended(RunFinished(Ending.OVERDUE, 0, "hung")) is False
+    assert run.reloader.ended(RunFinished(EngineEnding.OVERDUE, 0, "hung")) is False
     assert len(run.started) == 1
 
 
 def test_engines_whose_place_another_process_took_are_not_replaced(run: Run) -> None:
     run.save("b", lambda: run.live.told)
 
-    assert run.reloader.ended(RunFinished(Ending.FENCED, 0, "taken")) is True
+    assert run.reloader.ended(RunFinished(EngineEnding.FENCED, 0, "taken")) is True
     assert run.started == []
 
 
 def test_the_first_code_runs_again_after_new_code_that_fails(run: Run, logs: list[Any]) -> None:
     run.save("b", lambda: run.live.told)
-    run.reloader.ended(RunFinished(Ending.DRAINED))
+    run.reloader.ended(RunFinished(EngineEnding.DRAINED))
 
-    assert run.reloader.ended(RunFinished(Ending.FAILED, 1, "HandlerError: on_ready raised")) is False
+    assert run.reloader.ended(RunFinished(EngineEnding.FAILED, 1, "HandlerError: on_ready raised")) is False
 
     assert run.started[-1].packed == b"first"
     assert [entry["error"] for entry in logs if entry["log_level"] == "warning"] == [
@@ -179,7 +179,7 @@ def test_files_that_are_saved_while_they_are_loaded_are_loaded_again(run: Run, l
     run.reloader.step()
     assert loads == ["b", "c"]
     assert not [entry for entry in logs if entry["log_level"] == "warning"]
-    run.reloader.ended(RunFinished(Ending.DRAINED))
+    run.reloader.ended(RunFinished(EngineEnding.DRAINED))
     assert len(run.started) == 1
     run.reloader.on_all_ready()
     run.reloader.step()
@@ -190,7 +190,7 @@ def test_files_that_are_saved_while_they_are_loaded_are_loaded_again(run: Run, l
 
 def test_code_that_was_saved_again_while_it_was_loaded_does_not_replace_the_last_good_code(run: Run) -> None:
     run.save("b", lambda: run.live.told)
-    run.reloader.ended(RunFinished(Ending.DRAINED))  # b is on trial, a would continue
+    run.reloader.ended(RunFinished(EngineEnding.DRAINED))  # b is on trial, a would continue
     seen: list[str] = []
 
     def load() -> tuple[Any, Settings]:
@@ -237,5 +237,5 @@ def test_a_stop_ends_the_run_although_code_waits_to_start(run: Run) -> None:
     run.save("b", lambda: run.live.told)
     run.reloader.stop()
 
-    assert run.reloader.ended(RunFinished(Ending.DRAINED)) is True
+    assert run.reloader.ended(RunFinished(EngineEnding.DRAINED)) is True
     assert run.started == []

@@ -67,8 +67,8 @@ def start() -> tuple[Supervisor, Any, Loop]:
     slot: Any = SupervisedSlot(0, SlotLimits(), SimpleNamespace())  # type: ignore[arg-type]
     slot.machine = WatchedSlot(0, SlotLimits())
     slot.machine.ticks = []
-    live.feed(slot, slot_events.Start())
-    live.feed(slot, slot_events.Hello(1, 1))
+    live.feed(slot, slot_events.StartSlot())
+    live.feed(slot, slot_events.EngineConnected(1, 1))
     return live, slot, loop
 
 

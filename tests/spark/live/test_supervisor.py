@@ -21,13 +21,13 @@ from tests.until import slack, wait_until
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import UserActionError
-from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_events import EngineEnding
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.history import HistoryRows, HistoryWriter
 from tidemill.pipeline.reports.report import HistoryStatus
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.link.frames import LinkAddress
 from tidemill.runtime.link.live_tasks import LiveState
 from tidemill.runtime.process.table import is_running
@@ -106,7 +106,7 @@ def test_engines_start_say_how_they_stand_and_drain_over_the_link(running: Calla
     pids = [engine.pid for engine in progress.engines]
     assert len(set(pids)) == 2
     run.live.drain()
-    assert run.finish() == RunFinished(Ending.DRAINED)
+    assert run.finish() == RunFinished(EngineEnding.DRAINED)
     wait_until(lambda: all(not is_running(pid) for pid in pids if pid is not None))
 
 
@@ -115,7 +115,7 @@ def test_engines_are_replaced_by_ones_with_other_jobs_on_the_same_spark(running:
     wait_until(lambda: run.works(0) and run.works(1))
     old = {engine.pid for engine in run.live.progress().engines}
     run.live.drain()
-    assert run.finish() == RunFinished(Ending.DRAINED)
+    assert run.finish() == RunFinished(EngineEnding.DRAINED)
     consumed = run.live.progress().consumed
 
     other = pack_handler(Quiet(drain_seconds=0.1))
@@ -125,7 +125,7 @@ def test_engines_are_replaced_by_ones_with_other_jobs_on_the_same_spark(running:
     wait_until(lambda: run.works(0) and run.works(1))
     assert run.live.progress().consumed > consumed, "what the engines before did still counts"
     run.live.drain()
-    assert run.finish() == RunFinished(Ending.DRAINED)
+    assert run.finish() == RunFinished(EngineEnding.DRAINED)
     assert run.ready == 2
 
 
@@ -133,7 +133,7 @@ def test_engines_that_hung_and_were_killed_can_be_replaced(running: Callable[...
     run = running(1, Quiet(drain_seconds=3600.0), drain_seconds=0.5)
     wait_until(run.works)
     run.live.drain()
-    assert run.finish().ending is Ending.OVERDUE
+    assert run.finish().ending is EngineEnding.OVERDUE
 
     hung = run.engine(0).pid
     wait_until(lambda: run.engine(0).silent_seconds is None, what="its link is closed")
@@ -143,7 +143,7 @@ def test_engines_that_hung_and_were_killed_can_be_replaced(running: Callable[...
 
     wait_until(lambda: run.engine(0).pid not in (None, hung) and run.works())
     run.live.drain()
-    assert run.finish() == RunFinished(Ending.DRAINED)
+    assert run.finish() == RunFinished(EngineEnding.DRAINED)
 
 
 def test_a_paused_pipeline_takes_nothing_until_it_is_resumed(running: Callable[..., Running]) -> None:
@@ -180,7 +180,7 @@ def test_a_pause_ends_by_itself_and_survives_the_restart_of_an_engine(running: C
     wait_until(lambda: run.works(1))
     assert seen == [(1, True), (1, True), (1, False)]
     run.live.drain()
-    assert run.finish() == RunFinished(Ending.DRAINED)
+    assert run.finish() == RunFinished(EngineEnding.DRAINED)
 
 
 def test_what_cannot_be_done_is_refused(running: Callable[..., Running]) -> None:
@@ -267,7 +267,7 @@ def test_a_killed_engine_is_replaced_and_what_it_did_still_counts(running: Calla
     assert run.engine(1).pid == other
     assert run.live.progress().consumed >= done
     run.live.drain()
-    assert run.finish() == RunFinished(Ending.DRAINED)
+    assert run.finish() == RunFinished(EngineEnding.DRAINED)
 
 
 def test_an_engine_that_hangs_is_killed_and_replaced(running: Callable[..., Running]) -> None:
@@ -302,13 +302,13 @@ def test_sighup_drains_an_engine_that_nobody_else_would_end(running: Callable[..
 
 def test_a_failure_at_the_first_start_ends_the_run(running: Callable[..., Running]) -> None:
     finished = running(2, Refusing()).finish()
-    assert finished.ending is Ending.FAILED
+    assert finished.ending is EngineEnding.FAILED
     assert finished.error == "HandlerError: the database is not migrated"
 
 
 def test_a_handler_that_calls_sys_exit_is_a_failed_engine(running: Callable[..., Running]) -> None:
     finished = running(factory="build_exiting").finish()
-    assert (finished.ending, finished.error) == (Ending.FAILED, "SystemExit: 3")
+    assert (finished.ending, finished.error) == (EngineEnding.FAILED, "SystemExit: 3")
 
 
 def test_an_engine_that_dies_in_the_first_start_is_replaced(running: Callable[..., Running], tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_an_engine_that_dies_in_the_first_start_is_replaced(running: Callable[..
 
 def test_engines_that_die_again_and_again_in_the_first_start_end_the_run(running: Callable[..., Running]) -> None:
     finished = running(factory="build_dying").finish(60.0)
-    assert finished.ending is Ending.CRASHED
+    assert finished.ending is EngineEnding.CRASHED
     assert finished.error is not None
     assert "Python process died" in finished.error
 
@@ -327,7 +327,7 @@ def test_engines_that_die_again_and_again_in_the_first_start_end_the_run(running
 def test_a_fenced_engine_ends_the_run_and_the_others_drain(running: Callable[..., Running]) -> None:
     run = running(2, Quiet(ends={1: "fenced"}))
     finished = run.finish()
-    assert (finished.ending, finished.slot) == (Ending.FENCED, 1)
+    assert (finished.ending, finished.slot) == (EngineEnding.FENCED, 1)
     # The place of slot 1 in the group is somebody else's by now.
     assert run.live.find_left_behind() == [0]
 
@@ -337,7 +337,7 @@ def test_a_slot_that_died_last_is_named_as_not_having_left_its_group(running: Ca
     wait_until(run.works)
     run.live.drain()
     os.kill(run.engine(0).pid, signal.SIGKILL)
-    assert run.finish().ending is Ending.CRASHED
+    assert run.finish().ending is EngineEnding.CRASHED
     assert run.live.find_left_behind() == [0]
 
 
@@ -353,7 +353,7 @@ def test_exit_now_ends_the_processes_at_once(running: Callable[..., Running]) ->
 @pytest.mark.long
 def test_spark_sql_reads_the_history_while_it_grows(spark: Spark, tmp_path: Path) -> None:
     async def write() -> None:
-        writer = HistoryWriter(tmp_path, Identity("w", 0, "e" * 32, "g"), max_rows=2)
+        writer = HistoryWriter(tmp_path, EngineIdentity("w", 0, "e" * 32, "g"), max_rows=2)
         for offset in range(5):
             status = HistoryStatus.FAILED if offset == 3 else HistoryStatus.DONE
             row = ("t", 0, offset, b"k", status, 1, 1, None, 1_700_000_000_000_000, 1_700_000_001_500_000, None)

@@ -25,7 +25,7 @@ from tidemill.runtime.embedded.java import JavaRuntime
 from tidemill.runtime.link.progress import EngineProgress, SinkStats
 from tidemill.spark.preflight import choose_engine_count
 from tidemill.spark.progress import sum_progress
-from tidemill.spark.session.conf import place_sockets, spark_conf
+from tidemill.spark.session.conf import redirect_sockets, spark_conf
 from tidemill.spark.session.jvm import JvmOutput
 from tidemill.spark.session.packaging import _package_zip
 from tidemill.spark.session.session import Spark, keep_accumulators_quiet
@@ -297,10 +297,10 @@ def test_spark_starts_in_a_locale_that_does_not_exist_and_a_folder_whose_name_is
 
 def test_sockets_are_where_the_user_says_and_where_their_names_fit() -> None:
     conf = spark_conf(SparkSettings(conf={"spark.python.unix.domain.socket.dir": "/mine"}), "app", 1)
-    assert place_sockets(conf, Path("/tmp/x")) == {}
+    assert redirect_sockets(conf, Path("/tmp/x")) == {}
     local = spark_conf(SparkSettings(), "app", 1)
-    assert place_sockets(local, Path(f"/tmp/{'x' * 57}")) == {}
-    assert list(place_sockets(local, Path(f"/tmp/{'x' * 56}"))) == ["spark.python.unix.domain.socket.dir"]
+    assert redirect_sockets(local, Path(f"/tmp/{'x' * 57}")) == {}
+    assert list(redirect_sockets(local, Path(f"/tmp/{'x' * 56}"))) == ["spark.python.unix.domain.socket.dir"]
 
 
 @pytest.mark.long

@@ -506,7 +506,7 @@ async def test_a_rejected_event_holds_the_floor_until_its_letter_is_confirmed(sc
     await one.stream.advance(bad, outcome=REJECTED)
     await one.stream.advance(good)
     await one.commit(0)
-    assert one.stream.producer.describe_stall() == "held by the test"
+    assert one.stream.producer.describe_wait() == "held by the test"
     assert one.counts == UpstreamCounts()
     one.letters.confirm()
     await one.commit(2)

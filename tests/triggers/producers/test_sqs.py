@@ -17,7 +17,7 @@ from tidemill.runtime.embedded.broker import free_port
 from tidemill.triggers.builtin.sqs import SqsTrigger
 from tidemill.triggers.producers import sqs as module
 from tidemill.triggers.producers.sqs import SqsStreamProducer, sqs_stream
-from tidemill.triggers.producers.sqs_client import Fault, PartialFailure, SqsSettings
+from tidemill.triggers.producers.sqs_client import PartialFailure, SqsCallError, SqsSettings
 from tidemill.triggers.shared_stream import AckTimeout, AdvanceItem, AdvanceOutcome, SharedStreamManager, route
 
 __all__ = ["moto_url", "sqs_server"]
@@ -165,15 +165,15 @@ async def test_a_rejected_message_is_moved_whole_and_deleted_only_then(queues):
     url = await queues.server.address(rejected)
     await queues.server.client.delete_queue(QueueUrl=url)
     await stream.advance(bad, outcome=REJECTED)
-    await until(lambda: stream.producer.describe_stall() is not None)
-    assert "moving a rejected message" in stream.producer.describe_stall()
+    await until(lambda: stream.producer.describe_wait() is not None)
+    assert "moving a rejected message" in stream.producer.describe_wait()
     assert await queues.server.count(queue) == 1
     await queues.server.client.create_queue(QueueName=rejected)
     await queues.wait_for_count(queue, 0)
     (moved,) = await queues.server.read(rejected)
     assert moved["Body"] == "bad"
     assert moved["MessageAttributes"]["why"]["StringValue"] == "x"
-    assert stream.producer.describe_stall() is None
+    assert stream.producer.describe_wait() is None
 
 
 async def test_without_a_queue_for_it_a_rejected_message_comes_again(queues):
@@ -209,8 +209,8 @@ async def test_messages_received_but_never_published_are_released_at_the_end(que
 async def test_an_outage_is_waited_out_at_the_start_and_in_the_middle(queues, monkeypatch):
     queue = await queues.server.make_queue()
     stream = queues.open(queue, endpoint_url=f"http://127.0.0.1:{free_port()}")
-    await until(lambda: stream.producer.describe_stall() is not None)
-    assert "connecting: SQS: get_queue_url" in stream.producer.describe_stall()
+    await until(lambda: stream.producer.describe_wait() is not None)
+    assert "connecting: SQS: get_queue_url" in stream.producer.describe_wait()
     await stream.close()
 
     await queues.server.send(queue, "1")
@@ -268,7 +268,7 @@ async def test_of_a_batch_only_what_was_not_extended_is_tried_again(queues, monk
     async def extend(held: Any, seconds: int) -> PartialFailure:
         asked.append([one.number for one in held])
         if len(asked) == 1:
-            raise Fault("reset")
+            raise SqsCallError("reset")
         if len(asked) == 2:
             await real(held[:1], seconds)
             return PartialFailure(refused=frozenset(numbers[1:2]), failed=frozenset(numbers[2:]))
@@ -289,7 +289,7 @@ async def test_a_message_that_cannot_be_kept_invisible_is_released_and_logged(qu
     (first,) = await stream.take(1)
 
     async def extend(held: Any, seconds: int) -> PartialFailure:
-        raise Fault("reset")
+        raise SqsCallError("reset")
 
     monkeypatch.setattr(stream.producer._queue, "extend", extend)
     (again,) = await stream.take(1)
@@ -337,7 +337,7 @@ async def test_a_stream_whose_deletions_are_refused_says_so_at_the_next_advance(
     first, second = await stream.take(2)
 
     async def delete(held: Any) -> Any:
-        raise Fault("access denied", passing=False)
+        raise SqsCallError("access denied", passing=False)
 
     monkeypatch.setattr(stream.producer._queue, "delete", delete)
     await stream.advance(first)
@@ -367,10 +367,10 @@ async def test_no_credential_appears_in_what_is_logged_or_raised(queues, monkeyp
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2hunter2")
     address = f"http://127.0.0.1:{free_port()}/?token=hunter3"
     stream = queues.open("a-queue", endpoint_url=address)
-    await until(lambda: stream.producer.describe_stall() is not None)
+    await until(lambda: stream.producer.describe_wait() is not None)
     out, err = capfd.readouterr()
-    assert "127.0.0.1" in stream.producer.describe_stall()
-    assert "hunter" not in f"{stream.producer.describe_stall()} {out} {err}"
+    assert "127.0.0.1" in stream.producer.describe_wait()
+    assert "hunter" not in f"{stream.producer.describe_wait()} {out} {err}"
 
 
 # -- the trigger -------------------------------------------------------------------------------------------------

@@ -20,12 +20,12 @@ from tidemill.runtime.log.task_lines import encode_line
 from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.store.calls.all_calls import (
     AppendLog,
+    AttemptReport,
     CallbackReport,
     ClaimedAttempt,
     Deferral,
     Failure,
     LogPart,
-    Report,
     StoreFile,
     Success,
 )
@@ -136,7 +136,7 @@ class PlayedStore:
         self.call(AppendLog((LogPart(task_number, 1, number, 0, zlib.compress(line), 1),)))
 
     def succeed(self, attempt: ClaimedAttempt) -> None:
-        self.wait(self.player.turn(Report(attempt.task, attempt.epoch, Success())))
+        self.wait(self.player.turn(AttemptReport(attempt.task, attempt.epoch, Success())))
 
     def close(self) -> None:
         self.wait(self.database.close())

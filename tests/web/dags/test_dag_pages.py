@@ -19,7 +19,7 @@ from tests.web.scripted_pipeline import SCRIPT, SECRET
 from tests.web.serving import KEY, ORIGIN, PORT
 
 from tidemill.services.dev import web_ui
-from tidemill.store.calls.all_calls import BeginService, EndService, ListServices, SetConnection, TaskHistory
+from tidemill.store.calls.all_calls import BeginSession, EndSession, ListSessions, SetConnection, TaskHistory
 from tidemill.web.access.hashes import hash_token
 from tidemill.web.access.logins import Logins
 from tidemill.web.access.origins import Origins
@@ -112,7 +112,7 @@ async def test_a_deferred_task_names_class_arguments_due_time_and_timeout_of_its
             "late", "tidemill.triggers.builtin.temporal.DateTimeTrigger", {"moment": "2031-05-06T07:08:09+00:00"}
         )
         store.defer("polls", "my.Poll", {"url": "https://me:hunter2@host", "note": "with T0psecretpw", "token": "x1y2"})
-        store.call(BeginService("triggerer", "t", "here", "boot", 1, (), 10))
+        store.call(BeginSession("triggerer", "t", "here", "boot", 1, (), 10))
         async with log_in(store) as client:
             late, polls = [(await client.get(f"/api/v1/dags/{each}/runs/r/tasks")).json() for each in ("late", "polls")]
             page = html.unescape((await client.get("/dags/polls/runs/r/tasks/only")).text)
@@ -137,8 +137,8 @@ async def test_a_run_that_no_service_works_on_says_so(tmp_path: Path) -> None:
     with played_store(tmp_path) as store:
         async with log_in(store) as client:
             before = (await client.get(f"/api/v1{BASE}/tasks")).json()
-            for each in store.call(ListServices()):
-                store.call(EndService(each.id))
+            for each in store.call(ListSessions()):
+                store.call(EndSession(each.id))
             after = (await client.get(f"/api/v1{BASE}/tasks")).json()
             page = (await client.get(BASE)).text
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from tidemill.store.calls.call import Call, Listed
-    from tidemill.store.database import Caller
+    from tidemill.store.database import StoreClient
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ RunId = Annotated[
 ]
 
 
-class Asker:
+class StoreAsker:
     """A store that is open for the calls of one command.
 
     Args:
@@ -46,7 +46,11 @@ class Asker:
     """
 
     def __init__(
-        self, runner: asyncio.Runner, open_store: Callable[[], Coroutine[Any, Any, Caller]], *, is_file: bool = False
+        self,
+        runner: asyncio.Runner,
+        open_store: Callable[[], Coroutine[Any, Any, StoreClient]],
+        *,
+        is_file: bool = False,
     ) -> None:
         self._runner, self._open, self._is_file = runner, open_store, is_file
         self._store = runner.run(open_store())
@@ -132,7 +136,7 @@ def _check_text(call: Call[Any]) -> None:
 
 
 @contextmanager
-def asking(config: Path | None, folder: Path | None, *, create: bool = False) -> Iterator[Asker]:
+def asking(config: Path | None, folder: Path | None, *, create: bool = False) -> Iterator[StoreAsker]:
     """Open the store of a folder of DAGs during the block.
 
     Args:
@@ -154,7 +158,7 @@ def asking(config: Path | None, folder: Path | None, *, create: bool = False) ->
     with asyncio.Runner() as runner:
         chosen = choose_folder(settings, folder)
         is_file = find_file(choose_url(settings, chosen)) is not None
-        asker = Asker(runner, lambda: open_dag_store(settings, chosen, create=create), is_file=is_file)
+        asker = StoreAsker(runner, lambda: open_dag_store(settings, chosen, create=create), is_file=is_file)
         try:
             yield asker
         finally:

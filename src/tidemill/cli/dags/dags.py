@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.dags.asking import AsJson, Asker, Config, DagId, Folder, asking, find_user
+from tidemill.cli.dags.asking import AsJson, Config, DagId, Folder, StoreAsker, asking, find_user
 from tidemill.cli.help import App
 from tidemill.cli.reporting import divert_prints, reporting
 from tidemill.core.errors import ConfigError
@@ -61,14 +61,14 @@ def list_(
                 _tell_errors(store)
 
 
-def _explain_nothing(store: Asker) -> str:
+def _explain_nothing(store: StoreAsker) -> str:
     """Return the end of a message about an empty list; '' if files have been parsed."""
     from tidemill.store.calls.service_calls import ListFiles
 
     return "" if store.ask(ListFiles()) else ": no file has been parsed yet; run `tidemill dev` to parse them"
 
 
-def _tell_errors(store: Asker) -> None:
+def _tell_errors(store: StoreAsker) -> None:
     from tidemill.store.calls.service_calls import ListFiles
 
     broken = len(store.ask(ListFiles(broken=True)))
@@ -166,7 +166,7 @@ def trigger(
             raise typer.Exit(ExitCode.REMOTE)
 
 
-def _wait_for_end(store: Asker, run: RunRecord) -> RunRecord:
+def _wait_for_end(store: StoreAsker, run: RunRecord) -> RunRecord:
     from tidemill.store.calls.people_calls import GetRun
 
     while run.ended_us is None:

@@ -11,13 +11,13 @@ from tidemill.core.errors import ConfigError
 from tidemill.runtime.log.task_lines import TaskLine, decode_lines, overwrite_lines
 
 if TYPE_CHECKING:
-    from tidemill.cli.dags.asking import Asker
+    from tidemill.cli.dags.asking import StoreAsker
     from tidemill.store.calls.people_calls import RunRecord
 
 _ENDED = ("success", "failed", "skipped", "upstream_failed")
 
 
-def has_ended(store: Asker, run: RunRecord, task: str) -> bool:
+def has_ended(store: StoreAsker, run: RunRecord, task: str) -> bool:
     """Return whether a task of a run has ended.
 
     Raises:
@@ -36,7 +36,7 @@ def has_ended(store: Asker, run: RunRecord, task: str) -> bool:
 
 
 def read_log(
-    store: Asker, run: RunRecord, task: str, try_number: int | None, after: str | None
+    store: StoreAsker, run: RunRecord, task: str, try_number: int | None, after: str | None
 ) -> tuple[list[TaskLine], str | None]:
     """Return the lines of a log after a part, and the last part that was read.
 
@@ -59,7 +59,7 @@ def read_log(
             return lines, after
 
 
-def read_callback_log(store: Asker, run: RunRecord, callback: int) -> list[TaskLine]:
+def read_callback_log(store: StoreAsker, run: RunRecord, callback: int) -> list[TaskLine]:
     """Return the log lines of a callback of a run itself."""
     from tidemill.store.calls.callback_calls import ReadCallbackLog
 

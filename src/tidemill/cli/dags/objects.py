@@ -239,8 +239,8 @@ def _read_secret(text: str) -> str:
 def migrate(config: Config = None, folder: Folder = None) -> None:
     """Create or update the tables of the database; every service does this at its start."""
     with reporting():
-        from tidemill.store.calls.service_calls import ListServices
+        from tidemill.store.calls.service_calls import ListSessions
 
         with asking(config, folder, create=True) as store:
-            store.ask(ListServices())
+            store.ask(ListSessions())
         typer.echo("the database is up to date")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemill.cli.dags.asking import AsJson, Asker, Config, DagId, Folder, asking, find_user
+from tidemill.cli.dags.asking import AsJson, Config, DagId, Folder, StoreAsker, asking, find_user
 from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
 
@@ -142,7 +142,7 @@ def cancel(dag: DagId, run: Run = None, config: Config = None, folder: Folder = 
             typer.echo(f"{dag} {found.run_id} is cancelled")
 
 
-def list_callbacks(store: Asker, run: RunRecord) -> list[CallbackRecord]:
+def list_callbacks(store: StoreAsker, run: RunRecord) -> list[CallbackRecord]:
     """Return the callbacks of a run, and the failed callbacks of its tasks."""
     from tidemill.store.calls.callback_calls import ListCallbacks
 
@@ -150,7 +150,7 @@ def list_callbacks(store: Asker, run: RunRecord) -> list[CallbackRecord]:
     return [one for page in pages for one in page]
 
 
-def find_run(store: Asker, dag: str, run: str | None) -> RunRecord:
+def find_run(store: StoreAsker, dag: str, run: str | None) -> RunRecord:
     """Return a run; by default the newest run of the DAG.
 
     Raises:

@@ -207,7 +207,7 @@ def encode_task(task: TaskRecord) -> dict[str, Any]:
         "started": format_time(task.started_us),
         "ended": format_time(task.ended_us),
         "due": format_time(task.due_us),
-        "worker": task.service,
+        "worker": task.worker,
         "trigger": task.trigger,
         "error": task.error,
     }

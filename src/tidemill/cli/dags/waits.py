@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from tidemill.cli.dags.views import format_clock
 
 if TYPE_CHECKING:
-    from tidemill.cli.dags.asking import Asker
+    from tidemill.cli.dags.asking import StoreAsker
     from tidemill.core.tasks.alive import AliveServices
     from tidemill.store.calls.people_calls import RunRecord, TaskRecord
-    from tidemill.web.dags.models import Wait
+    from tidemill.web.dags.models import TaskWaitView
 
 #: The number of triggers that one call describes.
 _MANY = 500
 
 
-def describe_waits(store: Asker, run: RunRecord, tasks: Sequence[TaskRecord]) -> dict[int, str]:
+def describe_waits(store: StoreAsker, run: RunRecord, tasks: Sequence[TaskRecord]) -> dict[int, str]:
     """Return the reasons why tasks wait, by task number; running and ended tasks are left out.
 
     Args:
@@ -54,16 +54,16 @@ def describe_waits(store: Asker, run: RunRecord, tasks: Sequence[TaskRecord]) ->
     return waits
 
 
-def _format_wait(wait: Wait) -> str:
+def _format_wait(wait: TaskWaitView) -> str:
     text = wait.text if wait.at is None else f"{wait.text} {format_clock(round(wait.at * 1e6))}"
     if wait.times_out_at is not None:
         text += f"; times out at {format_clock(round(wait.times_out_at * 1e6))}"
     return f"{text}; {wait.missing}" if wait.missing else text
 
 
-def find_services(store: Asker) -> AliveServices:
+def find_services(store: StoreAsker) -> AliveServices:
     """Return the services that are alive."""
-    from tidemill.store.calls.service_calls import ListServices
+    from tidemill.store.calls.service_calls import ListSessions
     from tidemill.web.dags.waiting import list_alive
 
-    return list_alive(store.ask(ListServices()))
+    return list_alive(store.ask(ListSessions()))

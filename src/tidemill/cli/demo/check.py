@@ -20,14 +20,14 @@ from tidemill.deadletters.letter import Letter
 Position = tuple[int, int]
 
 
-class Line(NamedTuple):
+class DemoLine(NamedTuple):
     """The counted fields of a well-formed line."""
 
     status: int
     size: int
 
 
-class Report(msgspec.Struct):
+class DemoResult(msgspec.Struct):
     """One awk result, from the result topic."""
 
     task_id: str
@@ -44,7 +44,7 @@ class Report(msgspec.Struct):
         return [(self.partition, offset) for offset in self.offsets]
 
 
-class Outcome(msgspec.Struct):
+class DemoOutcome(msgspec.Struct):
     """The outcome of a line, from the output file."""
 
     partition: int
@@ -54,7 +54,7 @@ class Outcome(msgspec.Struct):
     outcome: str
 
 
-class Window(msgspec.Struct):
+class DemoWindow(msgspec.Struct):
     """The summary of a window, from the output file."""
 
     partition: int
@@ -65,9 +65,9 @@ class Window(msgspec.Struct):
 class Outputs(msgspec.Struct):
     """All outputs of a run."""
 
-    reports: list[Report]
-    outcomes: list[Outcome]
-    windows: list[Window]
+    reports: list[DemoResult]
+    outcomes: list[DemoOutcome]
+    windows: list[DemoWindow]
     letters: list[Letter]
     committed: dict[int, int]
 
@@ -102,21 +102,21 @@ def read_lines(path: Path) -> list[bytes]:
         return file.read().splitlines()
 
 
-def count_directly(lines: Iterable[bytes], partitions: int) -> dict[Position, Line | None]:
+def count_directly(lines: Iterable[bytes], partitions: int) -> dict[Position, DemoLine | None]:
     """Return each line's status and bytes, or None for a malformed line; lines go to partitions in turn."""
     return {(number % partitions, number // partitions): _count_line(line) for number, line in enumerate(lines)}
 
 
-def _count_line(line: bytes) -> Line | None:
+def _count_line(line: bytes) -> DemoLine | None:
     # A well-formed line has three quoted fields, so six unescaped quotes, the last one at its end.
     parts = line.replace(rb"\"", b"").split(b'"')
     if len(parts) != 7 or parts[6]:
         return None
     status, size = parts[2].split()
-    return Line(int(status), 0 if size == b"-" else int(size))
+    return DemoLine(int(status), 0 if size == b"-" else int(size))
 
 
-def add_up_input(expected: Mapping[Position, Line | None]) -> Totals:
+def add_up_input(expected: Mapping[Position, DemoLine | None]) -> Totals:
     """Add up the well-formed lines of the input."""
     totals = Totals()
     for line in expected.values():
@@ -125,7 +125,7 @@ def add_up_input(expected: Mapping[Position, Line | None]) -> Totals:
     return totals
 
 
-def add_up_reports(reports: Sequence[Report], outcomes: Sequence[Outcome]) -> Totals:
+def add_up_reports(reports: Sequence[DemoResult], outcomes: Sequence[DemoOutcome]) -> Totals:
     """Add up awk's counts; lines that an earlier report has counted are subtracted with their sizes."""
     sizes = {(outcome.partition, outcome.offset): outcome.bytes for outcome in outcomes}
     totals, seen = Totals(), set[Position]()
@@ -137,7 +137,7 @@ def add_up_reports(reports: Sequence[Report], outcomes: Sequence[Outcome]) -> To
     return totals
 
 
-def check(expected: Mapping[Position, Line | None], outputs: Outputs) -> list[Check]:
+def check(expected: Mapping[Position, DemoLine | None], outputs: Outputs) -> list[Check]:
     """Compare all numbers of a run."""
     good = {position: line for position, line in expected.items() if line is not None}
     want, found = add_up_input(expected), add_up_reports(outputs.reports, outputs.outcomes)
@@ -157,12 +157,12 @@ def check(expected: Mapping[Position, Line | None], outputs: Outputs) -> list[Ch
     return checks
 
 
-def find_slowest(reports: Iterable[Report], count: int = 5) -> list[Report]:
+def find_slowest(reports: Iterable[DemoResult], count: int = 5) -> list[DemoResult]:
     """Return the reports of the slowest tasks."""
     return sorted(reports, key=lambda report: -report.seconds)[:count]
 
 
-def _count_wrong(good: Mapping[Position, Line], reports: Iterable[Report]) -> int:
+def _count_wrong(good: Mapping[Position, DemoLine], reports: Iterable[DemoResult]) -> int:
     """Count the reports that differ from the input at the positions that they name."""
     wrong = 0
     for report in reports:
@@ -173,7 +173,7 @@ def _count_wrong(good: Mapping[Position, Line], reports: Iterable[Report]) -> in
     return wrong
 
 
-def _find_right_outcomes(good: Mapping[Position, Line], outcomes: Iterable[Outcome]) -> set[Position]:
+def _find_right_outcomes(good: Mapping[Position, DemoLine], outcomes: Iterable[DemoOutcome]) -> set[Position]:
     return {
         position
         for outcome in outcomes
@@ -182,7 +182,7 @@ def _find_right_outcomes(good: Mapping[Position, Line], outcomes: Iterable[Outco
     }
 
 
-def _find_in_windows(good: Mapping[Position, Line], windows: Iterable[Window]) -> set[Position]:
+def _find_in_windows(good: Mapping[Position, DemoLine], windows: Iterable[DemoWindow]) -> set[Position]:
     named = {
         (window.partition, offset)
         for window in windows

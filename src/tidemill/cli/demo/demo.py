@@ -46,7 +46,7 @@ DEFAULT_FOLDER = Path("demo-output")
 _MARKER = ".tidemill-demo"
 _OWN = ("kafka", "output", "topics", "recordings", "tidemill.yaml")
 #: Give up if nothing is committed for this long.
-_STALL_SECONDS = 120.0
+_NO_PROGRESS_SECONDS = 120.0
 #: Window summaries may arrive after the last commit.
 _SETTLE_SECONDS = 15.0
 
@@ -201,10 +201,10 @@ class _Demo:
                     return True
                 if done != last:
                     last, moved = done, time.monotonic()
-                elif time.monotonic() - moved > _STALL_SECONDS:
+                elif time.monotonic() - moved > _NO_PROGRESS_SECONDS:
                     self.failure = (
-                        f"nothing was committed for {_STALL_SECONDS:g} s: {self._format_progress()}; run the demo "
-                        f"again; if it fails again, report it with {self.folder / 'kafka' / 'broker.log'}"
+                        f"nothing was committed for {_NO_PROGRESS_SECONDS:g} s: {self._format_progress()}; run the "
+                        f"demo again; if it fails again, report it with {self.folder / 'kafka' / 'broker.log'}"
                     )
                     return False
         return False
@@ -237,9 +237,9 @@ class _Demo:
             target.write_bytes(b"".join(value + b"\n" for value in values))
         output = Path(self.settings.sinks.filesystem["output"].base_path)
         return demo_check.Outputs(
-            reports=[msgspec.json.decode(value, type=demo_check.Report) for value in reports],
-            outcomes=_read_lines(output / "messages.jsonl", demo_check.Outcome),
-            windows=_read_lines(output / "windows.jsonl", demo_check.Window),
+            reports=[msgspec.json.decode(value, type=demo_check.DemoResult) for value in reports],
+            outcomes=_read_lines(output / "messages.jsonl", demo_check.DemoOutcome),
+            windows=_read_lines(output / "windows.jsonl", demo_check.DemoWindow),
             letters=[msgspec.json.decode(value, type=Letter) for value in letters],
             committed=committed,
         )

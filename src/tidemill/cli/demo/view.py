@@ -66,13 +66,13 @@ def format_progress(progress: PipelineProgress) -> str:
     text = f"{progress.tasks_done} tasks done, {progress.tasks_running} running, {progress.tasks_queued} queued"
     if progress.tasks_failed:
         text += f", {progress.tasks_failed} failed"
-    stalled = [f"{name}: {reason}" for name, reason in sorted(progress.stalled.items())]
+    stalled = [f"{name}: {reason}" for name, reason in sorted(progress.waits.items())]
     return "; ".join([f"{len(running)} engines: {text}", *stalled])
 
 
 def show_summary(
     console: Console,
-    expected: Mapping[check.Position, check.Line | None],
+    expected: Mapping[check.Position, check.DemoLine | None],
     outputs: check.Outputs,
 ) -> None:
     """Show awk's counts next to those of the input, the slowest tasks, and the dead letters."""
@@ -86,7 +86,7 @@ def show_summary(
 
 
 def _build_status_table(
-    expected: Mapping[check.Position, check.Line | None], outputs: check.Outputs, *, wide: bool
+    expected: Mapping[check.Position, check.DemoLine | None], outputs: check.Outputs, *, wide: bool
 ) -> Table:
     want = check.add_up_input(expected)
     found = check.add_up_reports(outputs.reports, outputs.outcomes)
@@ -103,7 +103,7 @@ def _build_status_table(
     return table
 
 
-def _build_slowest_table(reports: Sequence[check.Report], *, wide: bool) -> Table:
+def _build_slowest_table(reports: Sequence[check.DemoResult], *, wide: bool) -> Table:
     table = Table(title="Slowest tasks", title_justify="left")
     table.add_column("task", overflow="fold")
     for name in ("status", "partition", "lines", "ms") if wide else ("status", "ms"):

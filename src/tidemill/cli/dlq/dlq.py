@@ -35,9 +35,9 @@ from tidemill.core.wording import format_count
 
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
-    from tidemill.core.deadletters.redrive import Criteria
+    from tidemill.core.deadletters.redrive import LetterCriteria
     from tidemill.deadletters.opening import Letters
-    from tidemill.deadletters.reader import Found
+    from tidemill.deadletters.reader import FoundLetter
     from tidemill.deadletters.redrive.history import Redriven
 
 #: The width of output that is not a terminal.
@@ -77,7 +77,7 @@ def list_letters(
                 _print_table(found, lambda page, width: build_table([(each, sent(each)) for each in page], width))
 
 
-def _find_history(settings: Settings, box: Letters) -> Callable[[Found], list[Redriven]]:
+def _find_history(settings: Settings, box: Letters) -> Callable[[FoundLetter], list[Redriven]]:
     """Return a function that lists the redrives of a letter."""
     from tidemill.core.errors import RemoteError
     from tidemill.deadletters.redrive.history import read_history
@@ -90,14 +90,14 @@ def _find_history(settings: Settings, box: Letters) -> Callable[[Found], list[Re
         return lambda found: []
 
 
-def _print_table(found: Iterator[Found], table: Callable[[list[Found], int], object]) -> None:
+def _print_table(found: Iterator[FoundLetter], table: Callable[[list[FoundLetter], int], object]) -> None:
     """Print the letters as several tables, since all letters of a huge topic would not fit into one."""
     from rich.console import Console
 
     # Only a terminal limits the length of lines; programs and files get whole lines.
     narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(soft_wrap=False, width=None if narrow else _NO_WIDTH)
-    page: list[Found] = []
+    page: list[FoundLetter] = []
     count = 0
     for each in found:
         page.append(each)
@@ -119,20 +119,20 @@ def show(
     """Show one letter with all its contents; messages and payloads are shown unmasked, including secrets."""
     with reporting():
         from tidemill.cli.dlq.view import describe_letter, encode_letter_line
-        from tidemill.core.deadletters.redrive import Criteria
+        from tidemill.core.deadletters.redrive import LetterCriteria
 
         if not letter_id:
             raise ConfigError("the id is empty; pass an id from `tidemill dlq list`")
         settings = _load_settings(config)
         with _open_letters(settings) as box:
-            found: dict[str, Found] = {}
-            for each in _read_all(box, Criteria(ids=(letter_id,))):
+            found: dict[str, FoundLetter] = {}
+            for each in _read_all(box, LetterCriteria(ids=(letter_id,))):
                 assert each.letter is not None
                 found[each.letter.letter_id] = each
                 if each.letter.letter_id == letter_id or len(found) > 1:
                     break
             if not found:
-                raise ConfigError(f"no letter {letter_id!r} in {box.place}; `tidemill dlq list` lists the ids")
+                raise ConfigError(f"no letter {letter_id!r} in {box.location}; `tidemill dlq list` lists the ids")
             if len(found) > 1 and letter_id not in found:
                 raise ConfigError(
                     f"several ids begin with {letter_id!r}, such as {', '.join(found)}; write more of the id"
@@ -267,13 +267,13 @@ def _find_ranges(box: Letters) -> dict[int, tuple[int, int]]:
         return box.find_ranges()
 
 
-def _read_all(box: Letters, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
+def _read_all(box: Letters, criteria: LetterCriteria, *, garbage: bool = False) -> Iterator[FoundLetter]:
     from tidemill.deadletters.search import read_all
 
     return read_all(box, _find_ranges(box), criteria, garbage=garbage)
 
 
-def _find_newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
+def _find_newest(box: Letters, criteria: LetterCriteria, limit: int) -> list[FoundLetter]:
     from tidemill.deadletters.search import find_newest
 
     return find_newest(box, _find_ranges(box), criteria, limit)

@@ -13,7 +13,7 @@ from tidemill.cli.completion import complete_kinds, complete_sinks
 from tidemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tidemill.core.deadletters.redrive import Criteria, Target
+    from tidemill.core.deadletters.redrive import LetterCriteria, Target
 
 Ids = Annotated[
     list[str] | None,
@@ -98,13 +98,13 @@ def make_criteria(
     text: str,
     *,
     relative: bool = True,
-) -> Criteria:
+) -> LetterCriteria:
     """Return the criteria for the values of the common options.
 
     Raises:
         ConfigError: A kind is unknown, a time is invalid, or the times are in the wrong order.
     """
-    from tidemill.core.deadletters.redrive import Criteria
+    from tidemill.core.deadletters.redrive import LetterCriteria
     from tidemill.deadletters.letter import LetterKind
 
     known = [kind.value for kind in LetterKind]
@@ -116,7 +116,7 @@ def make_criteria(
     begin, end = (parse_time(name, at, relative=relative) for name, at in (("--from", since), ("--until", until)))
     if begin is not None and end is not None and begin >= end:
         raise ConfigError(f"--until {until} is not after --from {since}, so no letter matches; swap or change them")
-    return Criteria(
+    return LetterCriteria(
         tuple(ids or ()),
         tuple(kinds or ()),
         tuple(sinks or ()),

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tidemill.cli.dlq.view import as_json as json_text
-from tidemill.cli.dlq.view import plain
+from tidemill.cli.dlq.view import plain, render_json
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
-from tidemill.core.deadletters.redrive import Target, Why
+from tidemill.core.deadletters.redrive import Target, UnsentReason
 from tidemill.core.wording import format_count
 from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
 from tidemill.runtime.process.exitcode import ExitCode
@@ -80,7 +79,7 @@ def _say_item(item: RedriveItem, *, as_json: bool) -> None:
     letter = item.letter
     if as_json:
         line = {"letter_id": letter.letter_id, "kind": letter.kind, "to": item.where, "count": item.count}
-        typer.echo(json_text(line))
+        typer.echo(render_json(line))
     else:
         what = "payload" if item.where.startswith("sinks.") else "message"
         counted = f"{item.count} {what}{'s' if item.count != 1 else ''}"
@@ -90,14 +89,14 @@ def _say_item(item: RedriveItem, *, as_json: bool) -> None:
 def _say_result(redrive: Redrive, order: RedriveOrder, ended: str, *, as_json: bool) -> None:
     tally = redrive.tally
     if as_json:
-        typer.echo(json_text(_result(redrive, order, ended)))
+        typer.echo(render_json(_result(redrive, order, ended)))
         return
     would = "would be sent" if order.dry_run else "sent"
     what = "payload" if order.target is Target.SINK else "message"
     resumed = " (continued from where the last run ended)" if redrive.resumed else ""
     typer.echo(f"{format_count(tally.sent, 'letter')} {would}, {format_count(tally.messages, what)}{resumed}", err=True)
     for why, count in tally.why.items():
-        if why is not Why.NOT_SELECTED:
+        if why is not UnsentReason.NOT_SELECTED:
             typer.echo(f"{count:,} not sent: {why.value}", err=True)
     for letter_id, _, text in tally.failed[:_FAILED_SHOWN]:
         typer.echo(plain(redact_text(f"  {letter_id}: {text}")), err=True)

@@ -15,7 +15,7 @@ import msgspec
 from tidemill.core.wording import format_count
 from tidemill.deadletters.letter import HISTORY_HEADER, LetterSource, read_history_header
 from tidemill.deadletters.payloads import Blob
-from tidemill.deadletters.reader import Found, show_bytes
+from tidemill.deadletters.reader import FoundLetter, show_bytes
 from tidemill.deadletters.redrive.history import Redriven
 from tidemill.deadletters.suggestions import suggest_commands
 
@@ -48,7 +48,7 @@ def locate(source: LetterSource) -> str:
     return f"{source.topic}/{source.partition}/{source.offset}"
 
 
-def encode_letter_line(found: Found, sent: Sequence[Redriven] = ()) -> str:
+def encode_letter_line(found: FoundLetter, sent: Sequence[Redriven] = ()) -> str:
     """Return a letter as one line of JSON, with its position and its redrives."""
     where: dict[str, object] = {"partition": found.partition, "offset": found.offset}
     if found.file:
@@ -59,7 +59,7 @@ def encode_letter_line(found: Found, sent: Sequence[Redriven] = ()) -> str:
     return msgspec.json.encode({"dlq": where, **msgspec.structs.asdict(found.letter), "redriven": redriven}).decode()
 
 
-def build_table(found: Sequence[tuple[Found, Sequence[Redriven]]], width: int) -> RenderableType:
+def build_table(found: Sequence[tuple[FoundLetter, Sequence[Redriven]]], width: int) -> RenderableType:
     """Return a table with a row per letter, with fewer columns in a narrow terminal.
 
     Args:
@@ -93,7 +93,7 @@ def _describe_sent(sent: Sequence[Redriven]) -> str:
     return f"{format_time(sent[-1].at)[5:16]} to {sent[-1].to}{times}"
 
 
-def _make_row(found: Found) -> tuple[str, ...]:
+def _make_row(found: FoundLetter) -> tuple[str, ...]:
     letter = found.letter
     if letter is None:
         where = "-" if found.file else f"at {found.partition}/{found.offset}"
@@ -111,7 +111,9 @@ def _make_row(found: Found) -> tuple[str, ...]:
     )
 
 
-def describe_letter(found: Found, config: str = "", sent: Sequence[Redriven] = (), max_redrives: int = 1_000) -> str:
+def describe_letter(
+    found: FoundLetter, config: str = "", sent: Sequence[Redriven] = (), max_redrives: int = 1_000
+) -> str:
     """Return all contents of a letter as readable text.
 
     Args:
@@ -235,6 +237,6 @@ def _list_counts(counts: Mapping[str, int], *, last: bool) -> list[str]:
     return lines
 
 
-def as_json(value: Any) -> str:
+def render_json(value: Any) -> str:
     """Return a value as one line of JSON."""
     return msgspec.json.encode(value).decode()

@@ -277,7 +277,7 @@ def check_sink(settings: Settings, kind: str, name: str) -> str:
             async with asyncio.timeout(_ASK_SECONDS):
                 await sink.connect()
         except TimeoutError:
-            raise RemoteError(f"{sink.place}: no connection within {_ASK_SECONDS:g} s") from None
+            raise RemoteError(f"{sink.section}: no connection within {_ASK_SECONDS:g} s") from None
         finally:
             await sink.close()
 

@@ -16,7 +16,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 
 
-class Folder(msgspec.Struct, frozen=True):
+class CheckedFolder(msgspec.Struct, frozen=True):
     """A folder in the configuration.
 
     Attributes:
@@ -30,23 +30,23 @@ class Folder(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-def list_folders(settings: Settings) -> Iterator[Folder]:
+def list_folders(settings: Settings) -> Iterator[CheckedFolder]:
     """Yield the folders that a pipeline with these settings writes to on this machine."""
     from tidemill.spark.session.conf import is_local
 
     if settings.dlq.path:
-        yield Folder("dlq.path", settings.dlq.path, " (bounded runs only)")
+        yield CheckedFolder("dlq.path", settings.dlq.path, " (bounded runs only)")
     if not is_local(settings.spark):
         return
     for name, section in settings.sinks.filesystem.items():
-        yield Folder(f"sinks.filesystem.{name}.base_path", section.base_path)
+        yield CheckedFolder(f"sinks.filesystem.{name}.base_path", section.base_path)
     if settings.history.path:
-        yield Folder("history.path", settings.history.path)
+        yield CheckedFolder("history.path", settings.history.path)
     if settings.cache.enabled:
-        yield Folder("cache.path", settings.cache.path)
+        yield CheckedFolder("cache.path", settings.cache.path)
 
 
-def check_folder(folder: Folder) -> str:
+def check_folder(folder: CheckedFolder) -> str:
     """Check that a folder can be written to or created.
 
     Raises:
@@ -91,7 +91,7 @@ def find_recording_problem(settings: Settings) -> str:
         return ""
     try:
         folder = Path(debug.db_dir).expanduser()
-        check_folder(Folder("debug.db_dir", str(folder)))
+        check_folder(CheckedFolder("debug.db_dir", str(folder)))
     except RuntimeError:
         why = f"{debug.db_dir}: this user has no home directory; set debug.db_dir to an absolute path"
     except (ConfigError, RemoteError) as error:

@@ -24,7 +24,7 @@ _ANSWER_SECONDS = 5.0
 
 
 def trace(
-    place: Annotated[
+    position: Annotated[
         str | None,
         typer.Argument(
             metavar="TOPIC:PARTITION:OFFSET", help="The message; not with --key, --task or --label.", show_default=False
@@ -55,7 +55,7 @@ def trace(
     with reporting():
         from tidemill.cli.recordings.trace_view import describe_nothing, describe_open, describe_trace, encode_traces
 
-        query, config = _read_arguments(place, config, key, task, label)
+        query, config = _read_arguments(position, config, key, task, label)
         traces, where, opened = _find(query, config)
         for problem in traces.problems:
             typer.echo(f"warning: {to_one_line(problem)}", err=True)
@@ -65,7 +65,7 @@ def trace(
         if not traces.found and not opened:
             if not as_json:
                 names = (("key", key), ("task", task), ("label", label))
-                what = next((f"{name} {value}" for name, value in names if value is not None), str(place))
+                what = next((f"{name} {value}" for name, value in names if value is not None), str(position))
                 typer.echo(describe_nothing(what, where, (traces.first_us, traces.last_us)), err=True)
             raise typer.Exit(ExitCode.NOTHING_FOUND)
         if not as_json:
@@ -116,7 +116,7 @@ def _drop_committed(opened: list[tuple[str, OpenMessage]], traces: Traces) -> li
 
 
 def _read_arguments(
-    place: str | None, config: Path | None, key: str | None, task: str | None, label: str | None
+    position: str | None, config: Path | None, key: str | None, task: str | None, label: str | None
 ) -> tuple[MessageQuery, Path | None]:
     """Return the query and the configuration; with an option, the only positional argument is the configuration.
 
@@ -124,17 +124,17 @@ def _read_arguments(
         ConfigError: The arguments do not select messages.
     """
     from tidemill.core.recorder.key_text import read_key
-    from tidemill.core.recorder.place import parse_place
+    from tidemill.core.recorder.position import parse_position
     from tidemill.recorder.reading.queries import MessageQuery
 
     options = sum(option is not None for option in (key, task, label))
     if options > 1:
         raise ConfigError("--key, --task and --label exclude each other; write only one")
-    message = None if place is None else parse_place(place)
-    if options and place is not None:
+    message = None if position is None else parse_position(position)
+    if options and position is not None:
         if message is not None or config is not None:
-            raise ConfigError(f"{place}: write either a message or one of --key, --task and --label")
-        config = Path(place)
+            raise ConfigError(f"{position}: write either a message or one of --key, --task and --label")
+        config = Path(position)
     if label is not None and "=" not in label:
         raise ConfigError(f"--label {label}: write NAME=VALUE")
     if options:
@@ -144,8 +144,8 @@ def _read_arguments(
         raw = None if key is None else read_key(key)
         task, label = (None if text is None else escape_surrogates(text) for text in (task, label))
         return MessageQuery(key=raw, task_id=task, label=label), config
-    if place is None:
+    if position is None:
         raise ConfigError("write a message as TOPIC:PARTITION:OFFSET, or one of --key, --task and --label")
     if message is None:
-        raise ConfigError(f"{place}: not a message; write TOPIC:PARTITION:OFFSET, for example orders:3:4711")
+        raise ConfigError(f"{position}: not a message; write TOPIC:PARTITION:OFFSET, for example orders:3:4711")
     return MessageQuery(topic=message.topic, partition=message.partition, offset=message.offset), config

@@ -18,9 +18,16 @@ from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.key_text import write_key
 from tidemill.core.wording import format_count
 from tidemill.recorder.format.schema import MAX_KEY_BYTES
-from tidemill.recorder.reading.queries import EventRow, MessageRow, Story, TaskRow, Trace, show_status
+from tidemill.recorder.reading.queries import (
+    RecordedEventRow,
+    RecordedMessageRow,
+    RecordedTaskRow,
+    Story,
+    Trace,
+    show_status,
+)
 from tidemill.runtime.link.open_message import OpenMessage
-from tidemill.runtime.log.console import escape
+from tidemill.runtime.log.console import escape_control
 
 #: The number of characters shown of an error, an argument list or an output; --json prints all.
 _SHOWN = 400
@@ -70,10 +77,10 @@ def _describe_story(story: Story) -> str:
     title = f"{row.topic}:{row.partition}:{row.offset} {status}{took}, {where}"
     key = [] if row.key is None else [f"key {_show_key(row.key)}" if row.key else "an empty key"]
     tail = [] if story.bounded or story.committed_us is not None else ["no commit is recorded within 10 minutes"]
-    return "\n".join(map(escape, [title, *key, *_draw(lines, start), *tail]))
+    return "\n".join(map(escape_control, [title, *key, *_draw(lines, start), *tail]))
 
 
-def _stage_lines(row: MessageRow, arranged: int, status: str) -> Iterator[_Line]:
+def _stage_lines(row: RecordedMessageRow, arranged: int, status: str) -> Iterator[_Line]:
     """Yield the stages of a message that was arranged into this many tasks; `row.tasks` also counts replacements."""
     tasks = format_count(arranged, "task") + (f" ({row.precomputed} precomputed)" if row.precomputed else "")
     # Without tasks, `transform` may have handled the message, and there is no stage for the end of tasks.
@@ -90,13 +97,13 @@ def _stage_lines(row: MessageRow, arranged: int, status: str) -> Iterator[_Line]
             yield at, text, []
 
 
-def _describe_end(row: MessageRow, status: str) -> str:
+def _describe_end(row: RecordedMessageRow, status: str) -> str:
     error = f": {_cut(row.error)}" if row.error else ""
     payloads = f", {format_count(row.payloads, 'payload')}" if row.payloads else ""
     return f"{status}{payloads}{error}"
 
 
-def _task_line(task: TaskRow) -> _Line:
+def _task_line(task: RecordedTaskRow) -> _Line:
     labels = "".join(f" {name}={value}" for name, value in task.labels.items())
     details = [f"command line {_cut(shlex.join(task.args))}"] if task.args else []
     waited = task.started_at is not None and task.queued_at is not None
@@ -121,7 +128,7 @@ def _task_line(task: TaskRow) -> _Line:
     return at, f"task {task.task_id}, try {task.attempt}{labels}", details
 
 
-def _event_line(row: EventRow) -> _Line:
+def _event_line(row: RecordedEventRow) -> _Line:
     event = row.event
     about = [event.sink, None if event.task_id is None else f"task {event.task_id}"]
     data = [f"{name} {value}" for name, value in event.data.items()]
@@ -182,9 +189,9 @@ def describe_nothing(what: str, where: str, span: tuple[int | None, int | None])
     """Say that nothing was found, and which period is recorded."""
     first, last = span
     if first is None or last is None:
-        return f"{escape(what)} is not recorded; there are no messages in {where}"
+        return f"{escape_control(what)} is not recorded; there are no messages in {where}"
     return (
-        f"{escape(what)} is not recorded in {where}, which has messages from {format_time(first)} to "
+        f"{escape_control(what)} is not recorded in {where}, which has messages from {format_time(first)} to "
         f"{format_time(last)} (UTC)"
     )
 
@@ -194,7 +201,7 @@ def describe_open(opened: tuple[str, OpenMessage]) -> str:
     worker, message = opened
     engine = "" if message.engine is None else f", engine {message.engine}"
     position = f"{message.topic}:{message.partition}:{message.offset}"
-    return escape(f"{position} is open, worker {worker}{engine}: {message.text}")
+    return escape_control(f"{position} is open, worker {worker}{engine}: {message.text}")
 
 
 def encode_traces(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemill.core.wording import format_count
-from tidemill.runtime.log.console import escape
+from tidemill.runtime.log.console import escape_control
 
 if TYPE_CHECKING:
     from tidemill.spark.bounded.run import BoundedProgress
@@ -108,7 +108,7 @@ def format_status(state: RunState, progress: PipelineProgress, rate: float, widt
     if state.phase.value == "draining":
         parts += _describe_drain(state, progress)
     elif state.phase.value != "running":
-        return cut(escape(state.describe_step() or state.phase.value), width)
+        return cut(escape_control(state.describe_step() or state.phase.value), width)
     elif not any(engine.progress for engine in progress.engines):
         return cut(f"the engines are starting ({state.seconds:.0f} s)", width)
     else:
@@ -121,12 +121,12 @@ def format_status(state: RunState, progress: PipelineProgress, rate: float, widt
         parts.append(Part(8, (f"{format_count(dropped, 'dead letter')} DROPPED", f"{_short(dropped)} DROPPED")))
     if progress.pauses:
         left = format_seconds(round(max(pause.left_seconds for pause in progress.pauses)))
-        parts.append(Part(8, (f"PAUSED by {escape(progress.pauses[0].by)}, for another {left}", "PAUSED")))
-    if progress.stalled:
-        reasons = "; ".join(f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
+        parts.append(Part(8, (f"PAUSED by {escape_control(progress.pauses[0].by)}, for another {left}", "PAUSED")))
+    if progress.waits:
+        reasons = "; ".join(f"{name}: {why}" for name, why in sorted(progress.waits.items()))
         shortest = max(12, width - 22)
         texts = (f"waiting for {reasons}", cut(f"waiting for {reasons}", shortest))
-        parts.append(Part(7, tuple(map(escape, texts))))
+        parts.append(Part(7, tuple(map(escape_control, texts))))
     return fit(parts, width)
 
 
@@ -184,7 +184,7 @@ def format_backfill(state: RunState, progress: BoundedProgress, rate: float, wid
         width: The number of columns.
     """
     if not progress.total:
-        return cut(escape(state.describe_step() or state.phase.value), width)
+        return cut(escape_control(state.describe_step() or state.phase.value), width)
     share = min(1.0, progress.passed / progress.total)
     percent = f"{share:.0%}"
     of = f"{_short(progress.passed)} of {_short(progress.total)}"
@@ -203,9 +203,11 @@ def format_backfill(state: RunState, progress: BoundedProgress, rate: float, wid
     if progress.dead_lettered:
         letters = format_count(progress.dead_lettered, "dead letter")
         parts.append(Part(4, (letters, f"{_short(progress.dead_lettered)} dead")))
-    if progress.stalled:
-        reasons = "; ".join(f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
-        parts.append(Part(7, (escape(f"waiting for {reasons}"), escape(cut(f"waiting for {reasons}", 24)))))
+    if progress.waits:
+        reasons = "; ".join(f"{name}: {why}" for name, why in sorted(progress.waits.items()))
+        parts.append(
+            Part(7, (escape_control(f"waiting for {reasons}"), escape_control(cut(f"waiting for {reasons}", 24))))
+        )
     return fit(parts, width)
 
 

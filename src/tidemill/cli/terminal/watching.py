@@ -80,7 +80,7 @@ class _Reporter:
         self._moment = moment
         self._fields = fields
         self._rate = Rate(PLAIN_SECONDS)
-        self._due = Due(PLAIN_SECONDS)
+        self._due = EntryTimer(PLAIN_SECONDS)
 
     def run(self, ended: threading.Event) -> None:
         import structlog
@@ -95,14 +95,14 @@ class _Reporter:
                     log.info("status", **self._fields(state, progress, rate))
 
 
-class Due:
+class EntryTimer:
     """Decides when an entry is due: at each change, and after a time without one.
 
     Args:
         seconds: The longest time between two entries.
 
     Example:
-        >>> due = Due(10.0)
+        >>> due = EntryTimer(10.0)
         >>> [due.is_due(now, state) for now, state in ((0, "a"), (5, "a"), (10, "a"), (11, "b"), (20, "b"), (21, "b"))]
         [True, False, True, True, False, True]
     """
@@ -122,7 +122,7 @@ class Due:
 def describe_change(state: RunState, progress: PipelineProgress) -> object:
     """Return the state of a run that log entries report as soon as it changes."""
     running = sum(engine.state == "running" for engine in progress.engines)
-    return state.phase, state.step, running, len(progress.engines), sorted(progress.stalled), bool(progress.partitions)
+    return state.phase, state.step, running, len(progress.engines), sorted(progress.waits), bool(progress.partitions)
 
 
 def list_fields(state: RunState, progress: PipelineProgress, rate: float) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def list_fields(state: RunState, progress: PipelineProgress, rate: float) -> dic
             )
             if number
         },
-        **({"stalled": progress.stalled} if progress.stalled else {}),
+        **({"waits_for": progress.waits} if progress.waits else {}),
     }
 
 

@@ -24,7 +24,7 @@ from tidemill.cli.topic_access import (
     open_client,
     require_topic,
 )
-from tidemill.cli.topics.send_progress import SendProgress, Sent
+from tidemill.cli.topics.send_progress import SendProgress, SentCounts
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import format_count
 from tidemill.runtime.process.exitcode import ExitCode
@@ -164,10 +164,12 @@ class LineSender:
         """The number of messages that the brokers confirmed, once `send_all` has returned."""
         return self._lines - self.failed
 
-    def look(self) -> Sent:
+    def look(self) -> SentCounts:
         """Return the current progress; callable from any thread."""
         failed = self.failed
-        return Sent(max(0, self._handed_over + self._refused - failed - len(self._producer)), failed, self._read_bytes)
+        return SentCounts(
+            max(0, self._handed_over + self._refused - failed - len(self._producer)), failed, self._read_bytes
+        )
 
     def send_all(self, lines: BinaryIO) -> bool:
         """Send all lines, and wait until each is confirmed or has failed; see also `raise_failure`.

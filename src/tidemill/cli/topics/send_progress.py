@@ -22,7 +22,7 @@ _SHOW_MESSAGES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentCounts:
     """A snapshot of the progress.
 
     Attributes:
@@ -47,7 +47,7 @@ class SendProgress:
         shown: Whether the line has been shown.
     """
 
-    def __init__(self, lines: BinaryIO, moment: Callable[[], Sent]) -> None:
+    def __init__(self, lines: BinaryIO, moment: Callable[[], SentCounts]) -> None:
         self._size = _find_size(lines)
         self._moment = moment
         self._started = time.monotonic()

@@ -32,7 +32,7 @@ class Target(enum.Enum):
     TOPIC = "topic"
 
 
-class Why(enum.Enum):
+class UnsentReason(enum.Enum):
     """Why a letter is not sent."""
 
     NOT_SELECTED = "not selected"
@@ -49,7 +49,7 @@ class Why(enum.Enum):
     @property
     def failed(self) -> bool:
         """Whether the letter was selected but not sent, so that the user has to act."""
-        return self not in (Why.NOT_SELECTED, Why.NO_LETTER, Why.TWICE)
+        return self not in (UnsentReason.NOT_SELECTED, UnsentReason.NO_LETTER, UnsentReason.TWICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Facts:
         redrives: How many times it was redriven before.
         messages: The number of its source messages.
         payloads: The number of its payloads.
-        text: All text that a search covers; set only if `Criteria.text` is.
+        text: All text that a search covers; set only if `LetterCriteria.text` is.
     """
 
     letter_id: str
@@ -82,7 +82,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Criteria:
+class LetterCriteria:
     """Selects letters: those that match at least one value of every criterion that is set.
 
     Attributes:
@@ -95,7 +95,7 @@ class Criteria:
         text: Text that occurs anywhere in the letter, in upper or lower case.
 
     Example:
-        >>> Criteria(kinds=("task",)).matches(Facts("1", "task"))
+        >>> LetterCriteria(kinds=("task",)).matches(Facts("1", "task"))
         True
     """
 
@@ -126,10 +126,10 @@ class Criteria:
     @property
     def empty(self) -> bool:
         """Whether every letter matches."""
-        return self == Criteria()
+        return self == LetterCriteria()
 
 
-def identify_redrive(topic: str, brokers: str, target: str, criteria: Criteria) -> str:
+def identify_redrive(topic: str, brokers: str, target: str, criteria: LetterCriteria) -> str:
     """Return the id of a redrive. The same selection of letters with the same target is the same redrive.
 
     Args:
@@ -144,28 +144,28 @@ def identify_redrive(topic: str, brokers: str, target: str, criteria: Criteria) 
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
-def judge_letter(facts: Facts, criteria: Criteria, target: Target, max_redrives: int) -> Why | None:
+def judge_letter(facts: Facts, criteria: LetterCriteria, target: Target, max_redrives: int) -> UnsentReason | None:
     """Return why a letter is not sent, or None if it is.
 
     Example:
-        >>> judge_letter(Facts("1", "task", redrives=3), Criteria(), Target.SOURCE, max_redrives=3)
-        <Why.MAX_REDRIVES: 'max_redrives'>
+        >>> judge_letter(Facts("1", "task", redrives=3), LetterCriteria(), Target.SOURCE, max_redrives=3)
+        <UnsentReason.MAX_REDRIVES: 'max_redrives'>
     """
     if not criteria.matches(facts):
-        return Why.NOT_SELECTED
+        return UnsentReason.NOT_SELECTED
     if target is Target.SINK:
-        return None if facts.payloads and facts.sink_name else Why.NO_PAYLOADS
+        return None if facts.payloads and facts.sink_name else UnsentReason.NO_PAYLOADS
     if not facts.messages:
-        return Why.NO_MESSAGES
+        return UnsentReason.NO_MESSAGES
     # A payload sent to a sink ends there; a message sent to a topic may return as a letter, again and again.
-    return Why.MAX_REDRIVES if facts.redrives >= max_redrives else None
+    return UnsentReason.MAX_REDRIVES if facts.redrives >= max_redrives else None
 
 
 class SinkNames:
-    """Finds the names in `Criteria.sinks` that match no sink, which are probably misspelt.
+    """Finds the names in `LetterCriteria.sinks` that match no sink, which are probably misspelt.
 
     Args:
-        wanted: The names, as in `Criteria.sinks`.
+        wanted: The names, as in `LetterCriteria.sinks`.
         configured: (type, name) of the configured sinks.
     """
 
@@ -181,7 +181,7 @@ class SinkNames:
             self.unknown -= {name, label, f"sinks.{label}"}
 
 
-class Cursor:
+class RedrivePosition:
     """The progress of a redrive in the partitions of a topic.
 
     Args:
@@ -219,7 +219,7 @@ class Cursor:
         return sum(end - self._positions[number] for number, end in self._ends.items())
 
 
-class Pace:
+class RedrivePace:
     """The pace at which messages are sent.
 
     Args:
@@ -298,7 +298,7 @@ class Recent:
 
 
 @dataclass(slots=True)
-class Tally:
+class RedriveTally:
     """The counts of a redrive.
 
     Attributes:
@@ -313,13 +313,13 @@ class Tally:
 
     sent: int = 0
     messages: int = 0
-    why: dict[Why, int] = field(default_factory=dict)
-    failed: list[tuple[str, Why, str]] = field(default_factory=list)
+    why: dict[UnsentReason, int] = field(default_factory=dict)
+    failed: list[tuple[str, UnsentReason, str]] = field(default_factory=list)
     lost_messages: int = 0
     in_part: list[tuple[str, int]] = field(default_factory=list)
     keep: int = 1_000
 
-    def note_skipped(self, why: Why, letter_id: str = "", text: str = "") -> None:
+    def note_skipped(self, why: UnsentReason, letter_id: str = "", text: str = "") -> None:
         """Count a letter that is not sent."""
         self.why[why] = self.why.get(why, 0) + 1
         if why.failed and len(self.failed) < self.keep:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tidemill.core.deadletters.redrive import Criteria, Facts
+from tidemill.core.deadletters.redrive import Facts, LetterCriteria
 
 #: By default, Kafka stores up to 4,096 bytes with a committed offset.
 ROOM_BYTES = 4_000
@@ -23,7 +23,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RedrivenRange:
     """A range of offsets that were processed together.
 
     Attributes:
@@ -49,8 +49,8 @@ class RedriveRecord:
     """
 
     to: str
-    criteria: Criteria
-    runs: list[Run] = field(default_factory=list)
+    criteria: LetterCriteria
+    runs: list[RedrivenRange] = field(default_factory=list)
     unsent: list[int] = field(default_factory=list)
 
     def note_range(self, first: int, end: int, at: float, unsent: Iterable[int] = ()) -> None:
@@ -59,9 +59,9 @@ class RedriveRecord:
             return
         last = self.runs[-1] if self.runs else None
         if last is not None and last.end == first and at - last.at < SAME_RUN_SECONDS:
-            self.runs[-1] = Run(last.first, end, int(at))
+            self.runs[-1] = RedrivenRange(last.first, end, int(at))
         else:
-            self.runs.append(Run(first, end, int(at)))
+            self.runs.append(RedrivenRange(first, end, int(at)))
         self.unsent = [offset for offset in self.unsent if not first <= offset < end]
         self.unsent += unsent
 
@@ -94,12 +94,12 @@ class RedriveRecord:
                 # Forgotten offsets were unsent, so no letter up to the last of them may be claimed.
                 cut = sorted(unsent)[(len(unsent) - 1) // 2] + 1
                 unsent = [offset for offset in unsent if offset >= cut]
-                runs = [Run(max(run.first, cut), run.end, run.at) for run in runs if run.end > cut]
+                runs = [RedrivenRange(max(run.first, cut), run.end, run.at) for run in runs if run.end > cut]
             else:
                 runs = runs[(len(runs) + 1) // 2 :]
         return ""
 
-    def _format(self, runs: Iterable[Run], unsent: Iterable[int]) -> str:
+    def _format(self, runs: Iterable[RedrivenRange], unsent: Iterable[int]) -> str:
         criteria = self.criteria
         fields = {
             "ids": criteria.ids,
@@ -128,8 +128,10 @@ def decode_record(text: str) -> RedriveRecord | None:
             return None
         asked = content["asked"]
         lists = {name: tuple(asked.get(name, ())) for name in ("ids", "kinds", "sinks", "keys")}
-        criteria = Criteria(since=asked.get("since"), until=asked.get("until"), text=asked.get("text", ""), **lists)
-        runs = [Run(int(first), int(end), int(at)) for first, end, at in content["runs"]]
+        criteria = LetterCriteria(
+            since=asked.get("since"), until=asked.get("until"), text=asked.get("text", ""), **lists
+        )
+        runs = [RedrivenRange(int(first), int(end), int(at)) for first, end, at in content["runs"]]
         return RedriveRecord(str(content["to"]), criteria, runs, [int(offset) for offset in content["unsent"]])
     except (ValueError, TypeError, KeyError, AttributeError):
         return None  # not a record

@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from tidemill.core.errors import TidemillError, WrongPlaceError
+from tidemill.core.errors import TargetMissingError, TidemillError
 
 ItemT = TypeVar("ItemT")
 
@@ -29,40 +29,40 @@ ItemT = TypeVar("ItemT")
 _DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
 
 
-class Fault(enum.Enum):
+class SendFault(enum.Enum):
     """The cause that an exception raised by `send` points to.
 
     Attributes:
         SINK: The sink failed and says so.
-        PLACE: The target (a table or topic, say) is missing, so no payload can be to blame.
+        TARGET: The target (a table or topic, say) is missing, so no payload can be to blame.
         DATA: A payload is bad.
         UNKNOWN: Either the sink or a payload.
     """
 
     SINK = "sink"
-    PLACE = "place"
+    TARGET = "target"
     DATA = "data"
     UNKNOWN = "unknown"
 
     @property
     def may_be_a_payload(self) -> bool:
         """Whether a single payload of the batch may be the cause."""
-        return self in (Fault.DATA, Fault.UNKNOWN)
+        return self in (SendFault.DATA, SendFault.UNKNOWN)
 
 
-def find_fault(error: BaseException) -> Fault:
+def find_fault(error: BaseException) -> SendFault:
     """Return the cause that an exception raised by `send` points to.
 
     Example:
         >>> find_fault(KeyError("id")), find_fault(OSError("gone"))
-        (<Fault.DATA: 'data'>, <Fault.UNKNOWN: 'unknown'>)
+        (<SendFault.DATA: 'data'>, <SendFault.UNKNOWN: 'unknown'>)
     """
     if isinstance(error, BaseExceptionGroup):
         faults = {find_fault(each) for each in error.exceptions}
-        return faults.pop() if len(faults) == 1 else Fault.UNKNOWN
+        return faults.pop() if len(faults) == 1 else SendFault.UNKNOWN
     if isinstance(error, TidemillError):
-        return Fault.PLACE if isinstance(error, WrongPlaceError) else Fault.SINK
-    return Fault.DATA if isinstance(error, _DATA_ERRORS) else Fault.UNKNOWN
+        return SendFault.TARGET if isinstance(error, TargetMissingError) else SendFault.SINK
+    return SendFault.DATA if isinstance(error, _DATA_ERRORS) else SendFault.UNKNOWN
 
 
 def split_batch(batch: Sequence[ItemT], *, is_part: bool) -> list[Sequence[ItemT]]:
@@ -112,11 +112,11 @@ class Witnesses:
         if suspect.doubted_at is None:
             suspect.doubted_at = self._through
 
-    def judge_alone(self, suspect: Suspect, fault: Fault) -> bool:
+    def judge_alone(self, suspect: Suspect, fault: SendFault) -> bool:
         """Record that a call with this item alone raised; return whether the item is at fault."""
         self.doubt(suspect)
         assert suspect.doubted_at is not None
         again, suspect.raised_alone = suspect.raised_alone, True
-        if fault is Fault.DATA:
+        if fault is SendFault.DATA:
             return True
         return again and self._through > max(suspect.doubted_at, self._since)

@@ -14,7 +14,7 @@ LaneT = TypeVar("LaneT", bound=Hashable)
 ValueT = TypeVar("ValueT")
 
 
-class Refused(Protocol):
+class RefusedItem(Protocol):
     """A sink's answer about one item."""
 
     @property
@@ -44,7 +44,7 @@ class State(enum.Enum):
 
 
 class Decision(enum.Enum):
-    """The answer to `Ask`."""
+    """The answer to `AskDecision`."""
 
     RETRY = "retry"
     DROP = "drop"
@@ -110,14 +110,14 @@ class Item(Generic[LaneT, ValueT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered(Generic[LaneT, ValueT]):
+class ItemsDelivered(Generic[LaneT, ValueT]):
     """The sink confirmed these items."""
 
     items: Sequence[Item[LaneT, ValueT]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask(Generic[LaneT, ValueT]):
+class AskDecision(Generic[LaneT, ValueT]):
     """These items need a decision. Answer with `SendQueue.note_decision`.
 
     Attributes:
@@ -145,10 +145,10 @@ class GaveUp(Generic[LaneT, ValueT]):
     attempts: int
 
 
-Effect = Delivered[LaneT, ValueT] | Ask[LaneT, ValueT] | GaveUp[LaneT, ValueT]
+Effect = ItemsDelivered[LaneT, ValueT] | AskDecision[LaneT, ValueT] | GaveUp[LaneT, ValueT]
 
 
-class Hold(Generic[LaneT, ValueT]):
+class HeldKey(Generic[LaneT, ValueT]):
     """A key whose first item is being retried or awaits a decision, and the items behind it.
 
     Attributes:
@@ -165,8 +165,8 @@ class Hold(Generic[LaneT, ValueT]):
         self.asked = 0
 
 
-class Failures(Generic[LaneT, ValueT]):
-    """The refused items of one batch. Items that failed in the same way share one `Ask` or `GaveUp`.
+class BatchFailures(Generic[LaneT, ValueT]):
+    """The refused items of one batch. Items that failed in the same way share one `AskDecision` or `GaveUp`.
 
     Attributes:
         now: The current time.
@@ -186,7 +186,7 @@ class Failures(Generic[LaneT, ValueT]):
         self.again: float | None = None
         self._same: dict[tuple[str, bool, int], tuple[list[Item[LaneT, ValueT]], list[Item[LaneT, ValueT]]]] = {}
 
-    def add(self, item: Item[LaneT, ValueT], answer: Refused, *, asked: bool) -> None:
+    def add(self, item: Item[LaneT, ValueT], answer: RefusedItem, *, asked: bool) -> None:
         """Add an item that needs a decision (`asked`) or is given up."""
         same = self._same.setdefault((answer.error, answer.oversize, item.attempts), ([], []))
         same[0 if asked else 1].append(item)
@@ -195,7 +195,7 @@ class Failures(Generic[LaneT, ValueT]):
         """Yield one effect for each group of items that failed in the same way."""
         for (error, oversize, attempts), (asked, given_up) in self._same.items():
             if asked:
-                yield Ask(asked, error, oversize, attempts, self.sink_failed)
+                yield AskDecision(asked, error, oversize, attempts, self.sink_failed)
             if given_up:
                 yield GaveUp(given_up, error, oversize, attempts)
 
@@ -221,7 +221,7 @@ DEFAULT_BACKOFF = Backoff(0.1, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SendLimits:
     """The limits of a queue.
 
     Attributes:

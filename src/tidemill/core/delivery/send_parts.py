@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Generic
 
 from tidemill.core.delivery.culprit import split_batch
-from tidemill.core.delivery.send_items import Hold, Item, LaneT, State, ValueT
+from tidemill.core.delivery.send_items import HeldKey, Item, LaneT, State, ValueT
 
 
 class Parts(Generic[LaneT, ValueT]):
@@ -47,7 +47,7 @@ class Parts(Generic[LaneT, ValueT]):
         self,
         max_count: int,
         max_bytes: int,
-        holds: Mapping[Hashable, Hold[LaneT, ValueT]],
+        holds: Mapping[Hashable, HeldKey[LaneT, ValueT]],
         passed: Callable[[Item[LaneT, ValueT]], None],
     ) -> list[Item[LaneT, ValueT]]:
         """Return the items of the next part to send; empty if no parts are left.

@@ -27,19 +27,19 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic
 
 from tidemill.core.delivery.breaker import BreakerState
-from tidemill.core.delivery.culprit import Fault
+from tidemill.core.delivery.culprit import SendFault
 from tidemill.core.delivery.send_items import (
-    Ask,
+    AskDecision,
+    BatchFailures,
     Decision,
-    Delivered,
     Effect,
-    Failures,
     GaveUp,
-    Hold,
+    HeldKey,
     Item,
+    ItemsDelivered,
     LaneT,
-    Limits,
-    Refused,
+    RefusedItem,
+    SendLimits,
     State,
     ValueT,
     WhenOpen,
@@ -57,14 +57,14 @@ class SendQueue(Generic[LaneT, ValueT]):
     `note_failure`. All times are seconds of one monotonic clock; `bits` are 32 random bits.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SendLimits) -> None:
         self._limits = limits
         self._health = SinkHealth(limits)
         self._ready: deque[Item[LaneT, ValueT]] = deque()
         self._ready_bytes = 0
         self._ready_since = 0.0
         self._probes: Probes[LaneT, ValueT] = Probes()
-        self._holds: dict[Hashable, Hold[LaneT, ValueT]] = {}
+        self._holds: dict[Hashable, HeldKey[LaneT, ValueT]] = {}
         self._asked: set[Item[LaneT, ValueT]] = set()
         self._in_flight: list[Item[LaneT, ValueT]] = []
         self._parts: Parts[LaneT, ValueT] = Parts()
@@ -107,7 +107,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         self._ready += items
         self._ready_bytes += size_bytes
 
-    def refuse(self, item: Item[LaneT, ValueT], error: str, now: float) -> Ask[LaneT, ValueT]:
+    def refuse(self, item: Item[LaneT, ValueT], error: str, now: float) -> AskDecision[LaneT, ValueT]:
         """Add an item that cannot be sent at all. It is never tried, and needs a decision."""
         self._numbers += 1
         item.number = self._numbers
@@ -118,7 +118,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         item.deadline = now
         item.state = State.ASKED
         self._asked.add(item)
-        return Ask((item,), error, False, 1)
+        return AskDecision((item,), error, False, 1)
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class SendQueue(Generic[LaneT, ValueT]):
 
     # -- answers and decisions ----------------------------------------------------------------------------------------
 
-    def note_answers(self, answers: Sequence[Refused | None], now: float, bits: int) -> list[Effect[LaneT, ValueT]]:
+    def note_answers(self, answers: Sequence[RefusedItem | None], now: float, bits: int) -> list[Effect[LaneT, ValueT]]:
         """Process the sink's answers, one per item of the batch in flight; None confirms an item."""
         batch = self._in_flight
         self._health.note_answers(batch, answers, now, bits)
@@ -190,8 +190,8 @@ class SendQueue(Generic[LaneT, ValueT]):
             self.outstanding -= len(batch)
             if not self._probes:
                 self.failing = None
-            return [Delivered(batch)]
-        return self._settle(answers, Failures(now, None, bits)) + self.shed(now)
+            return [ItemsDelivered(batch)]
+        return self._settle(answers, BatchFailures(now, None, bits)) + self.shed(now)
 
     def shed(self, now: float) -> list[Effect[LaneT, ValueT]]:
         """With `WhenOpen.GIVE_UP`, give up the waiting items while the breaker is open. Call it after `add` too."""
@@ -202,7 +202,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         return [GaveUp(gone, error, False, max(item.attempts for item in gone))] if gone else []
 
     def note_failure(
-        self, error: str, retryable: bool, now: float, bits: int, fault: Fault = Fault.SINK
+        self, error: str, retryable: bool, now: float, bits: int, fault: SendFault = SendFault.SINK
     ) -> list[Effect[LaneT, ValueT]]:
         """Process the failure of a whole batch: none of its items is known to be delivered.
 
@@ -211,9 +211,9 @@ class SendQueue(Generic[LaneT, ValueT]):
         counted.
         """
         batch = self._in_flight
-        failures: Failures[LaneT, ValueT]
-        if fault is Fault.PLACE:
-            failures = Failures(now, None, bits)
+        failures: BatchFailures[LaneT, ValueT]
+        if fault is SendFault.TARGET:
+            failures = BatchFailures(now, None, bits)
             failures.again = self._health.pause(now, bits)
             self.failing = (self.failing[0] if self.failing else now, error)
             return self._settle([WholeBatch(error, True, waits=True)] * len(batch), failures)
@@ -231,11 +231,11 @@ class SendQueue(Generic[LaneT, ValueT]):
                 self._parts.note_refusals(now + self._limits.budget_seconds)
             if fault.may_be_a_payload:
                 self._probes.let_others_first()
-        failures = Failures(now, due, bits, sink_failed=not retryable and not fault.may_be_a_payload)
+        failures = BatchFailures(now, due, bits, sink_failed=not retryable and not fault.may_be_a_payload)
         return self._settle([WholeBatch(error, retryable)] * len(batch), failures) + self.shed(now)
 
     def _settle(
-        self, answers: Sequence[Refused | None], failures: Failures[LaneT, ValueT]
+        self, answers: Sequence[RefusedItem | None], failures: BatchFailures[LaneT, ValueT]
     ) -> list[Effect[LaneT, ValueT]]:
         batch, self._in_flight = self._in_flight, []
         self._abandoned = False
@@ -254,9 +254,11 @@ class SendQueue(Generic[LaneT, ValueT]):
                 self._note_refusal(item, answer, failures)
         if not self._holds and not self._probes and None in answers:
             self.failing = None
-        return [*([Delivered(delivered)] if delivered else []), *failures.yield_effects()]
+        return [*([ItemsDelivered(delivered)] if delivered else []), *failures.yield_effects()]
 
-    def _note_refusal(self, item: Item[LaneT, ValueT], answer: Refused, failures: Failures[LaneT, ValueT]) -> None:
+    def _note_refusal(
+        self, item: Item[LaneT, ValueT], answer: RefusedItem, failures: BatchFailures[LaneT, ValueT]
+    ) -> None:
         now = failures.again = failures.now
         in_time = now < item.note_refusal(now + self._limits.budget_seconds)
         if answer.retryable:
@@ -287,16 +289,16 @@ class SendQueue(Generic[LaneT, ValueT]):
             return item
         hold = self._holds.get(item.key)
         if hold is None:
-            self._holds[item.key] = Hold(item)
+            self._holds[item.key] = HeldKey(item)
             return item
         if hold.head is not item:
             hold.behind.append(item)
         return hold.head
 
     def note_decision(
-        self, ask: Ask[LaneT, ValueT], decision: Decision, now: float, bits: int
+        self, ask: AskDecision[LaneT, ValueT], decision: Decision, now: float, bits: int
     ) -> list[Effect[LaneT, ValueT]]:
-        """Apply the decision about an `Ask`. RETRY ends in `GaveUp` once the second budget is spent."""
+        """Apply the decision about an `AskDecision`. RETRY ends in `GaveUp` once the second budget is spent."""
         given_up: list[Item[LaneT, ValueT]] = []
         for item in ask.items:
             if item.state is not State.ASKED:

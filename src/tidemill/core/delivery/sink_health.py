@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidemill.core.delivery.breaker import Breaker, BreakerState
-from tidemill.core.delivery.culprit import Fault, Witnesses
-from tidemill.core.delivery.send_items import Item, Limits, Refused
+from tidemill.core.delivery.culprit import SendFault, Witnesses
+from tidemill.core.delivery.send_items import Item, RefusedItem, SendLimits
 
 
 class SinkHealth:
     """The health of one sink. All times are seconds of one monotonic clock; `bits` are 32 random bits."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SendLimits) -> None:
         self._limits = limits
         self._failures = 0
         self._witnesses = Witnesses()
@@ -30,7 +30,7 @@ class SinkHealth:
         return self._limits.max_count if self.breaker.until is None else 1
 
     def note_answers(
-        self, batch: Sequence[Item[Any, Any]], answers: Sequence[Refused | None], now: float, bits: int
+        self, batch: Sequence[Item[Any, Any]], answers: Sequence[RefusedItem | None], now: float, bits: int
     ) -> None:
         """Process the answers for a batch.
 
@@ -67,7 +67,7 @@ class SinkHealth:
         for item in batch:
             self._witnesses.doubt(item)
 
-    def blames(self, item: Item[Any, Any], fault: Fault) -> bool:
+    def blames(self, item: Item[Any, Any], fault: SendFault) -> bool:
         """Return whether a call that raised with this item alone is the item's fault rather than the sink's."""
         return self._witnesses.judge_alone(item, fault)
 

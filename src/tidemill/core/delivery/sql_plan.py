@@ -45,7 +45,7 @@ _KEPT = 512
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,62}")
 
 
-class Operation(enum.StrEnum):
+class RowOperation(enum.StrEnum):
     INSERT = "insert"
     UPSERT = "upsert"
     UPDATE = "update"
@@ -67,7 +67,7 @@ class Shape:
         sql: The text of a statement from the configuration.
     """
 
-    operation: Operation
+    operation: RowOperation
     table: str
     columns: tuple[str, ...]
     conflict: tuple[str, ...] = ()
@@ -96,24 +96,24 @@ class Shape:
             raise ValueError(f"{self.operation} of {self.table}: {problem}")
 
     def _find_problem(self) -> str | None:
-        if self.operation is Operation.STATEMENT:
+        if self.operation is RowOperation.STATEMENT:
             return None
-        if self.operation in (Operation.UPDATE, Operation.DELETE):
+        if self.operation in (RowOperation.UPDATE, RowOperation.DELETE):
             return self._find_change_problem()
         if not self.columns:
             return "data has no columns"
         if self.where or self.nulls:
             return "where is only for updates and deletes"
-        if self.operation is Operation.UPSERT and not self.conflict:
+        if self.operation is RowOperation.UPSERT and not self.conflict:
             return "an upsert needs conflict: the columns that decide whether the row exists"
         missing = [name for name in self.conflict if name not in self.columns]
         return f"data has no {', '.join(missing)}, which conflict names" if missing else None
 
     def _find_change_problem(self) -> str | None:
         if self.conflict:
-            return f"it needs where, not conflict; conflict is for {Operation.INSERT} and {Operation.UPSERT}"
-        if bool(self.columns) is (self.operation is Operation.DELETE):
-            return "data has no columns" if self.operation is Operation.UPDATE else "it needs where, not data"
+            return f"it needs where, not conflict; conflict is for {RowOperation.INSERT} and {RowOperation.UPSERT}"
+        if bool(self.columns) is (self.operation is RowOperation.DELETE):
+            return "data has no columns" if self.operation is RowOperation.UPDATE else "it needs where, not data"
         return None if self.where or self.nulls else "without where it would affect every row"
 
     @property
@@ -124,9 +124,9 @@ class Shape:
     @property
     def batchable(self) -> bool:
         """Whether several rows in one statement have the same effect as one by one."""
-        if self.operation is Operation.UPDATE:
+        if self.operation is RowOperation.UPDATE:
             return bool(self.where) and not set(self.columns) & {*self.where, *self.nulls}
-        return self.operation is not Operation.DELETE or bool(self.where)
+        return self.operation is not RowOperation.DELETE or bool(self.where)
 
 
 class Row(NamedTuple):
@@ -160,7 +160,7 @@ def group_rows(rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
             first, shape = index, row_shape
             together = shape.batchable
             # Statements from the configuration are executed one by one, but in one round trip.
-            apart = shape.operation is not Operation.STATEMENT
+            apart = shape.operation is not RowOperation.STATEMENT
             keys = set()
         if key is not None:
             keys.add(key)
@@ -187,13 +187,13 @@ def build_statement(shape: Shape, count: int) -> str:
     """Return the SQL for this many rows of a shape, with parameters for each.
 
     Example:
-        >>> build_statement(Shape(Operation.UPSERT, "shop.orders", ("id", "n"), ("id",)), 2)
+        >>> build_statement(Shape(RowOperation.UPSERT, "shop.orders", ("id", "n"), ("id",)), 2)
         'INSERT INTO "shop"."orders" ("id", "n") VALUES ($1, $2), ($3, $4) ON CONFLICT ("id") DO UPDATE SET "n" = EXCLUDED."n"'
     """  # noqa: E501
-    if shape.operation is Operation.STATEMENT:
+    if shape.operation is RowOperation.STATEMENT:
         return shape.sql
     table = _quote_table(shape)
-    if shape.operation in (Operation.INSERT, Operation.UPSERT):
+    if shape.operation in (RowOperation.INSERT, RowOperation.UPSERT):
         head = f"INSERT INTO {table} ({_list_names(shape.columns)}) VALUES "  # noqa: S608 - names are identifiers
         return head + _group_parameters(shape, count) + _build_conflict_clause(shape)
     if count > 1:
@@ -204,7 +204,7 @@ def build_statement(shape: Shape, count: int) -> str:
         return _join_rows(shape, f"(VALUES ({types}, 0), {values}) AS rows ({_number_names(names)})")
     terms = [f'"{name}" = ${number}' for number, name in enumerate((*shape.columns, *shape.where), 1)]
     tests = " AND ".join([*terms[len(shape.columns) :], *(f'"{name}" IS NULL' for name in shape.nulls)])
-    if shape.operation is Operation.DELETE:
+    if shape.operation is RowOperation.DELETE:
         return f"DELETE FROM {table} WHERE {tests}"  # noqa: S608 - names are identifiers
     changes = ", ".join(terms[: len(shape.columns)])
     return f"UPDATE {table} SET {changes} WHERE {tests}"  # noqa: S608 - names are identifiers
@@ -219,13 +219,13 @@ def build_array_statement(shape: Shape, types: tuple[str, ...]) -> str:
         types: The types of its parameters, all in `ARRAY_TYPES`.
 
     Example:
-        >>> build_array_statement(Shape(Operation.INSERT, "t", ("id", "j")), ("int4", "jsonb"))
+        >>> build_array_statement(Shape(RowOperation.INSERT, "t", ("id", "j")), ("int4", "jsonb"))
         'INSERT INTO "t" ("id", "j") SELECT "id", "j"::pg_catalog."jsonb" FROM unnest($1::pg_catalog."int4"[], $2::pg_catalog."text"[]) AS rows ("id", "j")'
     """  # noqa: E501
     names = (*shape.columns, *shape.where)
     sent = ["text" if kind in JSON_TYPES else kind for kind in types]
     arrays = ", ".join(f'${number}::pg_catalog."{kind}"[]' for number, kind in enumerate(sent, 1))
-    if shape.operation in (Operation.INSERT, Operation.UPSERT):
+    if shape.operation in (RowOperation.INSERT, RowOperation.UPSERT):
         cast = ", ".join(
             f'"{name}"::pg_catalog."{kind}"' if kind in JSON_TYPES else f'"{name}"'
             for name, kind in zip(names, types, strict=True)
@@ -246,7 +246,7 @@ def _join_rows(shape: Shape, rows: str) -> str:
     given = f'(SELECT DISTINCT ON ({keys}) * FROM {rows} ORDER BY {keys}, "#" DESC) AS given'  # noqa: S608 - the same
     tests = [f'there."{name}" = given."{name}"' for name in shape.where]
     found = " AND ".join([*tests, *(f'there."{name}" IS NULL' for name in shape.nulls)])
-    if shape.operation is Operation.DELETE:
+    if shape.operation is RowOperation.DELETE:
         return f"DELETE FROM {_quote_table(shape)} AS there USING {given} WHERE {found}"  # noqa: S608 - the same
     changes = ", ".join(f'"{name}" = given."{name}"' for name in shape.columns)
     return f"UPDATE {_quote_table(shape)} AS there SET {changes} FROM {given} WHERE {found}"  # noqa: S608 - the same
@@ -265,7 +265,7 @@ def _build_conflict_clause(shape: Shape) -> str:
     if not shape.conflict:
         return ""
     changes = [name for name in shape.columns if name not in shape.conflict]
-    if shape.operation is Operation.INSERT or not changes:
+    if shape.operation is RowOperation.INSERT or not changes:
         return f" ON CONFLICT ({_list_names(shape.conflict)}) DO NOTHING"
     assigned = ", ".join(f'"{name}" = EXCLUDED."{name}"' for name in changes)
     return f" ON CONFLICT ({_list_names(shape.conflict)}) DO UPDATE SET {assigned}"

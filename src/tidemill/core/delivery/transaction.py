@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 LaneT = TypeVar("LaneT", bound=Hashable)
 
 
-class Call(enum.Enum):
+class ProducerCall(enum.Enum):
     """The calls to the producer, in order. `ABORT` replaces the remaining ones."""
 
     BEGIN = "begin"
@@ -41,7 +41,7 @@ class TransactionAnswer(enum.Enum):
     FATAL = "fatal"
 
 
-class End(enum.Enum):
+class TransactionEnd(enum.Enum):
     """The outcome of a transaction."""
 
     COMMITTED = "committed"
@@ -49,45 +49,45 @@ class End(enum.Enum):
     FATAL = "fatal"
 
 
-_NEXT: dict[Call, Call | End] = {
-    Call.BEGIN: Call.SEND,
-    Call.SEND: Call.OFFSETS,
-    Call.OFFSETS: Call.COMMIT,
-    Call.COMMIT: End.COMMITTED,
-    Call.ABORT: End.ABORTED,
+_NEXT: dict[ProducerCall, ProducerCall | TransactionEnd] = {
+    ProducerCall.BEGIN: ProducerCall.SEND,
+    ProducerCall.SEND: ProducerCall.OFFSETS,
+    ProducerCall.OFFSETS: ProducerCall.COMMIT,
+    ProducerCall.COMMIT: TransactionEnd.COMMITTED,
+    ProducerCall.ABORT: TransactionEnd.ABORTED,
 }
 
 
-def choose_next(call: Call, answer: TransactionAnswer) -> Call | End:
+def choose_next(call: ProducerCall, answer: TransactionAnswer) -> ProducerCall | TransactionEnd:
     """Return the call or outcome that follows an answer.
 
     Example:
-        >>> choose_next(Call.OFFSETS, TransactionAnswer.AGAIN)
-        <Call.OFFSETS: 'offsets'>
-        >>> choose_next(Call.COMMIT, TransactionAnswer.ABORT)
-        <Call.ABORT: 'abort'>
+        >>> choose_next(ProducerCall.OFFSETS, TransactionAnswer.AGAIN)
+        <ProducerCall.OFFSETS: 'offsets'>
+        >>> choose_next(ProducerCall.COMMIT, TransactionAnswer.ABORT)
+        <ProducerCall.ABORT: 'abort'>
     """
     if answer is TransactionAnswer.DONE:
         return _NEXT[call]
     if answer is TransactionAnswer.AGAIN:
         return call
-    if answer is TransactionAnswer.ABORT and call is not Call.ABORT:
-        return Call.ABORT
-    return End.FATAL
+    if answer is TransactionAnswer.ABORT and call is not ProducerCall.ABORT:
+        return ProducerCall.ABORT
+    return TransactionEnd.FATAL
 
 
-def choose_next_given_up(call: Call) -> Call | End:
+def choose_next_given_up(call: ProducerCall) -> ProducerCall | TransactionEnd:
     """Return the call or outcome that follows when a lane is given up while this call is next or has to be repeated.
 
     Example:
-        >>> choose_next_given_up(Call.OFFSETS)
-        <Call.ABORT: 'abort'>
-        >>> choose_next_given_up(Call.COMMIT)
-        <Call.COMMIT: 'commit'>
+        >>> choose_next_given_up(ProducerCall.OFFSETS)
+        <ProducerCall.ABORT: 'abort'>
+        >>> choose_next_given_up(ProducerCall.COMMIT)
+        <ProducerCall.COMMIT: 'commit'>
     """
-    if call is Call.BEGIN:
-        return End.ABORTED
-    return call if call in (Call.COMMIT, Call.ABORT) else Call.ABORT
+    if call is ProducerCall.BEGIN:
+        return TransactionEnd.ABORTED
+    return call if call in (ProducerCall.COMMIT, ProducerCall.ABORT) else ProducerCall.ABORT
 
 
 class Transaction(Generic[LaneT]):
@@ -101,22 +101,22 @@ class Transaction(Generic[LaneT]):
     Example:
         >>> transaction = Transaction({"a": 10, "b": 20})
         >>> transaction.note_answer(TransactionAnswer.DONE), transaction.call
-        (None, <Call.SEND: 'send'>)
+        (None, <ProducerCall.SEND: 'send'>)
         >>> transaction.give_up({"b"}), transaction.call
-        (None, <Call.ABORT: 'abort'>)
+        (None, <ProducerCall.ABORT: 'abort'>)
         >>> transaction.forget({"b"})
         >>> transaction.note_answer(TransactionAnswer.DONE), transaction.offsets
-        (<End.ABORTED: 'aborted'>, {'a': 10})
+        (<TransactionEnd.ABORTED: 'aborted'>, {'a': 10})
     """
 
     __slots__ = ("call", "lanes", "offsets")
 
     def __init__(self, offsets: Mapping[LaneT, int]) -> None:
-        self.call = Call.BEGIN
+        self.call = ProducerCall.BEGIN
         self.lanes = frozenset(offsets)
         self.offsets = dict(offsets)
 
-    def note_answer(self, answer: TransactionAnswer) -> End | None:
+    def note_answer(self, answer: TransactionAnswer) -> TransactionEnd | None:
         """Process the answer to `call`; return the outcome if the transaction is over."""
         return self._go_on(choose_next(self.call, answer))
 
@@ -124,7 +124,7 @@ class Transaction(Generic[LaneT]):
         """Return whether the transaction has offsets of any of these lanes."""
         return not self.offsets.keys().isdisjoint(lanes)
 
-    def give_up(self, lanes: Collection[LaneT]) -> End | None:
+    def give_up(self, lanes: Collection[LaneT]) -> TransactionEnd | None:
         """Give up lanes that belong, or soon will, to another member; return the outcome if the transaction is over."""
         return self._go_on(choose_next_given_up(self.call)) if self.holds(lanes) else None
 
@@ -133,8 +133,8 @@ class Transaction(Generic[LaneT]):
         for lane in lanes:
             self.offsets.pop(lane, None)
 
-    def _go_on(self, after: Call | End) -> End | None:
-        if isinstance(after, End):
+    def _go_on(self, after: ProducerCall | TransactionEnd) -> TransactionEnd | None:
+        if isinstance(after, TransactionEnd):
             return after
         self.call = after
         return None

@@ -46,7 +46,7 @@ class TakeOne:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold(Generic[CaseT]):
+class HoldCase(Generic[CaseT]):
     """Keep this case, neither written nor run, until `Again` or `Write` names it."""
 
     case: CaseT
@@ -66,11 +66,11 @@ class Write(Generic[CaseT]):
     case: CaseT
 
 
-Effect = On | Off | TakeOne | Hold[CaseT] | Again[CaseT] | Write[CaseT]
+Effect = On | Off | TakeOne | HoldCase[CaseT] | Again[CaseT] | Write[CaseT]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BrakeReason:
     """Why the brake is on.
 
     Attributes:
@@ -104,7 +104,7 @@ class Brake(Generic[LaneT, CaseT]):
         >>> brake.note_finished(("lane", 49), "exit code 1", 0.0)
         [On()]
         >>> brake.note_failure(("lane", 50), "no disk", 50)
-        [Hold(case=50)]
+        [HoldCase(case=50)]
         >>> brake.tick(30.0)
         [Again(case=50)]
         >>> brake.note_finished(("lane", 50), None, 31.0)
@@ -138,11 +138,11 @@ class Brake(Generic[LaneT, CaseT]):
         """The number of messages that are held."""
         return len(self._held)
 
-    def summarize(self) -> Standing:
+    def summarize(self) -> BrakeReason:
         """Return a summary of the failures; O(`WINDOW`)."""
         causes = Counter(cause for cause in self._causes if cause is not None)
         ((cause, times),) = causes.most_common(1) or [("", 0)]
-        return Standing(self._failed, len(self._causes), cause, times, self._last, len(self._held))
+        return BrakeReason(self._failed, len(self._causes), cause, times, self._last, len(self._held))
 
     def note_failure(self, message: tuple[LaneT, int], text: str, case: CaseT) -> Sequence[Effect[CaseT]]:
         """Process a failure that would be dead-lettered.
@@ -157,7 +157,7 @@ class Brake(Generic[LaneT, CaseT]):
             return [Write(case)]
         self._trials.discard(message)
         self._held.setdefault(message, []).append(case)
-        return [Hold(case)]
+        return [HoldCase(case)]
 
     def note_finished(self, message: tuple[LaneT, int], cause: str | None, now: float) -> Sequence[Effect[CaseT]]:
         """Count a finished message; a trial that succeeded turns the brake off.

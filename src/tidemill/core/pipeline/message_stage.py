@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 _MAX_TASK_CHARS = 100
 
 
-class Stage(enum.StrEnum):
+class OpenStage(enum.StrEnum):
     """The thing that an open message waits for."""
 
     NO_OWNER = "no owner"
@@ -50,11 +50,11 @@ class MessageStage:
         sink: The sink, by its key in the configuration.
 
     Example:
-        >>> MessageStage(stage=Stage.TASK, task_id="t-1", seconds=3.2, pid=42).describe()
+        >>> MessageStage(stage=OpenStage.TASK, task_id="t-1", seconds=3.2, pid=42).describe()
         'task t-1 has been running for 3 s (process 42)'
     """
 
-    stage: Stage
+    stage: OpenStage
     seconds: float | None = None
     why: str = ""
     task_id: str | None = None
@@ -70,20 +70,20 @@ class MessageStage:
         """Return a text that stays the same while the message stays in its stage: without times and last errors.
 
         Example:
-            >>> MessageStage(stage=Stage.TASK, task_id="t-1", seconds=3.2, pid=42).summarize()
+            >>> MessageStage(stage=OpenStage.TASK, task_id="t-1", seconds=3.2, pid=42).summarize()
             'task t-1 runs (process 42)'
         """
         task = f"task {(self.task_id or '')[:_MAX_TASK_CHARS]}"
         match self.stage:
-            case Stage.TASK:
+            case OpenStage.TASK:
                 return f"{task} runs" + (f" (process {self.pid})" if self.pid else "")
-            case Stage.BACKOFF:
+            case OpenStage.BACKOFF:
                 return f"{task} is in backoff: attempt {self.attempt} of {self.attempts} failed"
-            case Stage.ARRANGE | Stage.HOOK if self.seconds is not None:
+            case OpenStage.ARRANGE | OpenStage.HOOK if self.seconds is not None:
                 return f"{self.hook} has not returned"
-            case Stage.SINK if self.sink:
+            case OpenStage.SINK if self.sink:
                 return f"its results wait for {self.sink}"
-            case Stage.SINK | Stage.DEAD_LETTER | Stage.TRANSACTION | Stage.COMMIT:
+            case OpenStage.SINK | OpenStage.DEAD_LETTER | OpenStage.TRANSACTION | OpenStage.COMMIT:
                 return replace(self, why="", seconds=None).describe()
             case _:
                 return self.describe()
@@ -92,30 +92,30 @@ class MessageStage:
         """Return the stage in words, with times and the last error."""
         why = f" ({self.why})" if self.why else ""
         match self.stage:
-            case Stage.NO_OWNER:
+            case OpenStage.NO_OWNER:
                 return f"no engine owns its partition{why}"
-            case Stage.NOT_READ:
+            case OpenStage.NOT_READ:
                 return f"it has not been read from its topic yet{why}"
-            case Stage.BUFFERED:
+            case OpenStage.BUFFERED:
                 return f"it was read and waits to be taken: {self.why}"
-            case Stage.WINDOW:
+            case OpenStage.WINDOW:
                 return f"it waits for {self.why}"
-            case Stage.ARRANGE:
+            case OpenStage.ARRANGE:
                 hook = self.hook or "arrange"
                 return self._describe_call(hook, f"it waits for {hook}")
-            case Stage.HOOK:
+            case OpenStage.HOOK:
                 return self._describe_call(f"hook {self.hook}", "it waits for a hook or a delivery")
-            case Stage.BEHIND_KEY if self.task_id is None:
+            case OpenStage.BEHIND_KEY if self.task_id is None:
                 return f"it {self._describe_task()}"
-            case Stage.BRAKE:
+            case OpenStage.BRAKE:
                 return f"held by the failure brake{why}"
-            case Stage.DEAD_LETTER:
+            case OpenStage.DEAD_LETTER:
                 return f"its dead letter is not confirmed{why}"
-            case Stage.TRANSACTION:
+            case OpenStage.TRANSACTION:
                 return f"its transaction is not committed{why}"
-            case Stage.COMMIT:
+            case OpenStage.COMMIT:
                 return f"its commit is not confirmed{why}"
-            case Stage.SINK:
+            case OpenStage.SINK:
                 if not self.why:
                     return f"its results wait for {self.sink}" if self.sink else "its results wait for their sinks"
                 return f"its results are not delivered ({f'{self.sink}: ' if self.sink else ''}{self.why})"
@@ -127,13 +127,13 @@ class MessageStage:
         return f"{otherwise}{why}" if self.seconds is None else f"{name} has not returned for {self.seconds:.0f} s{why}"
 
     def _describe_task(self) -> str:
-        if self.stage is Stage.BEHIND_KEY:
+        if self.stage is OpenStage.BEHIND_KEY:
             which = "" if self.behind is None else f" (offset {self.behind})"
             return f"waits for an earlier message with its key{which}"
-        if self.stage is Stage.BACKOFF:
+        if self.stage is OpenStage.BACKOFF:
             due = self.next_seconds or 0.0
             return f"is in backoff: attempt {self.attempt} of {self.attempts} failed, the next is in {due:.0f} s"
-        if self.stage is Stage.QUEUED:
+        if self.stage is OpenStage.QUEUED:
             return self.why
         process = f" (process {self.pid})" if self.pid else ""
         return f"has been running for {self.seconds or 0.0:.0f} s{process}"

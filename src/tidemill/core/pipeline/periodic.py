@@ -39,7 +39,7 @@ class Sleep:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopPeriodic:
     """Do not call the hook again."""
 
 
@@ -57,19 +57,19 @@ class Periodic:
     on_error: OnError = OnError.CONTINUE
     scope: Scope = Scope.ENGINE
 
-    def decide_first(self, slot: int) -> Sleep | Stop:
+    def decide_first(self, slot: int) -> Sleep | StopPeriodic:
         """Return the first step in the engine of a slot.
 
         Example:
             >>> Periodic(60.0, scope=Scope.PIPELINE).decide_first(slot=1)
-            Stop()
+            StopPeriodic()
         """
         if self.scope is Scope.PIPELINE and slot != 0:
-            return Stop()
+            return StopPeriodic()
         return Sleep(self.seconds)
 
-    def decide_next(self, outcome: PeriodicOutcome) -> Sleep | Stop:
+    def decide_next(self, outcome: PeriodicOutcome) -> Sleep | StopPeriodic:
         """Return the step after a call."""
         if outcome is PeriodicOutcome.RAISED and self.on_error is OnError.STOP:
-            return Stop()
+            return StopPeriodic()
         return Sleep(self.seconds)

@@ -25,7 +25,7 @@ from tidemill.core.retry import Backoff
 TaskT = TypeVar("TaskT")
 
 
-class Ending(enum.Enum):
+class CopyEnding(enum.Enum):
     """The way a copy ended."""
 
     DIED = "died"
@@ -33,7 +33,7 @@ class Ending(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Start(Generic[TaskT]):
+class StartCopy(Generic[TaskT]):
     """Start this copy and give it the task."""
 
     copy: int
@@ -49,7 +49,7 @@ class Give(Generic[TaskT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
+class RetireCopy:
     """Let this copy end by itself; no later effect names it."""
 
     copy: int
@@ -62,7 +62,7 @@ class WakeAt:
     at: float
 
 
-Effect = Start[TaskT] | Give[TaskT] | Retire | WakeAt
+Effect = StartCopy[TaskT] | Give[TaskT] | RetireCopy | WakeAt
 
 
 class _Copy(Generic[TaskT]):
@@ -133,7 +133,7 @@ class Residents(Generic[TaskT]):
         if self._idle:
             return (self._give(self._idle.pop(), task),)
         self._waiting.append(task)
-        return self._place_tasks(now)
+        return self._assign_tasks(now)
 
     def withdraw(self, task: TaskT) -> None:
         """Forget a waiting task; any other task changes nothing."""
@@ -150,12 +150,12 @@ class Residents(Generic[TaskT]):
             self._era += 1
         if self._recycle and state.answered >= self._recycle:
             del self._copies[copy]
-            return (Retire(copy), *self._place_tasks(now))
+            return (RetireCopy(copy), *self._assign_tasks(now))
         if not state.tasks:
             self._idle.append(copy)
-        return self._place_tasks(now) if self._waiting else ()
+        return self._assign_tasks(now) if self._waiting else ()
 
-    def note_ended(self, copy: int, ending: Ending, now: float) -> Sequence[Effect[TaskT]]:
+    def note_ended(self, copy: int, ending: CopyEnding, now: float) -> Sequence[Effect[TaskT]]:
         """Process the end of a copy, which takes its current task with it; a copy that is already forgotten changes
         nothing.
         """
@@ -166,14 +166,14 @@ class Residents(Generic[TaskT]):
         """Process the end of a copy that died before it could be sent any of its tasks (at least one); these go first
         now.
         """
-        return self._end(copy, list(self._copies[copy].tasks), Ending.DIED, now)
+        return self._end(copy, list(self._copies[copy].tasks), CopyEnding.DIED, now)
 
-    def _end(self, copy: int, tasks: list[TaskT], ending: Ending, now: float) -> Sequence[Effect[TaskT]]:
+    def _end(self, copy: int, tasks: list[TaskT], ending: CopyEnding, now: float) -> Sequence[Effect[TaskT]]:
         """Forget a copy that has ended and give these tasks of it to others."""
         state = self._copies[copy]
         self._waiting.extendleft(reversed(tasks))
         # If several copies that were started in one era die, they count as one failed start.
-        if ending is Ending.DIED and not state.answered and state.era == self._era:
+        if ending is CopyEnding.DIED and not state.answered and state.era == self._era:
             self._era += 1
             self._failures += 1
             self._not_before = now + self._backoff.compute_bound(self._failures)
@@ -185,17 +185,17 @@ class Residents(Generic[TaskT]):
             return ()
         if copy in self._idle:
             self._idle.remove(copy)
-        return self._place_tasks(now)
+        return self._assign_tasks(now)
 
     def tick(self, now: float) -> Sequence[Effect[TaskT]]:
         """Retry a start that was held back."""
-        return self._place_tasks(now)
+        return self._assign_tasks(now)
 
     def _give(self, copy: int, task: TaskT) -> Give[TaskT]:
         self._copies[copy].tasks.append(task)
         return Give(copy, task)
 
-    def _place_tasks(self, now: float) -> list[Effect[TaskT]]:
+    def _assign_tasks(self, now: float) -> list[Effect[TaskT]]:
         """Assign waiting tasks to copies, the oldest first."""
         effects: list[Effect[TaskT]] = []
         while self._waiting:
@@ -205,7 +205,7 @@ class Residents(Generic[TaskT]):
                 copy, self._next = self._next, self._next + 1
                 task = self._waiting.popleft()
                 self._copies[copy] = _Copy(self._era, task)
-                effects.append(Start(copy, task))
+                effects.append(StartCopy(copy, task))
             elif (busy := self._find_busy()) is not None:
                 effects.append(self._give(busy, self._waiting.popleft()))
             else:

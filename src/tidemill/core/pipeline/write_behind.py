@@ -39,7 +39,7 @@ class Known(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ChangeBatch:
     """Changes for the store.
 
     Attributes:
@@ -51,7 +51,7 @@ class Batch:
     changes: Mapping[str, CacheEntry | None]
 
 
-class Load:
+class PendingLoad:
     """A read of the store in progress, shared by all readers of the same key."""
 
     __slots__ = ("key", "overtaken", "readers")
@@ -86,10 +86,10 @@ class WriteBehind:
         self._max = max_entries
         self._memory: OrderedDict[str, CacheEntry] = OrderedDict()
         self._changes: dict[str, CacheEntry | None] = {}
-        self._in_flight: Batch | None = None
+        self._in_flight: ChangeBatch | None = None
         #: The changes of the batch in flight, except for keys that have been lost since.
         self._underway: dict[str, CacheEntry | None] = {}
-        self._loads: dict[str, Load] = {}
+        self._loads: dict[str, PendingLoad] = {}
         self._complete = False
         self._failing = False
         self._stale = False
@@ -153,16 +153,16 @@ class WriteBehind:
         stale = self._stale or (self._in_flight is not None and self._in_flight.clear)
         return Known.ABSENT if stale or self._complete else Known.UNKNOWN
 
-    def begin_load(self, key: str) -> Load:
+    def begin_load(self, key: str) -> PendingLoad:
         """Begin a read of the store."""
         load = self._loads.get(key)
         if load is None:
-            load = self._loads[key] = Load(key)
+            load = self._loads[key] = PendingLoad(key)
         else:
             load.readers += 1
         return load
 
-    def end_load(self, load: Load, entry: CacheEntry | None, now: float) -> bytes | Known:
+    def end_load(self, load: PendingLoad, entry: CacheEntry | None, now: float) -> bytes | Known:
         """End a read of the store; return the value, or UNKNOWN if the store has to be read again.
 
         Args:
@@ -207,11 +207,11 @@ class WriteBehind:
         if self._failing:
             self._lose_oldest()
 
-    def take(self) -> Batch | None:
+    def take(self) -> ChangeBatch | None:
         """Return the changes to write now; None if there are none, or a batch is in flight."""
         if self._in_flight is not None or not (self._changes or self._stale):
             return None
-        self._in_flight = Batch(self._stale, self._changes)
+        self._in_flight = ChangeBatch(self._stale, self._changes)
         self._underway = dict(self._changes)
         self._changes = {}
         self._stale = False

@@ -36,7 +36,7 @@ class PeriodSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RetentionLimits:
     """The retention limits; 0 means no limit, except for the age."""
 
     max_age_seconds: float
@@ -45,7 +45,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
+class RetentionRemoval:
     """The recordings to remove.
 
     Attributes:
@@ -60,8 +60,12 @@ class Removal:
 
 
 def choose_removal(
-    now: float, limits: Limits, past: Sequence[PeriodSize], current: PeriodSize, segments: Sequence[SegmentSize]
-) -> Removal:
+    now: float,
+    limits: RetentionLimits,
+    past: Sequence[PeriodSize],
+    current: PeriodSize,
+    segments: Sequence[SegmentSize],
+) -> RetentionRemoval:
     """Return the recordings to remove.
 
     Args:
@@ -73,7 +77,7 @@ def choose_removal(
     """
     size = current.size_bytes + sum(period.size_bytes for period in past)
     events = current.events + sum(period.events for period in past)
-    removal = Removal()
+    removal = RetentionRemoval()
     for period in past:
         too_old = now - period.ended_at > limits.max_age_seconds
         if too_old or _exceeds(size, limits.max_bytes) or _exceeds(events, limits.max_events):
@@ -86,7 +90,7 @@ def choose_removal(
         removal.segments.append(segment.name)
         size -= segment.size_bytes
     if _exceeds(events, limits.max_events):
-        return Removal(removal.periods, removal.segments, events - limits.max_events)
+        return RetentionRemoval(removal.periods, removal.segments, events - limits.max_events)
     return removal
 
 

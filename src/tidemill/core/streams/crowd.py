@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from tidemill.core.ledger import Ledger
 from tidemill.core.streams.fanout import Fanout, LogReader
 from tidemill.core.streams.lazy_min import LazyMin
-from tidemill.core.streams.members import Member, Sent
+from tidemill.core.streams.members import Member, SentEvent
 
 LaneT = TypeVar("LaneT", bound=Hashable)
 EventT = TypeVar("EventT")
@@ -32,13 +32,13 @@ class Crowd(Generic[LaneT, PayloadT, EventT]):
 
     def __init__(
         self,
-        fanout: Fanout[Sent[LaneT, PayloadT, EventT], Member[LaneT, PayloadT, EventT]],
+        fanout: Fanout[SentEvent[LaneT, PayloadT, EventT], Member[LaneT, PayloadT, EventT]],
         ledger: Ledger[LaneT, PayloadT],
     ) -> None:
         self._fanout = fanout
         self._ledger = ledger
         self._laggards: LazyMin[Member[LaneT, PayloadT, EventT], int] = LazyMin(_find_position)
-        self._reader: LogReader[Sent[LaneT, PayloadT, EventT]] = LogReader("the crowd")
+        self._reader: LogReader[SentEvent[LaneT, PayloadT, EventT]] = LogReader("the crowd")
         self._closed = False
         fanout.follow(self._reader)
 

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable
 from typing import Final, Generic, TypeVar
 
 from tidemill.core.ledger import Ledger, LedgerEntry
-from tidemill.core.streams.members import Blame, Member, Refusal, Sent
+from tidemill.core.streams.members import Member, MemberBlame, RejectOutcome, SentEvent
 from tidemill.core.streams.pending_events import PendingEvents
 
 LaneT = TypeVar("LaneT", bound=Hashable)
@@ -21,7 +21,7 @@ PayloadT = TypeVar("PayloadT")
 REJECTED: Final = "it rejected the event"
 
 
-class Failures(Generic[LaneT, PayloadT, EventT]):
+class GroupFailures(Generic[LaneT, PayloadT, EventT]):
     """The failures and rejects of one group.
 
     Args:
@@ -42,7 +42,7 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
         return bool(self._blame)
 
     def note(
-        self, sent: Sent[LaneT, PayloadT, EventT], member: Member[LaneT, PayloadT, EventT], error: str | None
+        self, sent: SentEvent[LaneT, PayloadT, EventT], member: Member[LaneT, PayloadT, EventT], error: str | None
     ) -> None:
         """Count an event as failed by a member; without an error the member is not blamed."""
         sent.acked -= 1
@@ -56,22 +56,24 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
             self.note(sent, member, None)
 
     def fail(
-        self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT], error: str | None
+        self, member: Member[LaneT, PayloadT, EventT], sent: SentEvent[LaneT, PayloadT, EventT], error: str | None
     ) -> None:
         """Fail an event for a member that is on it, or has moved past it with unconfirmed numbers."""
         self.note(sent, member, error)
         self._give_up_event(member, sent)
 
-    def reject(self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT]) -> Refusal:
+    def reject(
+        self, member: Member[LaneT, PayloadT, EventT], sent: SentEvent[LaneT, PayloadT, EventT]
+    ) -> RejectOutcome:
         """Reject an event for a member, if the member is still on it."""
         if member.window is not sent:
-            return Refusal.REJECTED_BEFORE if member.refused is sent else Refusal.STALE
+            return RejectOutcome.REJECTED_BEFORE if member.refused is sent else RejectOutcome.STALE
         sent.acked -= 1
         sent.rejected += 1
         self._blame.setdefault(sent, {})[member.name] = REJECTED
         self._give_up_event(member, sent)
         member.refused = sent
-        return Refusal.REJECTED
+        return RejectOutcome.REJECTED
 
     def give_up_all(self, member: Member[LaneT, PayloadT, EventT]) -> None:
         """Forget all numbers of a member without resolving anything."""
@@ -81,11 +83,11 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
         member.carried.clear()
         member.window = None
 
-    def blame(self, entry: LedgerEntry[LaneT, PayloadT]) -> Blame:
+    def blame(self, entry: LedgerEntry[LaneT, PayloadT]) -> MemberBlame:
         """Return the members that failed or rejected an unsettled event, and those that never read it."""
         found = self._blame.get(entry, {})
         failures = {name: error for name, error in found.items() if error is not None}
-        return Blame(failures, tuple(name for name, error in found.items() if error is None))
+        return MemberBlame(failures, tuple(name for name, error in found.items() if error is None))
 
     def forget(self, entries: Iterable[LedgerEntry[LaneT, PayloadT]]) -> None:
         """Forget the blame for settled events."""
@@ -93,7 +95,7 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
             for entry in entries:
                 self._blame.pop(entry, None)
 
-    def _give_up_event(self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT]) -> None:
+    def _give_up_event(self, member: Member[LaneT, PayloadT, EventT], sent: SentEvent[LaneT, PayloadT, EventT]) -> None:
         """Forget a member's numbers that are bound to an event, and move the member past the event."""
         bound = member.find_bound(sent)
         if member.window is sent:

@@ -63,9 +63,9 @@ class LogReader(Generic[ItemT]):
         self.present = False
         self.exempt = False
         self.ahead: Sized = ()
-        self._place(_Chunk(0))
+        self._move_to(_Chunk(0))
 
-    def _place(self, chunk: _Chunk[ItemT]) -> None:
+    def _move_to(self, chunk: _Chunk[ItemT]) -> None:
         """Move to the start of a chunk."""
         self._chunk = chunk
         self._fresh = True
@@ -140,7 +140,7 @@ class Fanout(Generic[ItemT, ReaderT]):
     def join(self, reader: ReaderT) -> None:
         """Add a reader of the items published from now on."""
         self._close_chunk()
-        reader._place(self._tail)
+        reader._move_to(self._tail)
         reader.present = True
         self._slowest.add(reader)
         self.room = 1
@@ -149,25 +149,25 @@ class Fanout(Generic[ItemT, ReaderT]):
     def follow(self, reader: LogReader[ItemT]) -> None:
         """Add a reader that is not counted and may be arbitrarily slow, for the items published from now on."""
         self._close_chunk()
-        reader._place(self._tail)
+        reader._move_to(self._tail)
 
     def leave(self, reader: ReaderT) -> None:
         """Remove a reader; it can read no more, and keeps nothing of the log alive."""
         self.size -= reader.present
         reader.present = False
-        reader._place(_Chunk(reader.position))
+        reader._move_to(_Chunk(reader.position))
         self._slowest.note_out()
 
     def freeze(self, reader: LogReader[ItemT]) -> None:
         """Stop a reader at its position; it gets nothing more to read."""
-        reader._place(_Chunk(reader.position))
+        reader._move_to(_Chunk(reader.position))
 
     def hand_over(self, reader: ReaderT, heir: ReaderT) -> None:
         """Replace a reader with `heir` at the same position. The heir is exempt until `end_exemption`."""
         heir._chunk, heir._fresh, heir.unread = reader._chunk, reader._fresh, reader.unread
         heir.present = heir.exempt = True
         self.size += 1
-        reader._place(_Chunk(reader.position))
+        reader._move_to(_Chunk(reader.position))
         self.leave(reader)
 
     def pause_readers(self) -> None:
@@ -177,7 +177,7 @@ class Fanout(Generic[ItemT, ReaderT]):
     def skip_to_end(self, reader: LogReader[ItemT]) -> None:
         """Move a reader to the end of the log."""
         self._close_chunk()
-        reader._place(self._tail)
+        reader._move_to(self._tail)
 
     def end_exemption(self, reader: ReaderT) -> None:
         """Apply `max_backlog` to a reader that was exempt."""
@@ -207,7 +207,7 @@ class Fanout(Generic[ItemT, ReaderT]):
             if chunk is self._tail:
                 self._close_chunk()
             chunk = chunk.next or self._tail
-            reader._place(chunk)
+            reader._move_to(chunk)
         if not chunk.items:
             return False
         reader._fresh = False

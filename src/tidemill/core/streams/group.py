@@ -3,7 +3,7 @@
 Events are fanned out to the members that are present (`publish`). All members read one shared log (`fanout`), in order,
 each at its own pace. The event that a member read last is its *window*; requesting the next event moves the member past
 it. Trigger events that a member derives from its window are bound to it by numbers (`PendingEvents`) until they are
-confirmed as stored. `Sent.pending` counts what an event waits for: the crowd as one, and each number bound to it.
+confirmed as stored. `SentEvent.pending` counts what an event waits for: the crowd as one, and each number bound to it.
 Therefore an event costs the same for one member and for a thousand. Resolved events go through the ledger, which
 returns them per lane as batches to advance. A member that will come back keeps a seat (`seats`), for which new events
 wait.
@@ -22,8 +22,8 @@ Invariants:
 6. Leaving, failing and timing out cost as much as they change. Nothing scans the outstanding events.
 
 Parts: `Crowd` finds the events that all members have moved past, `HoldTimes` finds the member that has held an event
-for longest, and `Failures` resolves events that are not accepted. The shell provides the time, takes batches (`take`,
-`settle`), and informs failed members.
+for longest, and `GroupFailures` resolves events that are not accepted. The shell provides the time, takes batches
+(`take`, `settle`), and informs failed members.
 """
 
 from __future__ import annotations
@@ -32,12 +32,22 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
-from tidemill.core.ledger import Batch, Ledger, LedgerEntry
+from tidemill.core.ledger import Ledger, LedgerBatch, LedgerEntry
 from tidemill.core.streams.crowd import Crowd
-from tidemill.core.streams.failures import Failures
+from tidemill.core.streams.failures import GroupFailures
 from tidemill.core.streams.fanout import Fanout
 from tidemill.core.streams.hold_times import HoldTimes, report_lanes
-from tidemill.core.streams.members import Blame, Cause, Forced, Home, LaneReport, Member, Refusal, Sent, StreamLimits
+from tidemill.core.streams.members import (
+    Forced,
+    Home,
+    LaneReport,
+    Member,
+    MemberBlame,
+    RejectOutcome,
+    SeatEndCause,
+    SentEvent,
+    StreamLimits,
+)
 from tidemill.core.streams.pending_events import PendingEvents
 from tidemill.core.streams.seats import Seats
 
@@ -90,12 +100,12 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         #: Binds a number to the event that a member is on; see `PendingEvents`.
         self.bind = pending_events.bind
         self._home = home
-        self._fanout: Fanout[Sent[LaneT, PayloadT, EventT], Member[LaneT, PayloadT, EventT]] = Fanout(
+        self._fanout: Fanout[SentEvent[LaneT, PayloadT, EventT], Member[LaneT, PayloadT, EventT]] = Fanout(
             limits.max_backlog
         )
         self.ledger: Ledger[LaneT, PayloadT] = Ledger()
         self._in_flight = 0
-        self.failures: Failures[LaneT, PayloadT, EventT] = Failures(self.ledger, pending_events)
+        self.failures: GroupFailures[LaneT, PayloadT, EventT] = GroupFailures(self.ledger, pending_events)
         self._hold_times: HoldTimes[LaneT, PayloadT, EventT] = HoldTimes()
         self._crowd: Crowd[LaneT, PayloadT, EventT] = Crowd(self._fanout, self.ledger)
         self._seats = Seats(limits.seat_full_seconds)
@@ -250,8 +260,8 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         forced = self.expire(now) if now - self._oldest >= self._limits.ack_timeout_seconds else ()
         fanout, ledger, position = self._fanout, self.ledger, self._next
         members = fanout.size
-        # Called for every event, so `Sent(...)`, `ledger.add` and `fanout.publish` are inlined.
-        sent: Sent[LaneT, PayloadT, EventT] = _new(Sent)
+        # Called for every event, so `SentEvent(...)`, `ledger.add` and `fanout.publish` are inlined.
+        sent: SentEvent[LaneT, PayloadT, EventT] = _new(SentEvent)
         sent.position = position
         sent.event = event
         sent.item = payload
@@ -284,7 +294,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         for member in late:
             error = f"it left more than {self._limits.max_backlog} events unread"
             self._fail(member, {member.window} if member.window is not None else (), error, now)
-        return [*forced, *(Forced(member, Cause.OVERFLOW, position) for member in late)]
+        return [*forced, *(Forced(member, SeatEndCause.OVERFLOW, position) for member in late)]
 
     def load_more(self, member: Member[LaneT, PayloadT, EventT]) -> bool:
         """Move a member past its event and refill its `unread`; return whether there were more events."""
@@ -294,7 +304,9 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             self._hold_to_limits(member, since)
         return self._fanout.load_more(member)
 
-    def reject(self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT]) -> Refusal:
+    def reject(
+        self, member: Member[LaneT, PayloadT, EventT], sent: SentEvent[LaneT, PayloadT, EventT]
+    ) -> RejectOutcome:
         """Resolve an event as rejected by a member that is on it, whatever the member has derived from it.
 
         Args:
@@ -319,7 +331,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
                 forced.append(Forced(seat, cause, seat.position))
                 self._remove(seat)
         for late in self._seats.find_late(now, timeout):
-            forced.append(Forced(late, Cause.TIMEOUT, late.moved))
+            forced.append(Forced(late, SeatEndCause.TIMEOUT, late.moved))
             self._fail(late, late.find_late(now, timeout), error, now)
         while (found := self._hold_times.find_longest()) is not None:
             member, sent = found
@@ -327,7 +339,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
                 self._oldest = member.find_held_since(sent)
                 return forced
             if member.present:
-                forced.append(Forced(member, Cause.TIMEOUT, sent.position))
+                forced.append(Forced(member, SeatEndCause.TIMEOUT, sent.position))
             self._fail(member, member.find_late(now, timeout), error, now)
         self._oldest = math.inf
         return forced
@@ -340,7 +352,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
 
     # -- advancing ----------------------------------------------------------------------------------------------------
 
-    def take(self) -> Batch[LaneT, PayloadT] | None:
+    def take(self) -> LedgerBatch[LaneT, PayloadT] | None:
         """Take the resolved prefix of the lane that has waited longest; call `settle` once it is advanced."""
         self._crowd.move(self._next)
         self._pending_events.trim()
@@ -348,11 +360,11 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._in_flight += batch is not None
         return batch
 
-    def blame(self, entry: LedgerEntry[LaneT, PayloadT]) -> Blame:
+    def blame(self, entry: LedgerEntry[LaneT, PayloadT]) -> MemberBlame:
         """Return the members that failed or rejected an unsettled event, and those that never read it."""
         return self.failures.blame(entry)
 
-    def settle(self, batch: Batch[LaneT, PayloadT]) -> None:
+    def settle(self, batch: LedgerBatch[LaneT, PayloadT]) -> None:
         """Forget the events of a batch that was advanced."""
         self.ledger.settle(batch)
         self._in_flight -= 1
@@ -383,7 +395,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
     def _fail(
         self,
         member: Member[LaneT, PayloadT, EventT],
-        blamed: Collection[Sent[LaneT, PayloadT, EventT]],
+        blamed: Collection[SentEvent[LaneT, PayloadT, EventT]],
         error: str,
         now: float,
     ) -> None:

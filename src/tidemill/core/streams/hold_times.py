@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from tidemill.core.ledger import Ledger, LedgerEntry
 from tidemill.core.streams.lazy_min import LazyMin
-from tidemill.core.streams.members import LaneReport, Member, Sent
+from tidemill.core.streams.members import LaneReport, Member, SentEvent
 
 LaneT = TypeVar("LaneT", bound=Hashable)
 EventT = TypeVar("EventT")
@@ -39,7 +39,7 @@ class HoldTimes(Generic[LaneT, PayloadT, EventT]):
         """Note that a member is no longer present."""
         self._timed.note_out()
 
-    def find_longest(self) -> tuple[Member[LaneT, PayloadT, EventT], Sent[LaneT, PayloadT, EventT]] | None:
+    def find_longest(self) -> tuple[Member[LaneT, PayloadT, EventT], SentEvent[LaneT, PayloadT, EventT]] | None:
         """Return the event that was held for the longest, and its member; None if no member holds anything."""
         found = None
         last = self._timed.find_top()
@@ -83,7 +83,7 @@ def report_lanes(
     reports = []
     for lane in ledger.lanes if lanes is None else lanes:
         head = ledger.find_head(lane)
-        assert isinstance(head, Sent)
+        assert isinstance(head, SentEvent)
         holders = hold_times.find_holders(head, members) if head.pending else ()
         reports.append(LaneReport(lane, ledger.count_outstanding(lane), head.position, head.at, holders))
     return reports

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 from tidemill.core.ledger import Ledger
-from tidemill.core.streams.members import Sent
+from tidemill.core.streams.members import SentEvent
 
 LaneT = TypeVar("LaneT", bound=Hashable)
 ItemT = TypeVar("ItemT")
@@ -33,7 +33,7 @@ def count_lanes(ledger: Ledger[LaneT, ItemT]) -> list[LaneCount[LaneT]]:
     found = []
     for lane, queue in ledger.queues.items():
         head = queue.entries[0]
-        assert isinstance(head, Sent)
+        assert isinstance(head, SentEvent)
         resolved = sum(not entry.pending for entry in queue.entries)
         found.append(LaneCount(lane, len(queue.entries), resolved, head.at))
     return found

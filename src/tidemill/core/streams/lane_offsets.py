@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from tidemill.core.intervals import Intervals
-from tidemill.core.streams.redelivery_items import Commit, Delivery
+from tidemill.core.streams.redelivery_items import Commit, OffsetDelivery
 
 LaneT = TypeVar("LaneT", bound=Hashable)
 HeldT = TypeVar("HeldT")
@@ -30,7 +30,7 @@ class LaneOffsets(Generic[LaneT, HeldT]):
     read: int = -1
     floor: int = -1
     clean: Intervals = field(default_factory=Intervals)
-    open: dict[int, Delivery[LaneT, HeldT]] = field(default_factory=dict)
+    open: dict[int, OffsetDelivery[LaneT, HeldT]] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
     # Offsets with failures in a past commit that have not been read yet, in descending order.
     _recorded: list[int] = field(default_factory=list)

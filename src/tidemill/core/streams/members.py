@@ -22,7 +22,7 @@ EventT = TypeVar("EventT")
 PayloadT = TypeVar("PayloadT")
 
 
-class Cause(enum.Enum):
+class SeatEndCause(enum.Enum):
     """Why a member was forced to fail, or why its seat ended."""
 
     OVERFLOW = "overflow"
@@ -31,7 +31,7 @@ class Cause(enum.Enum):
     SEAT_FULL = "its seat alone kept the stream full"
 
 
-class Refusal(enum.Enum):
+class RejectOutcome(enum.Enum):
     """The result of a reject."""
 
     REJECTED = "rejected"
@@ -58,7 +58,7 @@ class StreamLimits:
     seat_full_seconds: float = 5.0
 
 
-class Blame(NamedTuple):
+class MemberBlame(NamedTuple):
     """Why an event is not clean.
 
     Attributes:
@@ -70,7 +70,7 @@ class Blame(NamedTuple):
     unread: tuple[Hashable, ...]
 
 
-class Sent(LedgerEntry[LaneT, PayloadT], Generic[LaneT, PayloadT, EventT]):
+class SentEvent(LedgerEntry[LaneT, PayloadT], Generic[LaneT, PayloadT, EventT]):
     """An event that was fanned out. `item` is the payload that its producer gets back.
 
     Attributes:
@@ -103,7 +103,7 @@ class Refuses(Protocol):
         """Fail the event that a number is bound to."""
 
 
-class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, EventT]):
+class Member(LogReader[SentEvent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, EventT]):
     """A subscriber in a group that acknowledges.
 
     Attributes:
@@ -134,10 +134,10 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
         self.home = home
         self.ledger = ledger
         self.holders = holders
-        self.window: Sent[LaneT, PayloadT, EventT] | None = None
-        self.refused: Sent[LaneT, PayloadT, EventT] | None = None
+        self.window: SentEvent[LaneT, PayloadT, EventT] | None = None
+        self.refused: SentEvent[LaneT, PayloadT, EventT] | None = None
         self.newest = 0
-        self.carried: dict[int, Sent[LaneT, PayloadT, EventT]] = {}
+        self.carried: dict[int, SentEvent[LaneT, PayloadT, EventT]] = {}
         self.released = False
         self.since = -math.inf
 
@@ -146,26 +146,26 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
         """The position of the first event that it has not moved past."""
         return self.position if self.window is None else self.window.position
 
-    def find_next_held(self) -> Sent[LaneT, PayloadT, EventT] | None:
+    def find_next_held(self) -> SentEvent[LaneT, PayloadT, EventT] | None:
         """Return the first event that it has not moved past, or None."""
         return self.window or next(self.yield_unread(), None)
 
-    def find_held_since(self, sent: Sent[LaneT, PayloadT, EventT]) -> float:
+    def find_held_since(self, sent: SentEvent[LaneT, PayloadT, EventT]) -> float:
         """Return the time since which the member has held an event."""
         return max(sent.at, self.since)
 
-    def list_held(self) -> list[Sent[LaneT, PayloadT, EventT]]:
+    def list_held(self) -> list[SentEvent[LaneT, PayloadT, EventT]]:
         """Return the events that the member has read and still holds."""
         held = dict.fromkeys(self.carried.values())
         if self.window is not None:
             held[self.window] = None
         return list(held)
 
-    def find_late(self, now: float, timeout_seconds: float) -> Collection[Sent[LaneT, PayloadT, EventT]]:
+    def find_late(self, now: float, timeout_seconds: float) -> Collection[SentEvent[LaneT, PayloadT, EventT]]:
         """Return the events that the member has read and held for at least the timeout."""
         return {sent for sent in self.list_held() if now - self.find_held_since(sent) >= timeout_seconds}
 
-    def find_bound(self, sent: Sent[LaneT, PayloadT, EventT]) -> list[int]:
+    def find_bound(self, sent: SentEvent[LaneT, PayloadT, EventT]) -> list[int]:
         """Return the numbers in `carried` bound to an event, which must be the window or have numbers."""
         on_it = sent is self.window
         found: list[int] = []
@@ -190,7 +190,7 @@ class Forced(NamedTuple, Generic[LaneT, PayloadT, EventT]):
     """A member that was forced to fail, or whose seat has ended."""
 
     member: Member[LaneT, PayloadT, EventT]
-    cause: Cause
+    cause: SeatEndCause
     position: int
     """The event that timed out or exceeded the backlog."""
 

@@ -31,12 +31,12 @@ from typing import Generic, TypeVar
 from tidemill.core.streams.lane_offsets import LaneOffsets
 from tidemill.core.streams.redelivery_items import (
     Commit,
-    Delivery,
+    OffsetDelivery,
     Overdue,
     RedeliveryLimits,
     RedeliveryVerdict,
-    Skip,
-    Waiting,
+    SkipReason,
+    WaitingDelivery,
 )
 
 LaneT = TypeVar("LaneT", bound=Hashable)
@@ -50,7 +50,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         >>> log: Redelivery[str, bytes] = Redelivery()
         >>> log.assign("a")
         >>> first, second = log.admit("a", 7, b"x"), log.admit("a", 8, b"y")
-        >>> assert isinstance(first, Delivery) and isinstance(second, Delivery)
+        >>> assert isinstance(first, OffsetDelivery) and isinstance(second, OffsetDelivery)
         >>> log.resolve(second, RedeliveryVerdict.CLEAN, 0.0, 0)
         False
         >>> log.take_commits()
@@ -76,13 +76,13 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._gone: dict[Hashable, int] = {}
         self._prune_above = 64
         self._joined = 0
-        self._timers: list[tuple[float, int, Waiting[LaneT, HeldT]]] = []
-        self._held_up: deque[Waiting[LaneT, HeldT]] = deque()
-        self._missing: dict[Hashable, list[Waiting[LaneT, HeldT]]] = {}
+        self._timers: list[tuple[float, int, WaitingDelivery[LaneT, HeldT]]] = []
+        self._held_up: deque[WaitingDelivery[LaneT, HeldT]] = deque()
+        self._missing: dict[Hashable, list[WaitingDelivery[LaneT, HeldT]]] = {}
         # The deliveries that wait because of each subscriber.
-        self._concerns: dict[Hashable, set[Waiting[LaneT, HeldT]]] = {}
+        self._concerns: dict[Hashable, set[WaitingDelivery[LaneT, HeldT]]] = {}
         # Deliveries that wait for any subscriber to join.
-        self._unseen: list[Waiting[LaneT, HeldT]] = []
+        self._unseen: list[WaitingDelivery[LaneT, HeldT]] = []
 
     # -- lanes --------------------------------------------------------------------------------------------------------
 
@@ -112,19 +112,21 @@ class Redelivery(Generic[LaneT, HeldT]):
         limits = self._limits
         return state is not None and len(state.open) < limits.max_open and self._open_bytes < limits.max_open_bytes
 
-    def admit(self, lane: LaneT, offset: int, held: HeldT, size_bytes: int = 0) -> Delivery[LaneT, HeldT] | Skip:
+    def admit(
+        self, lane: LaneT, offset: int, held: HeldT, size_bytes: int = 0
+    ) -> OffsetDelivery[LaneT, HeldT] | SkipReason:
         """Admit the next offset of a lane; offsets that were skipped before it do not exist."""
         state = self._lanes.get(lane)
         if state is None:
-            return Skip.FOREIGN
+            return SkipReason.FOREIGN
         if state.read < 0:
             state.begin(offset)
         if offset < state.read:
-            return Skip.STALE
+            return SkipReason.STALE
         state.reach(offset)
         if offset < state.floor or offset in state.clean:
             self._dirty[lane] = None
-            return Skip.CLEAN
+            return SkipReason.CLEAN
         return self._deliver(state, lane, offset, held, size_bytes, state.failures.get(offset, 0))
 
     def _deliver(
@@ -136,9 +138,9 @@ class Redelivery(Generic[LaneT, HeldT]):
         size_bytes: int,
         failures: int,
         unread: int = 0,
-    ) -> Delivery[LaneT, HeldT]:
+    ) -> OffsetDelivery[LaneT, HeldT]:
         self._number = number = self._number + 1
-        delivery = Delivery(lane, offset, held, size_bytes, number, failures, unread)
+        delivery = OffsetDelivery(lane, offset, held, size_bytes, number, failures, unread)
         state.open[offset] = delivery
         self._open_bytes += size_bytes
         self._numbers[number] = None
@@ -148,7 +150,7 @@ class Redelivery(Generic[LaneT, HeldT]):
 
     def resolve(
         self,
-        delivery: Delivery[LaneT, HeldT],
+        delivery: OffsetDelivery[LaneT, HeldT],
         verdict: RedeliveryVerdict,
         now: float,
         bits: int,
@@ -196,19 +198,19 @@ class Redelivery(Generic[LaneT, HeldT]):
             self._concerns.setdefault(subscriber, set()).add(waiting)
         return False
 
-    def note_lettered(self, delivery: Delivery[LaneT, HeldT]) -> None:
+    def note_lettered(self, delivery: OffsetDelivery[LaneT, HeldT]) -> None:
         """Note that the dead letter of a delivery is confirmed."""
         state = self._lanes.get(delivery.lane)
         if state is not None and state.open.get(delivery.offset) is delivery:
             self._finish(state, delivery)
 
-    def _finish(self, state: LaneOffsets[LaneT, HeldT], delivery: Delivery[LaneT, HeldT]) -> None:
+    def _finish(self, state: LaneOffsets[LaneT, HeldT], delivery: OffsetDelivery[LaneT, HeldT]) -> None:
         self._close(state, delivery)
         state.failures.pop(delivery.offset, None)
         state.mark_done(delivery.offset, delivery.offset + 1)
         self._dirty[delivery.lane] = None
 
-    def _close(self, state: LaneOffsets[LaneT, HeldT], delivery: Delivery[LaneT, HeldT]) -> None:
+    def _close(self, state: LaneOffsets[LaneT, HeldT], delivery: OffsetDelivery[LaneT, HeldT]) -> None:
         self._stop_waiting(delivery)
         del state.open[delivery.offset]
         del self._numbers[delivery.number]
@@ -279,7 +281,7 @@ class Redelivery(Generic[LaneT, HeldT]):
             waiting.missing.discard(subscriber)
             self._schedule(waiting)
 
-    def _is_expected(self, subscriber: Hashable, delivery: Delivery[LaneT, HeldT]) -> bool:
+    def _is_expected(self, subscriber: Hashable, delivery: OffsetDelivery[LaneT, HeldT]) -> bool:
         """Return whether a subscriber that failed a delivery, or left it unread, still has to come back."""
         left = self._present.get(subscriber)
         return subscriber in self._absent if left is None else left <= delivery.number
@@ -288,14 +290,14 @@ class Redelivery(Generic[LaneT, HeldT]):
 
     def _wait(
         self,
-        delivery: Delivery[LaneT, HeldT],
+        delivery: OffsetDelivery[LaneT, HeldT],
         verdict: RedeliveryVerdict,
         now: float,
         bits: int,
         awaited: Collection[Hashable],
-    ) -> Waiting[LaneT, HeldT]:
+    ) -> WaitingDelivery[LaneT, HeldT]:
         delay = self._limits.backoff.compute_delay(delivery.unread or delivery.failures, bits)
-        waiting = delivery.waiting = Waiting(delivery, now + delay, now + self._limits.wait_seconds)
+        waiting = delivery.waiting = WaitingDelivery(delivery, now + delay, now + self._limits.wait_seconds)
         waiting.missing = {subscriber for subscriber in awaited if self._is_expected(subscriber, delivery)}
         for subscriber in waiting.missing:
             self._missing.setdefault(subscriber, []).append(waiting)
@@ -308,7 +310,7 @@ class Redelivery(Generic[LaneT, HeldT]):
             self._schedule(waiting)
         return waiting
 
-    def _stop_waiting(self, delivery: Delivery[LaneT, HeldT]) -> None:
+    def _stop_waiting(self, delivery: OffsetDelivery[LaneT, HeldT]) -> None:
         if delivery.waiting is not None:
             for subscriber in delivery.waiting.concerns:
                 concerned = self._concerns[subscriber]
@@ -317,18 +319,18 @@ class Redelivery(Generic[LaneT, HeldT]):
                     del self._concerns[subscriber]
             delivery.waiting = None
 
-    def _schedule(self, waiting: Waiting[LaneT, HeldT]) -> None:
+    def _schedule(self, waiting: WaitingDelivery[LaneT, HeldT]) -> None:
         if not waiting.held_up:
             heapq.heappush(self._timers, (waiting.due, waiting.delivery.number, waiting))
 
-    def _is_live(self, waiting: Waiting[LaneT, HeldT]) -> bool:
+    def _is_live(self, waiting: WaitingDelivery[LaneT, HeldT]) -> bool:
         delivery = waiting.delivery
         state = self._lanes.get(delivery.lane)
         return state is not None and state.open.get(delivery.offset) is delivery
 
-    def take(self, now: float, limit: int = 100) -> list[Delivery[LaneT, HeldT]]:
+    def take(self, now: float, limit: int = 100) -> list[OffsetDelivery[LaneT, HeldT]]:
         """Take the offsets to redeliver now; each becomes a new delivery."""
-        found: list[Delivery[LaneT, HeldT]] = []
+        found: list[OffsetDelivery[LaneT, HeldT]] = []
         while self._timers and self._timers[0][0] <= now and len(found) < limit:
             waiting = heapq.heappop(self._timers)[2]
             if not self._is_live(waiting):
@@ -355,7 +357,7 @@ class Redelivery(Generic[LaneT, HeldT]):
             times.append(self._timers[0][0])
         return min(times) if times else None
 
-    def _find_first_held_up(self) -> Waiting[LaneT, HeldT] | None:
+    def _find_first_held_up(self) -> WaitingDelivery[LaneT, HeldT] | None:
         while self._held_up and not (self._held_up[0].held_up and self._is_live(self._held_up[0])):
             self._held_up.popleft()
         return self._held_up[0] if self._held_up else None

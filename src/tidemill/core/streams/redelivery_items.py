@@ -73,7 +73,7 @@ def judge_outcome(acked: int, failed: int, rejected: int, unread: int = 0) -> Re
     return RedeliveryVerdict.CLEAN if acked else RedeliveryVerdict.UNSEEN
 
 
-class Skip(enum.Enum):
+class SkipReason(enum.Enum):
     """Why an offset is not delivered."""
 
     CLEAN = "was done before the lane was assigned"
@@ -81,7 +81,7 @@ class Skip(enum.Enum):
     FOREIGN = "its lane is not assigned"
 
 
-class Delivery(Generic[LaneT, HeldT]):
+class OffsetDelivery(Generic[LaneT, HeldT]):
     """One delivery of an offset to the subscribers. Only `Redelivery` creates and changes it.
 
     Attributes:
@@ -109,13 +109,13 @@ class Delivery(Generic[LaneT, HeldT]):
         self.failures = failures
         self.unread = unread
         self.resolved = False
-        self.waiting: Waiting[LaneT, HeldT] | None = None
+        self.waiting: WaitingDelivery[LaneT, HeldT] | None = None
 
     def __repr__(self) -> str:
         return f"<Delivery {self.number} of {self.lane!r} at {self.offset}, failed {self.failures} times>"
 
 
-class Waiting(Generic[LaneT, HeldT]):
+class WaitingDelivery(Generic[LaneT, HeldT]):
     """A delivery that waits to be redelivered.
 
     Attributes:
@@ -130,7 +130,7 @@ class Waiting(Generic[LaneT, HeldT]):
 
     __slots__ = ("accepted", "anybody", "concerns", "deadline", "delivery", "due", "missing")
 
-    def __init__(self, delivery: Delivery[LaneT, HeldT], due: float, deadline: float) -> None:
+    def __init__(self, delivery: OffsetDelivery[LaneT, HeldT], due: float, deadline: float) -> None:
         self.delivery = delivery
         self.due = due
         self.deadline = deadline
@@ -166,5 +166,5 @@ class Commit(Generic[LaneT]):
 class Overdue(Generic[LaneT, HeldT]):
     """An offset that cannot be redelivered: `missing` did not come back; if it is empty, no subscriber came at all."""
 
-    delivery: Delivery[LaneT, HeldT]
+    delivery: OffsetDelivery[LaneT, HeldT]
     missing: frozenset[Hashable]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tidemill.core.streams.members import Cause, Member
+from tidemill.core.streams.members import Member, SeatEndCause
 
 AnyMember = Member[Any, Any, Any]
 
@@ -99,15 +99,15 @@ class Seats:
             if (sent := member.find_next_held()) is not None and now - max(sent.at, back.since) >= timeout_seconds
         ]
 
-    def find_ended(self, now: float, *, alone: bool) -> list[tuple[AnyMember, Cause]]:
+    def find_ended(self, now: float, *, alone: bool) -> list[tuple[AnyMember, SeatEndCause]]:
         """Return the seats that end now, and why.
 
         Args:
             now: The current time.
             alone: Whether the group is full and waits only for seats.
         """
-        ended = [(member, Cause.SEAT_TIMEOUT) for member, until in self._until.items() if until <= now]
-        return ended or [(member, Cause.SEAT_FULL) for member in self._find_overfull(now, alone=alone)]
+        ended = [(member, SeatEndCause.SEAT_TIMEOUT) for member, until in self._until.items() if until <= now]
+        return ended or [(member, SeatEndCause.SEAT_FULL) for member in self._find_overfull(now, alone=alone)]
 
     @property
     def any_catching_up(self) -> bool:

@@ -31,7 +31,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class CodeLoaded:
     """The requested code was loaded."""
 
 
@@ -65,15 +65,15 @@ class StopRequested:
     """The pipeline is to stop; the shell drains the engines."""
 
 
-Input = Saved | Loaded | LoadFailed | EnginesReady | EnginesEnded | StopRequested
+Input = Saved | CodeLoaded | LoadFailed | EnginesReady | EnginesEnded | StopRequested
 
 
 # -- effects ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Load the files as they are now; `Loaded` or `LoadFailed` must follow."""
+class LoadCode:
+    """Load the files as they are now; `CodeLoaded` or `LoadFailed` must follow."""
 
     code: str
 
@@ -103,7 +103,7 @@ class Tell:
     error: str | None = None
 
 
-Effect = Load | DrainEngines | StartEngines | Finish | Tell
+Effect = LoadCode | DrainEngines | StartEngines | Finish | Tell
 
 
 class Reload:
@@ -136,7 +136,7 @@ class Reload:
         match event:
             case Saved(code):
                 return self._on_saved(code)
-            case Loaded():
+            case CodeLoaded():
                 return self._on_loaded()
             case LoadFailed(error):
                 return self._on_load_failed(error)
@@ -164,7 +164,7 @@ class Reload:
             self._next = self._running
             return [Tell("the files match the running code again; its engines restart")]
         self._loading = self._saved
-        return [Load(self._saved)]
+        return [LoadCode(self._saved)]
 
     def _on_loaded(self) -> list[Effect]:
         code, self._loading = self._loading, None

@@ -12,7 +12,7 @@ Invariants:
 - A pause of the supervising process is not held against an engine: a late tick means that this process was suspended,
   or its host was overloaded, so the slot's clock is stopped for that time.
 - Nothing is submitted after a fencing or configuration error, after a failure that an engine reported before the first
-  `Ready`, or after several engines in a row crashed before the first `Ready`.
+  `EngineReady`, or after several engines in a row crashed before the first `EngineReady`.
 
 The shell feeds inputs in the order in which they occur, carries out the effects in order, and feeds `Tick` at `due`.
 """
@@ -20,25 +20,25 @@ The shell feeds inputs in the order in which they occur, carries out the effects
 from __future__ import annotations
 
 from tidemill.core.supervision.slot_events import (
-    Admit,
+    AdmitEngine,
     CancelJob,
-    Drain,
+    DrainEngine,
     DrainRequested,
     Effect,
-    Ending,
-    Finished,
+    EngineConnected,
+    EngineEnding,
+    EngineReady,
     Heartbeat,
-    Hello,
     Input,
     JobEnded,
-    Kill,
+    KillEngine,
     LinkClosed,
-    Ready,
-    Refuse,
-    Report,
+    OperatorReport,
+    RefuseEngine,
     ReportKind,
     RestartRequested,
-    Start,
+    SlotFinished,
+    StartSlot,
     SubmitJob,
     Tick,
 )
@@ -168,11 +168,11 @@ class Slot:
         if self._finished:
             return self._process_finished(event)
         match event:
-            case Start():
+            case StartSlot():
                 return self._start(now)
-            case Hello(job_token, run_token):
+            case EngineConnected(job_token, run_token):
                 return self._process_hello(job_token, run_token, now)
-            case Ready(run_token):
+            case EngineReady(run_token):
                 return self._note_ready(run_token, now)
             case Heartbeat(run_token):
                 if run_token == self._run:
@@ -194,9 +194,9 @@ class Slot:
     def _process_finished(self, event: Input) -> list[Effect]:
         """Track only the open links: the slot that replaces this one waits until they are closed."""
         match event:
-            case Hello(_, run_token):
+            case EngineConnected(_, run_token):
                 self._open.add(run_token)
-                return [Refuse(run_token, self._format("is finished"))]
+                return [RefuseEngine(run_token, self._format("is finished"))]
             case LinkClosed(run_token):
                 self._open.discard(run_token)
         return []
@@ -212,22 +212,22 @@ class Slot:
         self._open.add(run_token)
         if job_token != self._job or self._cancelled_at is not None or run_token < self._newest:
             text = self._format(f"refuses engine {run_token}: it was replaced or cancelled")
-            return [Refuse(run_token, text), Report(ReportKind.REFUSED, text)]
+            return [RefuseEngine(run_token, text), OperatorReport(ReportKind.REFUSED, text)]
         effects: list[Effect] = []
         if run_token != self._run:
             if self._run is not None and self._connected:
                 text = self._format(f"refuses engine {self._run}: engine {run_token} is newer")
-                effects = [Refuse(self._run, text), Report(ReportKind.REFUSED, text)]
+                effects = [RefuseEngine(self._run, text), OperatorReport(ReportKind.REFUSED, text)]
             self._run = self._newest = run_token
             self._engines_of_job += 1
             self._ready_at = self._restarted_at = None
             self._had_engine = True
         self._heard_at = now
-        effects.append(Admit(run_token))
+        effects.append(AdmitEngine(run_token))
         if self._drained_at is not None:
-            effects.append(Drain(run_token))
+            effects.append(DrainEngine(run_token))
         elif self._restarted_at is not None:
-            effects.append(Drain(run_token, keep_place=True))
+            effects.append(DrainEngine(run_token, keep_membership=True))
         return effects
 
     def _note_ready(self, run_token: int, now: float) -> list[Effect]:
@@ -244,21 +244,22 @@ class Slot:
             self._note_alone(now)
         return self._tick(now)
 
-    def _process_job_ended(self, job_token: int, ending: Ending, error: str | None, now: float) -> list[Effect]:
+    def _process_job_ended(self, job_token: int, ending: EngineEnding, error: str | None, now: float) -> list[Effect]:
         if job_token != self._job:
             return []
-        if self._cancelled_at is not None and ending is Ending.CRASHED:
+        if self._cancelled_at is not None and ending is EngineEnding.CRASHED:
             error = self._cancelled_why
-        fenced_by_own = ending is Ending.FENCED and self._engines_of_job > 1
+        fenced_by_own = ending is EngineEnding.FENCED and self._engines_of_job > 1
         hopeless = not self._was_ready and (
-            ending is Ending.FAILED or (ending is Ending.CRASHED and self._failures + 1 >= self._limits.first_crashes)
+            ending is EngineEnding.FAILED
+            or (ending is EngineEnding.CRASHED and self._failures + 1 >= self._limits.first_crashes)
         )
-        final = ending is Ending.CONFIG or (ending is Ending.FENCED and not fenced_by_own)
-        if hopeless and ending is Ending.CRASHED:
+        final = ending is EngineEnding.CONFIG or (ending is EngineEnding.FENCED and not fenced_by_own)
+        if hopeless and ending is EngineEnding.CRASHED:
             error = f"{self._failures + 1} times in a row before it was ready; the last time: {error}"
         if self._drained_at is not None or hopeless or final:
             return self._finish(ending, error)
-        if self._restarted_at is not None and ending is Ending.DRAINED:
+        if self._restarted_at is not None and ending is EngineEnding.DRAINED:
             self._start_at = now
             self._forget_job(now)
             return self._tick(now)
@@ -270,26 +271,26 @@ class Slot:
         self._forget_job(now)
         details = f": {error}" if error else ""
         text = self._format(f"lost its engine ({ending}{details}); the next one starts in {delay_seconds:g} s")
-        return [Report(ReportKind.RESTART, text), *self._tick(now)]
+        return [OperatorReport(ReportKind.RESTART, text), *self._tick(now)]
 
     def _drain(self, now: float) -> list[Effect]:
         if self._drained_at is not None:
             return []
         self._drained_at, self._restarted_at = now, None
-        ending = Ending.ABSENT if self._had_engine else Ending.DRAINED
+        ending = EngineEnding.ABSENT if self._had_engine else EngineEnding.DRAINED
         if self._job is None:
             return self._finish(ending, None)
         if self._run is None:
             # The job waits for a core, or its engine is starting. It cannot have subscribed, and its hello will be
             # refused.
             return [CancelJob(self._job), *self._finish(ending, None)]
-        return [Drain(self._run)] if self._connected else []  # an engine that reconnects gets it with its hello
+        return [DrainEngine(self._run)] if self._connected else []  # an engine that reconnects gets it with its hello
 
     def _restart(self, now: float) -> list[Effect]:
         if self._run is None or self.state is not SlotState.RUNNING or self._drained_at is not None:
             return []  # no engine runs, the next one is already starting, or none will start
         self._restarted_at = now
-        return [Drain(self._run, keep_place=True)]
+        return [DrainEngine(self._run, keep_membership=True)]
 
     def _tick(self, now: float) -> list[Effect]:
         limits = self._limits
@@ -305,11 +306,11 @@ class Slot:
                 text = self._format(
                     f"was cancelled {limits.silent_seconds:g} s ago and has not ended; it is cancelled again"
                 )
-                effects += [CancelJob(self._job), Report(ReportKind.CANCELLED, text)]
+                effects += [CancelJob(self._job), OperatorReport(ReportKind.CANCELLED, text)]
         elif self._restarted_at is not None and now >= self._restarted_at + limits.drain_seconds:
             why = f"an engine that did not end within {limits.drain_seconds:g} s after the request to restart"
             assert self._run is not None
-            effects += [Kill(self._run), *self._cancel(self._job, ReportKind.CANCELLED, why, now)]
+            effects += [KillEngine(self._run), *self._cancel(self._job, ReportKind.CANCELLED, why, now)]
         elif self._connected:
             if now >= self._heard_at + limits.silent_seconds:
                 why = f"an engine that was silent for {limits.silent_seconds:g} s"
@@ -331,14 +332,14 @@ class Slot:
     def _cancel(self, job: int, kind: ReportKind, why: str, now: float) -> list[Effect]:
         self._cancelled_at, self._restarted_at = now, None
         self._cancelled_why = f"its job was cancelled: {why} is considered dead"
-        return [CancelJob(job), Report(kind, self._format(f"has {why}; it is considered dead and replaced"))]
+        return [CancelJob(job), OperatorReport(kind, self._format(f"has {why}; it is considered dead and replaced"))]
 
     def _kill(self, job: int) -> list[Effect]:
         """Stop waiting for an engine that was asked to drain: a stop has one deadline."""
         why = f"an engine that did not end within {self._limits.drain_seconds:g} s after the request to drain"
-        kill = [Kill(self._run)] if self._run is not None else []
-        report = Report(ReportKind.CANCELLED, self._format(f"has {why}; it is killed"))
-        return [*kill, CancelJob(job), report, *self._finish(Ending.OVERDUE, why)]
+        kill = [KillEngine(self._run)] if self._run is not None else []
+        report = OperatorReport(ReportKind.CANCELLED, self._format(f"has {why}; it is killed"))
+        return [*kill, CancelJob(job), report, *self._finish(EngineEnding.OVERDUE, why)]
 
     def _forget_job(self, now: float) -> None:
         if self._connected:
@@ -347,10 +348,10 @@ class Slot:
         self._cancelled_at = self._ready_at = self._restarted_at = None
         self._engines_of_job = 0
 
-    def _finish(self, ending: Ending, error: str | None) -> list[Effect]:
+    def _finish(self, ending: EngineEnding, error: str | None) -> list[Effect]:
         self._finished = True
         self._run = None
-        return [Finished(ending, error)]
+        return [SlotFinished(ending, error)]
 
     def _note_alone(self, now: float) -> None:
         self._alone_since = self._reported_at = now
@@ -368,7 +369,7 @@ class Slot:
         else:
             why = "its engine lost the link and has neither reconnected nor ended"
         text = self._format(f"has had no engine for {now - self._alone_since:.0f} s: {why}")
-        return [Report(ReportKind.NO_HELLO, text)]
+        return [OperatorReport(ReportKind.NO_HELLO, text)]
 
     def _format(self, what: str) -> str:
         return f"slot {self.number} {what}"

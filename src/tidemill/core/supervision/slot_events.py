@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 
-class Ending(enum.StrEnum):
+class EngineEnding(enum.StrEnum):
     """Why an engine ended, or why a slot is finished."""
 
     #: It did as requested: it stopped fetching, finished its messages, committed, and left the group.
@@ -29,12 +29,12 @@ class Ending(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartSlot:
     """Submit the first job."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class EngineConnected:
     """An engine connected, for the first time or again.
 
     Attributes:
@@ -48,7 +48,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class EngineReady:
     """The engine finished `on_ready`."""
 
     run_token: int
@@ -73,7 +73,7 @@ class JobEnded:
     """A job returned its engine's summary (`ending`, `error`) or failed (`CRASHED`, Spark's error)."""
 
     job_token: int
-    ending: Ending
+    ending: EngineEnding
     error: str | None = None
 
 
@@ -92,7 +92,17 @@ class Tick:
     """The time `Slot.due` has come."""
 
 
-Input = Start | Hello | Ready | Heartbeat | LinkClosed | JobEnded | DrainRequested | RestartRequested | Tick
+Input = (
+    StartSlot
+    | EngineConnected
+    | EngineReady
+    | Heartbeat
+    | LinkClosed
+    | JobEnded
+    | DrainRequested
+    | RestartRequested
+    | Tick
+)
 
 
 # -- effects ----------------------------------------------------------------------------------------------------------
@@ -113,14 +123,14 @@ class CancelJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
+class AdmitEngine:
     """Accept this engine as the slot's engine, in place of any older one."""
 
     run_token: int
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseEngine:
     """Tell this engine to stop, and why; its `LinkClosed` is still expected."""
 
     run_token: int
@@ -128,21 +138,21 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainEngine:
     """Send this engine the request to drain.
 
     Attributes:
         run_token: The engine.
-        keep_place: Whether it stays a member of the group, because another engine of the slot takes over its
+        keep_membership: Whether it stays a member of the group, because another engine of the slot takes over its
             partitions.
     """
 
     run_token: int
-    keep_place: bool = False
+    keep_membership: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillEngine:
     """Kill this engine's process, if it runs on the driver's host."""
 
     run_token: int
@@ -160,7 +170,7 @@ class ReportKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class OperatorReport:
     """Log this for the operator."""
 
     kind: ReportKind
@@ -168,11 +178,11 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class SlotFinished:
     """The slot is finished; it never runs another engine."""
 
-    ending: Ending
+    ending: EngineEnding
     error: str | None = None
 
 
-Effect = SubmitJob | CancelJob | Admit | Refuse | Drain | Kill | Report | Finished
+Effect = SubmitJob | CancelJob | AdmitEngine | RefuseEngine | DrainEngine | KillEngine | OperatorReport | SlotFinished

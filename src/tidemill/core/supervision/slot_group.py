@@ -15,18 +15,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_events import EngineEnding
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class PrepareSlot:
     """Let the engine of this slot connect its sinks and run `on_ready`."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
+class SubscribeSlot:
     """Let the engine of this slot subscribe."""
 
     slot: int
@@ -54,18 +54,18 @@ class RunFinished:
         error: Its error.
     """
 
-    ending: Ending
+    ending: EngineEnding
     slot: int | None = None
     error: str | None = None
 
 
-Effect = Begin | Go | Consume | DrainSlot | RunFinished
+Effect = PrepareSlot | SubscribeSlot | Consume | DrainSlot | RunFinished
 
 #: How long after slot 0 is ready the engines of the first start wait for each other.
 HOLD_SECONDS = 5.0
 
 #: The endings of a slot that stopped as requested.
-_CLEAN = (Ending.DRAINED, Ending.ABSENT)
+_CLEAN = (EngineEnding.DRAINED, EngineEnding.ABSENT)
 
 
 class SlotGroup:
@@ -112,7 +112,7 @@ class SlotGroup:
         if self._draining:
             return []
         if slot == 0 or self._waiting is None:
-            return [Begin(slot)]
+            return [PrepareSlot(slot)]
         self._waiting.add(slot)
         return []
 
@@ -127,11 +127,11 @@ class SlotGroup:
             return []
         effects: list[Effect] = []
         if slot == 0 and self._waiting is not None:
-            effects += [Begin(other) for other in sorted(self._waiting)]
+            effects += [PrepareSlot(other) for other in sorted(self._waiting)]
             self._waiting = None
             self._release_at = now + HOLD_SECONDS
         if self._held is None:
-            return [*effects, Go(slot)]
+            return [*effects, SubscribeSlot(slot)]
         self._held.add(slot)
         return effects + (self._let_subscribe() if len(self._held) == self._count else [])
 
@@ -150,13 +150,13 @@ class SlotGroup:
 
     def _let_subscribe(self) -> list[Effect]:
         together, self._held = self._held or (), None
-        return [Go(slot) for slot in sorted(together)]
+        return [SubscribeSlot(slot) for slot in sorted(together)]
 
     def _let_consume(self) -> list[Effect]:
         self._holding = False
         return [Consume()]
 
-    def note_finished(self, slot: int, ending: Ending, error: str | None = None) -> list[Effect]:
+    def note_finished(self, slot: int, ending: EngineEnding, error: str | None = None) -> list[Effect]:
         """Note that a slot is finished; repetitions change nothing."""
         if slot not in self._unfinished:
             return []
@@ -165,7 +165,7 @@ class SlotGroup:
             self._failure = RunFinished(ending, slot, error)
         effects = self.drain()
         if not self._unfinished:
-            effects.append(self._failure or RunFinished(Ending.DRAINED))
+            effects.append(self._failure or RunFinished(EngineEnding.DRAINED))
         return effects
 
     def drain(self) -> list[Effect]:

@@ -42,7 +42,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ActiveLimits:
     """The author's limits on the active tasks of a DAG; None: no limit.
 
     Attributes:
@@ -73,7 +73,7 @@ class Active:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class PoolAdmission:
     """The decision about the candidates of a pool.
 
     Attributes:
@@ -91,8 +91,8 @@ def order(candidate: Candidate) -> tuple[bool, int, int, int]:
 
 
 def admit(
-    candidates: Iterable[Candidate], slots: int, used: int, limits: Mapping[int, Limits], active: Active
-) -> Admission:
+    candidates: Iterable[Candidate], slots: int, used: int, limits: Mapping[int, ActiveLimits], active: Active
+) -> PoolAdmission:
     """Decide which tasks of one pool get slots.
 
     Args:
@@ -115,13 +115,13 @@ def admit(
             free -= candidate.slots
             room.take(candidate)
             admitted.append(candidate.number)
-    return Admission(tuple(admitted), tuple(too_large))
+    return PoolAdmission(tuple(admitted), tuple(too_large))
 
 
 class _Room:
     """The remaining room within the limits of the DAGs."""
 
-    def __init__(self, limits: Mapping[int, Limits], active: Active) -> None:
+    def __init__(self, limits: Mapping[int, ActiveLimits], active: Active) -> None:
         self._limits = limits
         self._per_dag = dict(active.per_dag)
         self._per_task = dict(active.per_task)

@@ -30,10 +30,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict, Unpack
 
-from tidemill.core.tasks.dependencies import Outcome, Readiness
+from tidemill.core.tasks.dependencies import Readiness, TaskOutcome
 from tidemill.core.tasks.inputs import (
     Admit,
-    Callback,
+    CallbackKind,
     Cancel,
     Channel,
     Claim,
@@ -53,16 +53,16 @@ from tidemill.core.tasks.inputs import (
     Ring,
     RunCallback,
     Skipped,
-    Stop,
     StopTrigger,
     StoreXComs,
     Succeeded,
     TellSuccessors,
     TriggerFailed,
     TriggerFired,
+    TriggerStopReason,
     identify,
 )
-from tidemill.core.tasks.task_row import STATES, Ending, Resume, TaskRow, TaskState
+from tidemill.core.tasks.task_row import STATES, TaskEnding, TaskResume, TaskRow, TaskState
 
 #: How many times a try may be lost with its worker before that counts as a failure of the try.
 MAX_LOST = 5
@@ -71,10 +71,10 @@ MAX_LOST = 5
 MAX_CLEANUP_US = 60_000_000
 
 _CALLBACKS = {
-    Outcome.SUCCESS: Callback.SUCCESS,
-    Outcome.FAILED: Callback.FAILURE,
-    Outcome.UPSTREAM_FAILED: Callback.FAILURE,
-    Outcome.SKIPPED: Callback.SKIPPED,
+    TaskOutcome.SUCCESS: CallbackKind.SUCCESS,
+    TaskOutcome.FAILED: CallbackKind.FAILURE,
+    TaskOutcome.UPSTREAM_FAILED: CallbackKind.FAILURE,
+    TaskOutcome.SKIPPED: CallbackKind.SKIPPED,
 }
 
 
@@ -110,8 +110,8 @@ class _Changes(TypedDict, total=False):
     lost: int
     deadline_us: int | None
     due_us: int | None
-    resume: Resume | None
-    ending: Ending | None
+    resume: TaskResume | None
+    ending: TaskEnding | None
 
 
 _RING_SCHEDULER, _RING_WORKER, _RING_TRIGGERER = Ring(Channel.SCHEDULER), Ring(Channel.WORKER), Ring(Channel.TRIGGERER)
@@ -161,7 +161,7 @@ def _move(
     return Moved(moved, tuple(all_effects))
 
 
-def _end(task: TaskRow, outcome: Outcome, *effects: Effect | None, error: str | None = None) -> Moved:
+def _end(task: TaskRow, outcome: TaskOutcome, *effects: Effect | None, error: str | None = None) -> Moved:
     """End the task, and run its callback if the task was started."""
     callback = RunCallback(_CALLBACKS[outcome], error) if task.started else None
     return _move(task, STATES[outcome], *effects, callback, due_us=None, deadline_us=None, resume=None, ending=None)
@@ -172,11 +172,11 @@ def _fail(
 ) -> Moved:
     """End the try. Then another try follows, the task fails, or it is skipped instead (`soft`)."""
     if soft and task.policy.soft_fail:
-        return _end(task, Outcome.SKIPPED, *effects, error=error)
+        return _end(task, TaskOutcome.SKIPPED, *effects, error=error)
     if not may_retry or task.tries >= task.max_tries:
-        return _end(task, Outcome.FAILED, *effects, error=error)
+        return _end(task, TaskOutcome.FAILED, *effects, error=error)
     due_us = now_us + task.policy.compute_delay(task.tries, bits)
-    told = (*effects, RunCallback(Callback.RETRY, error), _RING_SCHEDULER)
+    told = (*effects, RunCallback(CallbackKind.RETRY, error), _RING_SCHEDULER)
     return _move(task, TaskState.UP_FOR_RETRY, *told, due_us=due_us, deadline_us=None, resume=None, lost=0)
 
 
@@ -199,7 +199,7 @@ def _decide_waiting(task: TaskRow, given: Ready | Admit | Claim | Due, now_us: i
 def _decide_ready(task: TaskRow, readiness: Readiness) -> Moved:
     if readiness is Readiness.RUN:
         return _move(task, TaskState.SCHEDULED, _RING_SCHEDULER)
-    return _end(task, Outcome.SKIPPED if readiness is Readiness.SKIP else Outcome.UPSTREAM_FAILED)
+    return _end(task, TaskOutcome.SKIPPED if readiness is Readiness.SKIP else TaskOutcome.UPSTREAM_FAILED)
 
 
 def _start(task: TaskRow, session: int, now_us: int) -> Moved:
@@ -220,12 +220,14 @@ def _decide_due(task: TaskRow, given: Due, now_us: int) -> Answer:
     if task.ending is not None:
         return _become(task, task.ending)
     if task.deadline_us is not None and now_us >= task.deadline_us:
-        stop = (StopTrigger(Stop.TIMEOUT),) if task.state is TaskState.DEFERRED else ()
+        stop = (StopTrigger(TriggerStopReason.TIMEOUT),) if task.state is TaskState.DEFERRED else ()
         return _fail(task, "TaskTimeout: the task took longer than its execution_timeout", now_us, given.bits, *stop)
     is_sensor = task.policy.is_sensor
     name, whose = ("SensorTimeout", "sensor") if is_sensor else ("TaskDeferralTimeout", "deferral")
     error = f"{name}: the trigger did not fire before the timeout of the {whose}"
-    return _fail(task, error, now_us, given.bits, StopTrigger(Stop.TIMEOUT), may_retry=not is_sensor, soft=True)
+    return _fail(
+        task, error, now_us, given.bits, StopTrigger(TriggerStopReason.TIMEOUT), may_retry=not is_sensor, soft=True
+    )
 
 
 def _decide_attempt(
@@ -238,14 +240,14 @@ def _decide_attempt(
         return _refuse(task, given)
     match given:
         case Succeeded(xcoms=xcoms):
-            return _end(task, Outcome.SUCCESS, StoreXComs(xcoms) if xcoms else None)
+            return _end(task, TaskOutcome.SUCCESS, StoreXComs(xcoms) if xcoms else None)
         case Skipped():
-            return _end(task, Outcome.SKIPPED)
+            return _end(task, TaskOutcome.SKIPPED)
         case Failed(error=error, may_retry=may_retry, bits=bits):
             return _fail(task, error, now_us, bits, may_retry=may_retry)
         case Deferred():
             due_us = None if given.timeout_us is None else now_us + given.timeout_us
-            resume = Resume(given.method, given.kwargs)
+            resume = TaskResume(given.method, given.kwargs)
             told = (MakeTrigger(task.epoch + 1, given.trigger), _RING_TRIGGERER, _RING_SCHEDULER)
             return _move(task, TaskState.DEFERRED, *told, due_us=due_us, lost=0, resume=resume)
         case Lost(bits=bits):
@@ -261,11 +263,13 @@ def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerFailed, now_us: 
         return _refuse(task, given)
     if isinstance(given, TriggerFired):
         resume = task.resume._replace(payload=given.payload)
-        return _move(task, TaskState.SCHEDULED, StopTrigger(Stop.DONE), _RING_SCHEDULER, due_us=None, resume=resume)
+        return _move(
+            task, TaskState.SCHEDULED, StopTrigger(TriggerStopReason.DONE), _RING_SCHEDULER, due_us=None, resume=resume
+        )
     # The format of a Python error: the traceback, then the name and message, which lists show.
     trace, newline, said = given.error.rstrip().rpartition("\n")
     error = f"{trace}{newline}TaskDeferralError: {said}"
-    return _fail(task, error, now_us, given.bits, StopTrigger(Stop.FAILED), soft=True)
+    return _fail(task, error, now_us, given.bits, StopTrigger(TriggerStopReason.FAILED), soft=True)
 
 
 def _decide_user(task: TaskRow, given: Clear | Mark | Cancel, now_us: int) -> Answer:
@@ -275,26 +279,26 @@ def _decide_user(task: TaskRow, given: Clear | Mark | Cancel, now_us: int) -> An
         case Clear():
             if task.state is TaskState.NONE or (task.ending is not None and decided is None):
                 return _refuse(task, given)
-            wanted, max_tries = Ending(None), task.tries + task.policy.retries + 1
+            wanted, max_tries = TaskEnding(None), task.tries + task.policy.retries + 1
             task = task._replace(tries_before=task.tries, max_tries=max_tries, lost=0, deadline_us=None, resume=None)
         case Mark(outcome=outcome):
             if decided is outcome:
                 return _refuse(task, given)
-            wanted = Ending(outcome, "marked by a user")
+            wanted = TaskEnding(outcome, "marked by a user")
         case _:
             if decided is not None:
                 return _refuse(task, given)
             # A task that waits for its first try has not started; a task between two tries has.
-            wanted = Ending(Outcome.FAILED if task.started else Outcome.SKIPPED, "the run was cancelled")
+            wanted = TaskEnding(TaskOutcome.FAILED if task.started else TaskOutcome.SKIPPED, "the run was cancelled")
     return _end_first(task, wanted, given.triggerer, now_us)
 
 
-def _end_first(task: TaskRow, wanted: Ending, triggerer: int | None, now_us: int) -> Moved:
+def _end_first(task: TaskRow, wanted: TaskEnding, triggerer: int | None, now_us: int) -> Moved:
     """End the running attempt of a task before the user's decision takes effect."""
     effects: tuple[Effect, ...] = ()
     session, due_us = task.session, task.due_us
     if task.state is TaskState.DEFERRED:
-        effects = (StopTrigger(Stop.USER), _RING_TRIGGERER)
+        effects = (StopTrigger(TriggerStopReason.USER), _RING_TRIGGERER)
         session, due_us = triggerer, now_us + MAX_CLEANUP_US
     elif session is not None and task.ending is None:
         effects = (EndAttempt(session), _RING_WORKER)
@@ -304,7 +308,7 @@ def _end_first(task: TaskRow, wanted: Ending, triggerer: int | None, now_us: int
     return _move(task, TaskState.ENDING, *effects, session=session, **changes)
 
 
-def _become(task: TaskRow, wanted: Ending, *effects: Effect) -> Moved:
+def _become(task: TaskRow, wanted: TaskEnding, *effects: Effect) -> Moved:
     """Apply a user's decision to a task without a running attempt."""
     if wanted.outcome is not None:
         return _end(task, wanted.outcome, *effects, error=wanted.error)

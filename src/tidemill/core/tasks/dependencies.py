@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 
-class Outcome(enum.StrEnum):
+class TaskOutcome(enum.StrEnum):
     """The outcome of a task."""
 
     SUCCESS = "success"
@@ -55,7 +55,7 @@ _WAIT, _RUN, _SKIP, _FAIL = Readiness.WAIT, Readiness.RUN, Readiness.SKIP, Readi
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class OutcomeTally:
     """The number of tasks in a set that have ended, by outcome.
 
     Attributes:
@@ -82,17 +82,17 @@ class Tally:
         """The number of tasks that failed, by themselves or with their upstream."""
         return self.failed + self.upstream_failed
 
-    def move(self, before: Outcome | None, after: Outcome | None) -> Tally:
+    def move(self, before: TaskOutcome | None, after: TaskOutcome | None) -> OutcomeTally:
         """Return the tally after the outcome of one task changed; None stands for a task that has not ended.
 
         Raises:
             ValueError: The tally does not count a task with the outcome `before`, or would count too many.
 
         Example:
-            >>> Tally(2).move(None, Outcome.SUCCESS)
-            Tally(total=2, success=1, failed=0, upstream_failed=0, skipped=0)
+            >>> OutcomeTally(2).move(None, TaskOutcome.SUCCESS)
+            OutcomeTally(total=2, success=1, failed=0, upstream_failed=0, skipped=0)
         """
-        counts = {outcome: int(getattr(self, outcome.value)) for outcome in Outcome}
+        counts = {outcome: int(getattr(self, outcome.value)) for outcome in TaskOutcome}
         if before is not None:
             counts[before] -= 1
         if after is not None:
@@ -112,9 +112,9 @@ class Upstream:
         scope: The setups in whose scope the task is that are not direct upstream tasks; empty for a teardown.
     """
 
-    direct: Tally = Tally()
-    setups: Tally = Tally()
-    scope: Tally = Tally()
+    direct: OutcomeTally = OutcomeTally()
+    setups: OutcomeTally = OutcomeTally()
+    scope: OutcomeTally = OutcomeTally()
 
 
 def decide(rule: TriggerRule, upstream: Upstream) -> Readiness:
@@ -124,9 +124,9 @@ def decide(rule: TriggerRule, upstream: Upstream) -> Readiness:
     was skipped, so is the task.
 
     Example:
-        >>> decide(TriggerRule.ALL_SUCCESS, Upstream(Tally(total=2, success=1)))
+        >>> decide(TriggerRule.ALL_SUCCESS, Upstream(OutcomeTally(total=2, success=1)))
         <Readiness.WAIT: 'wait'>
-        >>> decide(TriggerRule.ONE_SUCCESS, Upstream(Tally(total=2, success=1)))
+        >>> decide(TriggerRule.ONE_SUCCESS, Upstream(OutcomeTally(total=2, success=1)))
         <Readiness.RUN: 'run'>
     """
     scope = _all_success(upstream.scope)
@@ -145,7 +145,7 @@ def _decide_direct(rule: TriggerRule, upstream: Upstream) -> Readiness:
     return _RULES[rule](upstream.direct)
 
 
-def _all_success(tally: Tally) -> Readiness:
+def _all_success(tally: OutcomeTally) -> Readiness:
     if tally.bad:
         return _FAIL
     if tally.skipped:
@@ -153,17 +153,17 @@ def _all_success(tally: Tally) -> Readiness:
     return _RUN if tally.success == tally.total else _WAIT
 
 
-def _all_failed(tally: Tally) -> Readiness:
+def _all_failed(tally: OutcomeTally) -> Readiness:
     if tally.success or tally.skipped:
         return _SKIP
     return _RUN if tally.bad == tally.total else _WAIT
 
 
-def _all_done(tally: Tally) -> Readiness:
+def _all_done(tally: OutcomeTally) -> Readiness:
     return _RUN if tally.done == tally.total else _WAIT
 
 
-def _all_done_min_one_success(tally: Tally) -> Readiness:
+def _all_done_min_one_success(tally: OutcomeTally) -> Readiness:
     # This rule does not count a skipped task as done.
     if tally.skipped:
         return _SKIP
@@ -172,7 +172,7 @@ def _all_done_min_one_success(tally: Tally) -> Readiness:
     return _RUN if tally.success else _FAIL
 
 
-def _all_done_setup_success(tally: Tally, setups: Tally) -> Readiness:
+def _all_done_setup_success(tally: OutcomeTally, setups: OutcomeTally) -> Readiness:
     if tally.done < tally.total:
         return _WAIT
     if not setups.total or setups.success:
@@ -180,13 +180,13 @@ def _all_done_setup_success(tally: Tally, setups: Tally) -> Readiness:
     return _SKIP if setups.skipped == setups.total else _FAIL
 
 
-def _all_skipped(tally: Tally) -> Readiness:
+def _all_skipped(tally: OutcomeTally) -> Readiness:
     if tally.success or tally.bad:
         return _SKIP
     return _RUN if tally.skipped == tally.total else _WAIT
 
 
-def _one_success(tally: Tally) -> Readiness:
+def _one_success(tally: OutcomeTally) -> Readiness:
     if tally.success:
         return _RUN
     if tally.done < tally.total:
@@ -194,26 +194,26 @@ def _one_success(tally: Tally) -> Readiness:
     return _SKIP if tally.skipped == tally.total else _FAIL
 
 
-def _one_failed(tally: Tally) -> Readiness:
+def _one_failed(tally: OutcomeTally) -> Readiness:
     if tally.bad:
         return _RUN
     return _SKIP if tally.done == tally.total else _WAIT
 
 
-def _one_done(tally: Tally) -> Readiness:
+def _one_done(tally: OutcomeTally) -> Readiness:
     # A task that failed with its upstream never ran; this rule does not count it as done.
     if tally.success or tally.failed:
         return _RUN
     return _SKIP if tally.done == tally.total else _WAIT
 
 
-def _none_failed(tally: Tally) -> Readiness:
+def _none_failed(tally: OutcomeTally) -> Readiness:
     if tally.bad:
         return _FAIL
     return _RUN if tally.done == tally.total else _WAIT
 
 
-def _none_failed_min_one_success(tally: Tally) -> Readiness:
+def _none_failed_min_one_success(tally: OutcomeTally) -> Readiness:
     if tally.bad:
         return _FAIL
     if tally.done < tally.total:
@@ -221,17 +221,17 @@ def _none_failed_min_one_success(tally: Tally) -> Readiness:
     return _RUN if tally.success else _SKIP
 
 
-def _none_skipped(tally: Tally) -> Readiness:
+def _none_skipped(tally: OutcomeTally) -> Readiness:
     if tally.skipped:
         return _SKIP
     return _RUN if tally.done == tally.total else _WAIT
 
 
-def _always(_tally: Tally) -> Readiness:
+def _always(_tally: OutcomeTally) -> Readiness:
     return _RUN
 
 
-_RULES: dict[TriggerRule, Callable[[Tally], Readiness]] = {
+_RULES: dict[TriggerRule, Callable[[OutcomeTally], Readiness]] = {
     TriggerRule.ALL_SUCCESS: _all_success,
     TriggerRule.ALL_FAILED: _all_failed,
     TriggerRule.ALL_DONE: _all_done,

@@ -6,10 +6,10 @@ import enum
 from dataclasses import dataclass
 from typing import get_args
 
-from tidemill.core.tasks.dependencies import Outcome, Readiness
+from tidemill.core.tasks.dependencies import Readiness, TaskOutcome
 
 
-class Stop(enum.StrEnum):
+class TriggerStopReason(enum.StrEnum):
     """Why the trigger of a deferred task is stopped.
 
     DONE: its event has resumed the task. FAILED: it ended by itself. TIMEOUT: it is too late. USER: a user cleared,
@@ -22,7 +22,7 @@ class Stop(enum.StrEnum):
     USER = "user"
 
 
-class Callback(enum.StrEnum):
+class CallbackKind(enum.StrEnum):
     """The user's callback that is due."""
 
     SUCCESS = "on_success"
@@ -192,7 +192,7 @@ class Clear:
 class Mark:
     """A user sets the outcome of the task; see `Clear`."""
 
-    outcome: Outcome
+    outcome: TaskOutcome
     epoch: int | None = None
     request: str = ""
     triggerer: int | None = None
@@ -253,7 +253,7 @@ class MakeTrigger:
 class StopTrigger:
     """Stop the trigger of the task."""
 
-    reason: Stop
+    reason: TriggerStopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,15 +267,15 @@ class EndAttempt:
 class TellSuccessors:
     """Change the tallies of the direct downstream tasks; None: not ended."""
 
-    before: Outcome | None
-    after: Outcome | None
+    before: TaskOutcome | None
+    after: TaskOutcome | None
 
 
 @dataclass(frozen=True, slots=True)
 class RunCallback:
     """Run a callback of the user once the state is stored."""
 
-    callback: Callback
+    callback: CallbackKind
     error: str | None = None
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class RunPlace(NamedTuple):
+class StartCandidate(NamedTuple):
     """A run that waits or is active. `logical_us`: its logical date; None: it waits for no other run."""
 
     number: int
@@ -31,18 +31,21 @@ class Starts:
     wait: tuple[int, ...] = ()
 
 
-def find_yielding(waiting: Iterable[RunPlace], active: Iterable[RunPlace]) -> list[RunPlace]:
+def find_yielding(waiting: Iterable[StartCandidate], active: Iterable[StartCandidate]) -> list[StartCandidate]:
     """Return the active runs that would have to yield to a waiting one if they can do nothing.
 
     Example:
-        >>> find_yielding([RunPlace(1, 100)], [RunPlace(2, 200), RunPlace(3, 50), RunPlace(4, None)])
-        [RunPlace(number=2, logical_us=200)]
+        >>> active = [StartCandidate(2, 200), StartCandidate(3, 50), StartCandidate(4, None)]
+        >>> find_yielding([StartCandidate(1, 100)], active)
+        [StartCandidate(number=2, logical_us=200)]
     """
     others = list(waiting)
     return [one for one in active if any(_goes_before(other, one) for other in others)]
 
 
-def plan_starts(waiting: Sequence[RunPlace], active: Sequence[RunPlace], idle: Iterable[int], limit: int) -> Starts:
+def plan_starts(
+    waiting: Sequence[StartCandidate], active: Sequence[StartCandidate], idle: Iterable[int], limit: int
+) -> Starts:
     """Decide which runs begin.
 
     Args:
@@ -67,7 +70,7 @@ def plan_starts(waiting: Sequence[RunPlace], active: Sequence[RunPlace], idle: I
     return Starts(tuple(begin), tuple(wait))
 
 
-def _goes_before(waiting: RunPlace, active: RunPlace) -> bool:
+def _goes_before(waiting: StartCandidate, active: StartCandidate) -> bool:
     if active.logical_us is None:
         return False
     return waiting.logical_us is None or waiting.logical_us < active.logical_us

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.core.tasks.dependencies import Outcome
+from tidemill.core.tasks.dependencies import TaskOutcome
 
 
 class TaskState(enum.StrEnum):
@@ -25,7 +25,7 @@ class TaskState(enum.StrEnum):
 
 
 #: The terminal states, by outcome.
-STATES = {outcome: TaskState(outcome.value) for outcome in Outcome}
+STATES = {outcome: TaskState(outcome.value) for outcome in TaskOutcome}
 _OUTCOMES = {state: outcome for outcome, state in STATES.items()}
 
 
@@ -61,7 +61,7 @@ class Policy:
         return min(pause, self.max_retry_delay_us)
 
 
-class Resume(NamedTuple):
+class TaskResume(NamedTuple):
     """How an attempt continues after a deferral. `payload`: the encoded event."""
 
     method: str
@@ -69,10 +69,10 @@ class Resume(NamedTuple):
     payload: str | None = None
 
 
-class Ending(NamedTuple):
+class TaskEnding(NamedTuple):
     """The state of a task once its ended attempt is gone. `outcome`: None, it runs again; `error`: for users."""
 
-    outcome: Outcome | None
+    outcome: TaskOutcome | None
     error: str | None = None
 
 
@@ -104,11 +104,11 @@ class TaskRow(NamedTuple):
     lost: int = 0
     deadline_us: int | None = None
     due_us: int | None = None
-    resume: Resume | None = None
-    ending: Ending | None = None
+    resume: TaskResume | None = None
+    ending: TaskEnding | None = None
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> TaskOutcome | None:
         """The outcome; None if the task has not ended."""
         return _OUTCOMES.get(self.state)
 

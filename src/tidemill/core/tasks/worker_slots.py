@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 Key = tuple[int, int]
 
 
-class Why(enum.StrEnum):
+class InterruptReason(enum.StrEnum):
     """Why an attempt is interrupted, or has died.
 
     CRASH: the process ended by itself. TIMEOUT: it took too long. REPLACED: the task has a newer epoch. DRAIN: the
@@ -55,7 +55,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WorkerLimits:
     """The limits of a worker.
 
     Attributes:
@@ -99,18 +99,18 @@ class Interrupt:
     """Raise an exception in the attempt that a process runs."""
 
     process: int
-    why: Why
+    why: InterruptReason
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
+class RetireProcess:
     """Ask an idle process to exit."""
 
     process: int
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillProcess:
     """Kill a process and its group."""
 
     process: int
@@ -121,10 +121,10 @@ class Died:
     """An attempt has ended without a result."""
 
     attempt: Attempt
-    why: Why
+    why: InterruptReason
 
 
-Effect = StartProcess | RunAttempt | Interrupt | Retire | Kill | Died
+Effect = StartProcess | RunAttempt | Interrupt | RetireProcess | KillProcess | Died
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class _Process:
     loaded: bool = False
     attempt: Attempt | None = None
     runs: int = 0
-    why: Why = Why.CRASH
+    why: InterruptReason = InterruptReason.CRASH
     leaving: bool = False
     kill_at: float | None = None
     relieved: bool = False
@@ -165,7 +165,7 @@ class _Process:
 class WorkerSlots:
     """The processes of a worker and their attempts."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: WorkerLimits) -> None:
         self._limits = limits
         self._processes: dict[int, _Process] = {}
         self._started = 0
@@ -227,7 +227,7 @@ class WorkerSlots:
         done = replace(process, attempt=None, since=now, kill_at=None)
         self._processes[number] = done
         is_used_up = not process.attempt.reuses or done.runs >= self._limits.recycle_after
-        if process.why is not Why.CRASH or not clean or is_used_up:
+        if process.why is not InterruptReason.CRASH or not clean or is_used_up:
             return [*self._relieve(number, process.attempt, now), *self._retire(number, now)]
         return self._retire_surplus(now)
 
@@ -243,9 +243,13 @@ class WorkerSlots:
         process = self._processes.pop(number, None)
         if process is None or process.attempt is None:
             return []
-        return [Died(process.attempt, Why.LOST if lost and process.why is Why.CRASH else process.why)]
+        return [
+            Died(
+                process.attempt, InterruptReason.LOST if lost and process.why is InterruptReason.CRASH else process.why
+            )
+        ]
 
-    def end(self, key: Key, now: float, why: Why = Why.REPLACED) -> list[Effect]:
+    def end(self, key: Key, now: float, why: InterruptReason = InterruptReason.REPLACED) -> list[Effect]:
         """End an attempt; one that has ended, or is being ended, changes nothing."""
         for number, process in self._processes.items():
             if process.attempt is not None and process.attempt.key == key:
@@ -266,7 +270,7 @@ class WorkerSlots:
         """End all attempts, and claim no more."""
         effects = self.drain(now)
         for attempt in self.held:
-            effects += self.end(attempt.key, now, Why.DRAIN)
+            effects += self.end(attempt.key, now, InterruptReason.DRAIN)
         return effects
 
     def tick(self, now: float) -> list[Effect]:
@@ -278,12 +282,12 @@ class WorkerSlots:
                 continue
             if process.kill_at is not None:
                 self._processes[number] = replace(process, kill_at=None, leaving=True)
-                effects.append(Kill(number))
+                effects.append(KillProcess(number))
             elif not process.loaded and now >= process.since + self._limits.import_seconds:
-                self._processes[number] = replace(process, loaded=True, leaving=True, why=Why.IMPORT)
-                effects.append(Kill(number))
+                self._processes[number] = replace(process, loaded=True, leaving=True, why=InterruptReason.IMPORT)
+                effects.append(KillProcess(number))
             elif process.attempt is not None:
-                effects += self._interrupt(number, Why.TIMEOUT, now)
+                effects += self._interrupt(number, InterruptReason.TIMEOUT, now)
             else:
                 effects += self._retire(number, now)
         return effects
@@ -299,7 +303,7 @@ class WorkerSlots:
         times = [] if process.loaded else [process.since + self._limits.import_seconds]
         if process.attempt is None:
             times.append(process.since + self._limits.idle_seconds)
-        elif process.why is Why.CRASH and process.attempt.deadline is not None:
+        elif process.why is InterruptReason.CRASH and process.attempt.deadline is not None:
             times.append(process.attempt.deadline)
         return min(times, default=None)
 
@@ -340,7 +344,7 @@ class WorkerSlots:
     def _retire(self, number: int, now: float) -> list[Effect]:
         kill_at = now + self._limits.grace_seconds
         self._processes[number] = replace(self._processes[number], leaving=True, kill_at=kill_at)
-        return [Retire(number)]
+        return [RetireProcess(number)]
 
     def _retire_surplus(self, now: float) -> list[Effect]:
         """Retire the processes that have been idle longest, beyond the number that is kept."""
@@ -348,9 +352,9 @@ class WorkerSlots:
         surplus = len(idle) if self._draining else len(idle) - self._limits.idle_processes
         return [effect for _, number in idle[: max(0, surplus)] for effect in self._retire(number, now)]
 
-    def _interrupt(self, number: int, why: Why, now: float) -> list[Effect]:
+    def _interrupt(self, number: int, why: InterruptReason, now: float) -> list[Effect]:
         process = self._processes[number]
-        if process.why is not Why.CRASH:
+        if process.why is not InterruptReason.CRASH:
             return []
         kill_at = now + self._limits.grace_seconds
         self._processes[number] = replace(process, why=why, kill_at=kill_at, leaving=True)

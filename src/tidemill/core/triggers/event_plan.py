@@ -55,7 +55,7 @@ class EventRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class EventStored:
     """The event is stored durably, with this number within its trigger."""
 
     sequence_index: int
@@ -68,7 +68,7 @@ class Duplicate:
     sequence_index: int
 
 
-class Refusal(enum.Enum):
+class EventRefusal(enum.Enum):
     """Why an event is not stored, and never will be."""
 
     UNKNOWN_TRIGGER = "the store does not know the trigger"
@@ -77,7 +77,7 @@ class Refusal(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class EventRefused:
     """The event is not stored, and never will be.
 
     Attributes:
@@ -85,15 +85,15 @@ class Refused:
         detail: The database's error, if there was one.
     """
 
-    reason: Refusal
+    reason: EventRefusal
     detail: str = ""
 
 
-StoreOutcome = Stored | Duplicate | Refused
+StoreOutcome = EventStored | Duplicate | EventRefused
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EventPlan:
     """The writes of one transaction.
 
     Attributes:
@@ -122,7 +122,7 @@ class Plan:
 
 def make_plan(
     events: Iterable[NewEvent], counters: Mapping[int, Counter], known: Mapping[tuple[int, str], int]
-) -> Plan:
+) -> EventPlan:
     """Number events, and find duplicates and events to refuse.
 
     Args:
@@ -133,7 +133,7 @@ def make_plan(
     Example:
         >>> event = NewEvent(7, 1, '"x"', "a", 0)
         >>> make_plan([event, event], {7: Counter(3, 1)}, {}).outcomes
-        [Stored(sequence_index=3), Duplicate(sequence_index=3)]
+        [EventStored(sequence_index=3), Duplicate(sequence_index=3)]
     """
     next_index = {trigger_id: counter.next_index for trigger_id, counter in counters.items()}
     seen = dict(known)
@@ -143,10 +143,10 @@ def make_plan(
         trigger_id, token, payload, identity, created_us = event
         counter = counters.get(trigger_id)
         if counter is None:
-            outcomes.append(Refused(Refusal.UNKNOWN_TRIGGER))
+            outcomes.append(EventRefused(EventRefusal.UNKNOWN_TRIGGER))
             continue
         if counter.token != token:
-            outcomes.append(Refused(Refusal.FENCED))
+            outcomes.append(EventRefused(EventRefusal.FENCED))
             continue
         if identity is not None:
             first = seen.setdefault((trigger_id, identity), next_index[trigger_id])
@@ -156,6 +156,6 @@ def make_plan(
         index = next_index[trigger_id]
         next_index[trigger_id] = index + 1
         rows.append(EventRow(trigger_id, index, identity, payload, created_us))
-        outcomes.append(Stored(index))
+        outcomes.append(EventStored(index))
     moved = {row.trigger_id for row in rows}
-    return Plan(rows, outcomes, {i: Counter(next_index[i], counters[i].token) for i in moved})
+    return EventPlan(rows, outcomes, {i: Counter(next_index[i], counters[i].token) for i in moved})

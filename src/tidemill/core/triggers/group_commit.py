@@ -27,7 +27,7 @@ from tidemill.core.retry import Backoff
 T = TypeVar("T")
 
 
-class Standing(enum.Enum):
+class ProducerStanding(enum.Enum):
     """Whether producers may continue.
 
     OPEN: continue. FULL: too many items wait, so pull no more; deadlines keep running. DOWN: the database is
@@ -50,7 +50,7 @@ class CommitLimits:
         high_count: The number of pending items from which on the standing is FULL.
         low_count: The number of pending items down to which it stays FULL.
         high_bytes: Like `high_count`, in bytes; the low mark is half of it.
-        stall_seconds: A write that takes longer counts as an outage until it is answered.
+        outage_seconds: A write that takes longer counts as an outage until it is answered.
         backoff: The delays between attempts.
     """
 
@@ -60,12 +60,12 @@ class CommitLimits:
     high_count: int = 20_000
     low_count: int = 10_000
     high_bytes: int = 64 * 1024 * 1024
-    stall_seconds: float = 1.0
+    outage_seconds: float = 1.0
     backoff: Backoff = Backoff(0.1, 2.0)  # noqa: RUF009 - a frozen value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch(Generic[T]):
+class GroupCommitBatch(Generic[T]):
     """The items that one transaction writes; the same object in each attempt.
 
     Attributes:
@@ -98,11 +98,11 @@ class GroupCommit(Generic[T]):
         "_full",
         "_in_flight",
         "_in_flight_since",
+        "_is_overdue",
         "_limits",
         "_not_before",
         "_retries",
         "_size_bytes",
-        "_stalled",
         "_total",
         "_waiting",
     )
@@ -110,10 +110,10 @@ class GroupCommit(Generic[T]):
     def __init__(self, limits: CommitLimits) -> None:
         self._limits = limits
         self._waiting: deque[tuple[T, int, float]] = deque()
-        self._retries: deque[Batch[T]] = deque()
-        self._in_flight: Batch[T] | None = None
+        self._retries: deque[GroupCommitBatch[T]] = deque()
+        self._in_flight: GroupCommitBatch[T] | None = None
         self._in_flight_since = 0.0
-        self._stalled = False
+        self._is_overdue = False
         self._failures = 0
         self._not_before = 0.0
         self._full = False
@@ -132,17 +132,17 @@ class GroupCommit(Generic[T]):
         return self._size_bytes
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ProducerStanding:
         """Whether producers may continue."""
-        if self._failures or self._stalled:
-            return Standing.DOWN
-        return Standing.FULL if self._full else Standing.OPEN
+        if self._failures or self._is_overdue:
+            return ProducerStanding.DOWN
+        return ProducerStanding.FULL if self._full else ProducerStanding.OPEN
 
     @property
     def due(self) -> float | None:
         """When to call `take` next; None: not before an item is added or a batch is answered."""
         if self._in_flight is not None:
-            return None if self._stalled else self._in_flight_since + self._limits.stall_seconds
+            return None if self._is_overdue else self._in_flight_since + self._limits.outage_seconds
         if self._retries:
             return self._not_before
         if not self._waiting:
@@ -161,13 +161,13 @@ class GroupCommit(Generic[T]):
         """Stop lingering, because the process is about to end."""
         self._draining = True
 
-    def take(self, now: float) -> Batch[T] | None:
+    def take(self, now: float) -> GroupCommitBatch[T] | None:
         """Return the batch to write now, which is then in flight; None if there is none."""
         due = self.due
         if due is None or now < due:
             return None
         if self._in_flight is not None:
-            self._stalled = True
+            self._is_overdue = True
             return None
         self._in_flight = self._retries.popleft() if self._retries else self._cut_batch()
         self._in_flight_since = now
@@ -191,7 +191,7 @@ class GroupCommit(Generic[T]):
         self._not_before = now + self._limits.backoff.compute_delay(self._failures, bits)
         self._retries.appendleft(batch)
 
-    def note_refused(self, now: float) -> Batch[T] | None:
+    def note_refused(self, now: float) -> GroupCommitBatch[T] | None:
         """Halve the batch in flight, or give it up, because the database refuses its content.
 
         Returns:
@@ -206,23 +206,23 @@ class GroupCommit(Generic[T]):
             return batch
         middle = len(batch.items) // 2
         for half in (batch.items[middle:], batch.items[:middle]):
-            self._retries.appendleft(Batch(half, sum(size for _, size in half)))
+            self._retries.appendleft(GroupCommitBatch(half, sum(size for _, size in half)))
         return None
 
-    def _end_flight(self) -> Batch[T]:
+    def _end_flight(self) -> GroupCommitBatch[T]:
         if self._in_flight is None:
             raise InvariantError("an answer arrived for a batch, but no batch is in flight")
         batch, self._in_flight = self._in_flight, None
-        self._stalled = False
+        self._is_overdue = False
         return batch
 
-    def _forget(self, batch: Batch[T]) -> None:
+    def _forget(self, batch: GroupCommitBatch[T]) -> None:
         self._total -= len(batch.items)
         self._size_bytes -= batch.size_bytes
         if self._total <= self._limits.low_count and self._size_bytes <= self._limits.high_bytes // 2:
             self._full = False
 
-    def _cut_batch(self) -> Batch[T]:
+    def _cut_batch(self) -> GroupCommitBatch[T]:
         waiting, limits = self._waiting, self._limits
         items: list[tuple[T, int]] = []
         total_bytes = 0
@@ -233,4 +233,4 @@ class GroupCommit(Generic[T]):
             waiting.popleft()
             items.append((item, size_bytes))
             total_bytes += size_bytes
-        return Batch(items, total_bytes)
+        return GroupCommitBatch(items, total_bytes)

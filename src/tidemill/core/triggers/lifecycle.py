@@ -46,7 +46,7 @@ class CancelReason(enum.StrEnum):
     DONE = "done"
 
 
-class Ending(enum.Enum):
+class TriggerEnding(enum.Enum):
     """How a run that was not cancelled ended. DISTURBED: another trigger cancelled an operation that it awaited."""
 
     RETURNED = "returned"
@@ -92,7 +92,7 @@ class TriggerLife:
         self._backoff = backoff
         self._failures = 0
 
-    def decide_ended(self, ending: Ending, events: int, seconds: float, bits: int, taken: int = 0) -> Next:
+    def decide_ended(self, ending: TriggerEnding, events: int, seconds: float, bits: int, taken: int = 0) -> Next:
         """Decide what follows a run that was not cancelled.
 
         Args:
@@ -102,14 +102,14 @@ class TriggerLife:
             bits: 32 random bits.
             taken: The number of events it took from a shared stream.
         """
-        if ending is Ending.RETURNED and taken and self.restart is Restart.ALWAYS:
+        if ending is TriggerEnding.RETURNED and taken and self.restart is Restart.ALWAYS:
             self._failures = 0
             return Next(EndVerdict.FINISHED, 0.0, from_start=True)
         if seconds >= HEALTHY_SECONDS:
             self._failures = 0
-        if ending is Ending.DISTURBED:
+        if ending is TriggerEnding.DISTURBED:
             return Next(EndVerdict.FAILED, self._compute_pause(bits))
-        failed = ending is Ending.RAISED or not events
+        failed = ending is TriggerEnding.RAISED or not events
         if not failed:
             # Even a trigger that finishes successfully at once, each time, must not spin.
             pause = self._compute_pause(bits) if self.restart is Restart.ALWAYS else None

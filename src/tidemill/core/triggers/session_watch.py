@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 
-class Life(enum.Enum):
+class SessionLife(enum.Enum):
     """The knowledge about a session.
 
     UNKNOWN: its beat has not changed yet, and its lease has not expired. LIVE: its beat has changed, and its lease has
@@ -52,7 +52,7 @@ class SessionWatch:
         >>> for now in range(4):
         ...     watch.note_beats({7: 1}, float(now))
         >>> watch.judge(7)
-        <Life.DEAD: 'dead'>
+        <SessionLife.DEAD: 'dead'>
     """
 
     __slots__ = ("_counted_seconds", "_last", "_lease_seconds", "_seen")
@@ -88,11 +88,11 @@ class SessionWatch:
         """Note that a read failed: the time between the reads before and after it does not count."""
         self._last = None
 
-    def judge(self, session: int) -> Life:
+    def judge(self, session: int) -> SessionLife:
         """Return the knowledge about a session; a session that the last read did not find is unknown."""
         known = self._seen.get(session)
         if known is None:
-            return Life.UNKNOWN
+            return SessionLife.UNKNOWN
         if known.silent_seconds >= self._lease_seconds:
-            return Life.DEAD
-        return Life.LIVE if known.moved else Life.UNKNOWN
+            return SessionLife.DEAD
+        return SessionLife.LIVE if known.moved else SessionLife.UNKNOWN

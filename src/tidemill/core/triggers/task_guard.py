@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 
 
-class Code(enum.Enum):
+class CallingCode(enum.Enum):
     """The origin of a call: the host, asyncio itself (timeouts, groups), or any other code."""
 
     HOST = "host"
@@ -32,7 +32,7 @@ class Cancelling(enum.Enum):
 
 
 def judge_cancelling(
-    owner: object | None, caller: object | None, code: Code, *, guarded: bool, creator: object | None = None
+    owner: object | None, caller: object | None, code: CallingCode, *, guarded: bool, creator: object | None = None
 ) -> Cancelling:
     """Decide about a call of a task's `cancel`.
 
@@ -44,13 +44,13 @@ def judge_cancelling(
         creator: The trigger in whose context the host created a task of its own.
 
     Example:
-        >>> judge_cancelling("a trigger", "another one", Code.OTHER, guarded=True)
+        >>> judge_cancelling("a trigger", "another one", CallingCode.OTHER, guarded=True)
         <Cancelling.REFUSED: 'refused'>
     """
-    if code is Code.HOST or (caller is not None and caller is owner):
+    if code is CallingCode.HOST or (caller is not None and caller is owner):
         return Cancelling.ALLOWED
     if owner is not None:
         return Cancelling.REFUSED if guarded else Cancelling.DISTURBS
     # Timeouts and groups of the host that run in a trigger's context may cancel the tasks they created there.
-    ends_own = code is Code.ASYNCIO and caller is creator
+    ends_own = code is CallingCode.ASYNCIO and caller is creator
     return Cancelling.ALLOWED if caller is None or ends_own else Cancelling.REFUSED

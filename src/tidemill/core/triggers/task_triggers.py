@@ -17,18 +17,18 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tidemill.core.tasks.inputs import Stop
-from tidemill.core.triggers.event_plan import Refusal, Refused, StoreOutcome
+from tidemill.core.tasks.inputs import TriggerStopReason
+from tidemill.core.triggers.event_plan import EventRefusal, EventRefused, StoreOutcome
 from tidemill.core.triggers.lifecycle import CancelReason
 
 #: The store's reason to stop a trigger that another triggerer has claimed.
 HAND_OVER = "hand-over"
 
 _REASONS = {
-    Stop.DONE.value: CancelReason.DONE,
-    Stop.FAILED.value: CancelReason.DONE,
-    Stop.TIMEOUT.value: CancelReason.TIMEOUT,
-    Stop.USER.value: CancelReason.USER,
+    TriggerStopReason.DONE.value: CancelReason.DONE,
+    TriggerStopReason.FAILED.value: CancelReason.DONE,
+    TriggerStopReason.TIMEOUT.value: CancelReason.TIMEOUT,
+    TriggerStopReason.USER.value: CancelReason.USER,
 }
 
 
@@ -64,8 +64,8 @@ def decide_end(reason: CancelReason | None, outcome: StoreOutcome | None) -> Tas
         >>> decide_end(CancelReason.USER, None)
         <TaskEnd.KILLED: 'killed'>
     """
-    if isinstance(outcome, Refused):
-        if outcome.reason is not Refusal.CONTENT:
+    if isinstance(outcome, EventRefused):
+        if outcome.reason is not EventRefusal.CONTENT:
             return TaskEnd.GIVEN_UP
     elif outcome is not None:
         return TaskEnd.RESUMED
@@ -84,7 +84,7 @@ def find_reason(said: str) -> CancelReason:
     """Return why a trigger is cancelled, given the store's reason to stop it.
 
     Args:
-        said: A `Stop`, or HAND_OVER. A newer store may give unknown reasons; they never mean a kill.
+        said: A `TriggerStopReason`, or HAND_OVER. A newer store may give unknown reasons; they never mean a kill.
     """
     return _REASONS.get(said, CancelReason.HAND_OVER)
 

@@ -16,7 +16,7 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.deadletters.redrive import REDRIVE_PREFIX, Criteria, identify_redrive
+from tidemill.core.deadletters.redrive import REDRIVE_PREFIX, LetterCriteria, identify_redrive
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
 from tidemill.core.topic_identity import add_mark, is_replaced, split_mark
 from tidemill.deadletters.opening import Letters
@@ -74,7 +74,7 @@ class RedriveCursor(Protocol):
         """Release all resources."""
 
 
-def name_redrive(settings: Settings, where: str, criteria: Criteria) -> str:
+def name_redrive(settings: Settings, where: str, criteria: LetterCriteria) -> str:
     """Return the name of a redrive, from its letters, target and filters; see `identify_redrive`.
 
     The path of a folder is not part of the name. The cursor is stored in the folder, so the folder may be moved.

@@ -15,12 +15,12 @@ import msgspec
 from confluent_kafka.admin import AdminClient
 
 from tidemill.config.settings import Settings
-from tidemill.core.deadletters.redrive import REDRIVE_PREFIX, Criteria
+from tidemill.core.deadletters.redrive import REDRIVE_PREFIX, LetterCriteria
 from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
 from tidemill.core.errors import RemoteError
 from tidemill.core.topic_identity import is_replaced, split_mark
 from tidemill.deadletters.opening import Letters
-from tidemill.deadletters.reader import Found, LetterReader, extract_facts
+from tidemill.deadletters.reader import FoundLetter, LetterReader, extract_facts
 from tidemill.runtime.kafka.client import CALL_SECONDS, LibraryLog, describe_client_error, make_client_config, scrub
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class PastRedrive(msgspec.Struct, frozen=True):
     """
 
     to: str
-    criteria: Criteria
+    criteria: LetterCriteria
     first_at: int
     last_at: int
     records: int
@@ -74,7 +74,7 @@ class RedriveHistory:
 
     def list_redrives(self) -> list[PastRedrive]:
         """Return the known redrives, the latest first."""
-        found: dict[tuple[str, Criteria], PastRedrive] = {}
+        found: dict[tuple[str, LetterCriteria], PastRedrive] = {}
         for records in self._records.values():
             for record in records:
                 if not record.runs:
@@ -94,7 +94,7 @@ class RedriveHistory:
                 )
         return sorted(found.values(), key=lambda each: each.last_at, reverse=True)
 
-    def list_redriven(self, found: Found) -> list[Redriven]:
+    def list_redriven(self, found: FoundLetter) -> list[Redriven]:
         """Return when and to which target a letter was sent again, the oldest first; each redrive counts once, by its
         last time.
         """

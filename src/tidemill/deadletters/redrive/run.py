@@ -15,20 +15,20 @@ import msgspec
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import (
     Batching,
-    Criteria,
-    Cursor,
-    Pace,
+    LetterCriteria,
     Recent,
+    RedrivePace,
+    RedrivePosition,
+    RedriveTally,
     SinkNames,
-    Tally,
     Target,
-    Why,
+    UnsentReason,
     judge_letter,
 )
 from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
 from tidemill.core.errors import ConfigError
 from tidemill.deadletters.opening import Letters, open_letters
-from tidemill.deadletters.reader import Found, Reached, extract_facts
+from tidemill.deadletters.reader import FoundLetter, Reached, extract_facts
 from tidemill.deadletters.redrive.cursor import RedriveCursor, make_cursor, name_redrive
 from tidemill.deadletters.redrive.sinks import SinkTarget
 from tidemill.deadletters.redrive.targets import NotSentError, RedriveItem, RedriveTarget, Unsent
@@ -59,7 +59,7 @@ class RedriveOrder(msgspec.Struct, frozen=True):
         drop_headers: Send messages with unreadable headers without them.
     """
 
-    criteria: Criteria = Criteria()
+    criteria: LetterCriteria = LetterCriteria()
     target: Target = Target.SOURCE
     topic: str = ""
     limit: int | None = None
@@ -92,7 +92,7 @@ class Redrive:
         self._to = order.topic if order.target is Target.TOPIC else order.target.value
         where = f"{order.target.value}:{self._to}"
         self.name = name_redrive(settings, where, order.criteria)
-        self.tally = Tally()
+        self.tally = RedriveTally()
         self.total = 0
         self.resumed = False
         self._settings = settings
@@ -100,11 +100,11 @@ class Redrive:
         self._stopped = stopped
         self._watch = watch
         self._shown = shown
-        self._pace = Pace(None if order.dry_run else order.rate)
+        self._pace = RedrivePace(None if order.dry_run else order.rate)
         self._batching = Batching(BATCH_LETTERS, BATCH_BYTES, BATCH_SECONDS)
         self._recent = Recent()
         self._items: list[RedriveItem] = []
-        self._cursor = Cursor({}, {})
+        self._cursor = RedrivePosition({}, {})
         self._records: dict[int, RedriveRecord] = {}
         self._unsent: dict[int, list[int]] = {}
         self._corrected: set[int] = set()
@@ -117,7 +117,7 @@ class Redrive:
         """How many records of the topic were not read."""
         return self._cursor.left
 
-    def run(self) -> Tally:
+    def run(self) -> RedriveTally:
         """Send letters until the end, the limit or a stop.
 
         Raises:
@@ -134,7 +134,7 @@ class Redrive:
                 target.open()
                 starts = self._find_starts(box, cursor, ranges)
                 ends = {number: end for number, (_, end) in ranges.items()}
-                self._cursor = Cursor(starts, ends)
+                self._cursor = RedrivePosition(starts, ends)
                 self.total = self._cursor.left
                 self._pump(target, box.stream(starts, ends))
             finally:
@@ -177,15 +177,15 @@ class Redrive:
         beyond = [number for number, at in saved.items() if at > ranges[number][1]]
         if beyond:
             raise ConfigError(
-                f"dlq redrive: the cursor is beyond the end of {box.place}, partition {beyond[0]}, because the topic "
-                "was recreated; use --restart to start over"
+                f"dlq redrive: the cursor is beyond the end of {box.location}, partition {beyond[0]}, because the "
+                "topic was recreated; use --restart to start over"
             )
         self.resumed = bool(saved)
         since = self._order.criteria.since
         by_time = box.find_offsets_at(since, ranges) if since is not None else {}
         return {number: max(low, saved.get(number, 0), by_time.get(number, 0)) for number, (low, _) in ranges.items()}
 
-    def _pump(self, target: RedriveTarget, stream: Iterator[Found | Reached | None]) -> None:
+    def _pump(self, target: RedriveTarget, stream: Iterator[FoundLetter | Reached | None]) -> None:
         for found in stream:
             if isinstance(found, Reached):
                 self._cursor.advance(found.partition, found.position)
@@ -215,7 +215,7 @@ class Redrive:
         limit = self._order.limit
         return limit is not None and self.tally.sent + len(self._items) >= limit
 
-    def _take(self, target: RedriveTarget, found: Found) -> bool:
+    def _take(self, target: RedriveTarget, found: FoundLetter) -> bool:
         """Process one record of the topic; return False if the redrive was stopped first."""
         item = self._prepare(target, found)
         if item is not None:
@@ -228,17 +228,17 @@ class Redrive:
         self._cursor.advance(found.partition, found.offset + 1)
         return True
 
-    def _prepare(self, target: RedriveTarget, found: Found) -> RedriveItem | None:
+    def _prepare(self, target: RedriveTarget, found: FoundLetter) -> RedriveItem | None:
         letter = found.letter
         if letter is None:
-            self.tally.note_skipped(Why.NO_LETTER)
+            self.tally.note_skipped(UnsentReason.NO_LETTER)
             return None
         order = self._order
         facts = extract_facts(letter, text=bool(order.criteria.text))
         self._names.note_sink(facts.sink_type, facts.sink_name)
         why = judge_letter(facts, order.criteria, order.target, self._max_redrives)
         if why is None and self._recent.check_seen(letter.letter_id):
-            why = Why.TWICE
+            why = UnsentReason.TWICE
         if why is not None:
             if why.failed:
                 self._unsent.setdefault(found.partition, []).append(found.offset)
@@ -251,8 +251,8 @@ class Redrive:
             self.tally.note_skipped(error.why, letter.letter_id, str(error))
             return None
 
-    def _explain(self, why: Why, redrives: int) -> str:
-        if why is Why.MAX_REDRIVES:
+    def _explain(self, why: UnsentReason, redrives: int) -> str:
+        if why is UnsentReason.MAX_REDRIVES:
             return (
                 f"already sent again {redrives} times, and the limit is {self._max_redrives}; "
                 f"use --max-redrives {redrives + 1} to send it once more"

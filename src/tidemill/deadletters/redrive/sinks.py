@@ -20,8 +20,8 @@ import msgspec
 
 from tidemill.config.settings import Settings
 from tidemill.config.sink_types import SINK_TYPES, load_class
-from tidemill.core.deadletters.redrive import Why
-from tidemill.core.delivery.send_items import Decision, Limits
+from tidemill.core.deadletters.redrive import UnsentReason
+from tidemill.core.delivery.send_items import Decision, SendLimits
 from tidemill.core.errors import InvariantError, RemoteError, describe_error
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.letter import Letter
@@ -73,12 +73,12 @@ class SinkTarget:
         self._runner = asyncio.Runner()
         self._changed = asyncio.Event()
         self._pending = 0
-        self._refused: dict[int, tuple[RedriveItem, Why, str]] = {}
+        self._refused: dict[int, tuple[RedriveItem, UnsentReason, str]] = {}
         self._failure: Exception | None = None
 
     def _make_sender(self, sink: Sink) -> BatchSender:
         # Payloads are retried until the redrive as a whole gives up, so a question is always a refusal.
-        limits = Limits(budget_seconds=math.inf, backoff=_BACKOFF, breaker_failures=sys.maxsize)
+        limits = SendLimits(budget_seconds=math.inf, backoff=_BACKOFF, breaker_failures=sys.maxsize)
         return BatchSender(sink, limits, self._answer_seconds, self._ask, self._refuse, self._wake_up)
 
     def _wake_up(self) -> None:
@@ -94,7 +94,7 @@ class SinkTarget:
         sender = self._senders.get(letter.sink_type, {}).get(letter.sink_name)
         if sender is None:
             label = f"sinks.{letter.sink_type}.{letter.sink_name}"
-            raise NotSentError(Why.NOT_CONFIGURED, f"{label} is not configured")
+            raise NotSentError(UnsentReason.NOT_CONFIGURED, f"{label} is not configured")
         label = sender.label
         if sender not in self._connected and self._cursor is not None:
             self._runner.run(self._connect(sender))
@@ -102,9 +102,9 @@ class SinkTarget:
             content = [restore_payload(letter, text) for text in letter.original_payloads]
             size = sum(encode_checked(sender.sink, payload).size_bytes for payload in content)
         except PayloadLostError as error:
-            raise NotSentError(Why.LOST, f"a payload for {label}: {error}") from None
+            raise NotSentError(UnsentReason.LOST, f"a payload for {label}: {error}") from None
         except Exception as error:  # a sink may raise anything about a payload that it cannot encode
-            raise NotSentError(Why.REFUSED, f"{label}: {describe_error(error)}") from None
+            raise NotSentError(UnsentReason.REFUSED, f"{label}: {describe_error(error)}") from None
         return RedriveItem(letter, partition, offset, content, len(content), size, label)
 
     async def _connect(self, sender: BatchSender) -> None:
@@ -179,7 +179,7 @@ class SinkTarget:
     def _note_refused(self, sender: Sender, items: Sequence[Entry], error: str) -> None:
         for entry in items:
             item = entry.value.submission.origin.item
-            self._refused.setdefault(id(item), (item, Why.REFUSED, f"{sender.label}: {error}"))
+            self._refused.setdefault(id(item), (item, UnsentReason.REFUSED, f"{sender.label}: {error}"))
             entry.value.submission.settle()
 
     def _note_fault(self, text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tidemill.core.deadletters.redrive import Why
+from tidemill.core.deadletters.redrive import UnsentReason
 from tidemill.deadletters.letter import Letter
 
 Positions = Mapping[int, int]
@@ -43,12 +43,12 @@ class RedriveItem(msgspec.Struct):
 class NotSentError(Exception):
     """A letter is not sent; `why` and the text give the reason."""
 
-    def __init__(self, why: Why, text: str) -> None:
+    def __init__(self, why: UnsentReason, text: str) -> None:
         super().__init__(text)
         self.why = why
 
 
-Unsent = list[tuple[RedriveItem, Why, str]]
+Unsent = list[tuple[RedriveItem, UnsentReason, str]]
 
 
 class RedriveTarget(Protocol):

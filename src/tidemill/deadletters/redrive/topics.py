@@ -14,7 +14,7 @@ import msgspec
 
 from tidemill.config.kafka_names import describe_creation
 from tidemill.config.settings import Settings
-from tidemill.core.deadletters.redrive import Why
+from tidemill.core.deadletters.redrive import UnsentReason
 from tidemill.core.errors import ConfigError
 from tidemill.deadletters.letter import HISTORY_HEADER, REDRIVES_HEADER, Letter, count_redrives, read_history_header
 from tidemill.deadletters.redrive.cursor import RedriveCursor
@@ -69,15 +69,17 @@ class TopicTarget:
         try:
             records = make_records(letter, self._reader.read, self._topic or None, drop_headers=self._drop_headers)
         except ContentLostError as error:
-            raise NotSentError(Why.LOST, str(error)) from None
+            raise NotSentError(UnsentReason.LOST, str(error)) from None
         except UnreadableHeadersError as error:
-            raise NotSentError(Why.HEADERS, f"{error}; --drop-headers sends the message without headers") from None
+            raise NotSentError(
+                UnsentReason.HEADERS, f"{error}; --drop-headers sends the message without headers"
+            ) from None
         for record in records:
             if record.partition >= self._count_partitions(record.topic):
                 record.partition = -1
-        places = sorted({f"{r.topic}/{r.partition}" if r.partition >= 0 else r.topic for r in records})
+        targets = sorted({f"{r.topic}/{r.partition}" if r.partition >= 0 else r.topic for r in records})
         size = sum(len(record.key or b"") + len(record.value or b"") for record in records)
-        return RedriveItem(letter, partition, offset, records, len(records), size, ", ".join(places))
+        return RedriveItem(letter, partition, offset, records, len(records), size, ", ".join(targets))
 
     def _count_partitions(self, topic: str) -> int:
         """Return how many partitions a topic has; the answer is cached."""
@@ -101,7 +103,7 @@ class TopicTarget:
             return self._send_in_transaction(items, positions)
         unsent = []
         for item, error in self._send_plain(self._plain, items):
-            unsent.append((item, Why.REFUSED, error))
+            unsent.append((item, UnsentReason.REFUSED, error))
         self._cursor.commit((), positions)
         return unsent
 
@@ -120,7 +122,7 @@ class TopicTarget:
         if smaller != item.content and not self._cursor.commit(smaller, positions):
             return []
         self._cursor.commit((), positions)
-        return [(item, Why.REFUSED, _describe_refusal(item.content, errors))]
+        return [(item, UnsentReason.REFUSED, _describe_refusal(item.content, errors))]
 
     def _send_plain(self, plain: PlainProducer, items: Sequence[RedriveItem]) -> list[tuple[RedriveItem, str]]:
         records = [record for item in items for record in item.content]
@@ -173,10 +175,10 @@ def make_records(letter: Letter, read: Read, topic: str | None, *, drop_headers:
     seen: set[tuple[str, int, int]] = set()
     records = []
     for source in letter.sources:
-        place = (source.topic, source.partition, source.offset)
-        if place in seen:
+        position = (source.topic, source.partition, source.offset)
+        if position in seen:
             continue
-        seen.add(place)
+        seen.add(position)
         message = restore_message(source, read)
         if not drop_headers:
             check_headers(message)

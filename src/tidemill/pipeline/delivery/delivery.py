@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from tidemill.pipeline.delivery.routing import Origin, Routed
+from tidemill.pipeline.delivery.routing import Origin, RoutedPayload
 from tidemill.sinks.payloads import CollectResult
-from tidemill.sinks.sending.run import RunPart
+from tidemill.sinks.sending.run import BatchPart
 from tidemill.sinks.sending.submission import DeliveryLane
 
 
-class Delivery(Protocol):
+class ResultDelivery(Protocol):
     """Delivers results; see `Outbox`."""
 
     @property
-    def route(self) -> Callable[[CollectResult], list[Routed]]:
+    def route(self) -> Callable[[CollectResult], list[RoutedPayload]]:
         """Finds the sinks of a hook's payloads; see `Router.route`."""
 
     @property
-    def route_one(self) -> Callable[[Any], Routed]:
+    def route_one(self) -> Callable[[Any], RoutedPayload]:
         """Finds the sink of a payload; see `Router.route_one`."""
 
-    def submit(self, routed: Sequence[Routed], origin: Origin, released: Callable[[], None]) -> None:
+    def submit(self, routed: Sequence[RoutedPayload], origin: Origin, released: Callable[[], None]) -> None:
         """Deliver payloads; `released` is called on the loop once all are settled, never inside this call."""
 
-    def submit_part(self, part: RunPart, routed: Sequence[Routed]) -> None:
+    def submit_part(self, part: BatchPart, routed: Sequence[RoutedPayload]) -> None:
         """Deliver the payloads of one part of a run; the part is never settled inside this call."""
 
-    def submit_run(self, parts: Sequence[RunPart], routed: Sequence[Sequence[Routed]]) -> None:
+    def submit_run(self, parts: Sequence[BatchPart], routed: Sequence[Sequence[RoutedPayload]]) -> None:
         """Deliver the payloads of a run, each part with its own."""
 
     def abandon(self, lane: DeliveryLane) -> None:
@@ -38,7 +38,7 @@ class Delivery(Protocol):
         """Return, by partition, the sinks that results wait for, each with the first and last offset of a result."""
         ...
 
-    def describe_stall(self) -> dict[str, str]:
+    def describe_wait(self) -> dict[str, str]:
         """Return what is waiting, and why."""
         ...
 

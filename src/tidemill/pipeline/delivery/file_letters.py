@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tidemill.core.errors import RemoteError, describe_error
 from tidemill.core.wording import format_count
-from tidemill.deadletters.files import LetterFile, LetterRow, LettersPlace, check_letters_folder, make_row
+from tidemill.deadletters.files import LetterFile, LetterRow, LettersTarget, check_letters_folder, make_row
 from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.writer import LetterStatistics
 from tidemill.runtime.loop.engine_tasks import EngineTasks
@@ -29,22 +29,22 @@ from tidemill.sources.base import TopicPartition
 GROUP_LETTERS = 1_000
 GROUP_BYTES = 8 * 1024 * 1024
 #: Writes that take longer than this are reported as stalled.
-STALLED_SECONDS = 1.0
+SLOW_WRITE_SECONDS = 1.0
 
 
 class FileDeadLetters:
     """The `DeadLetters` of a bounded engine.
 
     Args:
-        place: The location of the files.
+        target: The location of the files.
         engine_id: The engine's id.
         partitions: One file for each of these; empty: one file for all.
     """
 
-    def __init__(self, place: LettersPlace, engine_id: str, partitions: Iterable[TopicPartition] = ()) -> None:
-        self._path = place.path
+    def __init__(self, target: LettersTarget, engine_id: str, partitions: Iterable[TopicPartition] = ()) -> None:
+        self._path = target.path
         keys: list[TopicPartition | None] = [*partitions] or [None]
-        self._files = {key: LetterFile(place, number, engine_id) for number, key in enumerate(keys)}
+        self._files = {key: LetterFile(target, number, engine_id) for number, key in enumerate(keys)}
         self._first = keys[0]
         self._rows: dict[TopicPartition | None, list[LetterRow]] = {}
         self._count = self._bytes = 0
@@ -141,10 +141,10 @@ class FileDeadLetters:
         """Return how many letters were confirmed; none is ever dropped."""
         return LetterStatistics(self._written, self._kinds)
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return how many letters are waiting for the disk, and for how long; None: none are."""
         seconds = time.monotonic() - self._since
-        if not self._held or seconds < STALLED_SECONDS:
+        if not self._held or seconds < SLOW_WRITE_SECONDS:
             return None
         return f"{format_count(len(self._held), 'letter')} waiting for {seconds:.0f} s to be written to {self._path}"
 

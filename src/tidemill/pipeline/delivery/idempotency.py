@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tidemill.pipeline.delivery.routing import Origin, Routed
-from tidemill.sinks.sending.run import RunPart
+from tidemill.pipeline.delivery.routing import Origin, RoutedPayload
+from tidemill.sinks.sending.run import BatchPart
 
 #: 128 bits, like a random UUID.
 _DIGEST_BYTES = 16
 
 
-def name_payloads(routed: Sequence[Routed], origin: Origin | RunPart, group: str) -> None:
+def name_payloads(routed: Sequence[RoutedPayload], origin: Origin | BatchPart, group: str) -> None:
     """Set the key of each payload that has none and whose sink sends one.
 
     Args:
@@ -41,7 +41,7 @@ def name_payloads(routed: Sequence[Routed], origin: Origin | RunPart, group: str
             msgspec.structs.force_setattr(each.payload, "idempotency_key", f"{digest}-{index}")
 
 
-def _make_digest(origin: Origin | RunPart, group: str) -> str:
+def _make_digest(origin: Origin | BatchPart, group: str) -> str:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in _list_parts(origin, group):
         # The length prefix separates parts. Contents are included because a recreated topic reuses offsets.
@@ -50,7 +50,7 @@ def _make_digest(origin: Origin | RunPart, group: str) -> str:
     return digest.hexdigest()
 
 
-def _list_parts(origin: Origin | RunPart, group: str) -> Iterator[bytes | None]:
+def _list_parts(origin: Origin | BatchPart, group: str) -> Iterator[bytes | None]:
     yield from (group.encode(), origin.hook.encode())
     # `surrogatepass` encodes any text, including lone surrogates.
     yield None if origin.task is None else str(origin.task.task_id).encode("utf-8", "surrogatepass")

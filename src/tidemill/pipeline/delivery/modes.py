@@ -14,7 +14,7 @@ import structlog
 
 from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.config.settings import Settings
-from tidemill.core.delivery.send_items import Limits, WhenOpen
+from tidemill.core.delivery.send_items import SendLimits, WhenOpen
 from tidemill.core.errors import ConfigError
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.retry import Backoff
@@ -22,7 +22,7 @@ from tidemill.deadletters.writer import DeadLetters, KafkaDeadLetters
 from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
 from tidemill.pipeline.delivery.transaction_sender import TransactionSender
 from tidemill.pipeline.delivery.transactional_letters import TransactionalDeadLetters
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.loop.deadline import Deadline
 from tidemill.sinks.base import Sink
 from tidemill.sinks.sending.batch_sender import BatchSender
@@ -87,7 +87,7 @@ class DeliveryMode(Protocol):
         """Return the writer of the dead-letter topic."""
         ...
 
-    def make_producer(self, settings: Settings, identity: Identity) -> TransactionalProducer | None:
+    def make_producer(self, settings: Settings, identity: EngineIdentity) -> TransactionalProducer | None:
         """Return the producer that commits in transactions; None: commits are plain ones."""
 
     def attach(self, charge: Callable[[TopicPartition, int], None], changed: Callable[[], None]) -> None:
@@ -141,7 +141,7 @@ class AtLeastOnce:
         """Return a writer with a producer of its own."""
         return KafkaDeadLetters(settings)
 
-    def make_producer(self, settings: Settings, identity: Identity) -> None:
+    def make_producer(self, settings: Settings, identity: EngineIdentity) -> None:
         """Return None: commits are plain ones."""
 
     def attach(self, charge: Callable[[TopicPartition, int], None], changed: Callable[[], None]) -> None:
@@ -196,7 +196,7 @@ class ExactlyOnce:
             ConfigError: The sink is not a Kafka sink.
         """
         if sink.type != "kafka":
-            raise ConfigError(f"{sink.place}: with kafka.exactly_once all sinks must be Kafka")
+            raise ConfigError(f"{sink.section}: with kafka.exactly_once all sinks must be Kafka")
         kafka = cast("KafkaSink", sink)
         return TransactionSender(kafka, self._buffer, settings.max_retries, ask, gave_up, settled)
 
@@ -204,7 +204,7 @@ class ExactlyOnce:
         """Return a writer that puts letters into the buffer."""
         return TransactionalDeadLetters(settings, self._buffer)
 
-    def make_producer(self, settings: Settings, identity: Identity) -> TransactionalProducer:
+    def make_producer(self, settings: Settings, identity: EngineIdentity) -> TransactionalProducer:
         """Return the producer of the engine's transactions."""
         # The settings ensure that all sinks have the same overrides.
         overrides: dict[str, Any] = next((sink.client_config for sink in settings.sinks.kafka.values()), {})
@@ -245,10 +245,10 @@ class ExactlyOnce:
         self._buffer.abandon(partition)
 
 
-def make_limits(settings: DeliverySettings) -> Limits:
+def make_limits(settings: DeliverySettings) -> SendLimits:
     """Return the configured retry limits; batch sizes belong to each sink."""
     backoff, breaker = settings.retry_backoff, settings.breaker
-    return Limits(
+    return SendLimits(
         budget_seconds=settings.max_seconds,
         backoff=Backoff(backoff.initial_seconds, backoff.max_seconds, backoff.multiplier),
         max_retries=settings.max_retries,

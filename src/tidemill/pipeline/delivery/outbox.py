@@ -23,14 +23,14 @@ from tidemill.deadletters.payloads import encode_payload
 from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.delivery.idempotency import name_payloads
 from tidemill.pipeline.delivery.modes import AtLeastOnce, DeliveryMode
-from tidemill.pipeline.delivery.routing import Origin, Routed, Router
+from tidemill.pipeline.delivery.routing import Origin, RoutedPayload, Router
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError
-from tidemill.pipeline.hooks import Calls, begin_hook, call_hook, check_returned, log_hook_error
-from tidemill.runtime.kafka.source_message import Place, place_of
+from tidemill.pipeline.hooks import HookCalls, begin_hook, call_hook, check_returned, log_hook_error
+from tidemill.runtime.kafka.source_message import MessageSpan, span_messages
 from tidemill.runtime.link.progress import SinkStats
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Sink, SinksByName
-from tidemill.sinks.sending.run import RunPart
+from tidemill.sinks.sending.run import BatchPart
 from tidemill.sinks.sending.sender import Sender, connect_sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, Submission
 
@@ -96,7 +96,7 @@ class Outbox:
         #: Runs its tasks; an engine sets its own.
         self.tasks = EngineTasks()
         #: Registers running calls of its hook; an engine sets its own.
-        self.calls: Calls | None = None
+        self.calls: HookCalls | None = None
         self._hooks: set[asyncio.Task[None]] = set()
         self._letters_open = 0
         self._idle: asyncio.Event | None = None
@@ -134,10 +134,10 @@ class Outbox:
             {f"{kind}.{name}": sender.sink for kind, named in self._senders.items() for name, sender in named.items()}
         )
 
-    def describe_stall(self) -> dict[str, str]:
+    def describe_wait(self) -> dict[str, str]:
         """Return what is waiting, and why, by the sink's configuration key, or 'dead letters'."""
-        reasons = {sender.label: sender.describe_stall() for sender in self._all}
-        reasons["dead letters"] = self._letters.describe_stall()
+        reasons = {sender.label: sender.describe_wait() for sender in self._all}
+        reasons["dead letters"] = self._letters.describe_wait()
         return {label: reason for label, reason in reasons.items() if reason is not None}
 
     # -- life cycle --------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Outbox:
 
     # -- deliveries --------------------------------------------------------------------------------------------
 
-    def submit(self, routed: Sequence[Routed], origin: Origin, released: Callable[[], None]) -> None:
+    def submit(self, routed: Sequence[RoutedPayload], origin: Origin, released: Callable[[], None]) -> None:
         """Deliver payloads; `released` is called once all are settled."""
         if self._closed:
             return
@@ -205,7 +205,7 @@ class Outbox:
         for each in routed:
             each.sender.add(each.payload, lane, submission)
 
-    def submit_part(self, part: RunPart, routed: Sequence[Routed]) -> None:
+    def submit_part(self, part: BatchPart, routed: Sequence[RoutedPayload]) -> None:
         """Deliver the payloads of one part of a run, at least one."""
         if self._closed:
             return
@@ -215,13 +215,13 @@ class Outbox:
         for each in routed:
             each.sender.add(each.payload, lane, part)
 
-    def submit_run(self, parts: Sequence[RunPart], routed: Sequence[Sequence[Routed]]) -> None:
+    def submit_run(self, parts: Sequence[BatchPart], routed: Sequence[Sequence[RoutedPayload]]) -> None:
         """Deliver the payloads of a run, each part with its own."""
         if self._closed:
             return
         first = parts[0].message
         lane = (first.topic, first.partition)
-        by_sender: dict[Sender, list[tuple[Any, RunPart]]] = {}
+        by_sender: dict[Sender, list[tuple[Any, BatchPart]]] = {}
         for part, payloads in zip(parts, routed, strict=True):
             if self._names:
                 name_payloads(payloads, part, self._group)
@@ -283,13 +283,13 @@ class Outbox:
 
     def _dead_letter(self, sender: Sender, items: Sequence[Entry], error: str, oversize: bool, attempts: int) -> None:
         """Write one letter per submission."""
-        by_submission: dict[Submission | RunPart, list[Any]] = {}
+        by_submission: dict[Submission | BatchPart, list[Any]] = {}
         for item in items:
             by_submission.setdefault(item.value.submission, []).append(item.value.payload)
         for submission, payloads in by_submission.items():
             sender.stats.dead_lettered += len(payloads)
             self._letters_open += 1
-            origin: Origin | RunPart = submission.origin
+            origin: Origin | BatchPart = submission.origin
             letter = Letter.about(
                 origin.sources,
                 LetterKind.OVERSIZE if oversize else LetterKind.DELIVERY,
@@ -302,12 +302,12 @@ class Outbox:
             )
             self._letters.put(letter, partial(self._letter_written, submission, len(payloads)))
 
-    def _letter_written(self, submission: Submission | RunPart, count: int) -> None:
+    def _letter_written(self, submission: Submission | BatchPart, count: int) -> None:
         self._letters_open -= 1
         if not self._closed:
             submission.settle(count)
         self._changed()
 
 
-def _locate(question: Question) -> Place:
-    return place_of(question.items[0].value.submission.origin.sources) if question.items else Place()
+def _locate(question: Question) -> MessageSpan:
+    return span_messages(question.items[0].value.submission.origin.sources) if question.items else MessageSpan()

@@ -46,7 +46,7 @@ class Origin(msgspec.Struct):
     hook: str = ""
 
 
-class Routed(msgspec.Struct, gc=False):
+class RoutedPayload(msgspec.Struct, gc=False):
     """A payload and the sender of its sink."""
 
     sender: Sender
@@ -65,7 +65,7 @@ class Router:
         #: By class of payload: the check of its fields, and the senders found so far by name.
         self._found: dict[type[Any], tuple[Callable[[Any], None], dict[str, Sender]]] = {}
 
-    def route(self, collect: CollectResult) -> list[Routed]:
+    def route(self, collect: CollectResult) -> list[RoutedPayload]:
         """Find the sink of every payload that a hook returned.
 
         Raises:
@@ -74,7 +74,7 @@ class Router:
             TypeError: A field contains a value that is not a payload of its type, or a payload's field has a wrong
                 type.
         """
-        routed: list[Routed] = []
+        routed: list[RoutedPayload] = []
         for field, _, payload_class in _FIELDS:
             payloads = getattr(collect, field)
             if not payloads:
@@ -92,7 +92,7 @@ class Router:
                 routed.append(self.route_one(payload))
         return routed
 
-    def route_one(self, payload: Any) -> Routed:
+    def route_one(self, payload: Any) -> RoutedPayload:
         """Find the sink of a payload.
 
         Raises:
@@ -114,17 +114,17 @@ class Router:
             sender = self._find_sender(kind or payload.type, payload.sink)
             if kind:  # custom payloads name their type themselves, so their class does not determine the sender
                 senders[payload.sink] = sender
-        return Routed(sender, payload)
+        return RoutedPayload(sender, payload)
 
     def _find_sender(self, kind: str, name: str) -> Sender:
         named = self._senders.get(kind)
-        place = name_sink_section(kind or "<type>")
+        section = name_sink_section(kind or "<type>")
         if not named:
-            raise SinkNotConfiguredError(f"no sink of type {kind!r} is configured; add {place}.<name>")
+            raise SinkNotConfiguredError(f"no sink of type {kind!r} is configured; add {section}.<name>")
         if name:
             sender = named.get(name)
             if sender is None:
-                raise SinkNotConfiguredError(f"{place}.{name} is not configured; configured: {_list_names(named)}")
+                raise SinkNotConfiguredError(f"{section}.{name} is not configured; configured: {_list_names(named)}")
             return sender
         if len(named) > 1:
             raise AmbiguousSinkError(

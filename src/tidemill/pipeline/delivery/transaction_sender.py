@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tidemill.core.delivery.send_items import Ask, Decision, GaveUp, Item, State
+from tidemill.core.delivery.send_items import AskDecision, Decision, GaveUp, Item, State
 from tidemill.core.errors import InvariantError, escape_surrogates
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
 from tidemill.runtime.link.progress import SinkStats
@@ -23,7 +23,7 @@ from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.log.user_code import explain_error
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Encoded
-from tidemill.sinks.sending.run import RunPart, settle_all
+from tidemill.sinks.sending.run import BatchPart, settle_all
 from tidemill.sinks.sending.sender import Sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
 from tidemill.sources.base import Outgoing
@@ -86,7 +86,7 @@ class TransactionSender:
         """Attach the sender to the running loop."""
         self._loop = asyncio.get_running_loop()
 
-    def add(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> None:
+    def add(self, payload: Any, lane: DeliveryLane, submission: Submission | BatchPart) -> None:
         """Stage a payload; if it can never be sent, ask about it in a later turn of the loop."""
         encoded = self._encode(payload, lane, submission)
         if encoded is None:
@@ -96,11 +96,11 @@ class TransactionSender:
         self._buffer.put(submission.origin.sources, self._make_record(payload, encoded, submission))
         self._loop.call_soon(submission.settle)
 
-    def add_all(self, payloads: Sequence[tuple[Any, RunPart]], lane: DeliveryLane) -> None:
+    def add_all(self, payloads: Sequence[tuple[Any, BatchPart]], lane: DeliveryLane) -> None:
         """Stage payloads of a run, in order; see `add`."""
         offsets: list[int] = []
         records: list[Outgoing] = []
-        staged: list[RunPart] = []
+        staged: list[BatchPart] = []
         size_bytes = 0
         for payload, part in payloads:
             encoded = self._encode(payload, lane, part)
@@ -114,7 +114,7 @@ class TransactionSender:
             self._buffer.put_all(lane, offsets, records, size_bytes)
             self._loop.call_soon(settle_all, staged)
 
-    def _encode(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> Encoded | None:
+    def _encode(self, payload: Any, lane: DeliveryLane, submission: Submission | BatchPart) -> Encoded | None:
         """Return a payload's wire form; None if it can never be sent and `on_delivery_error` decides about it."""
         try:
             encoded = self.sink.encode(payload)
@@ -127,7 +127,7 @@ class TransactionSender:
             return None
         return encoded
 
-    def _make_record(self, payload: Any, encoded: Encoded, submission: Submission | RunPart) -> Outgoing:
+    def _make_record(self, payload: Any, encoded: Encoded, submission: Submission | BatchPart) -> Outgoing:
         queued, body = QueuedPayload(payload, encoded, submission), encoded.body
         if len(body) == 2:
             return Outgoing(self.sink.topic, body[0], body[1], self, queued)
@@ -137,13 +137,13 @@ class TransactionSender:
         )
 
     def _refuse(
-        self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart, text: str, *, oversize: bool
+        self, payload: Any, lane: DeliveryLane, submission: Submission | BatchPart, text: str, *, oversize: bool
     ) -> None:
         item: Entry = Item(lane, None, 0, QueuedPayload(payload, None, submission))
         item.state = State.ASKED
         self._asked[item] = None
         self._note_error(text, 1)
-        self._loop.call_soon(self._ask, self, Ask((item,), text, oversize, 1))
+        self._loop.call_soon(self._ask, self, AskDecision((item,), text, oversize, 1))
 
     # -- outcomes ---------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class TransactionSender:
             else:
                 item.state = State.ASKED
                 self._asked[item] = staged
-                self._ask(self, Ask((item,), error, record.oversize, record.attempts))
+                self._ask(self, AskDecision((item,), error, record.oversize, record.attempts))
 
     def decided(self, question: Question, decision: Decision) -> None:
         """Carry out a decision; the caller settles dropped payloads."""
@@ -199,11 +199,11 @@ class TransactionSender:
         stats.last_error_at = time.time()
         throttle(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
 
-    def list_waiting(self) -> Iterable[Submission | RunPart]:
+    def list_waiting(self) -> Iterable[Submission | BatchPart]:
         """Return the submissions that await a decision."""
         return dict.fromkeys(item.value.submission for item in self._asked)
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return how many payloads await a decision; None: none do."""
         return f"{len(self._asked)} payloads are waiting for on_delivery_error" if self._asked else None
 

@@ -84,7 +84,7 @@ class TransactionalDeadLetters:
         """Return how many letters were committed; none is ever dropped."""
         return LetterStatistics(self._written, self._kinds)
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return why letters are waiting; None: none are."""
         return None if self._failing is None else f"dead letters are waiting for topic {self._topic}: {self._failing}"
 

@@ -175,7 +175,7 @@ class Cache:
         """Return the hits and misses so far, and how many values are in memory."""
         return CacheStatistics(self._hits, self._misses, len(self._known))
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return why the file is not written, and the consequences; None: it is written."""
         if not self._problems:
             return None

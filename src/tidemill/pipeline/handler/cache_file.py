@@ -19,7 +19,7 @@ from typing import TypeVar
 import structlog
 
 from tidemill.core.errors import RemoteError
-from tidemill.core.pipeline.write_behind import Batch, CacheEntry
+from tidemill.core.pipeline.write_behind import CacheEntry, ChangeBatch
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +63,7 @@ class CacheFile:
         """
         return self._try("read", lambda db: _read(db, key))
 
-    def write(self, batch: Batch, now: float) -> None:
+    def write(self, batch: ChangeBatch, now: float) -> None:
         """Write a batch, and delete expired entries.
 
         Raises:
@@ -141,7 +141,7 @@ def _make_entry(data: bytes, until: float | None) -> CacheEntry:
     return CacheEntry(data, math.inf if until is None else until)
 
 
-def _write(db: sqlite3.Connection, batch: Batch, now: float) -> None:
+def _write(db: sqlite3.Connection, batch: ChangeBatch, now: float) -> None:
     db.execute("BEGIN IMMEDIATE")
     try:
         if batch.clear:
@@ -158,7 +158,7 @@ def _write(db: sqlite3.Connection, batch: Batch, now: float) -> None:
         raise
 
 
-def _make_rows(batch: Batch) -> Iterable[tuple[str, bytes, float | None]]:
+def _make_rows(batch: ChangeBatch) -> Iterable[tuple[str, bytes, float | None]]:
     for key, entry in batch.changes.items():
         if entry is not None:
             yield key, entry.data, None if entry.expires_at == math.inf else entry.expires_at

@@ -18,7 +18,7 @@ import structlog
 
 from tidemill.core.errors import HandlerError, describe_error
 from tidemill.core.pipeline.periodic import OnError, Periodic, PeriodicOutcome, Scope, Sleep
-from tidemill.pipeline.hooks import Calls, call_hook
+from tidemill.pipeline.hooks import HookCalls, call_hook
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 
 log = structlog.get_logger(__name__)
@@ -118,7 +118,7 @@ class PeriodicRunner:
     """
 
     def __init__(
-        self, handler: object, slot: int, tasks: EngineTasks | None = None, calls: Calls | None = None
+        self, handler: object, slot: int, tasks: EngineTasks | None = None, calls: HookCalls | None = None
     ) -> None:
         self._calls = calls
         self._engine_tasks = tasks or EngineTasks()

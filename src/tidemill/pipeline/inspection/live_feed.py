@@ -14,8 +14,8 @@ from tidemill.core.pipeline.task_sample import TaskSample
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_run import TaskRun
-from tidemill.pipeline.windows.window import WindowRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.windows.window import WindowInFlight
 from tidemill.recorder.format.recordable_text import clean_error, clean_name
 from tidemill.runtime.link.live_tasks import LiveState, LiveTask, LiveWindow
 from tidemill.sources.base import TopicPartition
@@ -28,9 +28,9 @@ MOST_WINDOWS = 20
 _MAX_LABEL_CHARS = 100
 MOST_LABELS = 5
 #: Topic, partition and first offset.
-_Place = tuple[str, int, int]
+_Position = tuple[str, int, int]
 #: An attempt that ended: task, position, slot, attempt number, time of its end, duration in seconds, and outcome.
-_Ended = tuple[TaskRun, _Place, int, int, float, float, str]
+_Ended = tuple[TaskInFlight, _Position, int, int, float, float, str]
 
 
 class LiveFeed:
@@ -78,7 +78,7 @@ class LiveFeed:
         return LiveState(
             self._executors,
             [
-                _describe(run, _find_place(run), run.slot or 0, run.attempts, behind + started_at)
+                _describe(run, _find_position(run), run.slot or 0, run.attempts, behind + started_at)
                 for run, started_at in pool.list_running(MOST_RUNNING)
             ],
             [
@@ -88,29 +88,29 @@ class LiveFeed:
             left_out,
             statistics.queued,
             [
-                _describe(run, _find_place(run), -1, run.attempts + 1, behind + run.queued_at)
+                _describe(run, _find_position(run), -1, run.attempts + 1, behind + run.queued_at)
                 for run in pool.list_first_queued(MOST_WAITING)
             ],
             statistics.retrying,
             [
-                _describe(run, _find_place(run), -1, run.attempts + 1, behind + due)
+                _describe(run, _find_position(run), -1, run.attempts + 1, behind + due)
                 for run, due in pool.list_retrying(MOST_WAITING)
             ],
             self._list_windows(),
         )
 
-    def _note_ended(self, run: TaskRun, outcome: ProcessOutcome) -> None:
+    def _note_ended(self, run: TaskInFlight, outcome: ProcessOutcome) -> None:
         slot = run.slot or 0
         kind, seconds = outcome.kind, outcome.duration_seconds
         how = "ok" if kind is None else kind.value
-        item = run, _find_place(run), slot, run.attempts, time.time(), seconds, how
+        item = run, _find_position(run), slot, run.attempts, time.time(), seconds, how
         self._ended.add(slot, item, seconds, failed=kind is not None)
 
     def _list_windows(self) -> list[LiveWindow]:
-        tasks: dict[WindowRun, int] = {}
+        tasks: dict[WindowInFlight, int] = {}
         for owned in self._partitions.values():
             for run in owned.pending.values():
-                if isinstance(run.owner, WindowRun):
+                if isinstance(run.owner, WindowInFlight):
                     tasks[run.owner] = tasks.get(run.owner, 0) + 1
         oldest = sorted(tasks, key=lambda window: window.times.started_at or 0)[:MOST_WINDOWS]
         return [
@@ -127,14 +127,14 @@ class LiveFeed:
         ]
 
 
-def _find_place(run: TaskRun) -> _Place:
+def _find_position(run: TaskInFlight) -> _Position:
     offsets = run.find_offsets()
-    return *run.owner.place, offsets[0] if offsets else -1
+    return *run.owner.topic_partition, offsets[0] if offsets else -1
 
 
 def _describe(
-    run: TaskRun,
-    place: _Place,
+    run: TaskInFlight,
+    place: _Position,
     slot: int,
     attempt: int,
     at: float,

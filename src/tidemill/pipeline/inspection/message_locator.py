@@ -13,15 +13,15 @@ from dataclasses import replace
 
 from tidemill.core.errors import escape_surrogates
 from tidemill.core.ledger import LedgerEntry
-from tidemill.core.pipeline.message_stage import MessageStage, Stage
+from tidemill.core.pipeline.message_stage import MessageStage, OpenStage
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.base import WINDOW_HOOKS
 from tidemill.pipeline.hooks import OpenCall
 from tidemill.pipeline.intake import Intake
-from tidemill.pipeline.key_order import KeptPlace
+from tidemill.pipeline.key_order import ReservedTurn
 from tidemill.pipeline.partition import OwnedPartition
-from tidemill.pipeline.tasks.task_run import TaskRun
-from tidemill.pipeline.windows.window import WindowRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.windows.window import WindowInFlight
 from tidemill.sources.base import Source, TopicPartition
 
 #: The texts of an answer are cut to this length.
@@ -72,7 +72,7 @@ class MessageLocator:
         if first is not None and offset < first.offset:
             return None  # committed before this engine owned the partition, or deleted from the topic
         return MessageStage(
-            stage=Stage.NOT_READ, why=look.find_why_not_taken(owned) if self._intake.is_paused(partition) else ""
+            stage=OpenStage.NOT_READ, why=look.find_why_not_taken(owned) if self._intake.is_paused(partition) else ""
         )
 
 
@@ -109,11 +109,11 @@ class Look:
     def _calls(self) -> Mapping[str, Sequence[OpenCall]]:
         found: dict[str, list[OpenCall]] = {}
         for call in self._context.hooks.calls.list_open():
-            found.setdefault(call.place.partition, []).append(call)
+            found.setdefault(call.span.partition, []).append(call)
         return found
 
     @functools.cached_property
-    def _queued(self) -> frozenset[TaskRun]:
+    def _queued(self) -> frozenset[TaskInFlight]:
         return self._context.pool.list_queued()
 
     @functools.cached_property
@@ -124,7 +124,7 @@ class Look:
 
     def find_buffered_stage(self, owned: OwnedPartition) -> MessageStage:
         """Return why a buffered message is not taken."""
-        return MessageStage(stage=Stage.BUFFERED, why=self.find_why_not_taken(owned))
+        return MessageStage(stage=OpenStage.BUFFERED, why=self.find_why_not_taken(owned))
 
     def find_why_not_taken(self, owned: OwnedPartition) -> str:
         """Return why the engine takes no messages of a partition."""
@@ -133,7 +133,7 @@ class Look:
         if owned.leaving:
             return "the partition is being handed over"
         brake = self._context.brake
-        if brake is not None and (text := brake.describe_stall()) is not None:
+        if brake is not None and (text := brake.describe_wait()) is not None:
             return f"the brake is on ({text})"
         return "the engine is at its limits"
 
@@ -145,44 +145,46 @@ class Look:
         if entry.resolved:
             return self._find_commit_stage(entry)
         if offset in owned.held:
-            return MessageStage(stage=Stage.BRAKE)
+            return MessageStage(stage=OpenStage.BRAKE)
         if (unarranged := self._intake.find_unarranged(owned.partition, offset)) is not None:
-            is_called = unarranged.stage is Stage.ARRANGE and not unarranged.why
-            return self._find_call_stage(Stage.ARRANGE, owned, offset) if is_called else unarranged
+            is_called = unarranged.stage is OpenStage.ARRANGE and not unarranged.why
+            return self._find_call_stage(OpenStage.ARRANGE, owned, offset) if is_called else unarranged
         for run in find_runs(owned, offset):
             if (stage := self._find_task_stage(owned, run)) is not None:
                 return stage
-        if owned.order is not None and (place := owned.order.find_waiting(entry)) is not None:
-            return MessageStage(stage=Stage.BEHIND_KEY, behind=self._find_blocker(owned, place))
+        if owned.order is not None and (span := owned.order.find_waiting(entry)) is not None:
+            return MessageStage(stage=OpenStage.BEHIND_KEY, behind=self._find_blocker(owned, span))
         if any(call.hook not in WINDOW_HOOKS for call in self._find_calls(owned, offset)):
-            return self._find_call_stage(Stage.HOOK, owned, offset)
+            return self._find_call_stage(OpenStage.HOOK, owned, offset)
         return self._find_delivery_stage(owned, offset)
 
     def _find_commit_stage(self, entry: LedgerEntry[TopicPartition, int]) -> MessageStage:
         ahead = self._context.commits.find_first_unresolved(entry.lane)
         if ahead is not None and ahead < entry.item:
-            return MessageStage(stage=Stage.COMMIT, behind=ahead, why=f"offset {ahead} goes first")
-        stage = Stage.COMMIT if self._context.mode.cut is None else Stage.TRANSACTION
+            return MessageStage(stage=OpenStage.COMMIT, behind=ahead, why=f"offset {ahead} goes first")
+        stage = OpenStage.COMMIT if self._context.mode.cut is None else OpenStage.TRANSACTION
         return MessageStage(stage=stage, why=self._waits.get("kafka", ""))
 
     def _find_calls(self, owned: OwnedPartition, offset: int) -> list[OpenCall]:
         calls = self._calls.get(owned.name, ())
-        return [call for call in calls if call.place.first <= offset <= call.place.last]
+        return [call for call in calls if call.span.first <= offset <= call.span.last]
 
-    def _find_call_stage(self, stage: Stage, owned: OwnedPartition, offset: int) -> MessageStage:
+    def _find_call_stage(self, stage: OpenStage, owned: OwnedPartition, offset: int) -> MessageStage:
         """Return the hook that has not returned for a message; of several calls, the oldest."""
-        is_arrange = stage is Stage.ARRANGE
+        is_arrange = stage is OpenStage.ARRANGE
         for call in self._find_calls(owned, offset):
             if (call.hook in WINDOW_HOOKS) is is_arrange:
-                return MessageStage(stage=stage, seconds=call.seconds, hook=call.hook, why=call.place.messages)
+                return MessageStage(stage=stage, seconds=call.seconds, hook=call.hook, why=call.span.messages)
         return MessageStage(stage=stage, hook=self._context.overridden.window_hook, why="it is about to be called")
 
-    def _find_task_stage(self, owned: OwnedPartition, run: TaskRun) -> MessageStage | None:
+    def _find_task_stage(self, owned: OwnedPartition, run: TaskInFlight) -> MessageStage | None:
         """Return what a task waits for; None: it has ended, and its hook is next."""
         task_id, most = run.task_id, self._context.settings.executor.max_retries + 1
 
         def queued(why: str) -> MessageStage:
-            return MessageStage(stage=Stage.QUEUED, task_id=task_id, attempt=run.attempts + 1, attempts=most, why=why)
+            return MessageStage(
+                stage=OpenStage.QUEUED, task_id=task_id, attempt=run.attempts + 1, attempts=most, why=why
+            )
 
         if run.process is not None:
             pid, started_at = getattr(run.process, "pid", None), getattr(run.process, "started_at", 0.0)
@@ -190,22 +192,22 @@ class Look:
                 return queued("waits for a resident program")
             seconds = self._now - started_at
             return MessageStage(
-                stage=Stage.TASK, task_id=task_id, seconds=seconds, pid=pid, attempt=run.attempts, attempts=most
+                stage=OpenStage.TASK, task_id=task_id, seconds=seconds, pid=pid, attempt=run.attempts, attempts=most
             )
         if run.timer is not None:
             due = max(0.0, run.timer.when() - self._now)
             return MessageStage(
-                stage=Stage.BACKOFF, task_id=task_id, attempt=run.attempts, attempts=most, next_seconds=due
+                stage=OpenStage.BACKOFF, task_id=task_id, attempt=run.attempts, attempts=most, next_seconds=due
             )
         if run in owned.parked:
             return queued("waits: too many results of its partition are waiting for sinks")
         if run in self._queued:
             return queued(_BUSY)
         if owned.order is not None and run.attempts == 0:
-            return MessageStage(stage=Stage.BEHIND_KEY, task_id=task_id, behind=self._find_blocker(owned, run))
+            return MessageStage(stage=OpenStage.BEHIND_KEY, task_id=task_id, behind=self._find_blocker(owned, run))
         return None
 
-    def _find_blocker(self, owned: OwnedPartition, run: TaskRun | KeptPlace) -> int | None:
+    def _find_blocker(self, owned: OwnedPartition, run: TaskInFlight | ReservedTurn) -> int | None:
         """Return the offset of the message that a task or placeholder waits for."""
         position = owned.order.find_blocker(run) if owned.order is not None else None
         return None if position is None else self._context.commits.find_offset(owned.partition, position)
@@ -215,22 +217,22 @@ class Look:
         sinks = dict.fromkeys(sink for sink, first, last in results if first <= offset <= last)
         if sinks:  # a sink that fails is a better reason than one that is busy
             sink = next((each for each in sinks if each in self._waits), next(iter(sinks)))
-            return MessageStage(stage=Stage.SINK, sink=sink, why=self._waits.get(sink, ""))
+            return MessageStage(stage=OpenStage.SINK, sink=sink, why=self._waits.get(sink, ""))
         if text := self._waits.get("dead letters"):
-            return MessageStage(stage=Stage.DEAD_LETTER, why=text)
+            return MessageStage(stage=OpenStage.DEAD_LETTER, why=text)
         if owned.leaving:
-            return MessageStage(stage=Stage.NO_OWNER, why="it is being handed over")
+            return MessageStage(stage=OpenStage.NO_OWNER, why="it is being handed over")
         if self._context.holds_windows:
-            return MessageStage(stage=Stage.WINDOW, why="the rest of its window")
-        return MessageStage(stage=Stage.HOOK)
+            return MessageStage(stage=OpenStage.WINDOW, why="the rest of its window")
+        return MessageStage(stage=OpenStage.HOOK)
 
 
-def find_runs(owned: OwnedPartition, offset: int) -> list[TaskRun]:
+def find_runs(owned: OwnedPartition, offset: int) -> list[TaskInFlight]:
     """Return the tasks of a message that have not ended."""
     found = []
     for run in owned.pending.values():
         window = run.owner
-        if not isinstance(window, WindowRun):
+        if not isinstance(window, WindowInFlight):
             continue
         index = bisect_left(window.messages, offset, key=lambda message: message.offset)
         if index < len(window.messages) and window.messages[index].offset == offset and run in window.runs_of[index]:

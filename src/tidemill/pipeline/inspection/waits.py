@@ -13,10 +13,10 @@ from tidemill.runtime.link.progress import GROUP_NAME, brake_name
 from tidemill.sources.base import Source
 
 
-class Waiting(Protocol):
+class WaitingPart(Protocol):
     """A part of the engine that may wait for an external cause."""
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return what it waits for; None: nothing."""
 
 
@@ -45,7 +45,7 @@ class Waits:
         self._services = services
         self._source = source
         brake = context.brake
-        self._others: tuple[tuple[str, Waiting], ...] = (
+        self._others: tuple[tuple[str, WaitingPart], ...] = (
             ("kafka", source),
             ("dead letters", letters),
             ("resident program", executor),
@@ -55,12 +55,10 @@ class Waits:
     def describe(self) -> dict[str, str]:
         """Return what the engine waits for, and why."""
         context = self._context
-        stalled = (
-            context.outbox.describe_stall() | self._services.describe_stall() | context.hooks.calls.describe_stall()
-        )
+        waits = context.outbox.describe_wait() | self._services.describe_wait() | context.hooks.calls.describe_wait()
         if (refusal := self._source.describe_refusal()) is not None:
-            stalled[GROUP_NAME] = refusal
+            waits[GROUP_NAME] = refusal
         for name, part in self._others:
-            if (text := part.describe_stall()) is not None:
-                stalled[name] = text
-        return {name: escape_surrogates(text) for name, text in stalled.items()}
+            if (text := part.describe_wait()) is not None:
+                waits[name] = text
+        return {name: escape_surrogates(text) for name, text in waits.items()}

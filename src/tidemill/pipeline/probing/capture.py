@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from tidemill.core.errors import InvariantError
 from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.writer import LetterStatistics
-from tidemill.pipeline.delivery.routing import Origin, Routed, Router
-from tidemill.sinks.sending.run import RunPart
+from tidemill.pipeline.delivery.routing import Origin, RoutedPayload, Router
+from tidemill.sinks.sending.run import BatchPart
 from tidemill.sinks.sending.submission import DeliveryLane
 from tidemill.sources.base import Records, TopicPartition
 
@@ -52,7 +52,7 @@ class CapturedDelivery:
         self.payloads: list[CapturedPayload] = []
         self.sinks: Counter[str] = Counter()
 
-    def submit(self, routed: Sequence[Routed], origin: Origin, released: Callable[[], None]) -> None:
+    def submit(self, routed: Sequence[RoutedPayload], origin: Origin, released: Callable[[], None]) -> None:
         """Capture payloads as if their sinks had confirmed them."""
         for each in routed:
             label = each.sender.label
@@ -61,11 +61,11 @@ class CapturedDelivery:
                 self.payloads.append(CapturedPayload(label, origin, each.payload))
         asyncio.get_running_loop().call_soon(released)
 
-    def submit_part(self, part: RunPart, routed: Sequence[Routed]) -> None:
+    def submit_part(self, part: BatchPart, routed: Sequence[RoutedPayload]) -> None:
         """Raise InvariantError: a probe has a single message, which is not part of a run."""
         raise InvariantError("a probe was given a part of a run")
 
-    def submit_run(self, parts: Sequence[RunPart], routed: Sequence[Sequence[Routed]]) -> None:
+    def submit_run(self, parts: Sequence[BatchPart], routed: Sequence[Sequence[RoutedPayload]]) -> None:
         """Raise InvariantError: a probe has a single message, which is not a run."""
         raise InvariantError("a probe was given a run of messages")
 
@@ -76,7 +76,7 @@ class CapturedDelivery:
         """Return an empty dict: nothing waits."""
         return {}
 
-    def describe_stall(self) -> dict[str, str]:
+    def describe_wait(self) -> dict[str, str]:
         """Return an empty dict: nothing waits."""
         return {}
 
@@ -113,7 +113,7 @@ class CapturedLetters:
         """Return how many letters there were."""
         return LetterStatistics(self.count, {})
 
-    def describe_stall(self) -> None:
+    def describe_wait(self) -> None:
         """Return None: no letter waits."""
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from tidemill.core.errors import describe_error
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorResult, ExecutorTask
-from tidemill.runtime.log.tracebacks import CodePlaces, rearrange
+from tidemill.runtime.log.tracebacks import CodePaths, rearrange
 
 #: The hooks that process a message.
 OBSERVED = (
@@ -32,7 +32,7 @@ MOST_STAGES = 500
 _MOST_FRAMES = 20
 
 
-class Stage:
+class HookCall:
     """A call of a hook.
 
     Attributes:
@@ -92,14 +92,14 @@ class Stages:
     """
 
     def __init__(self) -> None:
-        self.calls: list[Stage] = []
+        self.calls: list[HookCall] = []
         self.count = 0
 
     def observe(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a hook so that its calls are recorded."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            stage = Stage(name, _find_task(args))
+            stage = HookCall(name, _find_task(args))
             self.count += 1
             if len(self.calls) < MOST_STAGES:
                 self.calls.append(stage)
@@ -153,4 +153,4 @@ def format_trace(error: BaseException) -> str:
         text = "".join(traceback.format_exception(error))
     except Exception:  # a user's exception class can raise anything
         return describe_error(error)
-    return rearrange(text, CodePlaces())
+    return rearrange(text, CodePaths())

@@ -38,10 +38,10 @@ from tidemill.pipeline.services import Offload
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.resident import build_executor
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
 from tidemill.pipeline.windows.transform import RefusedResultError, call_transform, list_refused, start_transformed
-from tidemill.pipeline.windows.window import WindowRun
-from tidemill.runtime.kafka.source_message import SourceMessage, place_of, set_field
+from tidemill.pipeline.windows.window import WindowInFlight
+from tidemill.runtime.kafka.source_message import SourceMessage, set_field, span_messages
 from tidemill.runtime.log.user_code import explain_error
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
@@ -96,8 +96,8 @@ class ProbeRun:
         self.began = time.monotonic()
         self.fault = ""
         self.stages = Stages()
-        self.attempts: dict[TaskRun, list[tuple[int, float, float, ProcessOutcome]]] = {}
-        self.window: WindowRun | None = None
+        self.attempts: dict[TaskInFlight, list[tuple[int, float, float, ProcessOutcome]]] = {}
+        self.window: WindowInFlight | None = None
         self.delivery, self.letters = CapturedDelivery(router), CapturedLetters()
         found = context.handler.__dict__.get("cache")
         self.cache = CacheView(found) if isinstance(found, Cache) else None
@@ -132,7 +132,7 @@ class ProbeRun:
         load.assign(self._partition.partition)
 
     @property
-    def pending(self) -> Mapping[object, TaskRun]:
+    def pending(self) -> Mapping[object, TaskInFlight]:
         """The tasks that have not ended, by their keys."""
         return self._partition.pending
 
@@ -179,7 +179,7 @@ class ProbeRun:
             return
         try:
             hook = begin_hook(context.handler.arrange, [message], PendingContext(partition.list_pending_tasks))
-            returned = await call_hook(hook, context.hooks.calls, "arrange", place_of, [message])
+            returned = await call_hook(hook, context.hooks.calls, "arrange", span_messages, [message])
             tasks = check_returned(check_tasks, "arrange", returned)
         except Exception as error:
             partition.reject(message, entry, LetterKind.ARRANGE, explain_error(error, "arrange"))
@@ -188,9 +188,9 @@ class ProbeRun:
             return
         self._make_window(entry, started_at, arrived).start(tasks, None)
 
-    def _make_window(self, entry: LedgerEntry[TopicPartition, int], started_at: int, arrived: float) -> WindowRun:
+    def _make_window(self, entry: LedgerEntry[TopicPartition, int], started_at: int, arrived: float) -> WindowInFlight:
         times = WindowTimes(1, started_at, time.time_ns() // 1000)
-        self.window = WindowRun(self._context, self._partition, [self._message], [entry], arrived, times)
+        self.window = WindowInFlight(self._context, self._partition, [self._message], [entry], arrived, times)
         return self.window
 
     async def _transform(self, entry: LedgerEntry[TopicPartition, int], started_at: int, arrived: float) -> None:
@@ -237,10 +237,10 @@ class ProbeRun:
         self.fault = text
         self._done.set()
 
-    def _note_attempt(self, run: TaskRun, outcome: ProcessOutcome) -> None:
+    def _note_attempt(self, run: TaskInFlight, outcome: ProcessOutcome) -> None:
         now = time.monotonic()
         self.attempts.setdefault(run, []).append((run.attempts, run.queued_at, now, outcome))
 
-    def list_tasks(self) -> list[TaskRun]:
+    def list_tasks(self) -> list[TaskInFlight]:
         """Return the tasks, including replacements, in the order of their creation."""
         return self.window.runs_of[0] if self.window is not None else []

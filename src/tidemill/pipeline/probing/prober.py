@@ -18,7 +18,7 @@ from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import Router
 from tidemill.pipeline.probing.probe_run import ProbeRun
 from tidemill.pipeline.probing.report import tell
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link.probe_report import PROBE_SECONDS, ProbeReport
 
@@ -42,7 +42,7 @@ class Prober:
     def __init__(
         self,
         context: EngineContext,
-        identity: Identity,
+        identity: EngineIdentity,
         router: Router,
         is_ready: Callable[[], bool],
         stop: asyncio.Event,

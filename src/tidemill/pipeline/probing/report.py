@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from tidemill.core.errors import describe_error, escape_surrogates
 from tidemill.core.wording import format_count
 from tidemill.deadletters.payloads import encode_payload
-from tidemill.pipeline.probing.observed_handler import Stage
+from tidemill.pipeline.probing.observed_handler import HookCall
 from tidemill.pipeline.probing.probe_run import ProbeRun
 from tidemill.pipeline.probing.texts import NOTHING, Room
 from tidemill.pipeline.recording.texts import clean_args
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
 from tidemill.recorder.format.recordable_text import clean_error, clean_name
 from tidemill.runtime.link.probe_report import (
     ProbeAttempt,
@@ -76,7 +76,7 @@ def tell(run: ProbeRun, why_unfinished: str) -> ProbeReport:
     )
 
 
-def _judge(run: ProbeRun, why_unfinished: str, tasks: list[TaskRun]) -> tuple[ProbeStatus, str]:
+def _judge(run: ProbeRun, why_unfinished: str, tasks: list[TaskInFlight]) -> tuple[ProbeStatus, str]:
     if run.fault:
         return ProbeStatus.UNFINISHED, clean_error(run.fault)
     if not run.is_over:
@@ -102,7 +102,7 @@ def _name_what_runs(run: ProbeRun) -> str:
     return f": {', '.join(names)}" if names else ""
 
 
-def _describe_stage(run: ProbeRun, stage: Stage, room: Room) -> ProbeStage:
+def _describe_stage(run: ProbeRun, stage: HookCall, room: Room) -> ProbeStage:
     trace = stage.trace or (stage.describe_wait() if stage.ended_at is None else "")
     return ProbeStage(
         stage.hook,
@@ -113,7 +113,7 @@ def _describe_stage(run: ProbeRun, stage: Stage, room: Room) -> ProbeStage:
     )
 
 
-def _describe_task(run: ProbeRun, task: TaskRun, room: Room, now: float) -> ProbeTask:
+def _describe_task(run: ProbeRun, task: TaskInFlight, room: Room, now: float) -> ProbeTask:
     found = task.task
     ended = run.attempts.get(task, [])
     attempts = [_describe_attempt(run, *each, room) for each in ended[:MOST_ATTEMPTS]]
@@ -140,7 +140,7 @@ def _describe_labels(labels: Mapping[str, str]) -> dict[str, str]:
         return {"": describe_error(error)}
 
 
-def _find_state(run: ProbeRun, task: TaskRun, *, is_running: bool) -> str:
+def _find_state(run: ProbeRun, task: TaskInFlight, *, is_running: bool) -> str:
     if task.replaced:
         return "replaced"
     if task.error is not None or task.failure is not None:

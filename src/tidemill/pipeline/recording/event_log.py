@@ -35,7 +35,7 @@ _SAMPLED = frozenset(
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class EventLog:
+class EngineEventLog:
     """The events of one engine.
 
     Args:

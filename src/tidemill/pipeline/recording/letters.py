@@ -61,9 +61,9 @@ class RecordedLetters:
         """Return how many letters were written and dropped."""
         return self._letters.statistics()
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return why letters are waiting; None: none are."""
-        return self._letters.describe_stall()
+        return self._letters.describe_wait()
 
     async def close(self) -> None:
         await self._letters.close()

@@ -92,8 +92,8 @@ class TakenRows:
         self._blocks = blocks
         self._committed_at: list[int | None] = []
         for block in blocks:
-            for place, offsets in block.stretches:
-                self._committed_at += commits.find(place, offsets)
+            for topic_partition, offsets in block.stretches:
+                self._committed_at += commits.find(topic_partition, offsets)
         self.size = len(self._committed_at)
 
     def join(self) -> pa.RecordBatch:
@@ -132,7 +132,7 @@ class _Block:
         arranged_at = LONGS.spread(arranged, batch.sizes)
         self.parts: dict[str, Part] = {
             **batch.parts,
-            "topic": spread_words([clean_name(stretch.place[0]) for stretch in batch.stretches], batch.sizes),
+            "topic": spread_words([clean_name(stretch.topic_partition[0]) for stretch in batch.stretches], batch.sizes),
             "key": _cut_keys(batch),
             "consumed_at": LONGS.pack(consumed if all(consumed) else [at or None for at in consumed]),
             "arranged_at": arranged_at,
@@ -147,9 +147,9 @@ class _Block:
 def _divide(stretches: Iterable[Stretch], offsets: list[int]) -> Iterator[tuple[TopicPartition, list[int]]]:
     """Yield groups of neighbouring rows of one partition: the partition, and the offsets."""
     start = 0
-    for place, group in itertools.groupby(stretches, operator.attrgetter("place")):
+    for topic_partition, group in itertools.groupby(stretches, operator.attrgetter("topic_partition")):
         end = start + sum(stretch.size for stretch in group)
-        yield place, offsets[start:end]
+        yield topic_partition, offsets[start:end]
         start = end
 
 

@@ -23,7 +23,7 @@ from tidemill.core.recorder.pause_watch import PauseWatch
 from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.pipeline.recording.choice import EVERYTHING, RecordChoice
-from tidemill.pipeline.recording.event_log import EventLog
+from tidemill.pipeline.recording.event_log import EngineEventLog
 from tidemill.pipeline.recording.message_rows import MessageRows, TakenRows
 from tidemill.pipeline.recording.task_rows import TakenTaskRows, TaskRows
 from tidemill.pipeline.recording.texts import describe_failure
@@ -31,7 +31,7 @@ from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.pool import TaskPool
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
 from tidemill.recorder.format.events import EventKind
 from tidemill.recorder.format.schema import MAX_BODY_BYTES, RowTable, encode_rows
 from tidemill.runtime.link.progress import SinkStats
@@ -68,10 +68,10 @@ _LOG_SECONDS = 60.0
 
 
 class RecordedWindow(Protocol):
-    """The interface of a window whose messages are in the pipeline; implemented by `WindowRun`."""
+    """The interface of a window whose messages are in the pipeline; implemented by `WindowInFlight`."""
 
-    place: TopicPartition
-    runs_of: list[list[TaskRun]]
+    topic_partition: TopicPartition
+    runs_of: list[list[TaskInFlight]]
 
 
 class EngineRecorder:
@@ -104,7 +104,7 @@ class EngineRecorder:
         self._clock = clock
         self._stores_events = settings.store_events
         self.frames = OutgoingFrames(settings.max_buffer_bytes, settings.max_buffer, WINDOW_BYTES)
-        self.events = EventLog(clock, choice.kinds)
+        self.events = EngineEventLog(clock, choice.kinds)
         self.commits: CommitTimes[TopicPartition] = CommitTimes()
         self.tasks = EngineTasks()
         self._packing: dict[RowTable, asyncio.Task[None]] = {}
@@ -179,12 +179,15 @@ class EngineRecorder:
         if self._choice is EVERYTHING:
             return [batch]
         lettered = self._lettered
-        places = [(*place, offset) for place, offset in zip(batch.places, batch.offsets, strict=True)]
-        wanted = [
-            status in self._choice.statuses or place in lettered
-            for status, place in zip(batch.statuses, places, strict=True)
+        topic_partitions = [
+            (*topic_partition, offset)
+            for topic_partition, offset in zip(batch.topic_partitions, batch.offsets, strict=True)
         ]
-        lettered.difference_update(places)
+        wanted = [
+            status in self._choice.statuses or topic_partition in lettered
+            for status, topic_partition in zip(batch.statuses, topic_partitions, strict=True)
+        ]
+        lettered.difference_update(topic_partitions)
         return [batch.select(wanted)] if any(wanted) else []
 
     def note_window(self, window: RecordedWindow) -> None:
@@ -194,41 +197,44 @@ class EngineRecorder:
         if self._noted >= self._most_windows:
             self._forget_gone()
             self._most_windows = max(MIN_WINDOWS, 2 * self._noted)
-        self._windows.setdefault(window.place, []).append(weakref.ref(window))
+        self._windows.setdefault(window.topic_partition, []).append(weakref.ref(window))
         self._noted += 1
 
     def _forget_gone(self) -> None:
         """Forget windows that no longer exist."""
-        alive = {place: [each for each in noted if each() is not None] for place, noted in self._windows.items()}
-        self._windows = {place: noted for place, noted in alive.items() if noted}
+        alive = {
+            topic_partition: [each for each in noted if each() is not None]
+            for topic_partition, noted in self._windows.items()
+        }
+        self._windows = {topic_partition: noted for topic_partition, noted in alive.items() if noted}
         self._noted = sum(map(len, self._windows.values()))
 
-    def note_kept(self, place: TopicPartition | None = None) -> None:
+    def note_kept(self, topic_partition: TopicPartition | None = None) -> None:
         """Record successful tasks whose messages are still in the pipeline because of other tasks.
 
         Args:
-            place: A closed partition, whose windows are then forgotten; None: all partitions.
+            topic_partition: A closed partition, whose windows are then forgotten; None: all partitions.
         """
-        if place is None:
+        if topic_partition is None:
             self._forget_gone()
             noted = [each for some in self._windows.values() for each in some]
         else:
-            noted = self._windows.pop(place, [])
+            noted = self._windows.pop(topic_partition, [])
             self._noted -= len(noted)
         for reference in noted:
             window = reference()
             if window is not None:
-                self._tasks.add_kept(window.place, window.runs_of)
+                self._tasks.add_kept(window.topic_partition, window.runs_of)
 
-    def note_letter(self, places: Iterable[tuple[str, int, int]]) -> None:
+    def note_letter(self, topic_partitions: Iterable[tuple[str, int, int]]) -> None:
         """Note messages with a dead letter, by topic, partition and offset."""
         if self._choice is not EVERYTHING:
-            self._lettered.update(places)
+            self._lettered.update(topic_partitions)
 
     def note_committed(self, partition: TopicPartition, offset: int) -> None:
         self.commits.note(partition, offset, time.time_ns() // 1000)
 
-    def note_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
+    def note_known(self, run: TaskInFlight, exit_code: int, output_bytes: int) -> None:
         """Record a task with a precomputed result; called only for tasks with labels or a nonzero exit code."""
         self._tasks.add_known(run, exit_code, output_bytes)
 
@@ -243,7 +249,7 @@ class EngineRecorder:
     def note_failure(
         self,
         kind: Literal["task_failed", "task_retry", "task_replaced"],
-        run: TaskRun,
+        run: TaskInFlight,
         error: ExecutorError,
         **data: str | int | float,
     ) -> None:
@@ -252,7 +258,7 @@ class EngineRecorder:
         self.events.add(
             EventKind(kind),
             run.failure or describe_failure(error),
-            partition=run.owner.place,
+            partition=run.owner.topic_partition,
             offset=offsets[0] if offsets else None,
             task_id=run.task_id,
             data={"attempt": run.attempts, "kind": error.kind.value, **data},
@@ -302,18 +308,18 @@ class EngineRecorder:
             self._pack_tasks()
 
     def _compare_sinks(self, sinks: Mapping[str, SinkStats]) -> None:
-        for place, stats in sinks.items():
-            errors, refused, skipped = self._sinks.get(place, (0, 0, 0))
+        for section, stats in sinks.items():
+            errors, refused, skipped = self._sinks.get(section, (0, 0, 0))
             if stats.error_count > errors:
                 data: dict[str, str | int | float] = {
                     "count": stats.error_count - errors,
                     "payloads": stats.refused - refused,
                 }
-                self.events.add(EventKind.SINK_ERROR, stats.last_error or "", sink=place, data=data)
+                self.events.add(EventKind.SINK_ERROR, stats.last_error or "", sink=section, data=data)
             if stats.skipped > skipped:
                 text, data = stats.last_error or "", {"count": stats.skipped - skipped}
-                self.events.add(EventKind.SINK_SKIPPED, text, sink=place, data=data)
-            self._sinks[place] = (stats.error_count, stats.refused, stats.skipped)
+                self.events.add(EventKind.SINK_SKIPPED, text, sink=section, data=data)
+            self._sinks[section] = (stats.error_count, stats.refused, stats.skipped)
 
     async def close(self) -> None:
         """Pack everything for the link to send. If this is cancelled, rows still being packed on threads are lost."""

@@ -68,12 +68,23 @@ def pack_tasks(rows: Sequence[TaskRow], mask: Callable[[bytes], bytes | None] = 
         rows: At least one row.
         mask: Applied to the input and output of tasks.
     """
-    ids, places, offsets, slots, pids, ended, waited, seconds, attempts, input_bytes, output_bytes, details = zip(
-        *rows, strict=True
-    )
+    (
+        ids,
+        topic_partitions,
+        offsets,
+        slots,
+        pids,
+        ended,
+        waited,
+        seconds,
+        attempts,
+        input_bytes,
+        output_bytes,
+        details,
+    ) = zip(*rows, strict=True)
     return {
         "task_id": pack_texts(_clean_all(ids)),
-        **_pack_places(places),
+        **_pack_partitions(topic_partitions),
         "offsets": pack_lists(offsets, MAX_OFFSETS),
         "slot": COUNTS.pack(slots),
         "pid": COUNTS.pack(pids),
@@ -111,22 +122,22 @@ class PlainTasks:
         size: How many rows there are.
     """
 
-    __slots__ = ("_ids", "_lengths", "_numbers", "_places", "_sizes", "size")
+    __slots__ = ("_ids", "_lengths", "_numbers", "_sizes", "_topic_partitions", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self._ids: list[bytes] = []
         self._lengths: list[bytes] = []
         #: The partition of each group of rows, and the size of the group.
-        self._places: list[TopicPartition] = []
+        self._topic_partitions: list[TopicPartition] = []
         self._sizes: list[int] = []
         self._numbers: tuple[list[bytes], ...] = tuple([] for _ in _NUMBERS)
 
-    def add(self, place: TopicPartition, ids: Sequence[str], *numbers: Sequence[int | float | None]) -> None:
+    def add(self, topic_partition: TopicPartition, ids: Sequence[str], *numbers: Sequence[int | float | None]) -> None:
         """Add rows of one partition; at least one.
 
         Args:
-            place: The partition.
+            topic_partition: The partition.
             ids: The id of each task.
             numbers: The offset of each task's message, then the fields of `TaskRow` from the slot on, without the
                 details.
@@ -144,7 +155,7 @@ class PlainTasks:
         ]
         self._ids.append(packed_names)
         self._lengths.append(packed_lengths)
-        self._places.append(place)
+        self._topic_partitions.append(topic_partition)
         self._sizes.append(len(ids))
         for column, values in zip(self._numbers, packed, strict=True):
             column.append(values)
@@ -156,8 +167,8 @@ class PlainTasks:
         return {
             **numbers,
             "task_id": Packed(b"".join(self._lengths), b"".join(self._ids)),
-            "topic": spread_words([clean_name(topic) for topic, _ in self._places], self._sizes),
-            "partition": COUNTS.spread([partition for _, partition in self._places], self._sizes),
+            "topic": spread_words([clean_name(topic) for topic, _ in self._topic_partitions], self._sizes),
+            "partition": COUNTS.spread([partition for _, partition in self._topic_partitions], self._sizes),
             "offsets": Packed(COUNTS.repeat(1, self.size), numbers["offsets"]),
             **_pack_details([None] * self.size, bytes),
         }
@@ -226,12 +237,12 @@ def _clean_all(ids: Sequence[str]) -> Sequence[str]:
     return [clean_name(each) for each in ids]
 
 
-def _pack_places(places: Sequence[TopicPartition]) -> TaskParts:
-    topics = [place[0] for place in places]
+def _pack_partitions(topic_partitions: Sequence[TopicPartition]) -> TaskParts:
+    topics = [topic_partition[0] for topic_partition in topic_partitions]
     names = {topic: clean_name(topic) for topic in set(topics)}
     return {
         "topic": (names[topics[0]], len(topics)) if len(names) == 1 else pack_words([names[topic] for topic in topics]),
-        "partition": COUNTS.pack([place[1] for place in places]),
+        "partition": COUNTS.pack([topic_partition[1] for topic_partition in topic_partitions]),
     }
 
 

@@ -31,7 +31,7 @@ from tidemill.pipeline.recording.task_columns import (
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
 from tidemill.pipeline.reports.report import SingleTasks
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_run import Given, TaskRun
+from tidemill.pipeline.tasks.task_run import Given, TaskInFlight
 from tidemill.recorder.format.recordable_text import clean_error, clean_name
 from tidemill.sources.base import TopicPartition
 
@@ -111,26 +111,26 @@ class TaskRows:
         """How many rows there have been."""
         return self._taken + self.size
 
-    def add_kept(self, place: TopicPartition, tasks: Sequence[Sequence[TaskRun]] | SingleTasks) -> None:
+    def add_kept(self, topic_partition: TopicPartition, tasks: Sequence[Sequence[TaskInFlight]] | SingleTasks) -> None:
         """Add the rows of tasks whose outcome was stored for later; the outcome is released.
 
         Args:
-            place: The partition of their messages.
+            topic_partition: The partition of their messages.
             tasks: The tasks of some messages.
         """
         try:
             if isinstance(tasks, SingleTasks):
-                if len(tasks.runs) >= MIN_TOGETHER and self._add_plain(place, tasks):
+                if len(tasks.runs) >= MIN_TOGETHER and self._add_plain(topic_partition, tasks):
                     return
                 tasks = [tasks.runs]
             for run in [run for runs in tasks for run in runs]:
                 if run.outcome is not None:
                     outcome, run.outcome = run.outcome, None
-                    self.add(run, outcome, place)
+                    self.add(run, outcome, topic_partition)
         except Exception as error:  # messages must leave all the same
             self._on_lost(error)
 
-    def _add_plain(self, place: TopicPartition, tasks: SingleTasks) -> bool:
+    def _add_plain(self, topic_partition: TopicPartition, tasks: SingleTasks) -> bool:
         """Add rows as a group; return False, and add none, if some of the tasks are not ordinary."""
         runs, is_first = tasks.runs, not self.size
         outcomes = cast("list[ProcessOutcome]", [run.outcome for run in runs])
@@ -141,7 +141,7 @@ class TaskRows:
             return False
         try:
             self._plain.add(
-                place,
+                topic_partition,
                 [run.task_id for run in runs],
                 [run.named_offsets[0] for run in runs],
                 [run.slot for run in runs],
@@ -170,13 +170,14 @@ class TaskRows:
         self._blocks.append(plain.pack())
         self._size_of_blocks += plain.size
 
-    def add(self, run: TaskRun, outcome: ProcessOutcome, place: TopicPartition | None = None) -> None:
+    def add(self, run: TaskInFlight, outcome: ProcessOutcome, topic_partition: TopicPartition | None = None) -> None:
         """Add the row of an attempt that has ended.
 
         Args:
             run: The task.
             outcome: The attempt's outcome.
-            place: The partition of its messages; None: the attempt has just ended, and the task still has its owner.
+            topic_partition: The partition of its messages; None: the attempt has just ended, and the task still has its
+                owner.
         """
         seconds, details = outcome.duration_seconds, None
         try:
@@ -193,7 +194,7 @@ class TaskRows:
             rows.append(
                 (
                     task_id if type(task_id) is str else clean_name(task_id),
-                    place or owner.place,
+                    topic_partition or owner.topic_partition,
                     offsets if len(offsets) == 1 else owner.find_task_offsets(run),
                     run.slot,
                     outcome.pid,
@@ -212,7 +213,7 @@ class TaskRows:
         if self._has_output or not 1 < len(rows) < BLOCK_ROWS:
             self._note_added()
 
-    def _is_recorded(self, run: TaskRun, outcome: ProcessOutcome) -> bool:
+    def _is_recorded(self, run: TaskInFlight, outcome: ProcessOutcome) -> bool:
         """Return whether an unusual attempt has a row; log it if it was slow."""
         if not self._successes:
             return outcome.kind is not None
@@ -220,7 +221,7 @@ class TaskRows:
             self._slow.note(run, outcome)
         return outcome.kind is not None or outcome.duration_seconds >= self._least_seconds
 
-    def _keep_details(self, run: TaskRun, outcome: ProcessOutcome) -> Details:
+    def _keep_details(self, run: TaskInFlight, outcome: ProcessOutcome) -> Details:
         given = run.given or _NOTHING
         parent = _clean_parent(given.parent_task_id)
         extras = self._keep_extras(run.task, parent, outcome)
@@ -252,7 +253,7 @@ class TaskRows:
         self._has_output = True
         return streams
 
-    def add_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
+    def add_known(self, run: TaskInFlight, exit_code: int, output_bytes: int) -> None:
         """Add the row of a task with a precomputed result; see `add`."""
         if exit_code == 0 and not self._successes:
             return
@@ -264,7 +265,7 @@ class TaskRows:
             at = run.ended_at or time.time_ns() // 1000
             details = clean_args(task.args), _clean_labels(task.labels), exit_code, extras
             sizes = _measure_input(task), output_bytes
-            names = clean_name(run.task_id), run.owner.place, run.find_offsets()
+            names = clean_name(run.task_id), run.owner.topic_partition, run.find_offsets()
             row = *names, None, None, at, 0.0, None, run.attempts, *sizes, details
             self._rows.append(row)
         except Exception as error:  # a user's values can be anything

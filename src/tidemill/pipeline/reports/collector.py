@@ -23,7 +23,7 @@ from tidemill.pipeline.reports.report import (
     find_end,
     stand_for,
 )
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import TopicPartition
@@ -55,7 +55,7 @@ class FinishedMessages:
         self._reports = reports
         self._keeps = any(report.needs_messages for report in reports)
         self._timer: asyncio.TimerHandle | None = None
-        self.on_leaving: Callable[[TopicPartition, Sequence[Sequence[TaskRun]] | SingleTasks], None] | None = None
+        self.on_leaving: Callable[[TopicPartition, Sequence[Sequence[TaskInFlight]] | SingleTasks], None] | None = None
         self._start()
 
     def _start(self) -> None:
@@ -68,17 +68,17 @@ class FinishedMessages:
 
     def add(
         self,
-        place: TopicPartition,
+        topic_partition: TopicPartition,
         message: SourceMessage,
         size_bytes: int,
-        runs: Sequence[TaskRun] = (),
+        runs: Sequence[TaskInFlight] = (),
         window: WindowTimes = NO_WINDOW,
         rejected: str | None = None,
     ) -> None:
         """Add a message that leaves the pipeline now.
 
         Args:
-            place: Its partition.
+            topic_partition: Its partition.
             message: The message.
             size_bytes: The size of its key and value.
             runs: Its tasks.
@@ -87,7 +87,7 @@ class FinishedMessages:
         """
         key = message.key
         if self.on_leaving is not None and runs:
-            self.on_leaving(place, (runs,))
+            self.on_leaving(topic_partition, (runs,))
         if len(runs) == 1 and not self._keeps and (run := runs[0]).error is None:
             # Inlined from `_stand_for_all`: most messages are like this, and a call would cost more than its work.
             ended_at = run.ended_at
@@ -99,7 +99,9 @@ class FinishedMessages:
             self.size_bytes += size_bytes + _measure_outputs(runs)
         found = self._singles.get(window)
         if found is None:
-            found = self._singles.setdefault(place if window is NO_WINDOW else window, (place, window, []))
+            found = self._singles.setdefault(
+                topic_partition if window is NO_WINDOW else window, (topic_partition, window, [])
+            )
         found[2].append(
             (
                 message.offset,
@@ -119,26 +121,26 @@ class FinishedMessages:
 
     def add_all(
         self,
-        place: TopicPartition,
+        topic_partition: TopicPartition,
         messages: Sequence[SourceMessage],
         sizes: Sequence[int],
-        runs: Sequence[Sequence[TaskRun]],
+        runs: Sequence[Sequence[TaskInFlight]],
         window: WindowTimes,
     ) -> None:
         """Add messages of a window that leave now, each with its size and its tasks; see `add`."""
         now, start = time.time_ns(), 0
         while start < len(messages):
             end = min(len(messages), start + MAX_MESSAGES - self.count)
-            self._add_together(place, messages[start:end], sizes[start:end], runs[start:end], window, now)
+            self._add_together(topic_partition, messages[start:end], sizes[start:end], runs[start:end], window, now)
             start = end
             self._added()
 
     def _add_together(
         self,
-        place: TopicPartition,
+        topic_partition: TopicPartition,
         messages: Sequence[SourceMessage],
         sizes: Sequence[int],
-        runs: Sequence[Sequence[TaskRun]],
+        runs: Sequence[Sequence[TaskInFlight]],
         window: WindowTimes,
         now: int,
     ) -> None:
@@ -154,19 +156,21 @@ class FinishedMessages:
         else:
             singles = SingleTasks.find(runs)
             if self.on_leaving is not None:
-                self.on_leaving(place, runs if singles is None else singles)
+                self.on_leaving(topic_partition, runs if singles is None else singles)
             ended_at = list(map(find_end, runs)) if singles is None else singles.ended_at
             if not self._keeps:
                 alike = None if singles is None else singles.find_stand_in()
                 runs = self._stand_for_all(runs, sizes) if alike is None else [alike] * len(messages)
-        self._together.add_window(place, messages, offsets, keys, runs, ended_at, window, now)
+        self._together.add_window(topic_partition, messages, offsets, keys, runs, ended_at, window, now)
         if self._keeps:
             self._together.messages += messages
         self.count += len(messages)
 
-    def _stand_for_all(self, runs: Sequence[Sequence[TaskRun]], sizes: Sequence[int]) -> list[Sequence[TaskRun]]:
+    def _stand_for_all(
+        self, runs: Sequence[Sequence[TaskInFlight]], sizes: Sequence[int]
+    ) -> list[Sequence[TaskInFlight]]:
         """Return the tasks of each message, or their stand-ins."""
-        kept: list[Sequence[TaskRun]] = []
+        kept: list[Sequence[TaskInFlight]] = []
         for each, size_bytes in zip(runs, sizes, strict=True):
             if len(each) == 1 and (run := each[0]).error is None:
                 kept.append(stand_for(run.attempts, run.payloads, run.is_known))
@@ -214,7 +218,7 @@ class FinishedMessages:
                 raise end
 
 
-def _measure_outputs(runs: Sequence[TaskRun]) -> int:
+def _measure_outputs(runs: Sequence[TaskInFlight]) -> int:
     """Return the size of the tasks' output; 0 if a hook replaced a result by something else."""
     results = [run.result for run in runs]
     try:

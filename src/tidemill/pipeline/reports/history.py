@@ -24,7 +24,7 @@ from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.pipeline.reports.columns import convert_timestamps
 from tidemill.pipeline.reports.parts import LONGS, Part, join_parts, pack_words
 from tidemill.pipeline.reports.report import FinishedBatch
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 
@@ -190,7 +190,7 @@ class HistoryWriter:
     def __init__(
         self,
         path: Path,
-        identity: Identity,
+        identity: EngineIdentity,
         max_rows: int = MAX_ROWS,
         max_age_seconds: float = MAX_AGE_SECONDS,
     ) -> None:
@@ -345,7 +345,7 @@ def _build_schema() -> Any:
     )
 
 
-def make_table(rows: HistoryRows, identity: Identity) -> Any:
+def make_table(rows: HistoryRows, identity: EngineIdentity) -> Any:
     """Return rows as an Arrow table of `SCHEMA`."""
     import pyarrow as pa
 
@@ -358,7 +358,7 @@ def make_table(rows: HistoryRows, identity: Identity) -> Any:
     return pa.Table.from_arrays([*table.columns, *constants], schema=schema)
 
 
-def _write_part(path: Path, name: str, rows: HistoryRows, identity: Identity) -> None:
+def _write_part(path: Path, name: str, rows: HistoryRows, identity: EngineIdentity) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -377,5 +377,5 @@ def _write_part(path: Path, name: str, rows: HistoryRows, identity: Identity) ->
         pa.default_memory_pool().release_unused()
 
 
-def _list_constants(identity: Identity) -> tuple[str, int, str]:
+def _list_constants(identity: EngineIdentity) -> tuple[str, int, str]:
     return identity.worker, identity.slot, identity.engine_id

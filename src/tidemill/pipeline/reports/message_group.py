@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from tidemill.pipeline.handler.models import MessageGroup
 from tidemill.pipeline.reports.report import WindowTimes
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage
 
 
-def make_message_group(message: SourceMessage, runs: Sequence[TaskRun], times: WindowTimes) -> MessageGroup:
+def make_message_group(message: SourceMessage, runs: Sequence[TaskInFlight], times: WindowTimes) -> MessageGroup:
     """Return the argument of `on_message_complete`.
 
     Args:

@@ -20,7 +20,7 @@ from tidemill.deadletters.files import METADATA_KEY
 from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.reports.history import HistoryRows, make_rows, make_table
 from tidemill.pipeline.reports.report import FinishedBatch, Report
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
 
@@ -55,7 +55,7 @@ class OutcomeFile:
         identity: The engine's identity, which every row contains.
     """
 
-    def __init__(self, folder: Path, unfinished: str, identity: Identity) -> None:
+    def __init__(self, folder: Path, unfinished: str, identity: EngineIdentity) -> None:
         self._folder = folder
         self._path = folder / f"_{unfinished}-{identity.engine_id}"
         self._identity = identity
@@ -120,7 +120,7 @@ class Outcomes:
     def __init__(
         self,
         folder: Path,
-        identity: Identity,
+        identity: EngineIdentity,
         history: Report | None = None,
         *,
         name: str | None = None,
@@ -175,8 +175,12 @@ class Outcomes:
         if self._whole is not None:
             self._add(self._whole, rows, None)
         else:
-            for place in dict.fromkeys(batch.places):
-                self._add(self._parts[place], rows.select([each == place for each in batch.places]), place)
+            for topic_partition in dict.fromkeys(batch.topic_partitions):
+                self._add(
+                    self._parts[topic_partition],
+                    rows.select([each == topic_partition for each in batch.topic_partitions]),
+                    topic_partition,
+                )
         if self._history is not None:
             self._history.take(batch)
 

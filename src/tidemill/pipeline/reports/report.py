@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.reports.parts import COUNTS, LONGS, Part, pack_bytes, pack_words, spread, spread_words
-from tidemill.pipeline.tasks.task_run import NOBODY, TaskRun
+from tidemill.pipeline.tasks.task_run import NOBODY, TaskInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
@@ -52,7 +52,7 @@ class WindowTimes:
         self.arranged_at = arranged_at
         self.payloads: dict[int, int] | None = None
         self.payloads_each = 0
-        self.known_runs: Sequence[TaskRun] | None = None
+        self.known_runs: Sequence[TaskInFlight] | None = None
 
     def count_payloads(self, offset: int, count: int) -> None:
         """Add to the number of payloads returned for a message."""
@@ -66,7 +66,7 @@ NO_WINDOW = WindowTimes(None, None, None)
 
 
 @functools.lru_cache(1_000)
-def stand_for(attempts: int, payloads: int, is_known: bool) -> tuple[TaskRun]:
+def stand_for(attempts: int, payloads: int, is_known: bool) -> tuple[TaskInFlight]:
     """Return a stand-in for a successful task in reports, so that the task itself can be released.
 
     Args:
@@ -74,13 +74,13 @@ def stand_for(attempts: int, payloads: int, is_known: bool) -> tuple[TaskRun]:
         payloads: How many payloads its hook returned.
         is_known: Whether its result was precomputed.
     """
-    run = TaskRun(ExecutorTask(""), NOBODY, 0.0)
+    run = TaskInFlight(ExecutorTask(""), NOBODY, 0.0)
     run.attempts, run.payloads, run.is_known = attempts, payloads, is_known
     return (run,)
 
 
 #: The data of one message in a batch, in the order of the batch's columns.
-FinishedRow = tuple[int, bytes | None, int, int, Sequence[TaskRun], int, int, str | None, SourceMessage | None]
+FinishedRow = tuple[int, bytes | None, int, int, Sequence[TaskInFlight], int, int, str | None, SourceMessage | None]
 
 
 class SingleTasks(NamedTuple):
@@ -89,15 +89,15 @@ class SingleTasks(NamedTuple):
     Attributes:
         runs: The tasks; at least one.
         attempts: The number of attempts of each.
-        ended_at: When the last attempt of each ended; see `TaskRun.ended_at`.
+        ended_at: When the last attempt of each ended; see `TaskInFlight.ended_at`.
     """
 
-    runs: Sequence[TaskRun]
+    runs: Sequence[TaskInFlight]
     attempts: Sequence[int]
     ended_at: Sequence[int]
 
     @classmethod
-    def find(cls, runs_of: Sequence[Sequence[TaskRun]]) -> SingleTasks | None:
+    def find(cls, runs_of: Sequence[Sequence[TaskInFlight]]) -> SingleTasks | None:
         """Return the tasks of messages; None: some messages have several tasks, or none."""
         try:
             runs = [run for (run,) in runs_of]
@@ -105,7 +105,7 @@ class SingleTasks(NamedTuple):
             return None
         return cls(runs, [run.attempts for run in runs], [run.ended_at for run in runs])
 
-    def find_stand_in(self) -> tuple[TaskRun] | None:
+    def find_stand_in(self) -> tuple[TaskInFlight] | None:
         """Return the stand-in of all tasks if all succeeded and look the same in reports; see `stand_for`."""
         count, attempts, payloads = len(self.runs), self.attempts, [run.payloads for run in self.runs]
         if (
@@ -120,12 +120,12 @@ class SingleTasks(NamedTuple):
 class Stretch(NamedTuple):
     """Neighbours in a batch that are of one partition and one window."""
 
-    place: TopicPartition
+    topic_partition: TopicPartition
     window: WindowTimes
     size: int
 
 
-def find_end(runs: Sequence[TaskRun]) -> int:
+def find_end(runs: Sequence[TaskInFlight]) -> int:
     """Return when the last of a message's tasks ended; 0 if none ran."""
     return runs[0].ended_at if len(runs) == 1 else max([run.ended_at for run in runs], default=0)
 
@@ -154,17 +154,17 @@ class FinishedBatch:
         self.keys: list[bytes | None] = []
         self.record_at: list[int] = []
         self.consumed_at: list[int] = []
-        self.runs: list[Sequence[TaskRun]] = []
+        self.runs: list[Sequence[TaskInFlight]] = []
         self.ended_at: list[int] = []
         self.resolved_ns: list[int] = []
         self.rejected: list[str | None] = []
         self.messages: list[SourceMessage] = []
 
-    def add_rows(self, place: TopicPartition, window: WindowTimes, rows: Sequence[FinishedRow]) -> None:
+    def add_rows(self, topic_partition: TopicPartition, window: WindowTimes, rows: Sequence[FinishedRow]) -> None:
         """Add messages of one window, or of one partition without a window; at least one."""
         offsets, keys, record_at, consumed_at, runs, ended_at, *more = zip(*rows, strict=True)
         resolved_ns, rejected, messages = more
-        self.stretches.append(Stretch(place, window, len(rows)))
+        self.stretches.append(Stretch(topic_partition, window, len(rows)))
         self.offsets += offsets
         self.keys += keys
         self.record_at += record_at
@@ -178,11 +178,11 @@ class FinishedBatch:
 
     def add_window(
         self,
-        place: TopicPartition,
+        topic_partition: TopicPartition,
         messages: Sequence[SourceMessage],
         offsets: Sequence[int],
         keys: Sequence[bytes | None],
-        runs: Sequence[Sequence[TaskRun]],
+        runs: Sequence[Sequence[TaskInFlight]],
         ended_at: Sequence[int],
         window: WindowTimes,
         now: int,
@@ -190,7 +190,7 @@ class FinishedBatch:
         """Add messages of one window that leave the pipeline together, at least one; no reference to them is held.
 
         Args:
-            place: Their partition.
+            topic_partition: Their partition.
             messages: The messages.
             offsets: Their offsets.
             keys: Their keys.
@@ -200,7 +200,7 @@ class FinishedBatch:
             now: The current time, in UTC nanoseconds since the epoch.
         """
         count = len(messages)
-        self.stretches.append(Stretch(place, window, count))
+        self.stretches.append(Stretch(topic_partition, window, count))
         self.offsets += offsets
         self.keys += keys
         self.record_at += [message.timestamp for message in messages]
@@ -227,12 +227,12 @@ class FinishedBatch:
         return len(self.offsets)
 
     @functools.cached_property
-    def places(self) -> list[TopicPartition]:
+    def topic_partitions(self) -> list[TopicPartition]:
         """The partition of each message."""
-        return list(spread([stretch.place for stretch in self.stretches], self.sizes))
+        return list(spread([stretch.topic_partition for stretch in self.stretches], self.sizes))
 
     @functools.cached_property
-    def stand_in(self) -> TaskRun | None:
+    def stand_in(self) -> TaskInFlight | None:
         """The stand-in of all tasks, if each message has one task and they look the same."""
         first = self.runs[0]
         if not isinstance(first, tuple) or not first or self.runs[-1] is not first:
@@ -252,7 +252,7 @@ class FinishedBatch:
         return any(self.runs)
 
     @functools.cached_property
-    def only_runs(self) -> Sequence[TaskRun] | None:
+    def only_runs(self) -> Sequence[TaskInFlight] | None:
         """The task of each message, if each has exactly one; otherwise None."""
         try:
             return [run for (run,) in self.runs]
@@ -264,7 +264,7 @@ class FinishedBatch:
         """The number of attempts of each message's tasks together."""
         return self.sum_up(operator.attrgetter("attempts"))
 
-    def sum_up(self, read: Callable[[TaskRun], int]) -> list[int]:
+    def sum_up(self, read: Callable[[TaskInFlight], int]) -> list[int]:
         """Return the sum of a number over the tasks of each message."""
         if not self.has_runs:
             return [0] * len(self)
@@ -275,13 +275,13 @@ class FinishedBatch:
         return [sum(map(read, runs)) for runs in self.runs]
 
     @functools.cached_property
-    def failed(self) -> dict[int, TaskRun]:
+    def failed(self) -> dict[int, TaskInFlight]:
         """The first task that failed for good, by the index of its message."""
         if not self.has_runs or self.stand_in is not None:
             return {}
         if self.only_runs is not None and [run.error for run in self.only_runs].count(None) == len(self):
             return {}
-        found: dict[int, TaskRun] = {}
+        found: dict[int, TaskInFlight] = {}
         for index, runs in enumerate(self.runs):
             for run in runs:
                 if run.error is not None and not run.replaced:
@@ -313,8 +313,8 @@ class FinishedBatch:
         `record_at` is in milliseconds, `resolved_at` in nanoseconds.
         """
         return {
-            "topic": spread_words([stretch.place[0] for stretch in self.stretches], self.sizes),
-            "partition": COUNTS.spread([stretch.place[1] for stretch in self.stretches], self.sizes),
+            "topic": spread_words([stretch.topic_partition[0] for stretch in self.stretches], self.sizes),
+            "partition": COUNTS.spread([stretch.topic_partition[1] for stretch in self.stretches], self.sizes),
             "offset": LONGS.pack(self.offsets),
             "key": pack_bytes(self.keys),
             "record_at": LONGS.pack(self.record_at),
@@ -328,7 +328,7 @@ class FinishedBatch:
         """Return the messages for which `wanted` is true; at least one must be."""
         found, choose = FinishedBatch(), itertools.compress
         neighbours = choose(spread(self.stretches, self.sizes), wanted)
-        found.stretches = [Stretch(place, window, 1) for place, window, _ in neighbours]
+        found.stretches = [Stretch(topic_partition, window, 1) for topic_partition, window, _ in neighbours]
         found.offsets = list(choose(self.offsets, wanted))
         found.keys = list(choose(self.keys, wanted))
         found.record_at = list(choose(self.record_at, wanted))

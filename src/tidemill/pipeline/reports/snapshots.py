@@ -51,7 +51,7 @@ class Partitions(Protocol):
         ...
 
 
-class Recording(Protocol):
+class SnapshotRecorder(Protocol):
     """Counts recorded rows; implemented by `EngineRecorder`."""
 
     @property
@@ -80,7 +80,7 @@ class ReportingParts:
     brake: EngineBrake | None
     counters: Counters
     slowest: Slowest
-    recorder: Recording | None = None
+    recorder: SnapshotRecorder | None = None
 
 
 class Snapshots:
@@ -88,20 +88,20 @@ class Snapshots:
 
     Args:
         parts: The parts with statistics.
-        find_stalled: Returns what the engine is waiting for, and why.
+        find_waits: Returns what the engine is waiting for, and why.
         find_heads: Returns the oldest message of each partition; each check makes a new mapping.
     """
 
     def __init__(
         self,
         parts: ReportingParts,
-        find_stalled: Callable[[], dict[str, str]],
+        find_waits: Callable[[], dict[str, str]],
         find_heads: Callable[[], Mapping[str, PartitionHead]],
     ) -> None:
         self._find_heads = find_heads
         self._sent_heads: Mapping[str, PartitionHead] = {}
         self._parts = parts
-        self._find_stalled = find_stalled
+        self._find_waits = find_waits
         self._lag: tuple[Mapping[TopicPartition, int], dict[str, int]] = ({}, {})
         self._sent_lag: dict[str, int] = {}
         self._sent_paused: list[str] = []
@@ -186,7 +186,7 @@ class Snapshots:
             warnings=counters.warnings,
             held=parts.brake.statistics().held if parts.brake is not None else 0,
             gap=source.gap,
-            stalled=self._find_stalled(),
+            waits=self._find_waits(),
             cpu_seconds=process.cpu_seconds,
             rss_bytes=process.rss_bytes,
             slowest=parts.slowest.list_tasks(),

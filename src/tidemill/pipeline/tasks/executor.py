@@ -30,8 +30,8 @@ from tidemill.pipeline.tasks.environment import Environment, TaskEnvironment
 from tidemill.pipeline.tasks.pipes import Pipes
 from tidemill.pipeline.tasks.process import (
     Done,
+    Process,
     ProcessOutcome,
-    Run,
     check_limit,
     explain_start_failure,
     format_number,
@@ -43,7 +43,7 @@ from tidemill.pipeline.tasks.process import (
     signal_group,
 )
 
-__all__ = ["Executor", "ProcessOutcome", "Run"]
+__all__ = ["Executor", "Process", "ProcessOutcome"]
 
 #: The descriptors that become a process's standard input, output and error.
 Fds = tuple[int, int, int]
@@ -80,8 +80,8 @@ class Executor:
         self.capacity = settings.max_executors
         self._pipes = Pipes(settings.max_stdout_bytes, settings.max_stderr_bytes)
         self._grace_seconds = settings.term_grace_seconds
-        self._runs: set[Run] = set()
-        self._polled: set[Run] = set()
+        self._runs: set[Process] = set()
+        self._polled: set[Process] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._descriptors_at = -math.inf  # when they were last checked
@@ -102,7 +102,7 @@ class Executor:
 
     def start(
         self, argv: Sequence[str], stdin: bytes, env: Mapping[str, str], timeout_seconds: float, done: Done
-    ) -> Run:
+    ) -> Process:
         """Start a process; its outcome is passed to `done` later.
 
         Args:
@@ -112,7 +112,7 @@ class Executor:
             timeout_seconds: Wall-clock limit; then SIGTERM to its group, the grace period, SIGKILL.
             done: Called once, on the loop, unless the run is killed before.
         """
-        run = Run(done, time.monotonic())
+        run = Process(done, time.monotonic())
         self._runs.add(run)
         try:
             check_limit(timeout_seconds)
@@ -124,7 +124,7 @@ class Executor:
         self.limit(run, timeout_seconds, run.started_at)
         return run
 
-    def attach(self, argv: Sequence[str], fds: Fds, done: Done) -> Run:
+    def attach(self, argv: Sequence[str], fds: Fds, done: Done) -> Process:
         """Start a process over the caller's pipes; the executor only watches, limits, kills and reaps it.
 
         Args:
@@ -132,7 +132,7 @@ class Executor:
             fds: The descriptors for its standard input, output and error; the caller closes them.
             done: As for `start`; the outputs of the outcome are empty.
         """
-        run = Run(done, time.monotonic())
+        run = Process(done, time.monotonic())
         self._runs.add(run)
         # check now, because the process would keep inherited descriptors open for long
         self._descriptors_at = -math.inf
@@ -144,25 +144,25 @@ class Executor:
         self._watch(run)
         return run
 
-    def limit(self, run: Run, timeout_seconds: float, now: float) -> None:
+    def limit(self, run: Process, timeout_seconds: float, now: float) -> None:
         """Set the time limit of a run to this many seconds from `now`; infinity: no limit."""
         run.timeout_seconds = timeout_seconds
         run.deadline = now + timeout_seconds
         if run.deadline < self._timer_at:
             self._arm(run.deadline, now)
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return None: no cause stalls all tasks of this executor."""
         return None
 
-    def _refuse(self, run: Run, argv: Sequence[str], error: Exception) -> None:
+    def _refuse(self, run: Process, argv: Sequence[str], error: Exception) -> None:
         self._pipes.close(run)
         run.failure = explain_start_failure(error)
         if run.failure[0] is ErrorKind.MISSING and argv:
             self._environment.forget(argv[0])
         self._loop.call_soon(self._finish, run)
 
-    async def kill(self, runs: Iterable[Run], grace_seconds: float) -> None:
+    async def kill(self, runs: Iterable[Process], grace_seconds: float) -> None:
         """Kill these runs: SIGTERM to their groups, the grace period, SIGKILL; their `done` is never called."""
         now = time.monotonic()
         mine = [run for run in runs if run in self._runs]
@@ -204,7 +204,7 @@ class Executor:
         self._pipes.close_all()
         os.close(self._null)
 
-    def _spawn(self, run: Run, argv: Sequence[str], stdin: bytes, env: Mapping[str, str]) -> None:
+    def _spawn(self, run: Process, argv: Sequence[str], stdin: bytes, env: Mapping[str, str]) -> None:
         variables = self._environment.make_for_task(env) if env else self._environment.base
         theirs: list[int] = []
         try:
@@ -225,7 +225,7 @@ class Executor:
             for fd in theirs:
                 os.close(fd)
 
-    def _launch(self, run: Run, argv: Sequence[str], variables: Environment, fds: Fds) -> None:
+    def _launch(self, run: Process, argv: Sequence[str], variables: Environment, fds: Fds) -> None:
         if run.started_at >= self._descriptors_at + DESCRIPTORS_SECONDS:
             self._descriptors_at = run.started_at
             keep_descriptors()
@@ -239,7 +239,7 @@ class Executor:
             setsigdef=_SIGNALS,
         )
 
-    def _watch(self, run: Run) -> None:
+    def _watch(self, run: Process) -> None:
         """Watch the end and the outputs of a process; poll it if there are no descriptors left."""
         try:
             self._pipes.watch(run)
@@ -265,7 +265,7 @@ class Executor:
             except Exception as error:  # out of memory, for example: fail this run, but handle the other events
                 self._break(run, error)
 
-    def _on_exit(self, run: Run) -> None:
+    def _on_exit(self, run: Process) -> None:
         with contextlib.suppress(OSError):  # the rest of its group, if any
             os.killpg(run.pid, signal.SIGKILL)  # type: ignore[arg-type]  # it ran
         reap(run)
@@ -277,7 +277,7 @@ class Executor:
         if (run.stdout.fd >= 0 or run.stderr.fd >= 0) and run.deadline < self._timer_at:
             self._arm(run.deadline, now)
 
-    def _finish(self, run: Run) -> None:
+    def _finish(self, run: Process) -> None:
         if run not in self._runs:
             return
         self._runs.remove(run)
@@ -293,7 +293,7 @@ class Executor:
                 {"message": f"the done callback of process {run.pid} raised", "exception": error}
             )
 
-    def _break(self, run: Run, error: Exception) -> None:
+    def _break(self, run: Process, error: Exception) -> None:
         run.failure = run.failure or (None, f"{type(error).__name__}: {error}")
         self.send_signal(run, signal.SIGKILL)
         now = time.monotonic()
@@ -322,7 +322,7 @@ class Executor:
         if nearest < math.inf:
             self._arm(nearest, now)
 
-    def _end_overdue(self, run: Run, now: float) -> None:
+    def _end_overdue(self, run: Process, now: float) -> None:
         if run.ended:
             self._give_up_outputs(run)
         elif run.failure is None and self._grace_seconds > 0:
@@ -337,12 +337,12 @@ class Executor:
             self.send_signal(run, signal.SIGKILL)
             run.deadline = math.inf
 
-    def _give_up_outputs(self, run: Run) -> None:
+    def _give_up_outputs(self, run: Process) -> None:
         run.deadline = math.inf
         self._pipes.close_outputs(run)
         self._finish(run)
 
-    def _poll(self, run: Run) -> None:
+    def _poll(self, run: Process) -> None:
         try:
             if run.stdin_fd >= 0:
                 self._pipes.feed(run)
@@ -354,6 +354,6 @@ class Executor:
         except Exception as error:
             self._break(run, error)
 
-    def send_signal(self, run: Run, number: signal.Signals) -> None:
+    def send_signal(self, run: Process, number: signal.Signals) -> None:
         """Send a signal to a run's group; the end of the run is reported as usual."""
         signal_group(run, number)

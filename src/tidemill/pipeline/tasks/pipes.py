@@ -12,7 +12,7 @@ import select
 import signal
 
 from tidemill.pipeline.handler.models import ErrorKind
-from tidemill.pipeline.tasks.process import Output, Run, signal_group
+from tidemill.pipeline.tasks.process import Output, Process, signal_group
 
 #: An empty pipe accepts one page without blocking, even when the kernel grants no more.
 _SURE_BYTES = 4096
@@ -34,7 +34,7 @@ class Pipes:
     def __init__(self, max_stdout_bytes: int, max_stderr_bytes: int) -> None:
         self._max_stdout_bytes = max_stdout_bytes
         self._max_stderr_bytes = max_stderr_bytes
-        self._watched: dict[int, Run] = {}
+        self._watched: dict[int, Process] = {}
 
     def open(self) -> None:
         self._epoll = select.epoll()
@@ -46,7 +46,7 @@ class Pipes:
     def close_all(self) -> None:
         self._epoll.close()
 
-    def watch(self, run: Run) -> None:
+    def watch(self, run: Process) -> None:
         """Register a process's end and its pipes, so that `poll` reports their events.
 
         Raises:
@@ -64,20 +64,20 @@ class Pipes:
             register(run.stdin_fd, select.EPOLLOUT)
             watched[run.stdin_fd] = run
 
-    def poll(self) -> list[tuple[int, Run]]:
+    def poll(self) -> list[tuple[int, Process]]:
         """Return the descriptors with events, with their runs."""
         watched = self._watched
         # Resolve all first: a number that one event closes may belong to another run before the next event is handled.
         return [(fd, run) for fd, _ in self._epoll.poll(0, _EVENTS) if (run := watched.get(fd)) is not None]
 
-    def begin_feeding(self, run: Run, stdin: bytes) -> None:
+    def begin_feeding(self, run: Process, stdin: bytes) -> None:
         """Write as much of a process's input as fits into a new pipe."""
         if len(stdin) > _SURE_BYTES:
             os.set_blocking(run.stdin_fd, False)
         run.stdin = stdin
         self.feed(run)
 
-    def feed(self, run: Run) -> None:
+    def feed(self, run: Process) -> None:
         """Write as much of the input as the pipe accepts; close it at the end."""
         data = run.stdin
         try:
@@ -93,13 +93,13 @@ class Pipes:
         self._close_fd(run.stdin_fd)
         run.stdin_fd = -1
 
-    def read_all(self, run: Run) -> None:
+    def read_all(self, run: Process) -> None:
         """Read everything that is available now."""
         for output in (run.stdout, run.stderr):
             while output.fd >= 0 and self.read(run, output):
                 pass
 
-    def read(self, run: Run, output: Output) -> bool:
+    def read(self, run: Process, output: Output) -> bool:
         """Read one chunk; return whether more may be available now."""
         try:
             data = os.read(output.fd, _CHUNK_BYTES)
@@ -115,7 +115,7 @@ class Pipes:
             return False
         return True
 
-    def _overflow(self, run: Run, output: Output) -> None:
+    def _overflow(self, run: Process, output: Output) -> None:
         is_stdout = output is run.stdout
         name, limit = ("stdout", self._max_stdout_bytes) if is_stdout else ("stderr", self._max_stderr_bytes)
         if run.failure is None:
@@ -126,7 +126,7 @@ class Pipes:
         run.deadline = math.inf
         self.close_outputs(run)
 
-    def close_outputs(self, run: Run) -> None:
+    def close_outputs(self, run: Process) -> None:
         """Stop reading a process's output."""
         self._close_output(run.stdout)
         self._close_output(run.stderr)
@@ -136,7 +136,7 @@ class Pipes:
             self._close_fd(output.fd)
             output.fd = -1
 
-    def close_input(self, run: Run) -> None:
+    def close_input(self, run: Process) -> None:
         """Close an ended process's input and pidfd."""
         if run.stdin_fd >= 0:
             self._close_fd(run.stdin_fd)
@@ -147,7 +147,7 @@ class Pipes:
             os.close(run.pidfd)
             run.pidfd = -1
 
-    def close(self, run: Run) -> None:
+    def close(self, run: Process) -> None:
         """Close all descriptors of a process."""
         self.close_input(run)
         self.close_outputs(run)

@@ -18,7 +18,7 @@ import structlog
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
-from tidemill.pipeline.tasks.task_run import Given, TaskGroup, TaskRun
+from tidemill.pipeline.tasks.task_run import Given, InFlightGroup, TaskInFlight
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.loop.durations import Durations
 from tidemill.runtime.loop.engine_tasks import EngineTasks
@@ -69,17 +69,17 @@ class TaskPool:
         self._slots = executor.capacity
         self._free_slots = list(range(executor.capacity))
         #: Called with every attempt that has ended, unless its outcome is stored for later.
-        self.on_attempt: Callable[[TaskRun, ProcessOutcome], None] | None = None
+        self.on_attempt: Callable[[TaskInFlight, ProcessOutcome], None] | None = None
         #: A task that succeeds in less time stores its outcome, which is recorded together with others when their
         #: messages leave. Tasks of several messages are excluded, because their owner has forgotten the messages by
         #: then.
         self.kept_below_seconds = 0.0
         #: Called with every attempt that has ended, while a live view is watching; None: no one is.
-        self.on_ended: Callable[[TaskRun, ProcessOutcome], None] | None = None
-        self._queue: list[tuple[float, int, TaskRun]] = []
+        self.on_ended: Callable[[TaskInFlight, ProcessOutcome], None] | None = None
+        self._queue: list[tuple[float, int, TaskInFlight]] = []
         self._order = itertools.count()
-        self._running: set[TaskRun] = set()
-        self._retrying: set[TaskRun] = set()
+        self._running: set[TaskInFlight] = set()
+        self._retrying: set[TaskInFlight] = set()
         #: How often a failed task was queued again.
         self._retried = 0
         self._timeouts = 0
@@ -101,26 +101,26 @@ class TaskPool:
             self._spawns.copy(),
         )
 
-    def list_queued(self) -> frozenset[TaskRun]:
+    def list_queued(self) -> frozenset[TaskInFlight]:
         """Return the tasks that wait for a slot; takes time linear in their number."""
         return frozenset(run for _, _, run in self._queue)
 
-    def list_first_queued(self, most: int) -> list[TaskRun]:
+    def list_first_queued(self, most: int) -> list[TaskInFlight]:
         """Return up to `most` tasks, in the order in which they will start."""
         return [run for _, _, run in heapq.nsmallest(most, self._queue)]
 
-    def list_running(self, most: int) -> list[tuple[TaskRun, float]]:
+    def list_running(self, most: int) -> list[tuple[TaskInFlight, float]]:
         """Return up to `most` running tasks, by slot, and the loop's time at which each was started."""
         running = sorted(self._running, key=lambda run: run.slot or 0)[:most]
         started = [(run, getattr(run.process, "started_at", 0.0)) for run in running]
         return [(run, at) for run, at in started if at]
 
-    def list_retrying(self, most: int) -> list[tuple[TaskRun, float]]:
+    def list_retrying(self, most: int) -> list[tuple[TaskInFlight, float]]:
         """Return up to `most` tasks that wait for their next attempt, and the loop's time at which each is due."""
         waiting = [(run.timer.when(), id(run), run) for run in self._retrying if run.timer is not None]
         return [(run, due) for due, _, run in heapq.nsmallest(most, waiting)]
 
-    def submit(self, run: TaskRun) -> None:
+    def submit(self, run: TaskInFlight) -> None:
         """Queue a task; it starts when it is the oldest and a slot is free, unless its group is leaving."""
         if run.owner.group.leaving:
             run.owner.park(run)
@@ -129,7 +129,7 @@ class TaskPool:
         heapq.heappush(self._queue, (run.age, next(self._order), run))
         self._dispatch_soon()
 
-    def retry(self, run: TaskRun, delay_seconds: float) -> None:
+    def retry(self, run: TaskInFlight, delay_seconds: float) -> None:
         """Queue a task again after a delay, unless its group is leaving."""
         if run.owner.group.leaving:
             run.owner.park(run)
@@ -138,7 +138,7 @@ class TaskPool:
         self._retrying.add(run)
         run.timer = asyncio.get_running_loop().call_later(delay_seconds, self._again, run)
 
-    def _again(self, run: TaskRun) -> None:
+    def _again(self, run: TaskInFlight) -> None:
         run.timer = None
         self._retrying.discard(run)
         self.submit(run)
@@ -164,7 +164,7 @@ class TaskPool:
             else:
                 run.owner.park(run)
 
-    def _start(self, run: TaskRun) -> None:
+    def _start(self, run: TaskInFlight) -> None:
         task, started_at = run.task, time.monotonic()
         self._queue_waits.add(started_at - run.queued_at)
         run.attempts += 1
@@ -191,7 +191,7 @@ class TaskPool:
         )
         self._spawns.add(time.monotonic() - started_at)
 
-    def _ended(self, run: TaskRun, outcome: ProcessOutcome) -> None:
+    def _ended(self, run: TaskInFlight, outcome: ProcessOutcome) -> None:
         if run in self._running:  # otherwise it was abandoned with its group
             self._release(run)
         run.process = None
@@ -239,12 +239,12 @@ class TaskPool:
         if self._queue:
             self._dispatch()
 
-    def _release(self, run: TaskRun) -> None:
+    def _release(self, run: TaskInFlight) -> None:
         self._running.discard(run)
         if run.slot is not None:
             heapq.heappush(self._free_slots, run.slot)
 
-    def _cannot_spawn(self, run: TaskRun, outcome: ProcessOutcome) -> None:
+    def _cannot_spawn(self, run: TaskInFlight, outcome: ProcessOutcome) -> None:
         """Queue the task again with its old age: the machine lacks a resource, which is not the task's fault."""
         throttle(log, 10.0).error("processes cannot be started; waiting", error=outcome.exception)
         run.attempts -= 1
@@ -256,7 +256,7 @@ class TaskPool:
         self._pause = None
         self._dispatch()
 
-    def withdraw(self, group: TaskGroup) -> list[TaskRun]:
+    def withdraw(self, group: InFlightGroup) -> list[TaskInFlight]:
         """Remove a group's waiting tasks from the queue and from backoff; return them."""
         waiting = [run for run in self._retrying if run.owner.group is group]
         for run in waiting:
@@ -268,7 +268,7 @@ class TaskPool:
         heapq.heapify(self._queue)
         return waiting
 
-    def abandon(self, group: TaskGroup) -> None:
+    def abandon(self, group: InFlightGroup) -> None:
         """Kill the running tasks of a closed group and drop the waiting ones."""
         assert group.closed
         theirs = [run for run in self._running if run.owner.group is group]

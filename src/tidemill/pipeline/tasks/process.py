@@ -86,7 +86,7 @@ class TaskExecutor(Protocol):
     def close(self) -> None:
         """Detach from the loop."""
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return why the programs keep tasks waiting; None: they do not."""
 
 
@@ -104,7 +104,7 @@ class Output:
         return self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
 
 
-class Run:
+class Process:
     """One process, from start to its outcome; an opaque handle for `Executor.kill` to other modules."""
 
     __slots__ = (
@@ -141,7 +141,7 @@ class Run:
         self.stderr = Output()
 
 
-def reap(run: Run) -> bool:
+def reap(run: Process) -> bool:
     """Reap an ended process; return False if it has not ended."""
     try:
         pid, status = os.waitpid(run.pid, os.WNOHANG)  # type: ignore[arg-type]  # it ran
@@ -154,7 +154,7 @@ def reap(run: Run) -> bool:
     return True
 
 
-def is_over(run: Run) -> bool:
+def is_over(run: Process) -> bool:
     """Return whether it has ended, without reaping it."""
     try:
         return os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def is_over(run: Run) -> bool:
         return True
 
 
-def signal_group(run: Run, number: signal.Signals) -> None:
+def signal_group(run: Process, number: signal.Signals) -> None:
     """Send a signal to the group of a process that has not been reaped."""
     if run.pid is None or run.ended:
         return
@@ -173,7 +173,7 @@ def signal_group(run: Run, number: signal.Signals) -> None:
             os.kill(run.pid, number)
 
 
-def make_outcome(run: Run) -> ProcessOutcome:
+def make_outcome(run: Process) -> ProcessOutcome:
     """Return the outcome of a run that has ended."""
     kind, exception = run.failure or (None, None)
     exit_code, stderr = run.exit_code, run.stderr.join()

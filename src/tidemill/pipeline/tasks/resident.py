@@ -24,12 +24,12 @@ import structlog
 
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.redaction import redact_text
-from tidemill.core.pipeline.residents import Effect, Ending, Give, Residents, Retire, Start
+from tidemill.core.pipeline.residents import CopyEnding, Effect, Give, Residents, RetireCopy, StartCopy
 from tidemill.core.retry import Backoff
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.executor import Executor
 from tidemill.pipeline.tasks.framing import FramingError, ResidentAnswer, TooMuchError, make_framing
-from tidemill.pipeline.tasks.process import Done, ProcessOutcome, Run, TaskExecutor, check_limit
+from tidemill.pipeline.tasks.process import Done, Process, ProcessOutcome, TaskExecutor, check_limit
 from tidemill.pipeline.tasks.resident_process import Copy, Job, Tail
 from tidemill.runtime.log.setup import throttle
 
@@ -123,7 +123,7 @@ class ResidentExecutor:
         if env:
             raise ValueError("tasks of a resident program cannot set env; set executor.env instead")
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return that copies exit before their first answer; None: they do not."""
         count = self._residents.failed_starts
         if not count:
@@ -138,7 +138,7 @@ class ResidentExecutor:
             self._jobs.discard(job)
             job.done = None
             self._residents.withdraw(job)
-        processes = [run for run in handles if isinstance(run, Run)]
+        processes = [run for run in handles if isinstance(run, Process)]
         copies = {job.copy for job in jobs if job.copy is not None}
         processes += [run for copy in copies for run in self._given_up(copy)]
         await self._executor.kill(processes, grace_seconds)
@@ -162,7 +162,7 @@ class ResidentExecutor:
             self._given_up(copy)
         await self._executor.kill_all(grace_seconds)
 
-    def _given_up(self, copy: Copy) -> list[Run]:
+    def _given_up(self, copy: Copy) -> list[Process]:
         """Forget a copy; return its process if that still has to be killed."""
         copy.close()
         self._alive.discard(copy)
@@ -188,9 +188,9 @@ class ResidentExecutor:
         for effect in effects:
             if isinstance(effect, Give):
                 self._give(self._copies[effect.copy], effect.task)
-            elif isinstance(effect, Start):
+            elif isinstance(effect, StartCopy):
                 self._begin(effect.copy, effect.task)
-            elif isinstance(effect, Retire):
+            elif isinstance(effect, RetireCopy):
                 self._retire(self._copies.pop(effect.copy))
             elif self._timer is None:
                 self._timer = self._loop.call_later(max(0.0, effect.at - time.monotonic()), self._tick)
@@ -341,7 +341,7 @@ class ResidentExecutor:
         self._executor.send_signal(copy.run, signal.SIGKILL)
         if not copy.jobs and self._copies.pop(copy.number, None) is not None:
             # Report the end now, not when the process exits, so that the copy gets no further task.
-            self._apply(self._residents.note_ended(copy.number, Ending.DIED, time.monotonic()))
+            self._apply(self._residents.note_ended(copy.number, CopyEnding.DIED, time.monotonic()))
 
     def _ended(self, copy: Copy, outcome: ProcessOutcome) -> None:
         while copy.stdout_fd >= 0 and outcome.pid is not None and self._read(copy):
@@ -365,7 +365,7 @@ class ResidentExecutor:
             behind.copy = None
         copy.jobs.clear()
         now = time.monotonic()
-        self._apply(self._residents.note_ended(copy.number, Ending.DIED if died else Ending.STOPPED, now))
+        self._apply(self._residents.note_ended(copy.number, CopyEnding.DIED if died else CopyEnding.STOPPED, now))
         if job is not None:
             outcome.duration_seconds = now - job.started_at if job.started_at else 0.0
             self._tell(job, copy.fail_task(outcome, stderr) if died else outcome)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.framing import FrameReader
-from tidemill.pipeline.tasks.process import Done, ProcessOutcome, Run
+from tidemill.pipeline.tasks.process import Done, Process, ProcessOutcome
 
 _CHUNK_BYTES = 65536
 #: One writev call takes about a thousand buffers (IOV_MAX).
@@ -102,7 +102,7 @@ class Copy:
         self.reader = reader
         self.stderr = stderr
         self.loop = loop
-        self.run: Run | None = None
+        self.run: Process | None = None
         #: Its tasks, starting with the one that it is working on.
         self.jobs: deque[Job] = deque()
         self.stdin_fd = self.stdout_fd = self.stderr_fd = -1

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tidemill.pipeline.tasks.process import ProcessOutcome
 
 
-class TaskGroup(Protocol):
+class InFlightGroup(Protocol):
     """Tasks that start, stop and are given up together."""
 
     @property
@@ -36,23 +36,23 @@ class TaskOwner(Protocol):
     """The owner of a task, which receives its outcome."""
 
     @property
-    def group(self) -> TaskGroup:
+    def group(self) -> InFlightGroup:
         """The group that its tasks belong to."""
 
     @property
-    def place(self) -> tuple[str, int]:
+    def topic_partition(self) -> tuple[str, int]:
         """Topic and partition of its messages."""
 
-    def find_task_offsets(self, run: TaskRun) -> Sequence[int]:
+    def find_task_offsets(self, run: TaskInFlight) -> Sequence[int]:
         """Return the offsets of the messages of a task that has no final outcome yet."""
 
-    def park(self, run: TaskRun) -> None:
+    def park(self, run: TaskInFlight) -> None:
         """Take back a task that may not start; the owner submits it again when it may."""
 
-    def succeeded(self, run: TaskRun, result: ExecutorResult) -> None:
+    def succeeded(self, run: TaskInFlight, result: ExecutorResult) -> None:
         """Handle the result of a task."""
 
-    def failed(self, run: TaskRun, error: ExecutorError) -> None:
+    def failed(self, run: TaskInFlight, error: ExecutorError) -> None:
         """Handle the failure of a task's latest attempt."""
 
 
@@ -63,22 +63,22 @@ class _Nobody:
     closed = True
     leaving = True
     may_start = False
-    place = ("", -1)
+    topic_partition = ("", -1)
 
     @property
-    def group(self) -> TaskGroup:
+    def group(self) -> InFlightGroup:
         return self
 
-    def find_task_offsets(self, run: TaskRun) -> Sequence[int]:
+    def find_task_offsets(self, run: TaskInFlight) -> Sequence[int]:
         return ()
 
-    def park(self, run: TaskRun) -> None:
+    def park(self, run: TaskInFlight) -> None:
         pass
 
-    def succeeded(self, run: TaskRun, result: ExecutorResult) -> None:
+    def succeeded(self, run: TaskInFlight, result: ExecutorResult) -> None:
         pass
 
-    def failed(self, run: TaskRun, error: ExecutorError) -> None:
+    def failed(self, run: TaskInFlight, error: ExecutorError) -> None:
         pass
 
 
@@ -93,7 +93,7 @@ class Given(NamedTuple):
     parent_task_id: str | None
 
 
-class TaskRun:
+class TaskInFlight:
     """One task, across all its attempts."""
 
     __slots__ = (

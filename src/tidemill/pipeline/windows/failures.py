@@ -20,15 +20,15 @@ from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.models import ErrorAction, ErrorKind, ExecutorError, ExecutorTask
 from tidemill.pipeline.hooks import LOG_SECONDS, begin_hook, call_hook, check_returned, log_hook_error
 from tidemill.pipeline.partition import OwnedPartition
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
 from tidemill.pipeline.windows.hooked import Hooked
-from tidemill.runtime.kafka.source_message import Place, SourceMessage
+from tidemill.runtime.kafka.source_message import MessageSpan, SourceMessage
 from tidemill.runtime.log.setup import kind_of, throttle
 from tidemill.runtime.log.user_code import explain_error
 
 
 class FailingWindow(Protocol):
-    """The interface of a window with a failure; see `WindowRun`."""
+    """The interface of a window with a failure; see `WindowInFlight`."""
 
     context: EngineContext
     partition: OwnedPartition
@@ -52,7 +52,7 @@ class FailingWindow(Protocol):
 
 
 async def ask_on_error(
-    context: EngineContext, run: TaskRun, error: ExecutorError, locate: Callable[[Hooked], Place]
+    context: EngineContext, run: TaskInFlight, error: ExecutorError, locate: Callable[[Hooked], MessageSpan]
 ) -> ErrorAction | list[ExecutorTask]:
     """Return the decision of `on_error` about a failed attempt; DLQ if the hook raises or returns an invalid value."""
     try:
@@ -70,7 +70,7 @@ async def ask_on_error(
         return ErrorAction.DLQ
 
 
-def retry_or_fail(window: FailingWindow, run: TaskRun, error: ExecutorError) -> None:
+def retry_or_fail(window: FailingWindow, run: TaskInFlight, error: ExecutorError) -> None:
     """Retry a task after its backoff, unless its attempts are used up or it can never start."""
     context = window.context
     decision = decide(run.attempts, context.settings.executor.max_retries, context.backoff, random.getrandbits(32))
@@ -83,7 +83,7 @@ def retry_or_fail(window: FailingWindow, run: TaskRun, error: ExecutorError) -> 
         handle_task_failure(window, run, error)
 
 
-def handle_task_failure(window: FailingWindow, run: TaskRun, error: ExecutorError, why: str = "") -> None:
+def handle_task_failure(window: FailingWindow, run: TaskInFlight, error: ExecutorError, why: str = "") -> None:
     """Handle a task that failed for good; `why` is the reason if its attempts are not used up."""
     context, text = window.context, _describe_task_error(error, why)
     run.failure = text
@@ -152,7 +152,7 @@ def _dead_letter(
 ) -> None:
     # A window's own hook is dead-lettered with all its messages, some of which may already be committed.
     messages = [window.messages[index] for index in window.find_indexes(of)]
-    run = of if isinstance(of, TaskRun) else None
+    run = of if isinstance(of, TaskInFlight) else None
     window.partition.dead_letter(kind, text, messages, window.hold(of), run, error, refused)
     window.end(of, error)
 
@@ -169,7 +169,7 @@ def _describe_task_error(error: ExecutorError, why: str = "") -> str:
     return why + (summarize_stderr(error.stderr) or f"exit code {error.exit_code}")
 
 
-def _log_task_error(window: FailingWindow, run: TaskRun, error: ExecutorError, why: str = "") -> None:
+def _log_task_error(window: FailingWindow, run: TaskInFlight, error: ExecutorError, why: str = "") -> None:
     """Log that a task failed for good, with the end of its stderr; equal failures are logged once in `LOG_SECONDS`.
 
     The program's output is masked before it is cut, so that no part of a secret remains.

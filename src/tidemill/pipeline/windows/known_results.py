@@ -13,32 +13,32 @@ import functools
 from collections import deque
 from collections.abc import Sequence
 
-from tidemill.pipeline.delivery.routing import Routed
+from tidemill.pipeline.delivery.routing import RoutedPayload
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.hooks import BURST, begin_hook, call_hook
-from tidemill.pipeline.key_order import KeptPlace
+from tidemill.pipeline.key_order import ReservedTurn
 from tidemill.pipeline.reports.report import stand_for
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
 from tidemill.pipeline.windows import failures
 from tidemill.pipeline.windows.hooked import TASK_HOOK
 from tidemill.pipeline.windows.runs import may_start_as_run, release_run, resolve_run
-from tidemill.pipeline.windows.window import WindowRun
-from tidemill.sinks.sending.run import RunPart, SubmissionRun
+from tidemill.pipeline.windows.window import WindowInFlight
+from tidemill.sinks.sending.run import BatchPart, DeliveryBatch
 
 
-def start_tasks(window: WindowRun, tasks: list[ExecutorTask], place: KeptPlace | None) -> None:
-    """Start a window; see `WindowRun.start`."""
+def start_tasks(window: WindowInFlight, tasks: list[ExecutorTask], reserved: ReservedTurn | None) -> None:
+    """Start a window; see `WindowInFlight.start`."""
     if window.partition.order is not None or not may_start_as_run(window):
-        window.start(tasks, place)
+        window.start(tasks, reserved)
         return
     known = window.known = []
-    window.start(tasks, place)
+    window.start(tasks, reserved)
     window.known = None
     if known:
         _KnownResults(window, known).start()
 
 
-def _has_one_each(window: WindowRun, known: Sequence[TaskRun]) -> bool:
+def _has_one_each(window: WindowInFlight, known: Sequence[TaskInFlight]) -> bool:
     """Return whether each message of a window has exactly one task, all of them with precomputed results."""
     return len(known) == len(window.messages) and set(map(len, window.runs_of)) == {1}
 
@@ -53,14 +53,14 @@ class _KnownResults:
 
     __slots__ = ("_are_alike", "_ended", "_left", "_parts", "_routed", "_run", "_window")
 
-    def __init__(self, window: WindowRun, runs: list[TaskRun]) -> None:
+    def __init__(self, window: WindowInFlight, runs: list[TaskInFlight]) -> None:
         self._window = window
         self._left = deque(runs)
-        self._run = SubmissionRun(TASK_HOOK, functools.partial(release_run, window))
+        self._run = DeliveryBatch(TASK_HOOK, functools.partial(release_run, window))
         # Payloads of hooks that are not delivered yet, and their tasks.
-        self._parts: list[RunPart] = []
-        self._routed: list[Sequence[Routed]] = []
-        self._ended: list[TaskRun] = []
+        self._parts: list[BatchPart] = []
+        self._routed: list[Sequence[RoutedPayload]] = []
+        self._ended: list[TaskInFlight] = []
         #: Whether one of these tasks can represent all of them in reports.
         self._are_alike = window.context.finished is not None and _has_one_each(window, runs)
 
@@ -94,7 +94,7 @@ class _KnownResults:
         if self._left:
             self._window.context.hooks.submit_first(self._work)
 
-    async def _collect(self, run: TaskRun) -> None:
+    async def _collect(self, run: TaskInFlight) -> None:
         window, returned = self._window, None
         context, partition = window.context, window.partition
         if partition.closed:
@@ -113,7 +113,7 @@ class _KnownResults:
             if routed:
                 (index,) = window.graph.find_indexes(run)
                 run.payloads = len(routed)
-                self._parts.append(RunPart(self._run, index, window.messages[index], len(routed), run.task))
+                self._parts.append(BatchPart(self._run, index, window.messages[index], len(routed), run.task))
                 self._routed.append(routed)
         self._ended.append(run)
 
@@ -139,7 +139,7 @@ class _KnownResults:
         if is_over:
             window.end_messages()
 
-    def _compare(self, parts: Sequence[RunPart], count: int) -> None:
+    def _compare(self, parts: Sequence[BatchPart], count: int) -> None:
         """Note for reports how many payloads each message has, as long as all have the same number."""
         counts = [part.pending for part in parts]
         each = counts[0] if counts else 0

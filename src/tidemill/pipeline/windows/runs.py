@@ -12,28 +12,28 @@ from typing import Protocol
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.arrangement import Arrangement
 from tidemill.pipeline.context import EngineContext
-from tidemill.pipeline.delivery.routing import Routed
+from tidemill.pipeline.delivery.routing import RoutedPayload
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.report import WindowTimes
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
 from tidemill.pipeline.windows.hooked import TASK_HOOK
 from tidemill.runtime.kafka.source_message import SourceMessage
-from tidemill.sinks.sending.run import RunPart, SubmissionRun
+from tidemill.sinks.sending.run import BatchPart, DeliveryBatch
 from tidemill.sources.base import TopicPartition
 
 
 class DeliveringWindow(Protocol):
-    """The interface of a window whose results are delivered together; see `WindowRun`."""
+    """The interface of a window whose results are delivered together; see `WindowInFlight`."""
 
     context: EngineContext
     partition: OwnedPartition
     graph: Arrangement
     messages: list[SourceMessage]
     entries: Sequence[LedgerEntry[TopicPartition, int]]
-    runs_of: list[list[TaskRun]]
+    runs_of: list[list[TaskInFlight]]
     times: WindowTimes
-    deliveries: SubmissionRun | None
+    deliveries: DeliveryBatch | None
 
 
 def may_start_as_run(window: DeliveringWindow) -> bool:
@@ -47,12 +47,12 @@ def may_start_as_run(window: DeliveringWindow) -> bool:
     return context.brake is None
 
 
-def deliver_part(window: DeliveringWindow, index: int, routed: Sequence[Routed], task: ExecutorTask) -> None:
+def deliver_part(window: DeliveringWindow, index: int, routed: Sequence[RoutedPayload], task: ExecutorTask) -> None:
     """Deliver the payloads of a task's hook; the task's only message is held until they are settled."""
     if window.deliveries is None:
-        window.deliveries = SubmissionRun(TASK_HOOK, functools.partial(release_run, window))
+        window.deliveries = DeliveryBatch(TASK_HOOK, functools.partial(release_run, window))
     window.graph.hold((index,))
-    part = RunPart(window.deliveries, index, window.messages[index], len(routed), task)
+    part = BatchPart(window.deliveries, index, window.messages[index], len(routed), task)
     window.context.outbox.submit_part(part, routed)
     window.partition.submitted(part.size_bytes)
 

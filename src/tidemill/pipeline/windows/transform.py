@@ -17,15 +17,15 @@ from tidemill.core.errors import HandlerError
 from tidemill.core.pipeline.arrangement import WindowComplete
 from tidemill.core.wording import format_count
 from tidemill.pipeline.context import EngineContext
-from tidemill.pipeline.delivery.routing import Routed
+from tidemill.pipeline.delivery.routing import RoutedPayload
 from tidemill.pipeline.handler.models import SkipMessage
 from tidemill.pipeline.hooks import begin_hook, call_hook, check_returned
-from tidemill.pipeline.key_order import KeptPlace
+from tidemill.pipeline.key_order import ReservedTurn
 from tidemill.pipeline.windows.runs import may_start_as_run, release_run, resolve_run
-from tidemill.pipeline.windows.window import WindowRun
-from tidemill.runtime.kafka.source_message import SourceMessage, place_of
+from tidemill.pipeline.windows.window import WindowInFlight
+from tidemill.runtime.kafka.source_message import SourceMessage, span_messages
 from tidemill.sinks.payloads import CollectResult
-from tidemill.sinks.sending.run import RunPart, SubmissionRun
+from tidemill.sinks.sending.run import BatchPart, DeliveryBatch
 
 _WANTED = "transform must return a list with one item per message, or a CollectResult"
 _ITEM = "a payload, a list of payloads, or None"
@@ -40,8 +40,8 @@ class Transformed:
         whole: The payloads of all messages together.
     """
 
-    each: Sequence[Sequence[Routed]] = ()
-    whole: Sequence[Routed] = ()
+    each: Sequence[Sequence[RoutedPayload]] = ()
+    whole: Sequence[RoutedPayload] = ()
 
 
 class RefusedResultError(HandlerError):
@@ -68,7 +68,7 @@ async def call_transform(context: EngineContext, messages: Sequence[SourceMessag
     try:
         # A copy, because the handler may modify its list.
         hook = begin_hook(context.handler.transform, list(messages))
-        returned: Any = await call_hook(hook, context.hooks.calls, "transform", place_of, messages)
+        returned: Any = await call_hook(hook, context.hooks.calls, "transform", span_messages, messages)
     except SkipMessage:
         if len(messages) > 1:
             raise
@@ -80,19 +80,19 @@ async def call_transform(context: EngineContext, messages: Sequence[SourceMessag
         raise RefusedResultError(error, returned) from error
 
 
-def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace | None) -> None:
+def start_transformed(window: WindowInFlight, result: Transformed, item: ReservedTurn | None) -> None:
     """Start a window without tasks: deliver the result of `transform`.
 
     Args:
         window: The window.
         result: The payloads.
-        place: The placeholder of the window's only message in the order of its key, if any.
+        item: The placeholder of the window's only message in the order of its key, if any.
     """
     everything = range(len(window.messages))
     window.hold_window()
     order = window.partition.order
-    if order is not None and place is not None:
-        order.ended(place)
+    if order is not None and item is not None:
+        order.ended(item)
     if _is_plain(window, result):
         _start_run(window, result)
         return
@@ -104,7 +104,7 @@ def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace |
         for message in window.messages:
             window.times.count_payloads(message.offset, len(result.whole))
         window.deliver(result.whole, everything, None, "transform")
-    if order is None or place is not None or not window.context.overridden.on_message_complete:
+    if order is None or item is not None or not window.context.overridden.on_message_complete:
         window.apply(window.graph.set_tasks(()))
     else:
         window.graph.set_tasks([(index, (index,)) for index in everything])
@@ -112,17 +112,17 @@ def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace |
         order.take_hooks(opened, lambda index: window.apply(window.graph.note_task_done(index)))
 
 
-def _is_plain(window: WindowRun, result: Transformed) -> bool:
+def _is_plain(window: WindowInFlight, result: Transformed) -> bool:
     """Return whether the window can be delivered and resolved in bulk."""
     return not result.whole and may_start_as_run(window)
 
 
-def _start_run(window: WindowRun, result: Transformed) -> None:
+def _start_run(window: WindowInFlight, result: Transformed) -> None:
     """Deliver a window in bulk."""
-    run = SubmissionRun("transform", functools.partial(release_run, window))
+    run = DeliveryBatch("transform", functools.partial(release_run, window))
     # Empty if an empty result was returned for the whole window.
     parts = [
-        RunPart(run, index, message, len(routed))
+        BatchPart(run, index, message, len(routed))
         for index, (message, routed) in enumerate(zip(window.messages, result.each, strict=False))
         if routed
     ]
@@ -137,7 +137,7 @@ def _start_run(window: WindowRun, result: Transformed) -> None:
     window.apply((WindowComplete(),))
 
 
-def _note_payloads(window: WindowRun, parts: Sequence[RunPart]) -> None:
+def _note_payloads(window: WindowInFlight, parts: Sequence[BatchPart]) -> None:
     """Note for reports how many payloads each message has."""
     counts = [part.pending for part in parts]
     if counts.count(counts[0]) == len(window.messages):

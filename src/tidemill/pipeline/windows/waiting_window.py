@@ -18,15 +18,15 @@ from tidemill.pipeline.checks import check_tasks
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.models import PendingContext
 from tidemill.pipeline.hooks import LOG_SECONDS, begin_hook, call_hook, check_returned
-from tidemill.pipeline.key_order import KeptPlace
+from tidemill.pipeline.key_order import ReservedTurn
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.report import WindowTimes
 from tidemill.pipeline.windows.failures import write_or_hold
 from tidemill.pipeline.windows.known_results import start_tasks
 from tidemill.pipeline.windows.transform import RefusedResultError, call_transform, list_refused, start_transformed
-from tidemill.pipeline.windows.window import WindowRun
+from tidemill.pipeline.windows.window import WindowInFlight
 from tidemill.runtime.kafka.record_headers import check_headers
-from tidemill.runtime.kafka.source_message import SourceMessage, place_of, set_field
+from tidemill.runtime.kafka.source_message import SourceMessage, set_field, span_messages
 from tidemill.runtime.log.setup import kind_of, throttle
 from tidemill.runtime.log.user_code import explain_error
 from tidemill.sources.base import TopicPartition
@@ -60,7 +60,7 @@ class WaitingWindow:
         "_entries",
         "_is_parsed",
         "_partition",
-        "_place",
+        "_reserved",
         "messages",
     )
 
@@ -82,7 +82,7 @@ class WaitingWindow:
         self._arrived = arrived
         self._arrange_again = arrange_again
         self._is_parsed = is_parsed
-        self._place: KeptPlace | None = None
+        self._reserved: ReservedTurn | None = None
         self._causes: dict[int, str] | None = None
 
     async def arrange(self) -> Sequence[WaitingWindow]:
@@ -97,11 +97,11 @@ class WaitingWindow:
         if not self._context.overridden.transform:
             return await self._arrange()
         order = partition.order
-        if order is not None and self._place is None and order.is_any_open(self.messages):
+        if order is not None and self._reserved is None and order.is_any_open(self.messages):
             if len(self.messages) > 1:
                 return self._split()
             turn = functools.partial(self._arrange_again, self)
-            self._place = order.keep_place((self.messages[0], self._entries[0]), turn)
+            self._reserved = order.reserve_turn((self.messages[0], self._entries[0]), turn)
             return ()
         return await self._transform()
 
@@ -118,14 +118,14 @@ class WaitingWindow:
             self._cannot_take(LetterKind.TRANSFORM, error)
         else:
             if not partition.closed and not partition.leaving:
-                start_transformed(self._make_run(started_at), result, self._place)
+                start_transformed(self._make_run(started_at), result, self._reserved)
         return ()
 
-    def _make_run(self, started_at: int) -> WindowRun:
+    def _make_run(self, started_at: int) -> WindowInFlight:
         context = self._context
         context.counters.windows += 1
         times = WindowTimes(context.counters.windows, started_at, time.time_ns() // 1000)
-        return WindowRun(context, self._partition, self.messages, self._entries, self._arrived, times)
+        return WindowInFlight(context, self._partition, self.messages, self._entries, self._arrived, times)
 
     async def _arrange(self) -> Sequence[WaitingWindow]:
         context, partition = self._context, self._partition
@@ -134,7 +134,7 @@ class WaitingWindow:
             # A copy, because the handler may modify its list.
             pending = PendingContext(partition.list_pending_tasks)
             hook = begin_hook(context.handler.arrange, list(self.messages), pending)
-            returned = await call_hook(hook, context.hooks.calls, "arrange", place_of, self.messages)
+            returned = await call_hook(hook, context.hooks.calls, "arrange", span_messages, self.messages)
             tasks = check_returned(check_tasks, "arrange", returned)
         except Exception as error:
             if partition.closed or partition.leaving:
@@ -144,7 +144,7 @@ class WaitingWindow:
             self._cannot_take(LetterKind.ARRANGE, error)
         else:
             if not partition.closed and not partition.leaving:
-                start_tasks(self._make_run(started_at), tasks, self._place)
+                start_tasks(self._make_run(started_at), tasks, self._reserved)
         return ()
 
     def _parse(self) -> bool:
@@ -197,15 +197,15 @@ class WaitingWindow:
         if self._causes is None:
             self._causes = {}
         causes = self._causes
-        if context.brake is not None and order is not None and self._place is None:
-            self._place = order.keep_place((message, entry))
+        if context.brake is not None and order is not None and self._reserved is None:
+            self._reserved = order.reserve_turn((message, entry))
 
         def write() -> None:
             partition.reject(message, entry, kind, text, refused)
             if context.brake is not None:
                 context.brake.ended(partition, message.offset, causes.get(0), is_alone=True)
-            if order is not None and self._place is not None:
-                order.give_up_place(self._place, entry)
+            if order is not None and self._reserved is not None:
+                order.release_turn(self._reserved, entry)
 
         again, offsets = functools.partial(self._arrange_again, self), (message.offset,)
         case = Case(partition, offsets, offsets, causes, (0,), again, write)

@@ -15,22 +15,22 @@ from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.arrangement import Arrangement, Effect, MessageComplete, MessageResolved
 from tidemill.pipeline.checks import find_source_indexes
 from tidemill.pipeline.context import EngineContext
-from tidemill.pipeline.delivery.routing import Origin, Routed
+from tidemill.pipeline.delivery.routing import Origin, RoutedPayload
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.hooks import call_hook
-from tidemill.pipeline.key_order import KeptPlace
+from tidemill.pipeline.key_order import ReservedTurn
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.report import WindowTimes
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskInFlight
 from tidemill.pipeline.windows import failures
 from tidemill.pipeline.windows.hooked import Hooked, call_hook_for, name_hook
 from tidemill.pipeline.windows.runs import deliver_part
-from tidemill.runtime.kafka.source_message import Place, SourceMessage, place_of
-from tidemill.sinks.sending.run import SubmissionRun
+from tidemill.runtime.kafka.source_message import MessageSpan, SourceMessage, span_messages
+from tidemill.sinks.sending.run import DeliveryBatch
 from tidemill.sources.base import TopicPartition
 
 
-class WindowRun:
+class WindowInFlight:
     """An arranged window of messages of one partition.
 
     Args:
@@ -61,10 +61,10 @@ class WindowRun:
         "known",
         "messages",
         "partition",
-        "place",
         "results",
         "runs_of",
         "times",
+        "topic_partition",
     )
 
     def __init__(
@@ -79,29 +79,29 @@ class WindowRun:
         """Prepare; nothing runs before `start`."""
         self.context = context
         self.partition = partition
-        self.place = partition.partition
+        self.topic_partition = partition.partition
         self.messages = messages
         self.entries = entries
         self.arrived = arrived
         self.graph = Arrangement(len(messages))
-        self.runs_of: list[list[TaskRun]] = [[] for _ in messages]
+        self.runs_of: list[list[TaskInFlight]] = [[] for _ in messages]
         self.results: list[ExecutorResult | ExecutorError] = []
         self.times = times
         self.held_for_window = False
         self.causes: dict[int, str] = {}
-        self.known: list[TaskRun] | None = None
-        self.deliveries: SubmissionRun | None = None
+        self.known: list[TaskInFlight] | None = None
+        self.deliveries: DeliveryBatch | None = None
 
-    def start(self, tasks: list[ExecutorTask], place: KeptPlace | None) -> None:
+    def start(self, tasks: list[ExecutorTask], reserved: ReservedTurn | None) -> None:
         """Launch the tasks of the window, each when its turn comes.
 
         Args:
             tasks: The tasks that `arrange` returned.
-            place: The placeholder of the window's only message in the order of its key, if any.
+            reserved: The placeholder of the window's only message in the order of its key, if any.
         """
         self.hold_window()
         indexes_by_offset = {message.offset: index for index, message in enumerate(self.messages)} if tasks else {}
-        runs: list[tuple[TaskRun, Sequence[int]]] = []
+        runs: list[tuple[TaskInFlight, Sequence[int]]] = []
         for task in tasks:
             indexes, ignored = find_source_indexes(task.source_offsets, indexes_by_offset)
             if ignored:
@@ -120,7 +120,7 @@ class WindowRun:
             for run, _ in runs:
                 self.partition.launch(run)
         else:
-            self.partition.order.arranged(list(zip(self.messages, self.entries, strict=True)), runs, place)
+            self.partition.order.arranged(list(zip(self.messages, self.entries, strict=True)), runs, reserved)
         self.apply(effects)
 
     def hold_window(self) -> None:
@@ -129,8 +129,8 @@ class WindowRun:
             self.held_for_window = True
             self.graph.hold(range(len(self.messages)))
 
-    def _make_run(self, task: ExecutorTask) -> TaskRun:
-        run = TaskRun(task, self, self.arrived)
+    def _make_run(self, task: ExecutorTask) -> TaskInFlight:
+        run = TaskInFlight(task, self, self.arrived)
         if task.task_id in self.partition.pending:
             self.context.warn(
                 "a task with this id is already pending; this one runs under an internal key",
@@ -146,14 +146,14 @@ class WindowRun:
         """Its partition: tasks are withdrawn and abandoned with it."""
         return self.partition
 
-    def park(self, run: TaskRun) -> None:
+    def park(self, run: TaskInFlight) -> None:
         """Hold a task until it may start, or leave its messages to the partition's next owner."""
         if self.partition.leaving:
             self.partition.withdraw(self._find_offsets(run))
         else:
             self.partition.park(run)
 
-    def succeeded(self, run: TaskRun, result: ExecutorResult) -> None:
+    def succeeded(self, run: TaskInFlight, result: ExecutorResult) -> None:
         """Handle the result of a task; the task is terminal once its hook has returned."""
         run.result = result
         context = self.context
@@ -166,17 +166,17 @@ class WindowRun:
         else:  # even without a hook in a later turn: a window of precomputed results must not recurse
             context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, run)
 
-    async def _end_task(self, run: TaskRun) -> None:
+    async def _end_task(self, run: TaskInFlight) -> None:
         self._make_terminal(run)
 
-    def failed(self, run: TaskRun, error: ExecutorError) -> None:
+    def failed(self, run: TaskInFlight, error: ExecutorError) -> None:
         """Handle the failure of a task, by `on_error` or by the default."""
         if self.context.overridden.on_error:
             self.context.hooks.submit(self._call_error_hook, run, error)
         else:
             failures.retry_or_fail(self, run, error)
 
-    async def _call_error_hook(self, run: TaskRun, error: ExecutorError) -> None:
+    async def _call_error_hook(self, run: TaskInFlight, error: ExecutorError) -> None:
         if self.partition.closed:
             return
         action = await failures.ask_on_error(self.context, run, error, self.locate)
@@ -192,7 +192,7 @@ class WindowRun:
         else:
             failures.handle_task_failure(self, run, error)
 
-    def _replace(self, run: TaskRun, error: ExecutorError, tasks: list[ExecutorTask]) -> None:
+    def _replace(self, run: TaskInFlight, error: ExecutorError, tasks: list[ExecutorTask]) -> None:
         most = self.context.settings.executor.max_replacements
         if run.generation >= most:
             why = f"on_error has already replaced it {most} times (executor.max_replacements): "
@@ -221,7 +221,7 @@ class WindowRun:
         run.leave_owner()
         self.apply(effects)
 
-    def _give_up(self, run: TaskRun, error: ExecutorError) -> None:
+    def _give_up(self, run: TaskInFlight, error: ExecutorError) -> None:
         """End a task that failed for good."""
         if self.context.recorder is not None:
             self.context.recorder.note_failure("task_failed", run, error)
@@ -231,7 +231,7 @@ class WindowRun:
         self.context.counters.tasks_failed += 1
         self._make_terminal(run)
 
-    def _make_terminal(self, run: TaskRun) -> None:
+    def _make_terminal(self, run: TaskInFlight) -> None:
         self.partition.pending.pop(run.key, None)
         if not self.partition.closed:
             self.apply(self.graph.note_task_done(run))
@@ -245,11 +245,11 @@ class WindowRun:
             return range(len(self.messages))
         return (of,) if isinstance(of, int) else self.graph.find_indexes(of)
 
-    def _find_offsets(self, run: TaskRun) -> list[int]:
+    def _find_offsets(self, run: TaskInFlight) -> list[int]:
         """Return the offsets of the messages that cannot leave the pipeline before a task is done."""
         return [self.messages[index].offset for index in self.find_indexes(None if self.held_for_window else run)]
 
-    def find_task_offsets(self, run: TaskRun) -> Sequence[int]:
+    def find_task_offsets(self, run: TaskInFlight) -> Sequence[int]:
         """Return the offsets of the messages of a task that has no final outcome yet."""
         return [self.messages[index].offset for index in self.graph.find_indexes(run)]
 
@@ -272,7 +272,7 @@ class WindowRun:
         if partition.closed:
             self.deliveries = None
             return
-        if isinstance(of, TaskRun):
+        if isinstance(of, TaskInFlight):
             if routed:
                 of.payloads, indexes = len(routed), self.graph.find_indexes(of)
                 if len(indexes) == 1 < len(self.messages):
@@ -307,13 +307,15 @@ class WindowRun:
         elif of is not None:
             self._make_terminal(of)
 
-    def deliver(self, routed: Sequence[Routed], indexes: Sequence[int], task: ExecutorTask | None, hook: str) -> None:
+    def deliver(
+        self, routed: Sequence[RoutedPayload], indexes: Sequence[int], task: ExecutorTask | None, hook: str
+    ) -> None:
         """Deliver the payloads of a hook; the messages are held until they are settled."""
         self.graph.hold(indexes)
         origin = Origin([self.messages[index] for index in indexes], task, hook=hook)
         self._submit(routed, origin, functools.partial(self._released, indexes, origin))
 
-    def _submit(self, routed: Sequence[Routed], origin: Origin, done: Callable[[], None]) -> None:
+    def _submit(self, routed: Sequence[RoutedPayload], origin: Origin, done: Callable[[], None]) -> None:
         self.context.outbox.submit(routed, origin, done)
         self.partition.submitted(origin.size_bytes)
 
@@ -374,7 +376,7 @@ class WindowRun:
         else:
             self._release_window()
 
-    def _end_window_hook(self, routed: list[Routed]) -> None:
+    def _end_window_hook(self, routed: list[RoutedPayload]) -> None:
         if (brake := self.context.brake) is not None:
             brake.window_ended(self.partition, self.messages[0].offset)
         if routed and not self.partition.closed:
@@ -396,6 +398,6 @@ class WindowRun:
             self.held_for_window = False
             self.apply(self.graph.release(range(len(self.messages))))
 
-    def locate(self, of: Hooked) -> Place:
+    def locate(self, of: Hooked) -> MessageSpan:
         """Return the messages that a hook runs for."""
-        return place_of([self.messages[index] for index in self.find_indexes(of)])
+        return span_messages([self.messages[index] for index in self.find_indexes(of)])

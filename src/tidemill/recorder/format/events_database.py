@@ -69,7 +69,7 @@ class EventsDatabase:
     """Writes the database of a period.
 
     Args:
-        place: The file, which exists and is empty; or the name of a database in memory (`open_memory`).
+        path: The file, which exists and is empty; or the name of a database in memory (`open_memory`).
         group: The consumer group.
         worker: The worker's name.
         started_at_us: When the period began.
@@ -82,7 +82,7 @@ class EventsDatabase:
 
     def __init__(
         self,
-        place: Path | str,
+        path: Path | str,
         group: str,
         worker: str,
         started_at_us: int,
@@ -92,12 +92,12 @@ class EventsDatabase:
     ) -> None:
         """Create the tables."""
         # The writer's thread uses it; it is created and closed by others.
-        if isinstance(place, Path):
-            self._db = sqlite3.connect(place, isolation_level=None, check_same_thread=False, timeout=5.0)
+        if isinstance(path, Path):
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
             self._db.execute("pragma journal_mode = memory")
             self._db.execute("pragma journal_mode = wal")
         else:
-            self._db = sqlite3.connect(place, isolation_level=None, check_same_thread=False, uri=True)
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, uri=True)
         # What a crash of the machine takes is what was not flushed; a crash of this process takes nothing.
         self._db.execute("pragma synchronous = off")
         self._db.executescript(f"begin; {_TABLES} pragma user_version = {VERSION}; commit;")
@@ -153,18 +153,18 @@ class EventsDatabase:
             if not event.error_class:
                 continue
             number = event.data.get("count", 1)
-            place = (
+            path = (
                 self._find_class(escape_surrogates(event.error_class)),
                 event.kind.value,
                 event.at_us // 1_000_000 // COUNT_SECONDS,
             )
-            known = counted.setdefault(place, [0, event.at_us, event.at_us])
+            known = counted.setdefault(path, [0, event.at_us, event.at_us])
             known[0] += number if isinstance(number, int) else 1
             known[1], known[2] = min(known[1], event.at_us), max(known[2], event.at_us)
         self._db.executemany(
             "insert into failures values (?, ?, ?, ?, ?, ?) on conflict do update set count = count + excluded.count, "
             "first_us = min(first_us, excluded.first_us), last_us = max(last_us, excluded.last_us)",
-            [(*place, *count) for place, count in counted.items()],
+            [(*path, *count) for path, count in counted.items()],
         )
 
     def _find_class(self, name: str) -> int:

@@ -16,7 +16,7 @@ class ByteView(Protocol):
     """Bytes of which parts are read: a `FileView`, or a `memoryview` of what is in memory."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, place: slice, /) -> memoryview: ...
+    def __getitem__(self, wanted: slice, /) -> memoryview: ...
 
 
 class FileView:
@@ -43,9 +43,9 @@ class FileView:
         """Return how many bytes there are."""
         return self._size
 
-    def __getitem__(self, place: slice, /) -> memoryview:
+    def __getitem__(self, wanted: slice, /) -> memoryview:
         """Read a part."""
-        start, end, _ = place.indices(self._size)
+        start, end, _ = wanted.indices(self._size)
         parts: list[bytes] = []
         while start < end:
             part = os.pread(self._fd, end - start, start)

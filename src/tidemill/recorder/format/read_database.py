@@ -12,7 +12,7 @@ from tidemill.recorder.format.events_database import VERSION
 from tidemill.recorder.format.file_layout import Period
 
 
-class About(msgspec.Struct, frozen=True):
+class PeriodAbout(msgspec.Struct, frozen=True):
     """What a period is called.
 
     Attributes:
@@ -30,7 +30,7 @@ class About(msgspec.Struct, frozen=True):
     bounded: bool
 
 
-def read_about(db: sqlite3.Connection) -> About | None:
+def read_about(db: sqlite3.Connection) -> PeriodAbout | None:
     """Return what a period is called; None: its process was killed before it said that.
 
     Raises:
@@ -43,7 +43,7 @@ def read_about(db: sqlite3.Connection) -> About | None:
     facts = dict(zip((column[0] for column in found.description), row, strict=True))
     # A recording of a version without bounded runs has no such column.
     bounded = bool(facts.get("bounded"))
-    return About(facts["group"], facts["worker"], facts["started_at_us"], facts["keep_seconds"], bounded)
+    return PeriodAbout(facts["group"], facts["worker"], facts["started_at_us"], facts["keep_seconds"], bounded)
 
 
 def open_database(period: Period) -> sqlite3.Connection:

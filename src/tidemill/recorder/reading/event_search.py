@@ -15,7 +15,7 @@ from tidemill.core.wording import to_one_line
 from tidemill.recorder.format.counts import Counts
 from tidemill.recorder.format.events import EventKind, RecordedEvent
 from tidemill.recorder.format.events_database import COUNT_SECONDS
-from tidemill.recorder.reading.queries import EventQuery, EventRow, FailureGroup
+from tidemill.recorder.reading.queries import EventQuery, FailureGroup, RecordedEventRow
 from tidemill.recorder.reading.segment_store import SegmentStore
 
 _COLUMNS = (
@@ -38,7 +38,7 @@ class FoundEvent(msgspec.Struct, frozen=True):
     """An event, and its sort key."""
 
     key: tuple[int, str, int]
-    row: EventRow
+    row: RecordedEventRow
 
 
 def ask_database(store: SegmentStore, read: Callable[[sqlite3.Connection], None], problems: list[str]) -> None:
@@ -60,7 +60,7 @@ def search_events(
     """Return the newest events that match, at most `limit`."""
     found: list[FoundEvent] = []
     for store in stores:
-        where, values = _make_where(query, after, store.place)
+        where, values = _make_where(query, after, store.location)
         if query.text and query.text.isascii() and len(query.text) >= _TRIGRAM:
             # A text that many events have is found among the newest of them; the index would list all the others first.
             few = _search_recent(store, query, after, limit, problems)
@@ -76,16 +76,16 @@ def _collect(
 ) -> None:
     def read(db: sqlite3.Connection) -> None:
         for row in db.execute(statement, values):
-            event = EventRow(store.recording, _make_event(row))
-            found.append(FoundEvent((-row[0], store.place, -row[-1]), event))
+            event = RecordedEventRow(store.recording, _make_event(row))
+            found.append(FoundEvent((-row[0], store.location, -row[-1]), event))
 
     ask_database(store, read, problems)
 
 
-def find_places(
+def find_positions(
     stores: Iterable[SegmentStore],
     query: EventQuery,
-    places: Iterable[tuple[str, int, int]],
+    positions: Iterable[tuple[str, int, int]],
     until: Key | None,
     problems: list[str],
 ) -> set[tuple[str, int, int]]:
@@ -96,11 +96,11 @@ def find_places(
     for store in stores:
 
         def look(db: sqlite3.Connection, store: SegmentStore = store) -> None:
-            for topic, partition, offset in set(places) - found:
+            for topic, partition, offset in set(positions) - found:
                 here = msgspec.structs.replace(wanted, topic=topic, partition=partition, offset=offset)
-                where, values = _make_where(here, None, store.place)
+                where, values = _make_where(here, None, store.location)
                 for row in db.execute(f"{_SELECT} {where} {_ORDER}", (*values, -1)):
-                    key = (-row[0], store.place, -row[-1])
+                    key = (-row[0], store.location, -row[-1])
                     if (until is None or key <= until) and text in row[7].lower():
                         found.add((topic, partition, offset))
                         break
@@ -119,7 +119,7 @@ def _search_recent(
     store: SegmentStore, query: EventQuery, after: Key | None, limit: int, problems: list[str]
 ) -> list[FoundEvent]:
     """Return the events that match among the newest `_RECENT` that match all but the text."""
-    where, values = _make_where(msgspec.structs.replace(query, text=""), after, store.place)
+    where, values = _make_where(msgspec.structs.replace(query, text=""), after, store.location)
     newest = f"select * from events {where} {_ORDER}"  # noqa: S608
     found: list[FoundEvent] = []
     statement = (
@@ -130,7 +130,7 @@ def _search_recent(
     return found
 
 
-def _make_where(query: EventQuery, after: Key | None, place: str) -> tuple[str, list[Any]]:
+def _make_where(query: EventQuery, after: Key | None, location: str) -> tuple[str, list[Any]]:
     clauses: list[tuple[str, list[Any]]] = []
     for column, wanted in (
         ("topic", query.topic),
@@ -154,7 +154,7 @@ def _make_where(query: EventQuery, after: Key | None, place: str) -> tuple[str, 
     if query.text:
         clauses.append(_match_text(query.text))
     if after is not None:
-        clauses.append(_make_after(after, place))
+        clauses.append(_make_after(after, location))
     where = " and ".join(f"({clause})" for clause, _ in clauses)
     return (f"where {where}" if where else ""), [value for _, values in clauses for value in values]
 
@@ -166,10 +166,10 @@ def _match_text(text: str) -> tuple[str, list[Any]]:
     return "text_id in (select rowid from texts_search where texts_search match ?)", [phrase]
 
 
-def _make_after(after: Key, place: str) -> tuple[str, list[Any]]:
+def _make_after(after: Key, location: str) -> tuple[str, list[Any]]:
     at_us, where, number = -int(after[0]), str(after[1]), -int(after[2])
-    if place != where:
-        return ("at_us <= ?" if place > where else "at_us < ?"), [at_us]
+    if location != where:
+        return ("at_us <= ?" if location > where else "at_us < ?"), [at_us]
     return "at_us < ? or (at_us = ? and events.id < ?)", [at_us, at_us, number]
 
 
@@ -251,8 +251,8 @@ def _read_counts(db: sqlite3.Connection, step: int, since: int, until: int) -> l
 
 
 def _add_point(points: dict[int, Counts], at: int, body: bytes, step_seconds: int) -> None:
-    place = at // step_seconds * step_seconds
-    points.setdefault(place, Counts(place, step_seconds)).add(msgspec.msgpack.decode(body, type=Counts))
+    start = at // step_seconds * step_seconds
+    points.setdefault(start, Counts(start, step_seconds)).add(msgspec.msgpack.decode(body, type=Counts))
 
 
 def find_commit(

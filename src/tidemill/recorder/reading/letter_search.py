@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from tidemill.recorder.format.events import EventKind
 from tidemill.recorder.format.file_layout import name_start
 from tidemill.recorder.reading.event_search import ask_database
-from tidemill.recorder.reading.queries import MessageRow
+from tidemill.recorder.reading.queries import RecordedMessageRow
 from tidemill.recorder.reading.segment_store import DiskStore, SegmentStore
 
 #: SQLite takes only so many values in one statement.
@@ -20,7 +20,9 @@ _MOST_OFFSETS = 500
 _Letter = tuple[str, int, int, int]
 
 
-def find_dead_lettered(stores: Sequence[SegmentStore], rows: Sequence[MessageRow], problems: list[str]) -> list[bool]:
+def find_dead_lettered(
+    stores: Sequence[SegmentStore], rows: Sequence[RecordedMessageRow], problems: list[str]
+) -> list[bool]:
     """Return for each row whether its message left a dead letter.
 
     Args:
@@ -35,7 +37,9 @@ def find_dead_lettered(stores: Sequence[SegmentStore], rows: Sequence[MessageRow
     return [_has_letter(row, letters[row.recording]) for row in rows]
 
 
-def _read_letters(stores: Iterable[SegmentStore], rows: Sequence[MessageRow], problems: list[str]) -> set[_Letter]:
+def _read_letters(
+    stores: Iterable[SegmentStore], rows: Sequence[RecordedMessageRow], problems: list[str]
+) -> set[_Letter]:
     found: set[_Letter] = set()
     if not rows:
         return found
@@ -60,7 +64,7 @@ def _read_letters(stores: Iterable[SegmentStore], rows: Sequence[MessageRow], pr
     return found
 
 
-def _has_letter(row: MessageRow, letters: Iterable[_Letter]) -> bool:
-    place = (row.topic, row.partition, row.offset)
+def _has_letter(row: RecordedMessageRow, letters: Iterable[_Letter]) -> bool:
+    position = (row.topic, row.partition, row.offset)
     first, last = row.consumed_at or 0, row.resolved_at or 0
-    return any(letter[:3] == place and first <= letter[3] <= last for letter in letters)
+    return any(letter[:3] == position and first <= letter[3] <= last for letter in letters)

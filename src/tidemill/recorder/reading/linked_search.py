@@ -18,24 +18,24 @@ from tidemill.core.recorder.cursor import Key
 from tidemill.recorder.format.schema import RowTable
 from tidemill.recorder.reading import event_search
 from tidemill.recorder.reading.queries import EventQuery
-from tidemill.recorder.reading.row_filter import KEY_KINDS, Criteria
-from tidemill.recorder.reading.row_search import Found
+from tidemill.recorder.reading.row_filter import KEY_KINDS, RowCriteria
+from tidemill.recorder.reading.row_search import FoundRow
 from tidemill.recorder.reading.segment_store import SegmentStore
 
-Place: TypeAlias = tuple[str, int, int]
+Position: TypeAlias = tuple[str, int, int]
 Kinds: TypeAlias = tuple[type[int] | type[str], ...]
 
 #: A page looks at this many batches of tasks or errors; then it ends with fewer rows, and a cursor.
 _MAX_BATCHES = 10
 #: Messages are reprocessed now and then: this many rows are expected for each place on average.
-_ROWS_PER_PLACE = 4
+_ROWS_PER_MESSAGE = 4
 
 
-class Link(msgspec.Struct, frozen=True):
+class LinkedRow(msgspec.Struct, frozen=True):
     """A task or an error: its sort key, and the messages it belongs to."""
 
     key: Key
-    places: list[Place]
+    positions: list[Position]
 
 
 class Links(msgspec.Struct, frozen=True):
@@ -48,18 +48,18 @@ class Links(msgspec.Struct, frozen=True):
     """
 
     kinds: Kinds
-    find: Callable[[Key | None, int], Sequence[Link]]
-    find_earlier: Callable[[frozenset[Place], Key], set[Place]]
+    find: Callable[[Key | None, int], Sequence[LinkedRow]]
+    find_earlier: Callable[[frozenset[Position], Key], set[Position]]
 
 
 #: Returns the rows of messages at some places, in order: behind a sort key, if there is one, and at most this many.
-FindRows: TypeAlias = Callable[[frozenset[Place], Key | None, int], list[Found]]
+FindRows: TypeAlias = Callable[[frozenset[Position], Key | None, int], list[FoundRow]]
 #: Searches rows by criteria; returns at most this many, with some columns or all.
-SearchRows: TypeAlias = Callable[[Criteria, int, Sequence[str] | None], list[Found]]
+SearchRows: TypeAlias = Callable[[RowCriteria, int, Sequence[str] | None], list[FoundRow]]
 _NO_LIMIT = 2**31
 
 
-def link_tasks(criteria: Criteria, search: SearchRows) -> Links:
+def link_tasks(criteria: RowCriteria, search: SearchRows) -> Links:
     """Return tasks as links to their messages.
 
     Args:
@@ -68,16 +68,16 @@ def link_tasks(criteria: Criteria, search: SearchRows) -> Links:
     """
     names = ["topic", "partition", "offsets"]
 
-    def find(after: Key | None, limit: int) -> list[Link]:
+    def find(after: Key | None, limit: int) -> list[LinkedRow]:
         found = search(msgspec.structs.replace(criteria, after=after), limit, names)
-        return [Link(each.key, _list_places(each)) for each in found]
+        return [LinkedRow(each.key, _list_positions(each)) for each in found]
 
-    def find_earlier(places: frozenset[Place], until: Key) -> set[Place]:
+    def find_earlier(positions: frozenset[Position], until: Key) -> set[Position]:
         at = -int(until[0])
         since = at or None  # tasks without a time come last of all
-        here = msgspec.structs.replace(criteria, places=places, since_us=since)
+        here = msgspec.structs.replace(criteria, positions=positions, since_us=since)
         found = search(here, _NO_LIMIT, names)
-        return {place for each in found if each.key <= until for place in _list_places(each)}
+        return {position for each in found if each.key <= until for position in _list_positions(each)}
 
     return Links(KEY_KINDS[RowTable.TASKS], find, find_earlier)
 
@@ -91,14 +91,14 @@ def link_events(stores: Sequence[SegmentStore], query: EventQuery, problems: lis
         problems: What cannot be read is added here.
     """
 
-    def find(after: Key | None, limit: int) -> list[Link]:
+    def find(after: Key | None, limit: int) -> list[LinkedRow]:
         return [
-            Link(found.key, [_find_event_place(found)] if found.row.event.offset is not None else [])
+            LinkedRow(found.key, [_find_event_position(found)] if found.row.event.offset is not None else [])
             for found in event_search.search_events(stores, query, after, limit, problems)
         ]
 
-    def find_earlier(places: frozenset[Place], until: Key) -> set[Place]:
-        return event_search.find_places(stores, query, places, until, problems)
+    def find_earlier(positions: frozenset[Position], until: Key) -> set[Position]:
+        return event_search.find_positions(stores, query, positions, until, problems)
 
     return Links(event_search.KEY_KINDS, find, find_earlier)
 
@@ -115,7 +115,7 @@ def list_cursor_kinds(links: Links) -> Kinds:
 
 def find_linked(
     links: Links, find_rows: FindRows, cursor: Key | None, limit: int
-) -> tuple[list[Found], Key | None, list[Key]]:
+) -> tuple[list[FoundRow], Key | None, list[Key]]:
     """Return the rows of a page, the cursor of the next one, and those behind each row; None: there is none.
 
     Args:
@@ -129,7 +129,7 @@ def find_linked(
     over, last = first, first_row
     if cursor is not None:
         over, last = cursor[: len(links.kinds)], cursor[len(links.kinds) :]
-    rows: list[Found] = []
+    rows: list[FoundRow] = []
     keys: list[Key] = []
     for _ in range(_MAX_BATCHES):
         batch = links.find(None if over == first else over, limit + 1)
@@ -151,45 +151,45 @@ def find_linked(
     return rows, (*over, *last), keys
 
 
-def _group(links: Links, batch: Sequence[Link], over: Key | None) -> list[tuple[Key, frozenset[Place]]]:
+def _group(links: Links, batch: Sequence[LinkedRow], over: Key | None) -> list[tuple[Key, frozenset[Position]]]:
     """Return the places of each link that no earlier one leads to."""
-    places = frozenset(place for link in batch for place in link.places)
-    seen = links.find_earlier(places, over) if over is not None and places else set[Place]()
+    positions = frozenset(position for link in batch for position in link.positions)
+    seen = links.find_earlier(positions, over) if over is not None and positions else set[Position]()
     groups = []
     for link in batch:
-        groups.append((link.key, frozenset(link.places) - seen))
-        seen.update(link.places)
+        groups.append((link.key, frozenset(link.positions) - seen))
+        seen.update(link.positions)
     return groups
 
 
 def _find_batch(
-    groups: Sequence[tuple[Key, frozenset[Place]]], find_rows: FindRows, last: Key, limit: int
-) -> list[list[Found]]:
+    groups: Sequence[tuple[Key, frozenset[Position]]], find_rows: FindRows, last: Key, limit: int
+) -> list[list[FoundRow]]:
     """Return the rows of the first groups, of as many as can be read at once; of the first one those behind a key."""
     count = len(groups)
     while count > 1:
-        places = frozenset[Place]().union(*(own for _, own in groups[:count]))
-        most = _ROWS_PER_PLACE * len(places) + 1
-        found = find_rows(places, None, most) if places else []
+        positions = frozenset[Position]().union(*(own for _, own in groups[:count]))
+        most = _ROWS_PER_MESSAGE * len(positions) + 1
+        found = find_rows(positions, None, most) if positions else []
         if len(found) < most:
             break
         count = (count + 1) // 2  # messages that were reprocessed very often
     else:
         return [find_rows(own, last, limit + 1) if own else [] for _, own in groups[:1]]
-    told = [[row for row in found if _find_place(row) in own] for _, own in groups[:count]]
+    told = [[row for row in found if _find_position(row) in own] for _, own in groups[:count]]
     return [[row for row in told[0] if row.key > last], *told[1:]]
 
 
-def _find_place(found: Found) -> Place:
+def _find_position(found: FoundRow) -> Position:
     row = found.row
     return row["topic"], row["partition"], row["offset"]
 
 
-def _list_places(found: Found) -> list[Place]:
+def _list_positions(found: FoundRow) -> list[Position]:
     row = found.row
     return [(row["topic"], row["partition"], offset) for offset in row["offsets"] or ()]
 
 
-def _find_event_place(found: event_search.FoundEvent) -> Place:
+def _find_event_position(found: event_search.FoundEvent) -> Position:
     event = found.row.event
     return event.topic or "", event.partition or 0, event.offset or 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from tidemill.recorder.reading.queries import EventRow, MessageRow, Story, TaskRow, Trace
+from tidemill.recorder.reading.queries import RecordedEventRow, RecordedMessageRow, RecordedTaskRow, Story, Trace
 
 #: How long after it was resolved the commit of a message is looked for.
 COMMIT_SECONDS = 600
@@ -16,9 +16,9 @@ _MILLION = 1_000_000
 
 
 def tell_stories(
-    messages: Sequence[MessageRow],
-    tasks: Sequence[TaskRow],
-    events: Sequence[EventRow],
+    messages: Sequence[RecordedMessageRow],
+    tasks: Sequence[RecordedTaskRow],
+    events: Sequence[RecordedEventRow],
     find_commit: Callable[[int, int], int | None],
     bounded: Collection[str] = (),
 ) -> Trace:
@@ -50,12 +50,12 @@ def tell_stories(
     return Trace(stories, left_events, left_tasks)
 
 
-def _is_task_of(task: TaskRow, row: MessageRow) -> bool:
+def _is_task_of(task: RecordedTaskRow, row: RecordedMessageRow) -> bool:
     if (task.recording, task.engine_id) != (row.recording, row.engine_id):
         return False
     at = task.queued_at or task.started_at or task.ended_at or 0
     return (row.consumed_at or 0) <= at <= (row.resolved_at or 0)
 
 
-def _is_event_of(event: EventRow, row: MessageRow) -> bool:
+def _is_event_of(event: RecordedEventRow, row: RecordedMessageRow) -> bool:
     return event.recording == row.recording and event.event.at_us <= (row.resolved_at or 0)

@@ -85,7 +85,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     worker: str | None = None
 
 
-class MessageRow(msgspec.Struct, frozen=True):
+class RecordedMessageRow(msgspec.Struct, frozen=True):
     """A finished message; see `schema.messages_schema`.
 
     Attributes:
@@ -115,7 +115,7 @@ class MessageRow(msgspec.Struct, frozen=True):
     error: str | None
 
 
-class TaskRow(msgspec.Struct, frozen=True):
+class RecordedTaskRow(msgspec.Struct, frozen=True):
     """A task that ran; see `schema.tasks_schema`."""
 
     recording: str
@@ -144,7 +144,7 @@ class TaskRow(msgspec.Struct, frozen=True):
     stdin: bytes | None = None
 
 
-class EventRow(msgspec.Struct, frozen=True):
+class RecordedEventRow(msgspec.Struct, frozen=True):
     """An event, and whose it is."""
 
     recording: str
@@ -162,7 +162,7 @@ class MessagePage(msgspec.Struct, frozen=True):
         name: What the query is called in cursors.
     """
 
-    rows: list[MessageRow]
+    rows: list[RecordedMessageRow]
     cursor: str | None = None
     problems: list[str] = []
     keys: list[Key] = []
@@ -172,7 +172,7 @@ class MessagePage(msgspec.Struct, frozen=True):
 class TaskPage(msgspec.Struct, frozen=True):
     """Tasks, those that ended last first; see `MessagePage`."""
 
-    rows: list[TaskRow]
+    rows: list[RecordedTaskRow]
     cursor: str | None = None
     problems: list[str] = []
     keys: list[Key] = []
@@ -187,7 +187,7 @@ def list_cursors(page: MessagePage | TaskPage) -> list[str]:
 class EventPage(msgspec.Struct, frozen=True):
     """Events, the newest first; see `MessagePage`."""
 
-    rows: list[EventRow]
+    rows: list[RecordedEventRow]
     cursor: str | None = None
     problems: list[str] = []
 
@@ -211,7 +211,7 @@ class FailureGroup(msgspec.Struct, frozen=True):
     first_us: int
     last_us: int
     minutes: list[tuple[int, int]]
-    example: EventRow | None = None
+    example: RecordedEventRow | None = None
 
 
 class FailureList(msgspec.Struct, frozen=True):
@@ -282,9 +282,9 @@ class Story(msgspec.Struct, frozen=True):
         bounded: Whether that was in a bounded run, which commits nothing.
     """
 
-    message: MessageRow
-    tasks: list[TaskRow] = []
-    events: list[EventRow] = []
+    message: RecordedMessageRow
+    tasks: list[RecordedTaskRow] = []
+    events: list[RecordedEventRow] = []
     committed_us: int | None = None
     committed_exactly: bool = False
     bounded: bool = False
@@ -318,8 +318,8 @@ class Trace(msgspec.Struct, frozen=True):
     """
 
     stories: list[Story]
-    events: list[EventRow] = []
-    tasks: list[TaskRow] = []
+    events: list[RecordedEventRow] = []
+    tasks: list[RecordedTaskRow] = []
     kept_from_us: int | None = None
     kept_to_us: int | None = None
     problems: list[str] = []

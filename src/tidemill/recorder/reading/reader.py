@@ -20,27 +20,27 @@ from tidemill.recorder.format.file_layout import Period, identify_folder, list_p
 from tidemill.recorder.format.schema import MAX_KEY_BYTES, RowTable
 from tidemill.recorder.kept_memory import release_memory
 from tidemill.recorder.reading import event_search, letter_search, row_search
-from tidemill.recorder.reading.linked_search import Place, find_linked, link_events, link_tasks, list_cursor_kinds
+from tidemill.recorder.reading.linked_search import Position, find_linked, link_events, link_tasks, list_cursor_kinds
 from tidemill.recorder.reading.message_trace import tell_stories
 from tidemill.recorder.reading.queries import (
     CountSeries,
     EventPage,
     EventQuery,
-    EventRow,
     FailureList,
     MessagePage,
     MessageQuery,
-    MessageRow,
+    RecordedEventRow,
+    RecordedMessageRow,
+    RecordedTaskRow,
     RecordingInfo,
     TaskPage,
     TaskQuery,
-    TaskRow,
     Trace,
 )
 from tidemill.recorder.reading.recording_info import describe_recording, find_span
-from tidemill.recorder.reading.row_filter import KEY_KINDS, Criteria
-from tidemill.recorder.reading.row_search import Found
-from tidemill.recorder.reading.runs import Run, RunChoice, RunFilter, RunNames, list_runs
+from tidemill.recorder.reading.row_filter import KEY_KINDS, RowCriteria
+from tidemill.recorder.reading.row_search import FoundRow
+from tidemill.recorder.reading.runs import RunChoice, RunFilter, RunNames, StoredRun, list_runs
 from tidemill.recorder.reading.segment_store import DiskStore, MemoryStore, SegmentStore, StoreCache
 from tidemill.recorder.writing.memory_recording import MemoryRecording
 
@@ -48,7 +48,7 @@ _MILLION = 1_000_000
 _ALL = RunFilter()
 #: Groups of failures in an answer: each needs questions of its own to every database.
 MAX_GROUPS = 500
-RowT = TypeVar("RowT", MessageRow, TaskRow)
+RowT = TypeVar("RowT", RecordedMessageRow, RecordedTaskRow)
 
 
 class Reader:
@@ -105,9 +105,11 @@ class Reader:
         criteria = _message_criteria(query)
         found, following, problems = self._search(criteria, "messages", query, cursor, limit)
         keys = [each.key for each in found]
-        return MessagePage(_to_rows(found, MessageRow), following, problems, keys, _name_query("messages", query))
+        return MessagePage(
+            _to_rows(found, RecordedMessageRow), following, problems, keys, _name_query("messages", query)
+        )
 
-    def find_dead_lettered(self, rows: Sequence[MessageRow]) -> list[bool]:
+    def find_dead_lettered(self, rows: Sequence[RecordedMessageRow]) -> list[bool]:
         """Return for each row whether its message left a dead letter, although its tasks ended well."""
         return letter_search.find_dead_lettered(self._list_stores(), rows, []) if rows else []
 
@@ -120,16 +122,16 @@ class Reader:
         criteria = _task_criteria(query)
         found, following, problems = self._search(criteria, "tasks", query, cursor, limit)
         keys = [each.key for each in found]
-        return TaskPage(_to_rows(found, TaskRow), following, problems, keys, _name_query("tasks", query))
+        return TaskPage(_to_rows(found, RecordedTaskRow), following, problems, keys, _name_query("tasks", query))
 
     def _search(
         self,
-        criteria: Criteria,
+        criteria: RowCriteria,
         what: str,
         query: MessageQuery | TaskQuery,
         cursor: str | None,
         limit: int,
-    ) -> tuple[list[Found], str | None, list[str]]:
+    ) -> tuple[list[FoundRow], str | None, list[str]]:
         text = _name_query(what, query)
         if cursor is not None:
             after = decode_cursor(cursor, text, KEY_KINDS[criteria.table])
@@ -148,15 +150,19 @@ class Reader:
         wanted = _message_criteria(query)
         errors = EventQuery(topic=query.topic, partition=query.partition, offset=query.offset, text=query.error)
 
-        def search(criteria: Criteria, most: int, names: Sequence[str] | None) -> list[Found]:
+        def search(criteria: RowCriteria, most: int, names: Sequence[str] | None) -> list[FoundRow]:
             with self._lock:
                 segments = row_search.list_segments(stores, criteria.table, problems)
                 return row_search.search(segments, criteria, most, problems, names)
 
-        def find_rows(places: frozenset[Place], after: Key | None, most: int) -> list[Found]:
+        def find_rows(positions: frozenset[Position], after: Key | None, most: int) -> list[FoundRow]:
             if by_task and query.error:
-                places = frozenset(event_search.find_places(stores, errors, places, None, problems))
-            return search(msgspec.structs.replace(wanted, places=places, after=after), most, None) if places else []
+                positions = frozenset(event_search.find_positions(stores, errors, positions, None, problems))
+            return (
+                search(msgspec.structs.replace(wanted, positions=positions, after=after), most, None)
+                if positions
+                else []
+            )
 
         by_task = query.task_id is not None or query.label is not None
         links = link_tasks(_task_criteria(query), search) if by_task else link_events(stores, errors, problems)
@@ -165,7 +171,7 @@ class Reader:
         found, following, keys = find_linked(links, find_rows, begin, limit)
         release_memory()
         after = None if following is None else encode_cursor(text, following)
-        return MessagePage(_to_rows(found, MessageRow), after, list(dict.fromkeys(problems)), keys, text)
+        return MessagePage(_to_rows(found, RecordedMessageRow), after, list(dict.fromkeys(problems)), keys, text)
 
     def find_events(self, query: EventQuery, cursor: str | None = None, limit: int = 100) -> EventPage:
         """Return events, the newest first; see `find_messages`.
@@ -203,7 +209,9 @@ class Reader:
         ]
         return FailureList(groups, more, list(dict.fromkeys(problems)))
 
-    def _find_example(self, stores: Sequence[SegmentStore], error_class: str, problems: list[str]) -> EventRow | None:
+    def _find_example(
+        self, stores: Sequence[SegmentStore], error_class: str, problems: list[str]
+    ) -> RecordedEventRow | None:
         for store in stores:
             found = event_search.search_events([store], EventQuery(error_class=error_class), None, 1, problems)
             if found:
@@ -265,8 +273,8 @@ class Reader:
         )
 
     def _find_task_events(
-        self, stores: Sequence[SegmentStore], topic: str, partition: int, offset: int, tasks: Sequence[TaskRow]
-    ) -> list[EventRow]:
+        self, stores: Sequence[SegmentStore], topic: str, partition: int, offset: int, tasks: Sequence[RecordedTaskRow]
+    ) -> list[RecordedEventRow]:
         """Return the events of a message's tasks that name another message, the first one of the task."""
         messages: dict[tuple[str, str], set[int]] = {}
         for task in tasks:
@@ -290,7 +298,7 @@ class Reader:
         with self._lock:
             return find_span(self._list_stores())
 
-    def list_runs(self) -> list[Run]:
+    def list_runs(self) -> list[StoredRun]:
         """Return the runs that have recordings: those that are being written first, then the newest first."""
         return list_runs(self._list_stores(), self._names)
 
@@ -307,7 +315,7 @@ class Reader:
             return [describe_recording(store) for store in self._list_stores(runs)]
 
 
-def _drop_same_letters(rows: Sequence[EventRow]) -> list[EventRow]:
+def _drop_same_letters(rows: Sequence[RecordedEventRow]) -> list[RecordedEventRow]:
     """Leave out that a letter was written where that is there already: each of its messages has an event."""
     letters: set[tuple[str, object]] = set()
     kept = []
@@ -325,8 +333,8 @@ def split_label(label: str) -> tuple[str, str]:
     return name, value
 
 
-def _message_criteria(query: MessageQuery) -> Criteria:
-    return Criteria(
+def _message_criteria(query: MessageQuery) -> RowCriteria:
+    return RowCriteria(
         table=RowTable.MESSAGES,
         topic=query.topic,
         partition=query.partition,
@@ -340,9 +348,9 @@ def _message_criteria(query: MessageQuery) -> Criteria:
     )
 
 
-def _task_criteria(query: TaskQuery | MessageQuery) -> Criteria:
+def _task_criteria(query: TaskQuery | MessageQuery) -> RowCriteria:
     """Return which tasks; for messages, which of theirs: what is asked of the messages themselves is not."""
-    criteria = Criteria(
+    criteria = RowCriteria(
         table=RowTable.TASKS,
         topic=query.topic,
         partition=query.partition,
@@ -366,7 +374,7 @@ def _to_us(seconds: float | None) -> int | None:
     return None if seconds is None else int(seconds * _MILLION)
 
 
-def _to_rows(found: Sequence[Found], kind: type[RowT]) -> list[RowT]:
+def _to_rows(found: Sequence[FoundRow], kind: type[RowT]) -> list[RowT]:
     names = kind.__struct_fields__
     rows = []
     for each in found:

@@ -49,11 +49,11 @@ KEY_KINDS: dict[RowTable, tuple[type[int] | type[str], ...]] = {
 }
 
 
-class Criteria(msgspec.Struct, frozen=True, kw_only=True):
+class RowCriteria(msgspec.Struct, frozen=True, kw_only=True):
     """Which rows; what is None or empty matches all. Times and durations are microseconds.
 
     Attributes:
-        places: Topics, partitions and offsets of messages, instead of one; a task matches by any of its messages.
+        positions: Topics, partitions and offsets of messages, instead of one; a task matches by any of its messages.
         after: The sort key of the row before the first one.
     """
 
@@ -69,7 +69,7 @@ class Criteria(msgspec.Struct, frozen=True, kw_only=True):
     max_us: int | None = None
     since_us: int | None = None
     until_us: int | None = None
-    places: frozenset[tuple[str, int, int]] = frozenset()
+    positions: frozenset[tuple[str, int, int]] = frozenset()
     after: Key | None = None
 
     def may_be_in(self, summary: SegmentSummary) -> bool:
@@ -84,8 +84,8 @@ class Criteria(msgspec.Struct, frozen=True, kw_only=True):
             return False
         if self.kinds and not any(kind in summary.kinds for kind in self.kinds):
             return False
-        if self.places:
-            grouped = group_places(self.places)
+        if self.positions:
+            grouped = group_positions(self.positions)
             return any(
                 has_between(grouped.get((span.topic, span.partition), []), span.first, span.last)
                 for span in summary.spans
@@ -94,21 +94,21 @@ class Criteria(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.lru_cache(maxsize=16)
-def group_places(places: frozenset[tuple[str, int, int]]) -> dict[tuple[str, int], list[int]]:
+def group_positions(positions: frozenset[tuple[str, int, int]]) -> dict[tuple[str, int], list[int]]:
     """Return the offsets of each partition, in order."""
     grouped: dict[tuple[str, int], list[int]] = {}
-    for topic, partition, offset in sorted(places):
+    for topic, partition, offset in sorted(positions):
         grouped.setdefault((topic, partition), []).append(offset)
     return grouped
 
 
 def has_between(offsets: Sequence[int], first: int, last: int) -> bool:
     """Tell whether one of some offsets, which are in order, is in a range."""
-    place = bisect.bisect_left(offsets, first)
-    return place < len(offsets) and offsets[place] <= last
+    index = bisect.bisect_left(offsets, first)
+    return index < len(offsets) and offsets[index] <= last
 
 
-def list_columns(criteria: Criteria) -> list[str]:
+def list_columns(criteria: RowCriteria) -> list[str]:
     """Return the columns that decide whether a row is in the answer."""
     columns = COLUMNS[criteria.table]
     names = [columns.at]
@@ -117,7 +117,7 @@ def list_columns(criteria: Criteria) -> list[str]:
     names += ["topic"] if criteria.topic is not None else []
     names += ["partition"] if criteria.partition is not None else []
     names += ["task_id"] if criteria.task_id is not None else []
-    if criteria.places:
+    if criteria.positions:
         names += ["topic", "partition", "offset" if criteria.table is RowTable.MESSAGES else "offsets"]
     names += [columns.first, columns.last] if criteria.offset is not None else []
     names += ["key"] if criteria.key is not None else []
@@ -127,7 +127,7 @@ def list_columns(criteria: Criteria) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def match_rows(table: pa.Table, criteria: Criteria) -> pa.ChunkedArray | None:
+def match_rows(table: pa.Table, criteria: RowCriteria) -> pa.ChunkedArray | None:
     """Return which rows match; None: all."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -156,8 +156,8 @@ def match_rows(table: pa.Table, criteria: Criteria) -> pa.ChunkedArray | None:
             masks.append(pc.less_equal(took, criteria.max_us))
     if criteria.label is not None:
         masks.append(_has_entry(table["labels"], *criteria.label))
-    if criteria.places:
-        masks.append(_match_places(table, criteria))
+    if criteria.positions:
+        masks.append(_match_positions(table, criteria))
     if criteria.offset is not None:
         masks.append(pc.less_equal(table[columns.first], criteria.offset))
         masks.append(pc.greater_equal(table[columns.last], criteria.offset))
@@ -166,13 +166,13 @@ def match_rows(table: pa.Table, criteria: Criteria) -> pa.ChunkedArray | None:
     return pc.fill_null(functools.reduce(pc.and_kleene, masks), False) if masks else None
 
 
-def _match_places(table: pa.Table, criteria: Criteria) -> Any:
+def _match_positions(table: pa.Table, criteria: RowCriteria) -> Any:
     """Return which rows are of some messages; these are few, and in few partitions."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     masks = []
-    for (topic, partition), offsets in group_places(criteria.places).items():
+    for (topic, partition), offsets in group_positions(criteria.positions).items():
         here = pc.and_(pc.equal(table["topic"], topic), pc.equal(table["partition"], partition))
         wanted = pa.array(offsets, pa.int64())
         if criteria.table is RowTable.MESSAGES:

@@ -20,8 +20,8 @@ from tidemill.recorder.format.summary import SegmentSummary
 from tidemill.recorder.reading.row_filter import (
     COLUMNS,
     WORDS,
-    Criteria,
-    group_places,
+    RowCriteria,
+    group_positions,
     has_between,
     is_after,
     list_columns,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundRow(msgspec.Struct, frozen=True):
     """A row, and its sort key."""
 
     key: tuple[Any, ...]
@@ -50,7 +50,7 @@ class Segment(msgspec.Struct, frozen=True):
     summary: SegmentSummary | None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """What it is called in problems."""
         return f"{self.store.recording}: {self.name.stem}"
 
@@ -100,11 +100,11 @@ def _show_time(at_us: int) -> str:
 
 def search(
     segments: Sequence[Segment],
-    criteria: Criteria,
+    criteria: RowCriteria,
     limit: int,
     problems: list[str],
     names: Sequence[str] | None = None,
-) -> list[Found]:
+) -> list[FoundRow]:
     """Return the newest rows that match, at most `limit`.
 
     Args:
@@ -117,7 +117,7 @@ def search(
     if names is not None:
         columns = COLUMNS[criteria.table]
         names = list(dict.fromkeys([columns.at, *columns.ties, *names]))
-    found: list[Found] = []
+    found: list[FoundRow] = []
     for segment in segments:
         summary = segment.summary
         if summary is not None:
@@ -131,13 +131,13 @@ def search(
         except FileNotFoundError:
             continue
         except READ_ERRORS as error:
-            problems.append(f"{segment.place} is damaged and was skipped: {to_one_line(str(error))}")
+            problems.append(f"{segment.location} is damaged and was skipped: {to_one_line(str(error))}")
     return found
 
 
 def _search_segment(
-    segment: Segment, criteria: Criteria, limit: int, problems: list[str], names: Sequence[str] | None
-) -> list[Found]:
+    segment: Segment, criteria: RowCriteria, limit: int, problems: list[str], names: Sequence[str] | None
+) -> list[FoundRow]:
     if segment.summary is not None:
         return _search_sealed(segment.store, segment.name, criteria, limit, names)
     try:
@@ -146,8 +146,8 @@ def _search_segment(
         name = SegmentName(segment.name.number, segment.name.table, sealed=True)
         return _search_sealed(segment.store, name, criteria, limit, names)
     if problem:
-        problems.append(f"{segment.place} is damaged; the rest of it was skipped: {to_one_line(problem)}")
-    found: list[Found] = []
+        problems.append(f"{segment.location} is damaged; the rest of it was skipped: {to_one_line(problem)}")
+    found: list[FoundRow] = []
     for part in parts:
         if criteria.may_be_in(part.summary):
             rows = _choose(part.read(list_columns(criteria)), criteria, limit)
@@ -157,8 +157,8 @@ def _search_segment(
 
 
 def _search_sealed(
-    store: SegmentStore, name: SegmentName, criteria: Criteria, limit: int, names: Sequence[str] | None
-) -> list[Found]:
+    store: SegmentStore, name: SegmentName, criteria: RowCriteria, limit: int, names: Sequence[str] | None
+) -> list[FoundRow]:
     groups = _find_groups(store, name, criteria)
     if groups is not None and not groups:
         return []
@@ -169,8 +169,8 @@ def _search_sealed(
     rows = _choose(_read(file, groups, list_columns(criteria)), criteria, limit)
     if not len(rows):
         return []
-    needed, places = _locate(file, groups, rows.to_pylist())
-    return _finish(_read(file, needed, names).take(places), criteria, store.recording, limit)
+    needed, positions = _locate(file, groups, rows.to_pylist())
+    return _finish(_read(file, needed, names).take(positions), criteria, store.recording, limit)
 
 
 def _read(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str] | None) -> pa.Table:
@@ -182,7 +182,7 @@ def _read(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str] | 
         raise DamagedSegmentError(str(error)) from error
 
 
-def _find_groups(store: SegmentStore, name: SegmentName, criteria: Criteria) -> list[int] | None:
+def _find_groups(store: SegmentStore, name: SegmentName, criteria: RowCriteria) -> list[int] | None:
     """Return the row groups that may match by an index; None: no index says."""
     groups: set[int] | None = None
     values = {
@@ -197,16 +197,16 @@ def _find_groups(store: SegmentStore, name: SegmentName, criteria: Criteria) -> 
     return None if groups is None else sorted(groups)
 
 
-def _may_have_offset(file: pq.ParquetFile, group: int, criteria: Criteria) -> bool:
+def _may_have_offset(file: pq.ParquetFile, group: int, criteria: RowCriteria) -> bool:
     """Tell by its statistics whether a row group may have the offsets; rows are sorted by them."""
-    columns, names = COLUMNS[criteria.table], _column_places(file)
+    columns, names = COLUMNS[criteria.table], _number_columns(file)
     about = file.metadata.row_group(group)
     partitions = _find_range(about, names["partition"], names["partition"])
     offsets = _find_range(about, names[columns.first], names[columns.last])
-    if criteria.places:
+    if criteria.positions:
         return any(
             partitions[0] <= partition <= partitions[1] and has_between(wanted, *offsets)
-            for (_, partition), wanted in group_places(criteria.places).items()
+            for (_, partition), wanted in group_positions(criteria.positions).items()
         )
     return all(
         wanted is None or low <= wanted <= high
@@ -222,12 +222,12 @@ def _find_range(about: Any, first: int, last: int) -> tuple[int, int]:
     return low.min, high.max
 
 
-def _column_places(file: pq.ParquetFile) -> dict[str, int]:
+def _number_columns(file: pq.ParquetFile) -> dict[str, int]:
     about = file.metadata.row_group(0)
-    return {about.column(place).path_in_schema: place for place in range(about.num_columns)}
+    return {about.column(number).path_in_schema: number for number in range(about.num_columns)}
 
 
-def _choose(table: pa.Table, criteria: Criteria, limit: int) -> pa.Array:
+def _choose(table: pa.Table, criteria: RowCriteria, limit: int) -> pa.Array:
     """Return the numbers of the rows that may be among the newest that match: by time alone, which is quick.
 
     There are more than `limit` where several rows have the time of the last one, or that of the cursor.
@@ -259,14 +259,14 @@ def _find_threshold(times: pa.Array, limit: int) -> int:
     return int(pc.min(newest).as_py())
 
 
-def _finish(table: pa.Table, criteria: Criteria, recording: str, limit: int) -> list[Found]:
+def _finish(table: pa.Table, criteria: RowCriteria, recording: str, limit: int) -> list[FoundRow]:
     """Return the first of some rows, in order."""
     import pyarrow.compute as pc
 
     columns = COLUMNS[criteria.table]
     keys = table.select([columns.at, *columns.ties])
-    for place, name in enumerate(keys.column_names):
-        keys = keys.set_column(place, name, keys[name].cast("string") if name in WORDS[criteria.table] else keys[name])
+    for number, name in enumerate(keys.column_names):
+        keys = keys.set_column(number, name, keys[name].cast("string") if name in WORDS[criteria.table] else keys[name])
     keys = keys.set_column(0, columns.at, pc.coalesce(keys[columns.at], 0))
     if criteria.after is not None:
         later = is_after(keys, criteria.after, recording, columns)
@@ -277,7 +277,7 @@ def _finish(table: pa.Table, criteria: Criteria, recording: str, limit: int) -> 
     for row in table.take(first).to_pylist():
         row["recording"] = recording
         key = (-(row[columns.at] or 0), recording, *(row[name] for name in columns.ties))
-        found.append(Found(key, row))
+        found.append(FoundRow(key, row))
     return found
 
 
@@ -291,10 +291,10 @@ def _locate(file: pq.ParquetFile, groups: Sequence[int], rows: Sequence[int]) ->
         starts[group] = range(start, start + size)
         start += size
     needed = [group for group in groups if any(row in starts[group] for row in rows)]
-    places, start = {}, 0
+    positions, start = {}, 0
     for group in needed:
         for row in rows:
             if row in starts[group]:
-                places[row] = start + row - starts[group].start
+                positions[row] = start + row - starts[group].start
         start += len(starts[group])
-    return needed, pa.array([places[row] for row in rows], pa.int64())
+    return needed, pa.array([positions[row] for row in rows], pa.int64())

@@ -44,7 +44,7 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None = None
 
 
-class Run(msgspec.Struct, frozen=True):
+class StoredRun(msgspec.Struct, frozen=True):
     """A worker's recordings.
 
     Attributes:
@@ -110,7 +110,7 @@ class RunNames:
         ]
 
 
-def list_runs(stores: Sequence[SegmentStore], names: RunNames) -> list[Run]:
+def list_runs(stores: Sequence[SegmentStore], names: RunNames) -> list[StoredRun]:
     """Return the runs of some stores: those that are being written first, then the newest first."""
     periods: dict[str, list[SegmentStore]] = {}
     for store in stores:
@@ -119,7 +119,7 @@ def list_runs(stores: Sequence[SegmentStore], names: RunNames) -> list[Run]:
     return sorted(runs, key=lambda run: (not run.live, -run.written_us, run.recording))
 
 
-def _describe(recording: str, stores: Sequence[SegmentStore], names: RunNames) -> Run:
+def _describe(recording: str, stores: Sequence[SegmentStore], names: RunNames) -> StoredRun:
     """Return a run; its stores are the newest first."""
     name = names.find(stores[0])
     started: list[int] = []
@@ -131,7 +131,7 @@ def _describe(recording: str, stores: Sequence[SegmentStore], names: RunNames) -
     ask_database(stores[0], read, [])
     first = started[0] if started else 0
     if not isinstance(stores[0], DiskStore):
-        return Run(recording, name.group, name.worker, first, first, live=True, periods=len(stores))
+        return StoredRun(recording, name.group, name.worker, first, first, live=True, periods=len(stores))
     written = first
     period = stores[0].period
     for path in (period.database, period.folder):
@@ -139,7 +139,7 @@ def _describe(recording: str, stores: Sequence[SegmentStore], names: RunNames) -
             written = max(written, int(path.lstat().st_mtime * _MILLION))
     # Two processes of one name may write beside each other.
     live = any(isinstance(store, DiskStore) and store.period.is_live() for store in stores[:2])
-    return Run(recording, name.group, name.worker, first, written, live, len(stores), name.bounded)
+    return StoredRun(recording, name.group, name.worker, first, written, live, len(stores), name.bounded)
 
 
 def _read_names(store: SegmentStore) -> RunName:

@@ -72,7 +72,7 @@ class SegmentStore(Protocol):
         """The name of its worker's folder."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The name of its worker's folder and that of the period: no other store has it."""
 
     def list_segments(self) -> list[SegmentName]:
@@ -127,7 +127,7 @@ class DiskStore:
         return self.period.worker_folder.name
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """See `SegmentStore`."""
         return f"{self.recording}/{self.period.name}"
 
@@ -200,7 +200,7 @@ class MemoryStore:
         return self._recording
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """See `SegmentStore`."""
         return f"{self.recording}/"
 

@@ -47,9 +47,9 @@ def find_traces(reader: Reader, query: MessageQuery) -> Traces:
     else:
         page = reader.find_messages(query, limit=MOST)
         page_problems = page.problems
-        places = dict.fromkeys((row.topic, row.partition, row.offset) for row in page.rows)
-        traces = [reader.trace(*each) for each in list(places)[:MOST]]
-        more = page.cursor is not None or len(places) > MOST
+        positions = dict.fromkeys((row.topic, row.partition, row.offset) for row in page.rows)
+        traces = [reader.trace(*each) for each in list(positions)[:MOST]]
+        more = page.cursor is not None or len(positions) > MOST
     problems = dict.fromkeys([*page_problems, *(problem for trace in traces for problem in trace.problems)])
     found = [trace for trace in traces if trace.stories or trace.events or trace.tasks]
     return Traces(found, more, first, last, list(problems))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from tidemill.core.recorder.retention import Limits, PeriodSize, Removal, SegmentSize, choose_removal
+from tidemill.core.recorder.retention import PeriodSize, RetentionLimits, RetentionRemoval, SegmentSize, choose_removal
 from tidemill.recorder.format.file_layout import Period, list_periods, list_worker_folders
 from tidemill.recorder.format.read_database import open_database
 from tidemill.runtime.files.lock import HeldError
@@ -24,13 +24,13 @@ log = structlog.get_logger(__name__)
 
 def clean_worker(
     folder: Path,
-    limits: Limits,
+    limits: RetentionLimits,
     current: Period,
     current_bytes: int,
     current_events: int,
     segments: Sequence[SegmentSize],
     now: float,
-) -> Removal:
+) -> RetentionRemoval:
     """Remove what a worker has beyond its limits.
 
     Args:

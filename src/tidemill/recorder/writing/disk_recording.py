@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tidemill.config.debug_settings import DebugSettings
-from tidemill.core.recorder.retention import Limits, SegmentSize
+from tidemill.core.recorder.retention import RetentionLimits, SegmentSize
 from tidemill.core.recorder.sealing import SealPolicy, is_period_over
 from tidemill.recorder.format.events import RecordedEvent
 from tidemill.recorder.format.events_database import EventsDatabase
@@ -144,7 +144,7 @@ class DiskRecording:
         return f"{self._period.name.removesuffix(f'-{self._period.started}')}-live.db"
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it is, for people."""
         return str(self._folder)
 
@@ -306,7 +306,9 @@ class DiskRecording:
     def _clean(self) -> None:
         self._cleaned = time.monotonic()
         settings = self._settings
-        limits = Limits(settings.retention_hours * 3600, settings.retention_max_bytes, settings.retention_max_events)
+        limits = RetentionLimits(
+            settings.retention_hours * 3600, settings.retention_max_bytes, settings.retention_max_events
+        )
         removal = clean_worker(
             self._folder, limits, self._period, self.size_bytes, self.database.events, self._sealed, time.time()
         )

@@ -46,7 +46,7 @@ class MemoryRecording:
         max_bytes: How much is kept.
     """
 
-    place = "memory"
+    location = "memory"
 
     def __init__(
         self,

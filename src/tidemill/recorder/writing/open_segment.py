@@ -122,8 +122,8 @@ class _WrittenBytes:
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, place: slice, /) -> memoryview:
-        start, end, _ = place.indices(self._size)
+    def __getitem__(self, wanted: slice, /) -> memoryview:
+        start, end, _ = wanted.indices(self._size)
         data = os.pread(self._fd, end - start, start)
         if len(data) < end - start:
             raise OSError("the file is shorter than it was")

@@ -33,7 +33,7 @@ def sample_progress(read_progress: Callable[[], EngineProgress | None]) -> Sampl
     return sample
 
 
-class Sampler:
+class ProcessSampler:
     """Looks at what is running once a second.
 
     Args:

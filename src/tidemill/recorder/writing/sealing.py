@@ -96,8 +96,8 @@ def _add_bounds(batch: pa.RecordBatch) -> pa.RecordBatch:
         only = lists.flatten()
         return batch.append_column("first_offset", only).append_column("last_offset", only)
     pairs = [(min(offsets), max(offsets)) if offsets else (-1, -1) for offsets in batch["offsets"].to_pylist()]
-    for name, place in (("first_offset", 0), ("last_offset", 1)):
-        batch = batch.append_column(name, pa.array([pair[place] for pair in pairs], pa.int64()))
+    for name, index in (("first_offset", 0), ("last_offset", 1)):
+        batch = batch.append_column(name, pa.array([pair[index] for pair in pairs], pa.int64()))
     return batch
 
 

@@ -28,7 +28,7 @@ from tidemill.recorder.format.schema import RowTable, decode_rows
 from tidemill.recorder.kept_memory import use_system_memory
 from tidemill.recorder.writing.disk_recording import DiskRecording
 from tidemill.recorder.writing.memory_recording import MemoryRecording
-from tidemill.recorder.writing.sampling import Sample, Sampler, sample_progress
+from tidemill.recorder.writing.sampling import ProcessSampler, Sample, sample_progress
 from tidemill.runtime.link.progress import EngineProgress
 from tidemill.runtime.log.setup import throttle
 
@@ -51,13 +51,13 @@ LOG_SECONDS = 60.0
 END_SECONDS = 1.5
 
 
-class Recording(Protocol):
+class RecordingTarget(Protocol):
     """Where a writer writes: `DiskRecording` or `MemoryRecording`; it may raise `OSError` and `sqlite3.Error`."""
 
     database: EventsDatabase
 
     @property
-    def place(self) -> str: ...
+    def location(self) -> str: ...
     def seal_leftovers(self) -> None: ...
     def seal_full(self) -> None: ...
     def append(self, table: RowTable, frames: Sequence[tuple[FrameInfo, bytes, pa.RecordBatch]]) -> None: ...
@@ -70,7 +70,7 @@ class RecorderStatistics(msgspec.Struct):
     """What a writer did.
 
     Attributes:
-        place: The folder, or "memory".
+        location: The folder, or "memory".
         rows: Rows stored.
         events: Events stored.
         lost_rows: Rows that could not be.
@@ -79,7 +79,7 @@ class RecorderStatistics(msgspec.Struct):
         problem: Why the last of them were lost; '' if none were.
     """
 
-    place: str = ""
+    location: str = ""
     rows: int = 0
     events: int = 0
     lost_rows: int = 0
@@ -167,13 +167,13 @@ class RecordWriter:
         self._queued_bytes = 0
         self._lock = threading.Lock()
         self._known = KnownFrames()
-        self._sampler = Sampler(settings, sample if read_progress is None else sample_progress(read_progress))
+        self._sampler = ProcessSampler(settings, sample if read_progress is None else sample_progress(read_progress))
         self._thread: threading.Thread | None = None
         #: What was lost when the log last said so, and whether something was lost since something was stored.
         self._said_lost, self._is_losing = 0, False
         self._log_lost_at = self._log_recovery_at = 0.0
         self.statistics = RecorderStatistics()
-        self.recording: Recording | None = None
+        self.recording: RecordingTarget | None = None
 
     def __enter__(self) -> Self:
         """Open the recording and start the thread; a folder that cannot be written means memory.
@@ -183,12 +183,12 @@ class RecordWriter:
             OSError: The folder of a bounded run cannot be written.
         """
         recording = self.recording = self._open_recording()
-        self.statistics.place = recording.place
+        self.statistics.location = recording.location
         self._thread = threading.Thread(target=self._run, args=(recording,), name="tidemill-recorder", daemon=True)
         self._thread.start()
         return self
 
-    def _open_recording(self) -> Recording:
+    def _open_recording(self) -> RecordingTarget:
         problem = None
         if self._settings.db_dir:
             try:
@@ -218,7 +218,9 @@ class RecordWriter:
         if self._thread is not None:
             self._thread.join(self._end_seconds)
             if self._thread.is_alive():
-                log.warning("the recording is not written to its end: the disk is too slow", path=self.statistics.place)
+                log.warning(
+                    "the recording is not written to its end: the disk is too slow", path=self.statistics.location
+                )
         if self.statistics.lost > self._said_lost:
             self._log_lost("recorded rows are lost")
 
@@ -261,7 +263,7 @@ class RecordWriter:
             self.lose(item.slot, "the disk is too slow", events=len(item.events))
             self._confirm(item.engine_id, item.seq)
 
-    def _run(self, recording: Recording) -> None:
+    def _run(self, recording: RecordingTarget) -> None:
         """Write until the end."""
         try:
             self._guard(use_system_memory)
@@ -282,9 +284,11 @@ class RecordWriter:
         try:
             action()
         except (OSError, sqlite3.Error) as error:
-            throttle(log, LOG_SECONDS).warning("the recording is behind", path=self.statistics.place, error=str(error))
+            throttle(log, LOG_SECONDS).warning(
+                "the recording is behind", path=self.statistics.location, error=str(error)
+            )
         except Exception:  # whatever it is, what comes later is still to be recorded
-            throttle(log, LOG_SECONDS).error("a bug in the recorder", path=self.statistics.place, exc_info=True)
+            throttle(log, LOG_SECONDS).error("a bug in the recorder", path=self.statistics.location, exc_info=True)
 
     def _take(self) -> tuple[list[_Rows | _Events], bool]:
         """Return what is waiting, and whether it was the last; waits for it for a moment."""
@@ -306,7 +310,7 @@ class RecordWriter:
             self._queued_bytes -= size
         return items, ended
 
-    def _store(self, recording: Recording, items: Sequence[_Rows | _Events]) -> None:
+    def _store(self, recording: RecordingTarget, items: Sequence[_Rows | _Events]) -> None:
         events: list[_Events] = []
         for item in items:
             if isinstance(item, _Rows):
@@ -322,7 +326,7 @@ class RecordWriter:
             if isinstance(item, _Events):
                 self._confirm(item.engine_id, item.seq)
 
-    def _store_rows(self, recording: Recording, item: _Rows) -> None:
+    def _store_rows(self, recording: RecordingTarget, item: _Rows) -> None:
         """Store one batch; only one is decoded at a time, and what is full is sealed before the next comes."""
         info, table = item.info, item.info.table
         try:
@@ -339,7 +343,7 @@ class RecordWriter:
         except Exception as error:
             self.lose(info.engine, str(error), rows=len(batch))
 
-    def _add_events(self, recording: Recording, items: Sequence[_Events]) -> None:
+    def _add_events(self, recording: RecordingTarget, items: Sequence[_Events]) -> None:
         events = [event for item in items for event in item.events]
         try:
             recording.add_events(events)
@@ -382,7 +386,7 @@ class RecordWriter:
     def _log_lost(self, text: str) -> None:
         counts = self.statistics
         self._said_lost = counts.lost
-        log.error(text, path=counts.place, error=counts.problem, rows=counts.lost_rows, events=counts.lost_events)
+        log.error(text, path=counts.location, error=counts.problem, rows=counts.lost_rows, events=counts.lost_events)
 
     def _confirm(self, engine_id: str, seq: int) -> None:
         if not engine_id:

@@ -229,10 +229,10 @@ def _wrapper_home(executable: Path, environ: Mapping[str, str]) -> Path:
         f'exec {shlex.quote(str(executable))} "$@"\n'
     )
     name = hashlib.sha256(script.encode()).hexdigest()[:16]
-    place = Path("java", f"{sys.platform}-{name}")
-    home = user_cache_folder(environ) / place
+    path = Path("java", f"{sys.platform}-{name}")
+    home = user_cache_folder(environ) / path
     if not os.access(home / "bin" / "java", os.X_OK):
-        home = writable_cache_folder(environ) / place
+        home = writable_cache_folder(environ) / path
     target = home / "bin" / "java"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)

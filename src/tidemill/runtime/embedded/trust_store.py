@@ -48,8 +48,8 @@ def read_certificates(environ: Mapping[str, str]) -> list[bytes]:
         settings = " and ".join(f"{name}={value}" for name, value in named.items())
         raise ConfigError(f"{settings}: no certificate can be read there; correct the path or unset the variable")
     paths = ssl.get_default_verify_paths()
-    for places in ([paths.openssl_cafile, paths.openssl_capath], *([name] for name in _KNOWN_FILES)):
-        if certificates := _read_all(places):
+    for names in ([paths.openssl_cafile, paths.openssl_capath], *([name] for name in _KNOWN_FILES)):
+        if certificates := _read_all(names):
             return certificates
     return []
 

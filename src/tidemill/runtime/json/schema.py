@@ -97,8 +97,8 @@ def find_mismatch(schema: str, value: Any, name: str) -> str:
         raise SchemaError(_cut(str(problem) or describe_error(problem))) from None
     if error is None:
         return ""
-    place = "".join(f"[{part!r}]" for part in error.absolute_path)
-    return f"{name}{place}: {_cut(error.message)}"
+    path = "".join(f"[{part!r}]" for part in error.absolute_path)
+    return f"{name}{path}: {_cut(error.message)}"
 
 
 @functools.lru_cache(_KEPT)

@@ -74,7 +74,7 @@ def list_sizes(messages: Iterable[SourceMessage]) -> list[int]:
     ]
 
 
-class Place(NamedTuple):
+class MessageSpan(NamedTuple):
     """The partition and messages that a call of a handler's code works for.
 
     Attributes:
@@ -90,15 +90,15 @@ class Place(NamedTuple):
     last: int = -1
 
 
-def place_of(messages: Sequence[SourceMessage]) -> Place:
+def span_messages(messages: Sequence[SourceMessage]) -> MessageSpan:
     """Return the common partition of messages, and their offsets.
 
     Example:
-        >>> place_of([SourceMessage("t", 3, 17), SourceMessage("t", 3, 20)])
-        Place(partition='t/3', messages='messages 17 to 20', first=17, last=20)
+        >>> span_messages([SourceMessage("t", 3, 17), SourceMessage("t", 3, 20)])
+        MessageSpan(partition='t/3', messages='messages 17 to 20', first=17, last=20)
     """
     if not messages:
-        return Place()
+        return MessageSpan()
     first, last = messages[0], messages[-1]
     which = f"message {first.offset}" if len(messages) == 1 else f"messages {first.offset} to {last.offset}"
-    return Place(f"{first.topic}/{first.partition}", which, first.offset, last.offset)
+    return MessageSpan(f"{first.topic}/{first.partition}", which, first.offset, last.offset)

@@ -21,22 +21,22 @@ from tidemill.runtime.link.beats import Beat
 from tidemill.runtime.link.frames import (
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
-    Ask,
+    AskFrame,
     BadFrameError,
-    Challenge,
+    ChallengeFrame,
     Command,
-    Ended,
+    EndedFrame,
     FromEngine,
-    Hello,
+    HelloFrame,
     LinkAddress,
-    Live,
-    Probe,
-    Proof,
-    Ready,
-    Refused,
-    Stored,
-    Watch,
-    Welcome,
+    LiveFrame,
+    ProbeFrame,
+    ProofFrame,
+    ReadyFrame,
+    RefusedFrame,
+    StoredFrame,
+    WatchFrame,
+    WelcomeFrame,
     enable_keepalive,
     from_driver,
     receive_frame,
@@ -45,7 +45,7 @@ from tidemill.runtime.link.frames import (
 from tidemill.runtime.link.live_tasks import LiveSource
 from tidemill.runtime.link.progress import EngineSummary, drop_summary_texts
 from tidemill.runtime.link.proof import Side, is_proof, link_proof, new_nonce
-from tidemill.runtime.link.questions import Answers, is_free
+from tidemill.runtime.link.questions import EngineAnswers, is_free
 from tidemill.runtime.link.records import RecordSender
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.loop.engine_tasks import EngineTasks
@@ -83,7 +83,7 @@ class EngineLink:
     def __init__(
         self,
         address: LinkAddress,
-        hello: Hello,
+        hello: HelloFrame,
         beat: Callable[[bool], Beat],
         on_command: Callable[[Command], None],
         on_lost: Callable[[str], None],
@@ -105,7 +105,7 @@ class EngineLink:
         self._tasks: list[asyncio.Task[Any]] = []
         self._records: RecordSender | None = None
         #: Answers the driver's questions.
-        self.answers = Answers()
+        self.answers = EngineAnswers()
         #: The source of states for a driver that watches; None if there is none.
         self.live: LiveSource | None = None
 
@@ -131,7 +131,7 @@ class EngineLink:
     def ready(self) -> None:
         """Report that `on_ready` is done."""
         self._hello = msgspec.structs.replace(self._hello, ready=True)
-        self._send(Ready())
+        self._send(ReadyFrame())
 
     async def close(self, summary: EngineSummary) -> None:
         """Send the remaining records, report the end and disconnect, within two seconds."""
@@ -141,10 +141,10 @@ class EngineLink:
                 summary.progress.recorder_dropped = dropped
         await self._engine_tasks.stop(*self._tasks)
         try:
-            self._send(Ended(summary))
+            self._send(EndedFrame(summary))
         except Exception as error:
             log.warning("a summary cannot be sent whole; sending it without texts", error=describe_error(error))
-            self._send(Ended(drop_summary_texts(summary)))
+            self._send(EndedFrame(drop_summary_texts(summary)))
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(OSError, TimeoutError):
@@ -187,9 +187,9 @@ class EngineLink:
         except BaseException:
             writer.close()
             raise
-        if not isinstance(answer, Welcome):
+        if not isinstance(answer, WelcomeFrame):
             writer.close()
-            if isinstance(answer, Refused):
+            if isinstance(answer, RefusedFrame):
                 raise EngineRefusedError(answer.reason, retryable=False)
             raise RemoteError(f"the driver answered a hello with {answer}", retryable=False)
         self._hello = msgspec.structs.replace(self._hello, run_token=answer.run_token)
@@ -202,9 +202,9 @@ class EngineLink:
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: bytes) -> None:
         """Make the driver prove itself first; other peers get only a hello."""
         frame, secret = from_driver.decode(await receive_frame(reader, MAX_HELLO_BYTES)), self._address.secret
-        if not isinstance(frame, Challenge) or not is_proof(frame.proof, secret, Side.DRIVER, said, frame.nonce):
+        if not isinstance(frame, ChallengeFrame) or not is_proof(frame.proof, secret, Side.DRIVER, said, frame.nonce):
             raise BadFrameError("the server at this address does not know this pipeline's secret")
-        send_frame(writer, Proof(link_proof(secret, Side.ENGINE, said, frame.nonce)))
+        send_frame(writer, ProofFrame(link_proof(secret, Side.ENGINE, said, frame.nonce)))
 
     async def _listen(self) -> None:
         while True:
@@ -226,20 +226,20 @@ class EngineLink:
         while True:
             frame = from_driver.decode(await receive_frame(self._reader, MAX_FRAME_BYTES))
             match frame:
-                case Refused(reason):
+                case RefusedFrame(reason):
                     self._on_lost(reason)
                     # No other frame will arrive, and another hello would be refused too.
                     await asyncio.get_running_loop().create_future()
-                case Welcome() | Challenge():
+                case WelcomeFrame() | ChallengeFrame():
                     raise BadFrameError("unexpected second welcome")
-                case Stored(seq):
+                case StoredFrame(seq):
                     if self._records is not None:
                         self._records.note_stored(seq)
-                case Ask() as ask:
+                case AskFrame() as ask:
                     self.answers.answer(ask, self._writer)
-                case Probe() as probe:
+                case ProbeFrame() as probe:
                     self._engine_tasks.run("a probe", self.answers.probe(probe))
-                case Watch(seconds):
+                case WatchFrame(seconds):
                     if self.live is not None:
                         self.live.renew(seconds)
                 case command:
@@ -261,7 +261,7 @@ class EngineLink:
         """Send the state for the live page, unless much else waits; a bug there must not end the beats."""
         try:
             if self._writer is not None and is_free(self._writer) and (state := live.take_state()) is not None:
-                self._send(Live(state))
+                self._send(LiveFrame(state))
         except Exception as error:
             throttle(log, 60.0).error("the live page is not updated", error=describe_error(error), exc_info=error)
 

@@ -41,14 +41,14 @@ class LinkAddress(msgspec.Struct, frozen=True):
 # -- frames from an engine ---------------------------------------------------------------------------------
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The first frame of a connection; trusted once a `Proof` follows.
+class HelloFrame(msgspec.Struct, frozen=True, tag=True):
+    """The first frame of a connection; trusted once a `ProofFrame` follows.
 
     Attributes:
         nonce: A new random number for each connection.
         slot: The slot that the engine fills.
         job_token: The number of the submission that started this engine.
-        run_token: 0 at the first connection, later the number from its `Welcome`.
+        run_token: 0 at the first connection, later the number from its `WelcomeFrame`.
         engine_id: The engine's id, new at every start.
         pid: The engine's process.
         host: The engine's host.
@@ -69,24 +69,24 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     nonce: bytes = b""
 
 
-class Proof(msgspec.Struct, frozen=True, tag=True):
+class ProofFrame(msgspec.Struct, frozen=True, tag=True):
     """The answer to a challenge: the engine knows the pipeline's secret."""
 
     proof: bytes
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """`on_ready` is done; the engine waits for `Go`."""
+class ReadyFrame(msgspec.Struct, frozen=True, tag=True):
+    """`on_ready` is done; the engine waits for `GoFrame`."""
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class EndedFrame(msgspec.Struct, frozen=True, tag=True):
     """The engine has ended and leaves no work; its process exits next."""
 
     summary: EngineSummary
 
 
-class Rows(msgspec.Struct, frozen=True, tag=True):
-    """Rows that the engine recorded; confirmed by `Stored`.
+class RowsFrame(msgspec.Struct, frozen=True, tag=True):
+    """Rows that the engine recorded; confirmed by `StoredFrame`.
 
     Attributes:
         seq: The number of the frame; rows and events of an engine are numbered together.
@@ -101,16 +101,16 @@ class Rows(msgspec.Struct, frozen=True, tag=True):
     count: int = 1
 
 
-class Events(msgspec.Struct, frozen=True, tag=True):
-    """Events that the engine recorded; see `Rows`."""
+class EventsFrame(msgspec.Struct, frozen=True, tag=True):
+    """Events that the engine recorded; see `RowsFrame`."""
 
     seq: int
     body: bytes
     count: int = 1
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True):
-    """The answer to an `Ask`.
+class AnswerFrame(msgspec.Struct, frozen=True, tag=True):
+    """The answer to an `AskFrame`.
 
     Attributes:
         number: The question's number.
@@ -123,8 +123,8 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     problem: str = ""
 
 
-class Probed(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a `Probe`.
+class ProbedFrame(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a `ProbeFrame`.
 
     Attributes:
         number: The question's number.
@@ -137,7 +137,7 @@ class Probed(msgspec.Struct, frozen=True, tag=True):
     problem: str = ""
 
 
-class Live(msgspec.Struct, frozen=True, tag=True):
+class LiveFrame(msgspec.Struct, frozen=True, tag=True):
     """The work of the engine's executors, while the driver watches."""
 
     state: LiveState
@@ -146,7 +146,7 @@ class Live(msgspec.Struct, frozen=True, tag=True):
 # -- frames from the driver --------------------------------------------------------------------------------
 
 
-class Challenge(msgspec.Struct, frozen=True, tag=True):
+class ChallengeFrame(msgspec.Struct, frozen=True, tag=True):
     """The answer to a hello: the driver knows the pipeline's secret, and wants the engine to prove the same.
 
     Attributes:
@@ -158,37 +158,37 @@ class Challenge(msgspec.Struct, frozen=True, tag=True):
     proof: bytes
 
 
-class Welcome(msgspec.Struct, frozen=True, tag=True):
+class WelcomeFrame(msgspec.Struct, frozen=True, tag=True):
     """The answer to a hello that was accepted."""
 
     run_token: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class RefusedFrame(msgspec.Struct, frozen=True, tag=True):
     """The answer to an engine that was replaced: it must stop."""
 
     reason: str
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
+class BeginFrame(msgspec.Struct, frozen=True, tag=True):
     """Connect the sinks and run `on_ready`."""
 
 
-class Go(msgspec.Struct, frozen=True, tag=True):
+class GoFrame(msgspec.Struct, frozen=True, tag=True):
     """Subscribe."""
 
 
-class Drain(msgspec.Struct, frozen=True, tag=True):
+class DrainFrame(msgspec.Struct, frozen=True, tag=True):
     """Finish all messages in flight, commit, and leave the group.
 
     Attributes:
-        keep_place: Stay in the group, because another engine of the slot takes over the partitions in a moment.
+        keep_membership: Stay in the group, because another engine of the slot takes over the partitions in a moment.
     """
 
-    keep_place: bool = False
+    keep_membership: bool = False
 
 
-class Pause(msgspec.Struct, frozen=True, tag=True):
+class PauseFrame(msgspec.Struct, frozen=True, tag=True):
     """Stop fetching messages.
 
     Attributes:
@@ -198,26 +198,26 @@ class Pause(msgspec.Struct, frozen=True, tag=True):
     partitions: list[int] | None = None
 
 
-class Resume(msgspec.Struct, frozen=True, tag=True):
+class ResumeFrame(msgspec.Struct, frozen=True, tag=True):
     """Fetch messages of all partitions again."""
 
 
-class Release(msgspec.Struct, frozen=True, tag=True):
+class ReleaseFrame(msgspec.Struct, frozen=True, tag=True):
     """Release the brake on a user's request; the messages that it holds are dead-lettered."""
 
 
-class Exit(msgspec.Struct, frozen=True, tag=True):
+class ExitFrame(msgspec.Struct, frozen=True, tag=True):
     """End the process now; the warden cleans up."""
 
 
-class Stored(msgspec.Struct, frozen=True, tag=True):
+class StoredFrame(msgspec.Struct, frozen=True, tag=True):
     """The engine's records of this number are stored, or lost for good; it need not send them again."""
 
     seq: int
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
-    """A question for the state of a message. Answered by `Answer`.
+class AskFrame(msgspec.Struct, frozen=True, tag=True):
+    """A question for the state of a message. Answered by `AnswerFrame`.
 
     Attributes:
         number: The question's number.
@@ -232,8 +232,8 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     offset: int
 
 
-class Probe(msgspec.Struct, frozen=True, tag=True):
-    """A request to run a message through the handler without leaving a trace. Answered by `Probed`.
+class ProbeFrame(msgspec.Struct, frozen=True, tag=True):
+    """A request to run a message through the handler without leaving a trace. Answered by `ProbedFrame`.
 
     Attributes:
         number: The question's number.
@@ -246,19 +246,30 @@ class Probe(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
-class Watch(msgspec.Struct, frozen=True, tag=True):
-    """A request to send `Live` from now on.
+class WatchFrame(msgspec.Struct, frozen=True, tag=True):
+    """A request to send `LiveFrame` from now on.
 
     Attributes:
-        seconds: How long; another `Watch` extends it.
+        seconds: How long; another `WatchFrame` extends it.
     """
 
     seconds: float
 
 
-Command = Begin | Go | Drain | Pause | Resume | Release | Exit
-FromEngine = Hello | Proof | Beat | Ready | Ended | Rows | Events | Answer | Probed | Live
-FromDriver = Challenge | Welcome | Refused | Stored | Ask | Probe | Watch | Command
+Command = BeginFrame | GoFrame | DrainFrame | PauseFrame | ResumeFrame | ReleaseFrame | ExitFrame
+FromEngine = (
+    HelloFrame
+    | ProofFrame
+    | Beat
+    | ReadyFrame
+    | EndedFrame
+    | RowsFrame
+    | EventsFrame
+    | AnswerFrame
+    | ProbedFrame
+    | LiveFrame
+)
+FromDriver = ChallengeFrame | WelcomeFrame | RefusedFrame | StoredFrame | AskFrame | ProbeFrame | WatchFrame | Command
 
 _encode = msgspec.msgpack.Encoder().encode
 from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

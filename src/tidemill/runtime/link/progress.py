@@ -20,37 +20,37 @@ class StopReason(enum.StrEnum):
     FAILED = "failed"
 
 
-#: The name in `stalled` for a consumer group whose brokers do not let the engine read.
+#: The name in `waits` for a consumer group whose brokers do not let the engine read.
 GROUP_NAME = "consumer group"
 
 
 def brake_name(slot: int) -> str:
-    """Return the name in `stalled` for the brake of a slot's engine."""
+    """Return the name in `waits` for the brake of a slot's engine."""
     return f"brake of engine {slot}"
 
 
-#: The prefix of stalled partitions' names in `stalled`.
-_STALLED_PARTITION = "partition "
+#: The prefix of stalled partitions' names in `waits`.
+_PARTITION_PREFIX = "partition "
 
 
 def name_stalled_partition(partition: str) -> str:
-    """Return the name in `stalled` for a stalled partition."""
-    return f"{_STALLED_PARTITION}{partition}"
+    """Return the name in `waits` for a stalled partition."""
+    return f"{_PARTITION_PREFIX}{partition}"
 
 
-def find_stalled_partitions(stalled: Iterable[str]) -> set[str]:
+def find_stalled_partitions(waits: Iterable[str]) -> set[str]:
     """Return the stalled partitions.
 
     Example:
         >>> find_stalled_partitions(["kafka", "partition orders/3"])
         {'orders/3'}
     """
-    return {name.removeprefix(_STALLED_PARTITION) for name in stalled if name.startswith(_STALLED_PARTITION)}
+    return {name.removeprefix(_PARTITION_PREFIX) for name in waits if name.startswith(_PARTITION_PREFIX)}
 
 
-def list_waits(stalled: Mapping[str, str]) -> Mapping[str, str]:
+def list_waits(waits: Mapping[str, str]) -> Mapping[str, str]:
     """Return what an engine waits for, without stalled partitions, which the engine logs itself."""
-    return {name: text for name, text in stalled.items() if not name.startswith(_STALLED_PARTITION)}
+    return {name: text for name, text in waits.items() if not name.startswith(_PARTITION_PREFIX)}
 
 
 #: How many messages of a partition were fetched, committed, and given up uncommitted.
@@ -136,7 +136,7 @@ class EngineProgress(msgspec.Struct):
         committed: The next offset per "topic/partition", as committed by this engine.
         lag: Kafka's lag per "topic/partition", the end minus the committed offset; unknown lags are left out.
         paused: Partitions held by backpressure.
-        stalled: By name, what waits for an outside cause, and the reason.
+        waits: By name, what waits for an outside cause, and the reason.
         partitions: The owned partitions, as "topic/partition".
         cpu_seconds: CPU time of the engine's process and its ended children.
         rss_bytes: Resident memory of the engine's process.
@@ -185,7 +185,7 @@ class EngineProgress(msgspec.Struct):
     committed: dict[str, int] = {}
     lag: dict[str, int] = {}
     paused: list[str] = []
-    stalled: dict[str, str] = {}
+    waits: dict[str, str] = {}
     partitions: list[str] = []
     cpu_seconds: float = 0.0
     rss_bytes: int = 0
@@ -237,7 +237,7 @@ def without_texts(progress: EngineProgress) -> EngineProgress:
     """Return a snapshot that can always be sent, with only numbers and names."""
     return msgspec.structs.replace(
         progress,
-        stalled={escape_surrogates(name)[:200]: UNSENT for name in progress.stalled},
+        waits={escape_surrogates(name)[:200]: UNSENT for name in progress.waits},
         slowest=[(seconds, UNSENT, "") for seconds, _, _ in progress.slowest],
         sinks={
             name: msgspec.structs.replace(stats, last_error=stats.last_error and UNSENT)

@@ -16,7 +16,7 @@ import structlog
 from tidemill.core.errors import RemoteError, UserActionError, describe_error, escape_surrogates
 from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.runtime.kafka.source_message import SourceMessage
-from tidemill.runtime.link.frames import Answer, Ask, BadFrameError, Probe, Probed, send_frame
+from tidemill.runtime.link.frames import AnswerFrame, AskFrame, BadFrameError, ProbedFrame, ProbeFrame, send_frame
 from tidemill.runtime.link.probe_report import ProbeReport, ProbeSource
 from tidemill.runtime.link.records import MAX_WAITING_BYTES
 from tidemill.runtime.log.setup import throttle
@@ -38,7 +38,7 @@ def is_free(writer: asyncio.StreamWriter) -> bool:
     return not writer.is_closing() and writer.transport.get_write_buffer_size() < MAX_WAITING_BYTES
 
 
-class Answers:
+class EngineAnswers:
     """The engine's side: answers the driver's questions.
 
     Attributes:
@@ -49,9 +49,9 @@ class Answers:
     def __init__(self) -> None:
         self.find: FindMessage | None = None
         self.prober: ProbeSource | None = None
-        self._waiting: deque[Answer | Probed] = deque(maxlen=MAX_OPEN)
+        self._waiting: deque[AnswerFrame | ProbedFrame] = deque(maxlen=MAX_OPEN)
 
-    def answer(self, ask: Ask, writer: asyncio.StreamWriter | None) -> None:
+    def answer(self, ask: AskFrame, writer: asyncio.StreamWriter | None) -> None:
         """Find the answer now, and send it as soon as little else waits."""
         stage, problem = None, ""
         try:
@@ -59,10 +59,10 @@ class Answers:
         except Exception as error:  # a question must not end the link
             problem = escape_surrogates(describe_error(error))
             throttle(log, 60.0).error("the look-up of a message failed", error=problem, exc_info=error)
-        self._waiting.append(Answer(ask.number, stage, problem))
+        self._waiting.append(AnswerFrame(ask.number, stage, problem))
         self.send(writer)
 
-    async def probe(self, probe: Probe) -> None:
+    async def probe(self, probe: ProbeFrame) -> None:
         """Probe a message; the answer is sent with the next beat."""
         report, problem = None, ""
         try:
@@ -75,7 +75,7 @@ class Answers:
         except Exception as error:  # a question must not end the link
             problem = escape_surrogates(describe_error(error))
             log.error("the probe of a message failed", error=problem, exc_info=error)  # noqa: TRY400
-        self._waiting.append(Probed(probe.number, report, problem))
+        self._waiting.append(ProbedFrame(probe.number, report, problem))
 
     def send(self, writer: asyncio.StreamWriter | None) -> None:
         """Send the answers that may be sent now."""
@@ -92,7 +92,7 @@ class Questions:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._open: dict[int, tuple[int, asyncio.Future[Answer | Probed]]] = {}
+        self._open: dict[int, tuple[int, asyncio.Future[AnswerFrame | ProbedFrame]]] = {}
 
     async def ask(
         self, link: int, writer: asyncio.StreamWriter | None, topic: str, partition: int, offset: int
@@ -109,11 +109,11 @@ class Questions:
         Raises:
             RemoteError: There is no answer.
         """
-        question = Ask(next(self._numbers), topic, partition, offset)
+        question = AskFrame(next(self._numbers), topic, partition, offset)
         answer = await self._exchange(link, writer, question, ASK_SECONDS)
         if answer.problem:
             raise RemoteError(f"the engine failed to look up the message: {answer.problem}")
-        return answer.stage if isinstance(answer, Answer) else None
+        return answer.stage if isinstance(answer, AnswerFrame) else None
 
     async def probe(
         self, link: int, writer: asyncio.StreamWriter | None, message: SourceMessage, seconds: float
@@ -130,18 +130,18 @@ class Questions:
             RemoteError: There is no answer.
             UserActionError: The engine does not probe the message; the text gives the reason.
         """
-        question = Probe(next(self._numbers), message, seconds)
+        question = ProbeFrame(next(self._numbers), message, seconds)
         answer = await self._exchange(link, writer, question, seconds + PROBE_END_SECONDS)
-        if not isinstance(answer, Probed) or answer.report is None:
+        if not isinstance(answer, ProbedFrame) or answer.report is None:
             raise UserActionError(answer.problem or "the engine did not answer the probe; try again")
         return answer.report
 
     async def _exchange(
-        self, link: int, writer: asyncio.StreamWriter | None, question: Ask | Probe, seconds: float
-    ) -> Answer | Probed:
+        self, link: int, writer: asyncio.StreamWriter | None, question: AskFrame | ProbeFrame, seconds: float
+    ) -> AnswerFrame | ProbedFrame:
         if writer is None or not is_free(writer) or sum(each == link for each, _ in self._open.values()) >= MAX_OPEN:
             raise RemoteError("the link to the engine is busy, or closed; try again")
-        future: asyncio.Future[Answer | Probed] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[AnswerFrame | ProbedFrame] = asyncio.get_running_loop().create_future()
         self._open[question.number] = link, future
         try:
             send_frame(writer, question)
@@ -156,7 +156,7 @@ class Questions:
         finally:
             del self._open[question.number]
 
-    def note_answer(self, link: int, answer: Answer | Probed) -> None:
+    def note_answer(self, link: int, answer: AnswerFrame | ProbedFrame) -> None:
         """Process an answer; one without an open question changes nothing."""
         asked, future = self._open.get(answer.number, (0, None))
         if future is not None and asked == link and not future.done():

@@ -11,7 +11,7 @@ import asyncio
 from typing import Protocol
 
 from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
-from tidemill.runtime.link.frames import Events, Rows, send_frame
+from tidemill.runtime.link.frames import EventsFrame, RowsFrame, send_frame
 from tidemill.runtime.loop.deadline import Deadline
 
 #: No frame is sent while more than this waits in the connection's buffer, because a heartbeat would wait behind it.
@@ -61,9 +61,9 @@ class RecordSender:
             if frame is None:
                 return
             if frame.table == EVENTS:
-                send_frame(writer, Events(frame.seq, frame.body, frame.count))
+                send_frame(writer, EventsFrame(frame.seq, frame.body, frame.count))
             else:
-                send_frame(writer, Rows(frame.seq, frame.table, frame.body, frame.count))
+                send_frame(writer, RowsFrame(frame.seq, frame.table, frame.body, frame.count))
 
     def note_stored(self, seq: int) -> None:
         """Process a confirmation."""

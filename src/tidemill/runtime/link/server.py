@@ -29,22 +29,22 @@ from tidemill.runtime.link.beats import Beat, apply_beat
 from tidemill.runtime.link.frames import (
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
-    Answer,
+    AnswerFrame,
     BadFrameError,
-    Challenge,
-    Ended,
-    Events,
+    ChallengeFrame,
+    EndedFrame,
+    EventsFrame,
     FromDriver,
     FromEngine,
-    Hello,
+    HelloFrame,
     LinkAddress,
-    Live,
-    Probed,
-    Proof,
-    Ready,
-    Rows,
-    Stored,
-    Watch,
+    LiveFrame,
+    ProbedFrame,
+    ProofFrame,
+    ReadyFrame,
+    RowsFrame,
+    StoredFrame,
+    WatchFrame,
     enable_keepalive,
     from_engine,
     pack_frame,
@@ -74,7 +74,7 @@ class LinkEvents(Protocol):
     A link is the number that the server assigns to a connection which said hello; numbers are never reused.
     """
 
-    def on_hello(self, link: int, hello: Hello) -> None:
+    def on_hello(self, link: int, hello: HelloFrame) -> None:
         """An engine connected; it waits for `Welcome` or `Refused`."""
 
     def on_beat(self, link: int, progress: EngineProgress) -> None:
@@ -127,7 +127,7 @@ class LinkServer:
         self._numbers = itertools.count(1)
         self._links: dict[int, asyncio.StreamWriter] = {}
         self._snapshots: dict[int, EngineProgress] = {}
-        self._hellos: dict[int, Hello] = {}
+        self._hellos: dict[int, HelloFrame] = {}
         self._questions = Questions()
         self._take_live: TakeLive | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -254,7 +254,7 @@ class LinkServer:
         self._take_live = take
         for writer in self._links.values():
             if is_free(writer):
-                send_frame(writer, Watch(seconds))
+                send_frame(writer, WatchFrame(seconds))
 
     def close_link(self, link: int) -> None:
         """Close a connection once its frames are sent. Only on the link's loop."""
@@ -309,15 +309,15 @@ class LinkServer:
                 self._questions.note_closed(link)
                 self._events.on_closed(link)
 
-    async def _hello(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello:
+    async def _hello(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HelloFrame:
         said = await receive_frame(reader, MAX_HELLO_BYTES)
         hello = from_engine.decode(said)
-        if not isinstance(hello, Hello) or len(hello.nonce) != NONCE_BYTES:
+        if not isinstance(hello, HelloFrame) or len(hello.nonce) != NONCE_BYTES:
             raise BadFrameError("the first frame is not a hello")
         nonce = new_nonce()
-        send_frame(writer, Challenge(nonce, link_proof(self._secret, Side.DRIVER, said, nonce)))
+        send_frame(writer, ChallengeFrame(nonce, link_proof(self._secret, Side.DRIVER, said, nonce)))
         answer = from_engine.decode(await receive_frame(reader, MAX_HELLO_BYTES))
-        if not isinstance(answer, Proof) or not is_proof(answer.proof, self._secret, Side.ENGINE, said, nonce):
+        if not isinstance(answer, ProofFrame) or not is_proof(answer.proof, self._secret, Side.ENGINE, said, nonce):
             raise BadFrameError("the engine did not prove that it knows this pipeline's secret")
         return hello
 
@@ -329,15 +329,15 @@ class LinkServer:
                     raise BadFrameError("a first beat that does not cover all partitions")
                 self._snapshots[link] = apply_beat(beat, before or EngineProgress())
                 self._events.on_beat(link, self._snapshots[link])
-            case Ready():
+            case ReadyFrame():
                 self._events.on_ready(link)
-            case Ended(summary):
+            case EndedFrame(summary):
                 self._events.on_ended(link, summary)
-            case Answer() | Probed() as answer:
+            case AnswerFrame() | ProbedFrame() as answer:
                 self._questions.note_answer(link, answer)
-            case Live(state):
+            case LiveFrame(state):
                 self._show(link, state)
-            case Rows() | Events():
+            case RowsFrame() | EventsFrame():
                 self._store(link, frame)
             case _:
                 raise BadFrameError("unexpected second hello")
@@ -350,11 +350,11 @@ class LinkServer:
         except Exception as error:  # a fault of the live page must not end a link
             throttle(log, 60.0).error("the live page is not updated", error=describe_error(error), exc_info=error)
 
-    def _store(self, link: int, frame: Rows | Events) -> None:
+    def _store(self, link: int, frame: RowsFrame | EventsFrame) -> None:
         hello, records = self._hellos[link], self._records
         if records is None:
-            self.send(link, Stored(frame.seq))
-        elif isinstance(frame, Rows):
+            self.send(link, StoredFrame(frame.seq))
+        elif isinstance(frame, RowsFrame):
             records.put_rows(hello.engine_id, hello.slot, frame.seq, frame.table, frame.body, frame.count)
         else:
             records.put_events(hello.engine_id, hello.slot, frame.seq, frame.body, frame.count)
@@ -362,7 +362,7 @@ class LinkServer:
     def _confirm(self, engine_id: str, seq: int) -> None:
         for link, hello in self._hellos.items():
             if hello.engine_id == engine_id:
-                self.send(link, Stored(seq))
+                self.send(link, StoredFrame(seq))
 
 
 def _peer(writer: asyncio.StreamWriter) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from tidemill.runtime.log.tracebacks import CodePlaces, rearrange
+from tidemill.runtime.log.tracebacks import CodePaths, rearrange
 
 _RESET, _BOLD, _DIM = "\x1b[0m", "\x1b[1m", "\x1b[2m"
 _COLORS = {"debug": "\x1b[34m", "info": "\x1b[32m", "warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
@@ -26,7 +26,7 @@ class ConsoleFormat:
     Args:
         context: The fields of every entry of this process, which are not repeated in each.
         colors: Whether the text is coloured.
-        places: Which files belong to the user.
+        code_paths: Which files belong to the user.
 
     Example:
         >>> entry = {"timestamp": "2026-05-01T10:00:00", "level": "info", "event": "started", "n": 2, "worker_id": "w"}
@@ -34,15 +34,15 @@ class ConsoleFormat:
         '10:00:00 info    started n=2'
     """
 
-    def __init__(self, context: Mapping[str, object], *, colors: bool, places: CodePlaces | None = None) -> None:
+    def __init__(self, context: Mapping[str, object], *, colors: bool, code_paths: CodePaths | None = None) -> None:
         self._context = {name: value for name, value in context.items() if name != "engine"}
         self._colors = colors
-        self._places = places or CodePlaces()
+        self._code_paths = code_paths or CodePaths()
 
     def render(self, entry: Mapping[str, Any]) -> str:
         """Return an entry as text, without a trailing line break."""
         level = str(entry.get("level", "info"))
-        event = escape(str(entry.get("event", "")))
+        event = escape_control(str(entry.get("event", "")))
         color = _COLORS.get(level, "")
         serious = level not in ("debug", "info")
         head = [
@@ -51,7 +51,7 @@ class ConsoleFormat:
             self._paint(event, _BOLD) if serious else event,
         ]
         long: list[tuple[str, str]] = []
-        shown = rearrange(str(entry.get("exception") or ""), self._places)
+        shown = rearrange(str(entry.get("exception") or ""), self._code_paths)
         for name, value in entry.items():
             if name in _PLACED or self._is_known(name, value) or (name == "error" and _says_same(str(value), shown)):
                 continue
@@ -61,7 +61,7 @@ class ConsoleFormat:
                 head.append(self._paint(f"{name}=", _DIM) + _format_value(value))
         lines = [" ".join(part for part in head if part)]
         for name, value in long:
-            lines += [f"  {name}:", *_indent(rearrange(value, self._places), 4)]
+            lines += [f"  {name}:", *_indent(rearrange(value, self._code_paths), 4)]
         if entry.get("stack"):
             lines += _indent(str(entry["stack"]), 2)
         lines += _indent(shown, 2)
@@ -76,11 +76,11 @@ class ConsoleFormat:
         return f"{color}{text}{_RESET}" if self._colors and color and text else text
 
 
-def escape(text: str) -> str:
+def escape_control(text: str) -> str:
     r"""Return a text with its unprintable characters escaped.
 
     Example:
-        >>> escape("red \x1b[31m")
+        >>> escape_control("red \x1b[31m")
         'red \\x1b[31m'
     """
     if text.isprintable():
@@ -112,8 +112,8 @@ def _format_value(value: object) -> str:
         text = str(value).strip("\n")
         if not text or any(char in text for char in ' "='):
             text = json.dumps(text, ensure_ascii=False)
-    return escape(text)
+    return escape_control(text)
 
 
 def _indent(text: str, columns: int) -> list[str]:
-    return [f"{' ' * columns}{escape(line.expandtabs())}" for line in text.strip("\n").splitlines()]
+    return [f"{' ' * columns}{escape_control(line.expandtabs())}" for line in text.strip("\n").splitlines()]

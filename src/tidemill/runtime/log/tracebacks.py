@@ -31,7 +31,7 @@ def _find_libraries() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class CodePlaces:
+class CodePaths:
     """The folders that tell the user's code from tidemill and libraries.
 
     Attributes:
@@ -66,15 +66,15 @@ class _Frame:
     code: list[str] = field(default_factory=list)
 
 
-def rearrange(text: str, places: CodePlaces) -> str:
+def rearrange(text: str, code_paths: CodePaths) -> str:
     """Return a text with its traceback rearranged, if it is one.
 
     Args:
         text: Python's text of an exception.
-        places: Which files belong to the user.
+        code_paths: Which files belong to the user.
 
     Example:
-        >>> places = CodePlaces("/x", ("/lib",), "/home/me")
+        >>> places = CodePaths("/x", ("/lib",), "/home/me")
         >>> print(rearrange('''Traceback (most recent call last):
         ...   File "/lib/asyncio.py", line 9, in run
         ...     call()
@@ -92,7 +92,7 @@ def rearrange(text: str, places: CodePlaces) -> str:
     shown: list[str] = []
     # Python shows the first cause first, but the last exception says the most.
     for position in range(len(parts) - 1, -1, -2):
-        lines = _rearrange_one(parts[position], places)
+        lines = _rearrange_one(parts[position], code_paths)
         if lines is None:
             return text
         if position + 1 < len(parts):
@@ -101,7 +101,7 @@ def rearrange(text: str, places: CodePlaces) -> str:
     return "\n".join(shown)
 
 
-def _rearrange_one(text: str, places: CodePlaces) -> list[str] | None:
+def _rearrange_one(text: str, code_paths: CodePaths) -> list[str] | None:
     lines = text.strip("\n").split("\n")
     if lines[0] != _HEADER:
         return None
@@ -119,14 +119,14 @@ def _rearrange_one(text: str, places: CodePlaces) -> list[str] | None:
     error = lines[rest:]
     if not error:
         return None
-    own = [frame for frame in frames if places.is_users(frame.file)]
-    others = [frame for frame in frames if not places.is_users(frame.file)]
-    shown = [*error, *(f"  {_format_frame(frame, places)}" for frame in reversed(own))]
+    own = [frame for frame in frames if code_paths.is_users(frame.file)]
+    others = [frame for frame in frames if not code_paths.is_users(frame.file)]
+    shown = [*error, *(f"  {_format_frame(frame, code_paths)}" for frame in reversed(own))]
     if own and others:
         shown.append("  called from, innermost first:")
-    return [*shown, *(f"  {_format_frame(frame, places)}" for frame in reversed(others))]
+    return [*shown, *(f"  {_format_frame(frame, code_paths)}" for frame in reversed(others))]
 
 
-def _format_frame(frame: _Frame, places: CodePlaces) -> str:
+def _format_frame(frame: _Frame, code_paths: CodePaths) -> str:
     code = f": {' '.join(frame.code)}" if frame.code else ""
-    return f"{places.shorten(frame.file)}:{frame.line} in {frame.name}{code}"
+    return f"{code_paths.shorten(frame.file)}:{frame.line} in {frame.name}{code}"

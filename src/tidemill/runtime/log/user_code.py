@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tidemill.core.errors import describe_error
-from tidemill.runtime.log.tracebacks import CodePlaces
+from tidemill.runtime.log.tracebacks import CodePaths
 
 _OWN = str(Path(__file__).parents[2]) + "/"
 #: Below tidemill's folder, but written like user code.
@@ -30,20 +30,20 @@ def explain_error(error: BaseException, hook: str) -> str:
     For example `ValueError: no number (handler.py:12 in arrange)`; never raises.
     """
     causes = [error] if error.__cause__ is None else [error, error.__cause__]
-    place = next(filter(None, (_find_own_place(each, hook) for each in causes)), "")
-    return f"{describe_error(error)} ({place})" if place else describe_error(error)
+    line = next(filter(None, (_find_own_line(each, hook) for each in causes)), "")
+    return f"{describe_error(error)} ({line})" if line else describe_error(error)
 
 
-def _find_own_place(error: BaseException, hook: str) -> str:
-    places = _know_places()
+def _find_own_line(error: BaseException, hook: str) -> str:
+    code_paths = _build_code_paths()
     found = [frame for frame in _list_frames(error) if _is_users(frame[0])]
-    own = [frame for frame in found if places.is_users(frame[0])]
+    own = [frame for frame in found if code_paths.is_users(frame[0])]
     # A handler may be installed like a library; users cannot correct code of other libraries.
     own = own or [frame for frame in found[:1] if frame[2] == hook]
     if not own:
         return ""
     file, line, name = own[-1]
-    return f"{places.shorten(file)}:{line} in {name}"
+    return f"{code_paths.shorten(file)}:{line} in {name}"
 
 
 def _list_frames(error: BaseException) -> Iterator[tuple[str, int, str]]:
@@ -56,11 +56,11 @@ def _list_frames(error: BaseException) -> Iterator[tuple[str, int, str]]:
 
 
 @functools.cache
-def _know_places() -> CodePlaces:
+def _build_code_paths() -> CodePaths:
     try:
-        return CodePlaces()
+        return CodePaths()
     except FileNotFoundError:  # the current folder was removed
-        return CodePlaces(here=_OWN.rstrip("/"))
+        return CodePaths(here=_OWN.rstrip("/"))
 
 
 def locate_class(cls: type) -> str:

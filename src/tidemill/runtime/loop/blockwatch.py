@@ -23,7 +23,7 @@ from io import FileIO
 from pathlib import Path
 from types import FrameType
 
-from tidemill.core.blocking import Cause, Usage, judge_block
+from tidemill.core.blocking import BlockCause, Usage, judge_block
 from tidemill.runtime.loop.durations import Durations
 
 #: The last frames of a stack are enough to show its position.
@@ -45,7 +45,7 @@ class Block:
     """
 
     task: str | None
-    cause: Cause
+    cause: BlockCause
     seconds: float
     stack: str
 
@@ -113,9 +113,9 @@ class BlockWatch:
             late, self._beat_at = now - self._beat_at, now
         if self._handle is not None:
             self.lags.add(max(0.0, late - self._pulse))
-        if late >= self._threshold + self._pulse and (found is None or found.cause is Cause.STARVED):
+        if late >= self._threshold + self._pulse and (found is None or found.cause is BlockCause.STARVED):
             cause = judge_block(late, before, usage, self._threshold)
-            if cause is Cause.COMPUTING:
+            if cause is BlockCause.COMPUTING:
                 # The watching thread could not run meanwhile.
                 found = Block(None, cause, late, "")
                 self._on_block(found)
@@ -144,12 +144,12 @@ class BlockWatch:
             usage = replace(self._read_usage(), is_runnable=self._is_runnable())
             cause = judge_block(late, before, usage, self._threshold, overslept)
             # A thread that woke up late would see the loop's current position, not the one that blocked it.
-            unseen = cause is Cause.STARVED or overslept >= self._threshold
+            unseen = cause is BlockCause.STARVED or overslept >= self._threshold
             block = Block(None if unseen else self._task_name(), cause, late, "" if unseen else describe_stack(frame))
             with self._changing:
                 if since != self._beat_at:
                     continue  # it continued while its stack was recorded, so the stack is useless
-                if cause is Cause.STARVED:
+                if cause is BlockCause.STARVED:
                     if starved == since:
                         continue
                     starved = since  # it may still turn out to block; check again

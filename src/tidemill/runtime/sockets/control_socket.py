@@ -178,7 +178,7 @@ class ControlThread:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class ProcessAnswers:
     """The answers of the processes of a prefix.
 
     Attributes:
@@ -190,7 +190,7 @@ class Answers:
     silent: int
 
 
-def ask(prefix: str, request: Document | None = None, seconds: float = ANSWER_SECONDS) -> Answers:
+def ask(prefix: str, request: Document | None = None, seconds: float = ANSWER_SECONDS) -> ProcessAnswers:
     """Send a request to all processes of a prefix on this machine, and return their answers; blocks.
 
     Args:
@@ -200,11 +200,11 @@ def ask(prefix: str, request: Document | None = None, seconds: float = ANSWER_SE
     """
     paths = _sockets(prefix)
     if not paths:
-        return Answers([], 0)
+        return ProcessAnswers([], 0)
     with ThreadPoolExecutor(min(len(paths), 16)) as pool:
         answers = list(pool.map(lambda path: _ask(path, request, seconds), paths))
     reports = [answer for answer in answers if isinstance(answer, dict)]
-    return Answers(reports, sum(isinstance(answer, TimeoutError) for answer in answers))
+    return ProcessAnswers(reports, sum(isinstance(answer, TimeoutError) for answer in answers))
 
 
 def _ask(path: Path, request: Document | None, seconds: float) -> Document | Exception | None:

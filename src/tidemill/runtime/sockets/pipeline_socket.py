@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.sockets import control_socket
-from tidemill.runtime.sockets.control_socket import Answers, ControlSocket, Document, prefix_of
+from tidemill.runtime.sockets.control_socket import ControlSocket, Document, ProcessAnswers, prefix_of
 
 KIND = "pipeline"
 #: Carries out a request, given its whole document; called on the socket's loop, which it must not block.
@@ -40,7 +40,7 @@ def pipeline_socket(kafka: KafkaSettings, worker: str, requests: Mapping[str, Re
     return ControlSocket(_prefix(kafka), answer)
 
 
-def ask_pipelines(kafka: KafkaSettings | None, request: Document, seconds: float) -> Answers:
+def ask_pipelines(kafka: KafkaSettings | None, request: Document, seconds: float) -> ProcessAnswers:
     """Send a request to the drivers of a pipeline on this machine.
 
     Args:

@@ -16,7 +16,7 @@ from typing import Self
 from tidemill.runtime.files.lock import HeldError, lock_file
 
 
-class Claim(enum.Enum):
+class PortClaim(enum.Enum):
     """The owner of a port's claim: this process, another one of the folder, or unknown."""
 
     OWN = "own"
@@ -45,19 +45,19 @@ class PortOwners:
         for port in list(self._locks):
             self.give_up(port)
 
-    def claim(self, port: int) -> Claim:
+    def claim(self, port: int) -> PortClaim:
         """Claim a port before it is tried."""
         if not self._db_dir:
-            return Claim.UNKNOWN
+            return PortClaim.UNKNOWN
         try:
             folder = Path(self._db_dir).expanduser()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._locks[port] = lock_file(folder / f".port-{port}.lock")
         except HeldError:
-            return Claim.OTHER
+            return PortClaim.OTHER
         except (OSError, RuntimeError):  # RuntimeError: a user without a home
-            return Claim.UNKNOWN
-        return Claim.OWN
+            return PortClaim.UNKNOWN
+        return PortClaim.OWN
 
     def give_up(self, port: int) -> None:
         """Release a claim, if there is one."""

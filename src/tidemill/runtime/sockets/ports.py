@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.sockets.port_owners import Claim, PortOwners
+from tidemill.runtime.sockets.port_owners import PortClaim, PortOwners
 
 log = structlog.get_logger(__name__)
 
@@ -79,14 +79,14 @@ def listen(
     """
     last = min(settings.port + TRIED_PORTS - 1, 65535) if settings.port else 0
     for port in range(settings.port, last + 1):
-        claim = owners.claim(port) if owners is not None and port else Claim.UNKNOWN
+        claim = owners.claim(port) if owners is not None and port else PortClaim.UNKNOWN
         try:
             listener = _open_socket(settings.host, port)
         except OSError as error:
             if owners is not None:
                 owners.give_up(port)
             # Ports after the chosen one are all equally good, whichever process has them.
-            is_refused = is_chosen and claim is not Claim.OTHER and port == settings.port
+            is_refused = is_chosen and claim is not PortClaim.OTHER and port == settings.port
             if error.errno != errno.EADDRINUSE or is_refused:
                 raise ConfigError(_describe_refusal(purpose.section, settings.host, port, error)) from error
             continue

@@ -21,11 +21,11 @@ from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, Family
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.people_calls import CountStore, DagRecord, ListDags, StoreCounts
-from tidemill.store.calls.service_calls import BeatService, BeginService, EndService
+from tidemill.store.calls.service_calls import BeatSession, BeginSession, EndSession
 from tidemill.store.calls.setting_calls import ListPools, PoolRecord
 from tidemill.store.calls.trigger_calls import ClaimTriggers, EventOutcomeKind, StoreEvents
 from tidemill.store.calls.worker_calls import OutcomeKind, WorkerTurn
-from tidemill.store.database import Caller, Calls
+from tidemill.store.database import StoreCalls, StoreClient
 from tidemill.store.doorbell import Doorbell
 
 T = TypeVar("T")
@@ -95,14 +95,14 @@ class CallMeter:
                     if task is not None and outcome.kind is EventOutcomeKind.STORED:
                         _remember(self._fired, task, self._now())
                         self._events += 1
-            case BeginService():
+            case BeginSession():
                 _remember(self._kinds, answer, request.kind)
-            case BeatService() if answer:
+            case BeatSession() if answer:
                 with self._lock:
-                    self._said[request.service] = (self._now(), request.measures)
-            case EndService():
+                    self._said[request.session] = (self._now(), request.measures)
+            case EndSession():
                 with self._lock:
-                    self._said.pop(request.service, None)
+                    self._said.pop(request.session, None)
             case _:
                 pass
 
@@ -153,7 +153,7 @@ class MeasuredStore:
         meter: Counts them.
     """
 
-    def __init__(self, store: Caller, meter: CallMeter) -> None:
+    def __init__(self, store: StoreClient, meter: CallMeter) -> None:
         """Pass nothing on yet."""
         self._store = store
         self._meter = meter
@@ -169,7 +169,7 @@ class MeasuredStore:
         return self._store.doorbell
 
     async def call(self, request: Call[T]) -> T:
-        """Return the answer to a call; see `Calls.call`."""
+        """Return the answer to a call; see `StoreCalls.call`."""
         answer = await self._store.call(request)
         self._meter.note(request, answer)
         return answer
@@ -196,7 +196,7 @@ class DagMetrics:
     """
 
     def __init__(
-        self, store: Calls, loop: asyncio.AbstractEventLoop, meter: CallMeter, worker: tuple[str, str]
+        self, store: StoreCalls, loop: asyncio.AbstractEventLoop, meter: CallMeter, worker: tuple[str, str]
     ) -> None:
         """Ask nothing yet."""
         self._store = store

@@ -45,13 +45,13 @@ from tidemill.services.scheduler.scheduler import Scheduler
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
 from tidemill.store.calls.service_calls import (
-    BeatService,
-    BeginService,
-    EndService,
-    ListServices,
-    LoseService,
+    BeatSession,
+    BeginSession,
+    EndSession,
+    ListSessions,
+    LoseSession,
 )
-from tidemill.store.database import Caller, Database
+from tidemill.store.database import Database, StoreClient
 from tidemill.store.engines.lock import StoreInUseError
 from tidemill.store.engines.opening import find_file, open_store
 from tidemill.store.engines.recovery import StoreLostError
@@ -151,7 +151,7 @@ async def _open(url: str, settings: Settings) -> Database:
 
 
 @contextlib.asynccontextmanager
-async def _serve(database: Database, store: Caller) -> AsyncIterator[Path]:
+async def _serve(database: Database, store: StoreClient) -> AsyncIterator[Path]:
     """Answer calls over a socket of this process for the block, and yield its address.
 
     Args:
@@ -160,15 +160,15 @@ async def _serve(database: Database, store: Caller) -> AsyncIterator[Path]:
     """
     # Not beside the database: the path of a socket is limited to about 100 bytes.
     # One that was killed leaves its folder to the next.
-    place = OwnedFolder("tidemill-dev-")
-    server = CallServer(store, place.path / "store.sock")
+    owned = OwnedFolder("tidemill-dev-")
+    server = CallServer(store, owned.path / "store.sock")
     try:
         await server.start()
         database.publish(str(server.path))
         yield server.path
     finally:
         await server.close()
-        place.cleanup()
+        owned.cleanup()
 
 
 @contextlib.contextmanager
@@ -315,27 +315,27 @@ class Dev:
             task.cancel()
         await asyncio.gather(*tasks, *others, return_exceptions=True)
         await self.zygote.close()
-        for service in reversed(self._services):
+        for session in reversed(self._services):
             with contextlib.suppress(RemoteError):
-                await self.database.call(EndService(service))
+                await self.database.call(EndSession(session))
 
     async def _take_over(self, own: int) -> None:
         await take_over(self.database, own, self._host, self._boot_id, self.lease)
 
     async def _begin(self, kind: str) -> int:
-        service = await self.database.call(self._describe(kind))
-        self._services.append(service)
-        return service
+        session = await self.database.call(self._describe(kind))
+        self._services.append(session)
+        return session
 
-    def _describe(self, kind: str) -> BeginService:
-        return BeginService(kind, self.name, self._host, self._boot_id, os.getpid())
+    def _describe(self, kind: str) -> BeginSession:
+        return BeginSession(kind, self.name, self._host, self._boot_id, os.getpid())
 
     async def _beat(self, *services: int) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
-            for service in services:
+            for session in services:
                 try:
-                    lives = await self.database.call(BeatService(service))
+                    lives = await self.database.call(BeatSession(session))
                 except RemoteError as error:
                     log.warning("the store cannot be reached", error=str(error))
                     continue
@@ -362,8 +362,8 @@ class Dev:
 
     async def _note_death(self, death: Death) -> None:
         """Free what a process of this tree held, but not what may have ended it."""
-        for service in await self.database.call(ListServices()):
-            if service.pid == death.pid and service.host == self._host and service.boot_id == self._boot_id:
-                if service.kind == "triggerer" and not death.explained:
-                    await self.trials.note_death(service.id, death)
-                await self.database.call(LoseService(service.id))
+        for session in await self.database.call(ListSessions()):
+            if session.pid == death.pid and session.host == self._host and session.boot_id == self._boot_id:
+                if session.kind == "triggerer" and not death.explained:
+                    await self.trials.note_death(session.id, death)
+                await self.database.call(LoseSession(session.id))

@@ -6,8 +6,8 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from tidemill.store.calls.all_calls import ListServices, ServiceRecord
-from tidemill.store.database import Caller
+from tidemill.store.calls.all_calls import ListSessions, ServiceSession
+from tidemill.store.database import StoreClient
 from tidemill.store.wire.remote import call_patiently
 
 #: As services beat.
@@ -15,8 +15,8 @@ LOOK_SECONDS = 5.0
 
 
 async def wait_until_silent(
-    store: Caller,
-    is_meant: Callable[[ServiceRecord], bool],
+    store: StoreClient,
+    is_meant: Callable[[ServiceSession], bool],
     seconds: float,
     look_seconds: float | None = None,
     *,
@@ -42,7 +42,7 @@ async def wait_until_silent(
         before = loop.time()
         await asyncio.sleep(look_seconds)
         passed = min(loop.time() - before, 2 * look_seconds)
-        found = [(one.id, one.beat) for one in await call_patiently(store, ListServices()) if is_meant(one)]
+        found = [(one.id, one.beat) for one in await call_patiently(store, ListSessions()) if is_meant(one)]
         pid = find_process()
         is_there = bool(found) or pid is not None
         silent = silent + passed if is_there and (pid, found) == last else 0.0

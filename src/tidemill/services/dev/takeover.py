@@ -18,9 +18,9 @@ from pathlib import Path
 import structlog
 
 from tidemill.core.errors import ConfigError
-from tidemill.core.triggers.session_watch import Life, SessionWatch
+from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
 from tidemill.services.zygote.orphans import end_forked
-from tidemill.store.calls.service_calls import BeatService, ListServices, LoseOthers, ServiceRecord
+from tidemill.store.calls.service_calls import BeatSession, ListSessions, LoseOtherSessions, ServiceSession
 from tidemill.store.database import Database
 
 log = structlog.get_logger(__name__)
@@ -50,13 +50,13 @@ async def take_over(database: Database, own: int, host: str, boot_id: str, lease
         ConfigError: It lives.
         RemoteError: The store failed.
     """
-    others = [service for service in await database.call(ListServices(KIND)) if service.id < own]
-    for service in others:
-        if service.host == host and service.boot_id == boot_id and _is_free(service.pid):
-            await asyncio.to_thread(end_forked, str(service.pid))
+    others = [session for session in await database.call(ListSessions(KIND)) if session.id < own]
+    for session in others:
+        if session.host == host and session.boot_id == boot_id and _is_free(session.pid):
+            await asyncio.to_thread(end_forked, str(session.pid))
     if database.exclusive:
         # No other process can have the store open: all services of earlier ones are dead.
-        await database.call(LoseOthers(keep=(own,)))
+        await database.call(LoseOtherSessions(keep=(own,)))
         return
     dead = {host}
     doubtful = [one for one in others if one.host != host or (one.boot_id == boot_id and not _is_free(one.pid))]
@@ -69,9 +69,9 @@ async def take_over(database: Database, own: int, host: str, boot_id: str, lease
             seconds=lease.seconds,
         )
         await _watch(database, own, doubtful, lease)
-        dead |= {service.host for service in doubtful}
+        dead |= {session.host for session in doubtful}
     for name in sorted(dead):
-        await database.call(LoseOthers(keep=(own,), host=name))
+        await database.call(LoseOtherSessions(keep=(own,), host=name))
 
 
 def _is_free(pid: int) -> bool:
@@ -80,7 +80,7 @@ def _is_free(pid: int) -> bool:
     return pid == os.getpid() or not Path(f"/proc/{pid}").exists()
 
 
-async def _watch(database: Database, own: int, others: list[ServiceRecord], lease: Lease) -> None:
+async def _watch(database: Database, own: int, others: list[ServiceSession], lease: Lease) -> None:
     """Return once none of these services lives.
 
     Raises:
@@ -88,21 +88,21 @@ async def _watch(database: Database, own: int, others: list[ServiceRecord], leas
     """
     watch = SessionWatch(lease.seconds, lease.look_seconds)
     loop = asyncio.get_running_loop()
-    left = {service.id: service for service in others}
+    left = {session.id: session for session in others}
     while left:
         now = loop.time()
-        live = {service.id: service.beat for service in await database.call(ListServices(KIND))}
+        live = {session.id: session.beat for session in await database.call(ListSessions(KIND))}
         watch.note_beats({number: beat for number, beat in live.items() if number in left}, now)
-        for number, service in list(left.items()):
+        for number, session in list(left.items()):
             life = watch.judge(number)
-            if life is Life.LIVE:
+            if life is SessionLife.LIVE:
                 raise ConfigError(
-                    f"the store {database.label} is in use by `tidemill dev` as process {service.pid} on "
-                    f"{service.host}; stop that process, or give this one a store of its own (store.url)"
+                    f"the store {database.label} is in use by `tidemill dev` as process {session.pid} on "
+                    f"{session.host}; stop that process, or give this one a store of its own (store.url)"
                 )
-            if life is Life.DEAD or number not in live:
+            if life is SessionLife.DEAD or number not in live:
                 del left[number]
         if left:
             # Others may be watching this one.
-            await database.call(BeatService(own))
+            await database.call(BeatSession(own))
             await asyncio.sleep(lease.look_seconds)

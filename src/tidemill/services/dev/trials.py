@@ -26,15 +26,15 @@ from tidemill.runtime.process.exitcode import BLOCKED
 from tidemill.services.dev.child import Death, describe_exit, start_service, stop_service
 from tidemill.services.dev.silence import wait_until_silent
 from tidemill.store.calls.all_calls import (
-    BeginService,
+    BeginSession,
     FailTrigger,
     ListOwnedTriggers,
-    ListServices,
-    LoseService,
+    ListSessions,
+    LoseSession,
     OwnedTrigger,
     ReserveTriggers,
 )
-from tidemill.store.database import Caller
+from tidemill.store.database import StoreClient
 from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
@@ -47,9 +47,9 @@ _DROP_SECONDS = 10.0
 
 @dataclass(slots=True)
 class _Attempt:
-    """One process of a trial. `service`: 0, it has not begun. `dropped`: it is to end at once."""
+    """One process of a trial. `session`: 0, it has not begun. `dropped`: it is to end at once."""
 
-    service: int
+    session: int
     dropped: asyncio.Event
 
 
@@ -67,11 +67,11 @@ class Trials:
 
     def __init__(
         self,
-        store: Caller,
+        store: StoreClient,
         arguments: Sequence[str],
         env: Mapping[str, str],
         output: int,
-        about: BeginService,
+        about: BeginSession,
         *,
         silent_seconds: float = math.inf,
     ) -> None:
@@ -90,28 +90,28 @@ class Trials:
         self._failures = 0
         self._backoff = Backoff(0.2, 10.0)
 
-    async def note_death(self, service: int, death: Death) -> None:
+    async def note_death(self, session: int, death: Death) -> None:
         """Reserve the triggers of a triggerer that has died, as far as they are suspects.
 
         Args:
-            service: Its service, which has not been ended in the store yet.
+            session: Its service, which has not been ended in the store yet.
             death: How it died.
 
         Raises:
             RemoteError: The store cannot be reached; the death is to be noted again.
         """
-        owned = await self._store.call(ListOwnedTriggers(service))
+        owned = await self._store.call(ListOwnedTriggers(session))
         async with self._deciding:
-            if self._judged == service:
+            if self._judged == session:
                 return
-            self._judged = service
+            self._judged = session
             verdict = self._suspects.note_death(_build_end(owned, death.lived_seconds, death.at, death.killed))
             if verdict.held:
                 log.warning(
                     "a trigger may end the triggerer; those that ran in it go on in two processes of their own",
                     triggers=len(verdict.held),
                 )
-            await self._settle(service, verdict)
+            await self._settle(session, verdict)
 
     async def run(self, holder: int) -> None:
         """Try suspects whenever there are some.
@@ -135,10 +135,10 @@ class Trials:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def _settle(self, service: int, verdict: Verdict) -> None:
+    async def _settle(self, session: int, verdict: Verdict) -> None:
         """Store what was decided about what a dead service had, and end what was dropped."""
         if verdict.held:
-            await call_patiently(self._store, ReserveTriggers(service, self._holder, verdict.held))
+            await call_patiently(self._store, ReserveTriggers(session, self._holder, verdict.held))
         for trial in verdict.dropped:
             attempt = self._attempts.pop(trial.number, None)
             if attempt is not None:
@@ -149,9 +149,9 @@ class Trials:
 
     async def _free(self, triggers: tuple[int, ...]) -> None:
         """Free triggers that wait for their trial: whatever a service has is free when it ends."""
-        service = await call_patiently(self._store, self._about)
-        await call_patiently(self._store, ReserveTriggers(self._holder, service, triggers))
-        await call_patiently(self._store, LoseService(service))
+        session = await call_patiently(self._store, self._about)
+        await call_patiently(self._store, ReserveTriggers(self._holder, session, triggers))
+        await call_patiently(self._store, LoseSession(session))
 
     async def _try(self, trial: Trial, attempt: _Attempt) -> None:
         """Run a trial, and decide what follows from its end."""
@@ -159,15 +159,15 @@ class Trials:
             pause = self._backoff.compute_delay(self._failures, random.getrandbits(JITTER_BITS))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(attempt.dropped.wait(), pause)
-        service = attempt.service = await call_patiently(self._store, self._about)
+        session = attempt.session = await call_patiently(self._store, self._about)
         try:
-            await call_patiently(self._store, ReserveTriggers(self._holder, service, trial.triggers))
+            await call_patiently(self._store, ReserveTriggers(self._holder, session, trial.triggers))
             began = asyncio.get_running_loop().time()
             code, exit = await self._run(attempt, trial.seconds)
             now = asyncio.get_running_loop().time()
-            owned = await call_patiently(self._store, ListOwnedTriggers(service))
+            owned = await call_patiently(self._store, ListOwnedTriggers(session))
             # A trigger may end its process with code 0, but then that has not said that it stops.
-            outlived = not code and not await self._is_live(service)
+            outlived = not code and not await self._is_live(session)
             async with self._deciding:
                 if attempt.dropped.is_set():
                     return
@@ -182,18 +182,18 @@ class Trials:
                     end = _build_end(owned, now - began, now, is_doubtful)
                     if code == BLOCKED:  # the culprit has failed: none of those that are left is
                         end = replace(end, running={}, waiting=[one.id for one in owned])
-                    await self._judge(trial, service, owned, end, exit)
+                    await self._judge(trial, session, owned, end, exit)
         finally:
             # Whatever of it is not held back is free.
             with contextlib.suppress(TidemillError):
-                await self._store.call(LoseService(service))
+                await self._store.call(LoseSession(session))
 
-    async def _is_live(self, service: int) -> bool:
-        return any(one.id == service for one in await call_patiently(self._store, ListServices(self._about.kind)))
+    async def _is_live(self, session: int) -> bool:
+        return any(one.id == session for one in await call_patiently(self._store, ListSessions(self._about.kind)))
 
     async def _run(self, attempt: _Attempt, seconds: float) -> tuple[int, str]:
         """Run the process of a trial; return its exit code, and how it ended, for people."""
-        arguments = [*self._arguments, "--service", str(attempt.service), "--seconds", str(seconds)]
+        arguments = [*self._arguments, "--session", str(attempt.session), "--seconds", str(seconds)]
         try:
             process = await start_service(arguments, self._env, self._output)
         except OSError as error:
@@ -201,7 +201,7 @@ class Trials:
         ending = asyncio.ensure_future(process.wait())
         dropping = asyncio.ensure_future(attempt.dropped.wait())
         silent = asyncio.ensure_future(
-            wait_until_silent(self._store, lambda one: one.id == attempt.service, self._silent_seconds)
+            wait_until_silent(self._store, lambda one: one.id == attempt.session, self._silent_seconds)
         )
         try:
             await asyncio.wait(
@@ -223,7 +223,7 @@ class Trials:
         return code, "a kill, because it did not end when it was to" if hangs else describe_exit(code)
 
     async def _judge(
-        self, trial: Trial, service: int, owned: Sequence[OwnedTrigger], end: ProcessEnd, exit: str
+        self, trial: Trial, session: int, owned: Sequence[OwnedTrigger], end: ProcessEnd, exit: str
     ) -> None:
         """Fail the task of the culprit, or reserve those that are to be tried again."""
         verdict = self._suspects.note_fatal(trial.number, end)
@@ -237,8 +237,8 @@ class Trials:
                 )
                 log.error("a trigger ends the process that runs it; its task fails", trigger=one.id, exit=exit)
                 with contextlib.suppress(TidemillError):  # its task has moved on
-                    await call_patiently(self._store, FailTrigger(service, one.id, one.token, error))
-        await self._settle(service, verdict)
+                    await call_patiently(self._store, FailTrigger(session, one.id, one.token, error))
+        await self._settle(session, verdict)
 
 
 def _build_end(owned: Sequence[OwnedTrigger], lived_seconds: float, at: float, killed: bool) -> ProcessEnd:

@@ -21,7 +21,7 @@ from tidemill.runtime.sockets.port_owners import PortOwners
 from tidemill.runtime.sockets.ports import is_port_chosen, listen
 from tidemill.runtime.sockets.web_thread import WEB, WebThread
 from tidemill.store.calls.call import Call
-from tidemill.store.database import Calls
+from tidemill.store.database import StoreCalls
 
 if TYPE_CHECKING:
     from tidemill.services.dev.metrics import DagMetrics
@@ -53,7 +53,7 @@ class WatchedDags:
     settings: Settings
     worker: str
     name: str
-    store: Calls
+    store: StoreCalls
     loop: asyncio.AbstractEventLoop
     find_dead: Callable[[], list[str]] = field(default=list)
     find_unready: Callable[[], list[str]] = field(default=list)

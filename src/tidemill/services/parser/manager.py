@@ -27,7 +27,7 @@ from tidemill.services.parser.files import Signature, find_files, is_relevant, s
 from tidemill.services.parser.reading import FileReading, Forker, read_file
 from tidemill.services.worker.signatures import is_unchanged
 from tidemill.store.calls.all_calls import CallRefusedError, ListFiles, RemoveFile, StoreFile
-from tidemill.store.database import Calls
+from tidemill.store.database import StoreCalls
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +85,7 @@ class ParserManager:
 
     def __init__(
         self,
-        store: Calls,
+        store: StoreCalls,
         forker: Forker,
         folder: Path,
         parse_timeout_seconds: float = 30.0,

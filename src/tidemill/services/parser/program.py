@@ -118,7 +118,7 @@ def parse_file(path: Path, folder: Path) -> ParseResult:
 def describe_failure(error: BaseException) -> str:
     """Return the traceback of what a file raised, from the file on."""
     # Here for the same reason as above.
-    from tidemill.dags.file_errors import find_hint, find_place
+    from tidemill.dags.file_errors import find_hint, find_location
 
     if isinstance(error, SystemExit):
         error = RuntimeError(f"the file called sys.exit({error.code!r})").with_traceback(error.__traceback__)
@@ -127,7 +127,7 @@ def describe_failure(error: BaseException) -> str:
         while frames is not None and not _is_users(frames):
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
-        text += find_place(error) + find_hint(error)  # lists show its last line
+        text += find_location(error) + find_hint(error)  # lists show its last line
     except Exception:
         return f"{type(error).__name__}: its text cannot be read"
     # Databases refuse what is not Unicode text, and NUL.

@@ -22,8 +22,8 @@ from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.calls.call import CallRefusedError
 from tidemill.store.calls.service_calls import SchedulerAnswer, SchedulerTurn
-from tidemill.store.database import Calls
-from tidemill.store.doorbell import Bell
+from tidemill.store.database import StoreCalls
+from tidemill.store.doorbell import StoreBell
 
 log = structlog.get_logger(__name__)
 
@@ -46,14 +46,14 @@ class Scheduler:
     Args:
         store: Answers calls.
         bell: Says when there is something to do.
-        service: The number of the service that it is.
+        session: The number of the service that it is.
     """
 
-    def __init__(self, store: Calls, bell: Bell, service: int) -> None:
+    def __init__(self, store: StoreCalls, bell: StoreBell, session: int) -> None:
         """Do nothing yet."""
         self._store = store
         self._bell = bell
-        self._service = service
+        self._session = session
         self._backoff = Backoff(0.1, 5.0)
         self._failures = 0
         self._skip_runs: dict[int, float] = {}
@@ -97,7 +97,7 @@ class Scheduler:
             # In the order in which they were noted.
             while skipped and (next(iter(skipped.values())) <= now or len(skipped) > _MAX_SKIPPED):
                 del skipped[next(iter(skipped))]
-        return SchedulerTurn(self._service, skip_runs=tuple(self._skip_runs), skip_dags=tuple(self._skip_dags))
+        return SchedulerTurn(self._session, skip_runs=tuple(self._skip_runs), skip_dags=tuple(self._skip_dags))
 
     def _note_broken(self, answer: SchedulerAnswer) -> None:
         until = asyncio.get_running_loop().time() + AGAIN_SECONDS

@@ -34,7 +34,7 @@ from tidemill.services.triggerer.lists.replica import Replica
 from tidemill.services.triggerer.lists.reporting.monitoring import HostMonitor
 from tidemill.services.triggerer.lists.reporting.recording import record_host
 from tidemill.services.triggerer.lists.reporting.web_ui import serve_host_web
-from tidemill.services.triggerer.lists.sessions import Ownership, Pace
+from tidemill.services.triggerer.lists.sessions import Ownership, SessionPace
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import choose_store_url, has_one_writer, open_store
 from tidemill.store.engines.recovery import StoreLostError
@@ -49,7 +49,7 @@ class HostRunsError(ConfigError):
     """Another host runs this list of triggers, and its store is for one process."""
 
 
-def run_host(settings: Settings, specs: Path, pace: Pace | None = None) -> ExitCode:
+def run_host(settings: Settings, specs: Path, pace: SessionPace | None = None) -> ExitCode:
     """Run the triggers of a list until a signal, or until none is left to run.
 
     Args:
@@ -91,7 +91,7 @@ def list_name(settings: Settings, specs: Path) -> str:
 
 
 async def _run(
-    settings: Settings, specs: Path, found: list[TriggerSpec], signals: Signals, pace: Pace | None
+    settings: Settings, specs: Path, found: list[TriggerSpec], signals: Signals, pace: SessionPace | None
 ) -> ExitCode:
     url, name = _find_url(settings, specs), list_name(settings, specs)
     exclusive = has_one_writer(url)

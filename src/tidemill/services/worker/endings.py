@@ -6,7 +6,7 @@ import signal
 
 import structlog
 
-from tidemill.core.tasks.worker_slots import Limits, Why
+from tidemill.core.tasks.worker_slots import InterruptReason, WorkerLimits
 from tidemill.services.zygote.messages import Exited
 from tidemill.store.calls.worker_calls import (
     CallbackReport,
@@ -25,7 +25,7 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.
 
 
 def explain_end(
-    why: Why, exited: Exited | None, file: str, limits: Limits, *, broke_off: bool = False
+    why: InterruptReason, exited: Exited | None, file: str, limits: WorkerLimits, *, broke_off: bool = False
 ) -> Result | None:
     """Return what to report.
 
@@ -40,21 +40,21 @@ def explain_end(
         None if nobody wants to know.
     """
     match why:
-        case Why.REPLACED:
+        case InterruptReason.REPLACED:
             return None
-        case Why.DRAIN | Why.LOST:
+        case InterruptReason.DRAIN | InterruptReason.LOST:
             return Loss()
-        case Why.TIMEOUT:
+        case InterruptReason.TIMEOUT:
             return Failure(
                 "TaskTimeout: the attempt took longer than it may, and did not end within "
                 f"{limits.grace_seconds:g} s; it was killed"
             )
-        case Why.IMPORT:
+        case InterruptReason.IMPORT:
             return Failure(
                 f"importing {file} took longer than {limits.import_seconds:g} s, twice dags.parse_timeout_seconds, so "
                 "its process was killed; move slow work into tasks, or raise dags.parse_timeout_seconds"
             )
-        case Why.CRASH:
+        case InterruptReason.CRASH:
             return Loss() if exited is None else Failure(_explain_status(exited.status, broke_off))
 
 

@@ -16,7 +16,7 @@ from tidemill.runtime.log.setup import throttle
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.worker_calls import LogPart
-from tidemill.store.database import Calls
+from tidemill.store.database import StoreCalls
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ class LogStore:
         list_logs: Returns the logs of the attempts that run.
     """
 
-    def __init__(self, calls: Calls, list_logs: Callable[[], Iterable[AttemptLog]]) -> None:
+    def __init__(self, calls: StoreCalls, list_logs: Callable[[], Iterable[AttemptLog]]) -> None:
         """Store nothing yet."""
         self._calls = calls
         self._list_logs = list_logs

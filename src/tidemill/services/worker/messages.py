@@ -36,7 +36,7 @@ _LENGTH = struct.Struct("!I")
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
-class Task(msgspec.Struct, frozen=True):
+class ForkedTask(msgspec.Struct, frozen=True):
     """What a task process is forked with.
 
     Attributes:
@@ -50,21 +50,21 @@ class Task(msgspec.Struct, frozen=True):
     level: str = "INFO"
 
 
-class Run(msgspec.Struct, frozen=True, tag=True):
+class AttemptOrder(msgspec.Struct, frozen=True, tag=True):
     """Run an attempt. `reuses`: the process may run others afterwards, and compares what the attempt leaves in it."""
 
     attempt: ClaimedAttempt
     reuses: bool = False
 
 
-class Answered(msgspec.Struct, frozen=True, tag=True):
+class StoreAnswered(msgspec.Struct, frozen=True, tag=True):
     """The answer of the store to a question, by its number: the encoded value."""
 
     number: int
     value: bytes
 
 
-class NotAnswered(msgspec.Struct, frozen=True, tag=True):
+class StoreNotAnswered(msgspec.Struct, frozen=True, tag=True):
     """The store refuses; repeating it does not help."""
 
     number: int
@@ -75,7 +75,7 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """There is nothing more to run."""
 
 
-class Loaded(msgspec.Struct, frozen=True, tag=True):
+class FileLoaded(msgspec.Struct, frozen=True, tag=True):
     """The file is imported.
 
     Attributes:
@@ -91,7 +91,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     broken: bool = False
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
+class AskStore(msgspec.Struct, frozen=True, tag=True):
     """The attempt asks the store. `number`: identifies the answer."""
 
     number: int
@@ -111,7 +111,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     )
 
 
-class Finished(msgspec.Struct, frozen=True, tag=True):
+class AttemptFinished(msgspec.Struct, frozen=True, tag=True):
     """The attempt has ended.
 
     Attributes:
@@ -129,8 +129,8 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     changed: tuple[str, ...] = ()
 
 
-Order = Run | Answered | NotAnswered | Leave
-Word = Loaded | Ask | Finished
+Order = AttemptOrder | StoreAnswered | StoreNotAnswered | Leave
+Word = FileLoaded | AskStore | AttemptFinished
 
 _encoder = msgspec.msgpack.Encoder()
 _orders = msgspec.msgpack.Decoder(Order)

@@ -24,7 +24,7 @@ from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, TidemillError, describe_error
-from tidemill.core.tasks.worker_slots import Limits
+from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log.setup import configure
 from tidemill.runtime.process.boot import read_boot_id
@@ -38,7 +38,7 @@ from tidemill.services.worker.worker import Worker
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
-from tidemill.store.calls.service_calls import BeginService, EndService
+from tidemill.store.calls.service_calls import BeginSession, EndSession
 from tidemill.store.wire.remote import RemoteStore
 
 log = structlog.get_logger("tidemill.services.worker.process")
@@ -77,7 +77,7 @@ def read_config(settings: Settings, folder: Path) -> WorkerConfig:
     worker = settings.worker
     # Twice: the parser reads one file after another, but several processes import one at the same time.
     import_seconds = 2 * settings.dags.parse_timeout_seconds
-    limits = Limits(
+    limits = WorkerLimits(
         worker.concurrency, worker.recycle_after_tasks, worker.term_grace_seconds, import_seconds=import_seconds
     )
     return WorkerConfig(
@@ -102,18 +102,18 @@ async def _run(
     zygote = ZygoteClient(Setup(PRELOADS, tuple(settings.worker.preload), (str(folder),)))
     store = RemoteStore(address)
     try:
-        about = BeginService(
+        about = BeginSession(
             "worker", name, socket.gethostname(), read_boot_id(), os.getpid(), config.queues, config.limits.concurrency
         )
         begun = await finish_or_stop(_begin(zygote, store, about), signals.stop)
         if begun is None:
             return
-        service = begun.result()
+        session = begun.result()
         log.info("the worker is ready", folder=str(folder), concurrency=config.limits.concurrency)
-        worker = Worker(service, config, store, store.doorbell, zygote, secrets)
+        worker = Worker(session, config, store, store.doorbell, zygote, secrets)
         await _serve(worker, settings.worker.drain_timeout_seconds, config.limits.grace_seconds, signals.stop)
         try:
-            await asyncio.wait_for(store.call(EndService(service)), _LAST_SECONDS)
+            await asyncio.wait_for(store.call(EndSession(session)), _LAST_SECONDS)
         except (TimeoutError, RemoteError) as error:
             log.warning("the store cannot be told that this worker has ended", error=describe_error(error))
     finally:
@@ -122,14 +122,14 @@ async def _run(
     log.info("the worker has ended")
 
 
-async def _begin(zygote: ZygoteClient, store: RemoteStore, about: BeginService) -> int:
+async def _begin(zygote: ZygoteClient, store: RemoteStore, about: BeginSession) -> int:
     """Begin the service, and return its number once the zygote is ready."""
     starting = asyncio.ensure_future(zygote.start())
     tasks = [starting]
     try:
-        service = await call_unfenced(store, about)
+        session = await call_unfenced(store, about)
         # The modules that users have the zygote import may take minutes: a worker without beats would be killed.
-        tasks.append(asyncio.ensure_future(beat(store, service, dict)))
+        tasks.append(asyncio.ensure_future(beat(store, session, dict)))
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in tasks:
             if each.done():
@@ -138,7 +138,7 @@ async def _begin(zygote: ZygoteClient, store: RemoteStore, about: BeginService) 
         for each in tasks:
             each.cancel()
         await asyncio.wait(tasks)
-    return service
+    return session
 
 
 async def _serve(worker: Worker, drain_seconds: float, grace_seconds: float, stop: asyncio.Event) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from tidemill.core.errors import describe_error
-from tidemill.store.calls.worker_calls import CallbackReport, Failure, Report
+from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, Failure
 
 log = structlog.get_logger(__name__)
 
@@ -28,8 +28,8 @@ class Reports:
 
     def __init__(self, mask: Callable[[str], str]) -> None:
         self._mask = mask
-        self._waiting: list[Report | CallbackReport] = []
-        self._taken: list[Report | CallbackReport] = []
+        self._waiting: list[AttemptReport | CallbackReport] = []
+        self._taken: list[AttemptReport | CallbackReport] = []
         # How many of the first ones are told alone: one of them cannot be stored.
         self._alone = 0
 
@@ -37,15 +37,15 @@ class Reports:
         """Return how many there are, with those that are being told."""
         return len(self._taken) + len(self._waiting)
 
-    def add(self, report: Report | CallbackReport) -> None:
+    def add(self, report: AttemptReport | CallbackReport) -> None:
         """Add one."""
         self._waiting.append(report)
 
-    def take(self) -> tuple[tuple[Report, ...], tuple[CallbackReport, ...]]:
+    def take(self) -> tuple[tuple[AttemptReport, ...], tuple[CallbackReport, ...]]:
         """Return what is to be told now."""
         count = 1 if self._alone else _MOST
         self._taken, self._waiting = self._waiting[:count], self._waiting[count:]
-        reports = tuple(one for one in self._taken if isinstance(one, Report))
+        reports = tuple(one for one in self._taken if isinstance(one, AttemptReport))
         return reports, tuple(one for one in self._taken if isinstance(one, CallbackReport))
 
     @property
@@ -71,9 +71,9 @@ class Reports:
             return
         said = Failure(self._mask(f"how it ended cannot be stored: {describe_error(error)}"))
         match taken:
-            case [Report(result=result) as report] if result != said:
+            case [AttemptReport(result=result) as report] if result != said:
                 log.error("how an attempt ended cannot be stored; it fails", task=report.task, error=str(error))
-                self._waiting.insert(0, Report(report.task, report.epoch, said))
+                self._waiting.insert(0, AttemptReport(report.task, report.epoch, said))
             case [CallbackReport(error=was) as callback] if was != said.error:
                 log.error("how a callback ended cannot be stored; it fails", callback=callback.id, error=str(error))
                 self._waiting.insert(0, CallbackReport(callback.id, said.error))

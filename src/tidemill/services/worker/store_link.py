@@ -11,9 +11,9 @@ from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
 from tidemill.store.calls.call import Call, CallRefusedError
-from tidemill.store.calls.service_calls import BeatService
-from tidemill.store.database import Calls
-from tidemill.store.doorbell import Bell
+from tidemill.store.calls.service_calls import BeatSession
+from tidemill.store.database import StoreCalls
+from tidemill.store.doorbell import StoreBell
 from tidemill.store.wire.remote import call_patiently
 
 A = TypeVar("A")
@@ -28,7 +28,7 @@ class WorkerFencedError(TidemillError):
     """The store has ended this worker's service; its attempts have been given to others."""
 
 
-async def call_unfenced(calls: Calls, request: Call[A]) -> A:
+async def call_unfenced(calls: StoreCalls, request: Call[A]) -> A:
     """Return an answer, however long the store is away.
 
     Raises:
@@ -41,7 +41,7 @@ async def call_unfenced(calls: Calls, request: Call[A]) -> A:
         raise WorkerFencedError(f"the store has ended this worker: {error}") from error
 
 
-async def listen(bell: Bell) -> None:
+async def listen(bell: StoreBell) -> None:
     """Wait until there may be work; not for long, since a bell may be missed."""
     try:
         await bell.wait(Channel.WORKER, SCAN_SECONDS)
@@ -49,12 +49,12 @@ async def listen(bell: Bell) -> None:
         await asyncio.sleep(_BACKOFF.compute_delay(1, random.getrandbits(JITTER_BITS)))
 
 
-async def beat(calls: Calls, service: int, measure: Callable[[], dict[str, float]]) -> None:
+async def beat(calls: StoreCalls, session: int, measure: Callable[[], dict[str, float]]) -> None:
     """Beat until the store has ended the service.
 
     Args:
         calls: The store.
-        service: The number of the service.
+        session: The number of the service.
         measure: Returns what it says of itself.
 
     Raises:
@@ -62,7 +62,7 @@ async def beat(calls: Calls, service: int, measure: Callable[[], dict[str, float
     """
     loop = asyncio.get_running_loop()
     lag = 0.0
-    while await call_unfenced(calls, BeatService(service, {**measure(), "lag_seconds": lag})):
+    while await call_unfenced(calls, BeatSession(session, {**measure(), "lag_seconds": lag})):
         due = loop.time() + BEAT_SECONDS
         await asyncio.sleep(BEAT_SECONDS)
         lag = loop.time() - due

@@ -22,13 +22,13 @@ from tidemill.runtime.log.task_lines import WrittenLine
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.services.worker.messages import (
     TASK_TARGET,
-    Ask,
-    Finished,
+    AskStore,
+    AttemptFinished,
+    FileLoaded,
+    ForkedTask,
     Frames,
     Leave,
-    Loaded,
     Order,
-    Task,
     decode_word,
     frame,
 )
@@ -50,19 +50,19 @@ _decode_line = msgspec.msgpack.Decoder(WrittenLine).decode
 
 
 #: Returns what forks a process, and what that has imported, once that is known.
-FindLink = Callable[[], Awaitable[tuple[ForkLink, Loaded | None]]]
+FindLink = Callable[[], Awaitable[tuple[ForkLink, FileLoaded | None]]]
 
 
 class Listener(Protocol):
     """What hears of task processes; the worker."""
 
-    def on_loaded(self, handle: TaskHandle, loaded: Loaded) -> None:
+    def on_loaded(self, handle: TaskHandle, loaded: FileLoaded) -> None:
         """It has imported its file."""
 
-    def on_ask(self, handle: TaskHandle, ask: Ask) -> None:
+    def on_ask(self, handle: TaskHandle, ask: AskStore) -> None:
         """Its attempt asks the store."""
 
-    def on_finished(self, handle: TaskHandle, finished: Finished) -> None:
+    def on_finished(self, handle: TaskHandle, finished: AttemptFinished) -> None:
         """Its attempt has ended."""
 
     def on_written(self) -> None:
@@ -82,14 +82,14 @@ class TaskHandle:
         listener: What hears of it.
     """
 
-    def __init__(self, number: int, task: Task, find_link: FindLink, listener: Listener) -> None:
+    def __init__(self, number: int, task: ForkedTask, find_link: FindLink, listener: Listener) -> None:
         """Start nothing yet."""
         self.number = number
         self.task = task
         self.process: ForkedProcess | None = None
         self.log: AttemptLog | None = None
         #: What was said of the import of its file; None: it is not imported yet.
-        self.loaded: Loaded | None = None
+        self.loaded: FileLoaded | None = None
         #: What its file looked like before it was started.
         self.began_with: dict[str, tuple[int, ...]] = {}
         #: The attempt that it still has to clean up after, because its task has moved on: task and epoch.
@@ -223,12 +223,12 @@ class TaskHandle:
             chunk, words = b"", []
         for word in words:
             match word:
-                case Loaded():
+                case FileLoaded():
                     self.loaded = word
                     self._listener.on_loaded(self, word)
-                case Ask():
+                case AskStore():
                     self._listener.on_ask(self, word)
-                case Finished():
+                case AttemptFinished():
                     self.drain()
                     self._listener.on_finished(self, word)
         if not chunk:

@@ -4,7 +4,7 @@ It is forked by the zygote, and talks to nobody but the worker. `dags.running.ru
 user's operator; what is around it is here: the connection, the output, interruptions, what an attempt leaves behind.
 
 Invariants:
-- Each `Run` is answered by one `Finished`, unless the process ends.
+- Each `AttemptOrder` is answered by one `AttemptFinished`, unless the process ends.
 - A process that the user's code forks never speaks for this one.
 - An interruption is raised in the user's code, or where it waits for an answer; never in the middle of a message.
 """
@@ -43,15 +43,15 @@ from tidemill.dags.results import (
 from tidemill.dags.running import run_attempt
 from tidemill.services.worker.kill_watch import start_kill_watch
 from tidemill.services.worker.messages import (
-    Answered,
-    Ask,
-    Finished,
+    AskStore,
+    AttemptFinished,
+    AttemptOrder,
+    FileLoaded,
+    ForkedTask,
     Frames,
     Leave,
-    Loaded,
-    NotAnswered,
-    Run,
-    Task,
+    StoreAnswered,
+    StoreNotAnswered,
     Word,
     decode_answer,
     decode_order,
@@ -64,7 +64,14 @@ from tidemill.services.worker.task_output import Lines, TaskOutput
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.task_calls import MAX_XCOM_BYTES
-from tidemill.store.calls.worker_calls import ClaimedAttempt, Deferral, Failure, Result, Skip, Success
+from tidemill.store.calls.worker_calls import (
+    ClaimedAttempt,
+    Deferral,
+    Failure,
+    Result,
+    Skip,
+    Success,
+)
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +98,7 @@ class ReadFile(NamedTuple):
     """A DAG file that is imported, and what the worker is told of that."""
 
     loaded: LoadedFile
-    told: Loaded
+    told: FileLoaded
 
 
 def read_file(folder: Path, file: str) -> ReadFile:
@@ -107,7 +114,7 @@ def read_file(folder: Path, file: str) -> ReadFile:
         sign = sign_file(folder / name)
         # One that was saved while it was imported may be another one than was read.
         files.setdefault(name, sign if digest_file(folder / name) == digest else UNCERTAIN)
-    return ReadFile(loaded, Loaded({**loaded.opened, **files}, at, time.process_time() - cpu))
+    return ReadFile(loaded, FileLoaded({**loaded.opened, **files}, at, time.process_time() - cpu))
 
 
 class TaskProcess:
@@ -120,7 +127,9 @@ class TaskProcess:
         read: Its file, if that is imported already.
     """
 
-    def __init__(self, task: Task, worker: socket.socket, output: TaskOutput, read: ReadFile | None = None) -> None:
+    def __init__(
+        self, task: ForkedTask, worker: socket.socket, output: TaskOutput, read: ReadFile | None = None
+    ) -> None:
         """Run nothing yet."""
         self._read = read
         self._task = task
@@ -147,7 +156,7 @@ class TaskProcess:
             self._load()
             while True:
                 match decode_order(self._receive()):
-                    case Run(attempt, reuses):
+                    case AttemptOrder(attempt, reuses):
                         self._tell(self._run(attempt, reuses))
                     case Leave():
                         return 0
@@ -163,7 +172,7 @@ class TaskProcess:
         if self._read is not None:
             self._loaded = self._read.loaded
         self._output.flush()
-        self._tell(Loaded({}, 0.0, broken=True) if self._read is None else self._read.told)
+        self._tell(FileLoaded({}, 0.0, broken=True) if self._read is None else self._read.told)
 
     def _import(self) -> ReadFile | None:
         try:
@@ -182,11 +191,11 @@ class TaskProcess:
 
     # -- an attempt ------------------------------------------------------------------------------------------------
 
-    def _run(self, attempt: ClaimedAttempt, reuses: bool) -> Finished:
+    def _run(self, attempt: ClaimedAttempt, reuses: bool) -> AttemptFinished:
         if self._broken is not None:
             failure = self._explain_import(self._broken)
             self._output.flush()
-            return Finished(failure, changed=("its file cannot be imported",))
+            return AttemptFinished(failure, changed=("its file cannot be imported",))
         before = take_state() if reuses else None
         self._output.attach()
         finished = self._make_attempt(attempt)
@@ -201,29 +210,33 @@ class TaskProcess:
             changed = (*changed, "the attempt failed")
         return msgspec.structs.replace(finished, changed=changed)
 
-    def _make_attempt(self, attempt: ClaimedAttempt) -> Finished:
+    def _make_attempt(self, attempt: ClaimedAttempt) -> AttemptFinished:
         assert self._loaded is not None  # for mypy: or it is broken
         dag = self._loaded.dags.get(attempt.dag_id)
         if dag is None:
-            return Finished(Failure(f"{attempt.file} no longer defines a DAG {attempt.dag_id!r}"))
+            return AttemptFinished(Failure(f"{attempt.file} no longer defines a DAG {attempt.dag_id!r}"))
         try:
             with self._interruptible():
                 result = run_attempt(dag, attempt, StoreServices(attempt, self))
         except KeyboardInterrupt:
-            return Finished(Failure("a SIGINT, which tidemill did not send, interrupted the task (KeyboardInterrupt)"))
+            return AttemptFinished(
+                Failure("a SIGINT, which tidemill did not send, interrupted the task (KeyboardInterrupt)")
+            )
         except TaskTimeout as error:  # raised just before or after it
             result = AttemptResult(AttemptFailed(describe_error(error)))
         if isinstance(self._interruption, TaskEnded):
-            return Finished(None)
+            return AttemptFinished(None)
         try:
             ending = _translate(result.ending)
         except Exception as error:
-            return Finished(Failure(f"the key of the trigger's shared stream cannot be found: {describe_error(error)}"))
+            return AttemptFinished(
+                Failure(f"the key of the trigger's shared stream cannot be found: {describe_error(error)}")
+            )
         for what, value in (*_list_stored(ending), *((f"the XCom {key!r} has", value) for key, value in result.xcoms)):
             if (size := len(value.encode("utf-8", "replace"))) > MAX_XCOM_BYTES:
                 text = f"{what} {size:,} bytes; at most {MAX_XCOM_BYTES:,} are stored; store a reference"
-                return Finished(Failure(text, may_retry=False))
-        return Finished(ending, result.xcoms, result.skip, result.skip_all_downstream)
+                return AttemptFinished(Failure(text, may_retry=False))
+        return AttemptFinished(ending, result.xcoms, result.skip, result.skip_all_downstream)
 
     # -- interruptions ---------------------------------------------------------------------------------------------
 
@@ -267,17 +280,17 @@ class TaskProcess:
         try:
             with self._lock:
                 self._number += 1
-                self._tell(Ask(self._number, call))  # type: ignore[arg-type]
+                self._tell(AskStore(self._number, call))  # type: ignore[arg-type]
                 answer = self._wait_for_answer(self._number, is_main and armed)
         finally:
             if is_main:
                 self._armed = armed and self._interruption is None
-        if isinstance(answer, NotAnswered):
+        if isinstance(answer, StoreNotAnswered):
             raise TidemillError(answer.error)
         found: A = decode_answer(call, answer.value)
         return found
 
-    def _wait_for_answer(self, number: int, interruptible: bool) -> Answered | NotAnswered:
+    def _wait_for_answer(self, number: int, interruptible: bool) -> StoreAnswered | StoreNotAnswered:
         waiting = select.poll()
         waiting.register(self._worker, select.POLLIN)
         while True:
@@ -286,7 +299,7 @@ class TaskProcess:
                     raise self._interruption
             answer = decode_order(self._receive())
             # Somebody who was interrupted has not taken the answer to an earlier question.
-            if isinstance(answer, Answered | NotAnswered) and answer.number == number:
+            if isinstance(answer, StoreAnswered | StoreNotAnswered) and answer.number == number:
                 if interruptible and self._interruption is not None:
                     raise self._interruption
                 return answer
@@ -341,7 +354,7 @@ def main(request: bytes, fds: list[int], read: ReadFile | None = None) -> int:
     """Be a task process; the zygote, or a template, calls this in a fork.
 
     Args:
-        request: A `Task`.
+        request: A `ForkedTask`.
         fds: The sockets of the worker and of the log, and the pipes of standard output and error.
         read: The file, if it is imported already.
     """
@@ -350,6 +363,6 @@ def main(request: bytes, fds: list[int], read: ReadFile | None = None) -> int:
     os.dup2(stderr, 2)
     os.close(stdout)
     os.close(stderr)
-    task = msgspec.msgpack.decode(request, type=Task)
+    task = msgspec.msgpack.decode(request, type=ForkedTask)
     output = TaskOutput(Lines(socket.socket(fileno=lines)), task.level)
     return TaskProcess(task, socket.socket(fileno=worker), output, read).run()

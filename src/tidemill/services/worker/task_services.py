@@ -27,7 +27,7 @@ from tidemill.store.calls.worker_calls import ClaimedAttempt
 A = TypeVar("A")
 
 
-class Asker(Protocol):
+class WorkerAsker(Protocol):
     """Asks the worker."""
 
     def ask(self, call: Call[A]) -> A:
@@ -38,7 +38,7 @@ class Asker(Protocol):
 class StoreServices:
     """The store as an attempt sees it; a `dags.task_services.TaskServices`."""
 
-    def __init__(self, attempt: ClaimedAttempt, asker: Asker) -> None:
+    def __init__(self, attempt: ClaimedAttempt, asker: WorkerAsker) -> None:
         """Ask nothing yet."""
         self._attempt = attempt
         self._asker = asker

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from tidemill.services.worker.messages import TASK_TARGET, Task
+from tidemill.services.worker.messages import TASK_TARGET, ForkedTask
 from tidemill.services.worker.residue import list_unshareable
 from tidemill.services.worker.task_process import ReadFile, read_file
 from tidemill.services.worker.task_process import main as be_task_process
@@ -28,10 +28,10 @@ def main(request: bytes, fds: list[int]) -> int:
     """Be a template; the zygote calls this in a fork.
 
     Args:
-        request: The `Task` that its processes are for.
+        request: The `ForkedTask` that its processes are for.
         fds: The socket of the worker.
     """
-    task = msgspec.msgpack.decode(request, type=Task)
+    task = msgspec.msgpack.decode(request, type=ForkedTask)
     owner = socket.socket(fileno=fds[0])
     # What a file prints while it is imported belongs to no attempt.
     null = os.open(os.devnull, os.O_RDWR)

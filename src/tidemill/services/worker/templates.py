@@ -21,7 +21,7 @@ import structlog
 
 from tidemill.core.tasks.rereading import find_interval
 from tidemill.dags.opened_files import Signature, sign_file
-from tidemill.services.worker.messages import Loaded, Task
+from tidemill.services.worker.messages import FileLoaded, ForkedTask
 from tidemill.services.worker.signatures import is_unchanged
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.link import ForkedProcess, ForkLink, ZygoteError
@@ -57,7 +57,7 @@ class _Template:
     used: float
     link: ForkLink | None = None
     process: ForkedProcess | None = None
-    loaded: Loaded | None = None
+    loaded: FileLoaded | None = None
     known: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -87,7 +87,7 @@ class Templates:
         self._starting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def find(self, task: Task) -> tuple[ForkLink, Loaded | None]:
+    async def find(self, task: ForkedTask) -> tuple[ForkLink, FileLoaded | None]:
         """Return what forks the next process of a file, and what that has read; waits while it imports the file."""
         for _ in range(_ATTEMPTS):
             if (template := self._choose(task)) is None:
@@ -99,7 +99,7 @@ class Templates:
                 return template.link, template.loaded
         return self._zygote.link, None
 
-    def is_current(self, loaded: Loaded) -> bool:
+    def is_current(self, loaded: FileLoaded) -> bool:
         """Tell whether what was imported is what an import would find now, as far as anybody can know."""
         interval = find_interval(self._reparse_seconds, loaded.cpu_seconds)
         return self._loop.time() < loaded.at + interval and is_unchanged(self._folder, loaded.files)
@@ -116,7 +116,7 @@ class Templates:
             self._end(template)
         self._leaving.clear()
 
-    def _choose(self, task: Task) -> _Template | None:
+    def _choose(self, task: ForkedTask) -> _Template | None:
         """Return the template of a file, which may be starting; None: it cannot have one."""
         sign, now = sign_file(self._folder / task.file), self._loop.time()
         template = self._templates.get(task.file)
@@ -137,7 +137,7 @@ class Templates:
 
     # -- their lives -----------------------------------------------------------------------------------------------
 
-    def _start(self, task: Task, template: _Template) -> None:
+    def _start(self, task: ForkedTask, template: _Template) -> None:
         while len(self._templates) >= MAX_TEMPLATES:
             self._leave(min(self._templates, key=lambda file: self._templates[file].used))
         self._templates[task.file] = template
@@ -147,7 +147,7 @@ class Templates:
         if self._timer is None:
             self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
 
-    async def _fork(self, task: Task, template: _Template) -> None:
+    async def _fork(self, task: ForkedTask, template: _Template) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         template.link = ForkLink(
             lambda started: self._note_started(task.file, template, started),
@@ -165,7 +165,7 @@ class Templates:
 
     def _note_started(self, file: str, template: _Template, started: Started) -> None:
         if started.about:
-            template.loaded = msgspec.msgpack.decode(started.about, type=Loaded)
+            template.loaded = msgspec.msgpack.decode(started.about, type=FileLoaded)
             template.known.set()
         else:  # what the file keeps cannot be shared, which stays so until it is changed
             self._refuse(file, template, math.inf)

@@ -28,11 +28,11 @@ from tidemill.core.tasks.worker_slots import (
     Died,
     Effect,
     Interrupt,
-    Kill,
-    Retire,
+    InterruptReason,
+    KillProcess,
+    RetireProcess,
     RunAttempt,
     StartProcess,
-    Why,
     WorkerSlots,
 )
 from tidemill.services.worker.endings import explain_end, report_callback
@@ -41,13 +41,13 @@ from tidemill.services.worker.log_budget import LogBudget
 from tidemill.services.worker.log_store import LogStore
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.services.worker.messages import (
-    Answered,
-    Ask,
-    Finished,
-    Loaded,
-    NotAnswered,
-    Run,
-    Task,
+    AskStore,
+    AttemptFinished,
+    AttemptOrder,
+    FileLoaded,
+    ForkedTask,
+    StoreAnswered,
+    StoreNotAnswered,
     encode_answer,
 )
 from tidemill.services.worker.reports import Reports
@@ -60,16 +60,16 @@ from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Exited
 from tidemill.store.calls.asked_secrets import find_secrets
 from tidemill.store.calls.worker_calls import (
+    AttemptReport,
     ClaimedAttempt,
     Failure,
     LogPart,
     Loss,
-    Report,
     Result,
     WorkerTurn,
 )
-from tidemill.store.database import Calls
-from tidemill.store.doorbell import Bell
+from tidemill.store.database import StoreCalls
+from tidemill.store.doorbell import StoreBell
 from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
@@ -100,7 +100,7 @@ class Worker:
     """The worker of one service.
 
     Args:
-        service: Its number in the store.
+        session: Its number in the store.
         config: What it is told.
         calls: The store.
         bell: What tells of new work.
@@ -110,14 +110,14 @@ class Worker:
 
     def __init__(
         self,
-        service: int,
+        session: int,
         config: WorkerConfig,
-        calls: Calls,
-        bell: Bell,
+        calls: StoreCalls,
+        bell: StoreBell,
         zygote: ZygoteClient,
         secrets: KnownSecrets,
     ) -> None:
-        self._service, self._config = service, config
+        self._session, self._config = session, config
         self._calls, self._bell, self._zygote = calls, bell, zygote
         self._loop = asyncio.get_running_loop()
         self._slots = WorkerSlots(config.limits)
@@ -159,7 +159,7 @@ class Worker:
             WorkerFencedError: The store has ended the service.
         """
         helpers = [
-            self._loop.create_task(each) for each in (self._listen(), beat(self._calls, self._service, self.measure))
+            self._loop.create_task(each) for each in (self._listen(), beat(self._calls, self._session, self.measure))
         ]
         turns = self._loop.create_task(self._take_turns())
         try:
@@ -217,7 +217,7 @@ class Worker:
         reports, callbacks = self._reports.take()
         self._request += 1
         turn = WorkerTurn(
-            self._service,
+            self._session,
             self._request,
             reports,
             callbacks,
@@ -295,22 +295,22 @@ class Worker:
                 case RunAttempt(number, attempt):
                     if (handle := self._handles.get(number)) is not None:
                         handle.log = self._running[attempt.key].log
-                        handle.tell(Run(self._running[attempt.key].claim, attempt.reuses))
+                        handle.tell(AttemptOrder(self._running[attempt.key].claim, attempt.reuses))
                 case Interrupt(number, why):
-                    self._handles[number].signal(_TIMEOUT_SIGNAL if why is Why.TIMEOUT else _END_SIGNAL)
+                    self._handles[number].signal(_TIMEOUT_SIGNAL if why is InterruptReason.TIMEOUT else _END_SIGNAL)
                     # Where its code cannot be interrupted.
                     half = self._config.limits.grace_seconds / 2
                     self._loop.call_later(half, self._handles[number].signal, _KILL_SIGNAL)
-                case Retire(number):
+                case RetireProcess(number):
                     self._handles[number].leave()
-                case Kill(number):
+                case KillProcess(number):
                     self._handles[number].signal(signal.SIGKILL, group=True)
                 case Died(attempt, why):
                     self._note_died(attempt, why, None, None)
         self._set_timer()
 
     def _start(self, number: int, file: str) -> None:
-        task = Task(str(self._config.folder), file, self._config.log_level)
+        task = ForkedTask(str(self._config.folder), file, self._config.log_level)
         handle = self._handles[number] = TaskHandle(number, task, partial(self._templates.find, task), self)
         handle.began_with = sign_files(self._config.folder, self._read.get(file, (file,)))
         try:
@@ -332,33 +332,33 @@ class Worker:
 
     # -- what task processes say -----------------------------------------------------------------------------------
 
-    def on_loaded(self, handle: TaskHandle, loaded: Loaded) -> None:
+    def on_loaded(self, handle: TaskHandle, loaded: FileLoaded) -> None:
         """Note that a process has imported its file."""
         self._read[handle.task.file] = (handle.task.file, *loaded.files)
         self._slots.note_loaded(handle.number)
 
-    def on_ask(self, handle: TaskHandle, ask: Ask) -> None:
+    def on_ask(self, handle: TaskHandle, ask: AskStore) -> None:
         """Ask the store for an attempt."""
         handle.keep_answer(self._loop.create_task(self._answer(handle, ask)))
 
-    async def _answer(self, handle: TaskHandle, ask: Ask) -> None:
+    async def _answer(self, handle: TaskHandle, ask: AskStore) -> None:
         call: Any = ask.call
         try:
             value = await call_patiently(self._calls, call)
         except TidemillError as error:
-            handle.tell(NotAnswered(ask.number, str(error)))
+            handle.tell(StoreNotAnswered(ask.number, str(error)))
         except Exception as error:
             log.exception("a call of a task failed", call=type(call).__name__)
-            handle.tell(NotAnswered(ask.number, describe_error(error)))
+            handle.tell(StoreNotAnswered(ask.number, describe_error(error)))
         else:
             self._secrets.add(handle.task.file, find_secrets(call, value))
-            handle.tell(Answered(ask.number, encode_answer(value)))
+            handle.tell(StoreAnswered(ask.number, encode_answer(value)))
 
     def on_written(self) -> None:
         """Store what tasks write, soon."""
         self._logs.note_written()
 
-    def on_finished(self, handle: TaskHandle, finished: Finished) -> None:
+    def on_finished(self, handle: TaskHandle, finished: AttemptFinished) -> None:
         """Report how an attempt ended."""
         attempt = self._slots.find_attempt(handle.number)
         if attempt is None:
@@ -387,14 +387,16 @@ class Worker:
                 self._note_died(effect.attempt, effect.why, exited, handle)
         self._set_timer()
 
-    def _note_died(self, attempt: Attempt, why: Why, exited: Exited | None, handle: TaskHandle | None) -> None:
+    def _note_died(
+        self, attempt: Attempt, why: InterruptReason, exited: Exited | None, handle: TaskHandle | None
+    ) -> None:
         broke_off = handle is not None and handle.broke_off
         result = explain_end(why, exited, attempt.file, self._config.limits, broke_off=broke_off)
         if isinstance(result, Failure):
             self._running[attempt.key].log.say("error", result.error)
         self._report(attempt, result, None)
 
-    def _report(self, attempt: Attempt, result: Result | None, finished: Finished | None) -> None:
+    def _report(self, attempt: Attempt, result: Result | None, finished: AttemptFinished | None) -> None:
         running = self._running.pop(attempt.key)
         if isinstance(result, Failure):
             result = self._secrets.mask_failure(attempt.file, result)
@@ -412,9 +414,9 @@ class Worker:
         if claim.callback is not None:
             self._reports.add(report_callback(claim, claim.callback, result, log_end))
             return
-        said = finished or Finished(result)
+        said = finished or AttemptFinished(result)
         self._reports.add(
-            Report(claim.task, claim.epoch, result, said.xcoms, said.skip, said.skip_all_downstream, log_end)
+            AttemptReport(claim.task, claim.epoch, result, said.xcoms, said.skip, said.skip_all_downstream, log_end)
         )
 
     async def _kill_all(self) -> None:

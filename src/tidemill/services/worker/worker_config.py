@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tidemill.core.tasks.worker_slots import Limits
+from tidemill.core.tasks.worker_slots import WorkerLimits
 
-_LIMITS = Limits()
+_LIMITS = WorkerLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class WorkerConfig:
     """
 
     folder: Path
-    limits: Limits = _LIMITS
+    limits: WorkerLimits = _LIMITS
     queues: tuple[str, ...] = ("default",)
     max_log_bytes: int = 10 * 1024 * 1024
     log_level: str = "INFO"

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import structlog
 
 from tidemill.core.delivery.breaker import BreakerState
-from tidemill.core.delivery.culprit import Fault, find_fault
-from tidemill.core.delivery.send_items import Ask, Decision, Delivered, Item, Limits
+from tidemill.core.delivery.culprit import SendFault, find_fault
+from tidemill.core.delivery.send_items import AskDecision, Decision, Item, ItemsDelivered, SendLimits
 from tidemill.core.delivery.send_queue import SendQueue
 from tidemill.core.errors import InvariantError, RemoteError, describe_error, escape_surrogates
 from tidemill.runtime.link.progress import SinkStats
@@ -26,7 +26,7 @@ from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.log.user_code import explain_error
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Encoded, Refusal, Sink, check_encoded, encode_checked
-from tidemill.sinks.sending.run import RunPart, settle_all
+from tidemill.sinks.sending.run import BatchPart, settle_all
 from tidemill.sinks.sending.sender import Sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
 
@@ -58,7 +58,7 @@ class BatchSender:
     def __init__(
         self,
         sink: Sink,
-        limits: Limits,
+        limits: SendLimits,
         timeout_seconds: float,
         ask: Callable[[Sender, Question], None],
         gave_up: Callable[[Sender, Failure], None],
@@ -88,7 +88,7 @@ class BatchSender:
     @property
     def label(self) -> str:
         """The section that configures the sink."""
-        return self.sink.place
+        return self.sink.section
 
     @property
     def outstanding(self) -> int:
@@ -110,7 +110,7 @@ class BatchSender:
         self._tasks = tasks
         self._task = tasks.keep(f"the deliveries to {self.label}", self._run())
 
-    def add(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> None:
+    def add(self, payload: Any, lane: DeliveryLane, submission: Submission | BatchPart) -> None:
         """Queue a payload; one that cannot be encoded becomes a question, in a later turn of the loop."""
         now = self._loop.time()
         try:
@@ -123,7 +123,7 @@ class BatchSender:
         self._queue.add((item,), now)
         self._added(now)
 
-    def add_all(self, payloads: Sequence[tuple[Any, RunPart]], lane: DeliveryLane) -> None:
+    def add_all(self, payloads: Sequence[tuple[Any, BatchPart]], lane: DeliveryLane) -> None:
         """Queue payloads of a delivery batch, in order; see `add`."""
         now, encode = self._loop.time(), self.sink.encode
         items: list[Entry] = []
@@ -142,7 +142,9 @@ class BatchSender:
         self._queue.add(items, now)
         self._added(now)
 
-    def _refuse(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart, error: BaseException) -> None:
+    def _refuse(
+        self, payload: Any, lane: DeliveryLane, submission: Submission | BatchPart, error: BaseException
+    ) -> None:
         """Ask what to do with a payload that cannot be encoded."""
         text = explain_error(error, "encode")
         item = Item(lane, None, 0, QueuedPayload(payload, None, submission))
@@ -201,7 +203,7 @@ class BatchSender:
             text = str(error) if isinstance(error, RemoteError) else explain_error(error, "send")
             retryable = error.retryable if isinstance(error, RemoteError) else True
             fault = find_fault(error)
-            if fault is Fault.PLACE:
+            if fault is SendFault.TARGET:
                 self._note_error(text, 0, "a sink cannot be written to; all of its payloads wait")
             elif fault.may_be_a_payload and len(batch) > 1:
                 self._note_error(text, 0, "a sink raised an error over a batch, which is now sent in parts")
@@ -253,14 +255,14 @@ class BatchSender:
         stats.last_error_at = time.time()
         throttle(log, 10.0).warning(event, sink=self.label, payloads=count, error=text[:2000])
 
-    def _apply(self, effects: Sequence[Delivered[DeliveryLane, QueuedPayload] | Question | Failure]) -> None:
+    def _apply(self, effects: Sequence[ItemsDelivered[DeliveryLane, QueuedPayload] | Question | Failure]) -> None:
         for effect in effects:
-            if isinstance(effect, Delivered):
+            if isinstance(effect, ItemsDelivered):
                 self.stats.delivered_count += 1
                 self.stats.delivered_payloads += len(effect.items)
                 self.stats.last_delivered_at = time.time()
                 settle_all([item.value.submission for item in effect.items])
-            elif isinstance(effect, Ask):
+            elif isinstance(effect, AskDecision):
                 self._ask(self, effect)
             else:
                 self._gave_up(self, effect)
@@ -284,12 +286,12 @@ class BatchSender:
     def _find_reason(self) -> str | None:
         return self.failing[:2000] if self.failing is not None else self.stats.last_error
 
-    def list_waiting(self) -> Iterable[Submission | RunPart]:
+    def list_waiting(self) -> Iterable[Submission | BatchPart]:
         """Return the submissions with payloads that are neither confirmed nor given up."""
         submissions = (item.value.submission for item in self._queue.list_items() if not item.gone)
         return dict.fromkeys(submissions)
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return what waits, and why; None if nothing does."""
         if self._task is None:
             return None

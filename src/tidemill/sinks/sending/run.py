@@ -20,7 +20,7 @@ import msgspec
 Released = Callable[[Sequence[int], int], None]
 
 
-class RunPart(msgspec.Struct, eq=False):
+class BatchPart(msgspec.Struct, eq=False):
     """The payloads that one hook returned for one message; acts as their submission and as their origin.
 
     Attributes:
@@ -32,7 +32,7 @@ class RunPart(msgspec.Struct, eq=False):
         size_bytes: The payloads' size, once they are submitted.
     """
 
-    run: SubmissionRun
+    run: DeliveryBatch
     index: int
     message: Any
     pending: int
@@ -60,7 +60,7 @@ class RunPart(msgspec.Struct, eq=False):
             self.run.release([self])
 
 
-class SubmissionRun:
+class DeliveryBatch:
     """The common data of a delivery batch's parts.
 
     Args:
@@ -74,7 +74,7 @@ class SubmissionRun:
         self.hook = hook
         self._released = released
 
-    def release(self, parts: Sequence[RunPart]) -> None:
+    def release(self, parts: Sequence[BatchPart]) -> None:
         """Release parts whose payloads are all settled."""
         try:
             self._released([part.index for part in parts], sum([part.size_bytes for part in parts]))
@@ -85,9 +85,9 @@ class SubmissionRun:
 
 def settle_all(submissions: Iterable[Any]) -> None:
     """Settle one payload of each submission; parts of a delivery batch are released together."""
-    together: dict[SubmissionRun, list[RunPart]] = {}
+    together: dict[DeliveryBatch, list[BatchPart]] = {}
     for each in submissions:
-        if type(each) is not RunPart:
+        if type(each) is not BatchPart:
             each.settle()
             continue
         each.pending -= 1

@@ -11,7 +11,7 @@ from tidemill.core.errors import RemoteError, TidemillError, describe_error
 from tidemill.runtime.link.progress import SinkStats
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Sink
-from tidemill.sinks.sending.run import RunPart
+from tidemill.sinks.sending.run import BatchPart
 from tidemill.sinks.sending.submission import DeliveryLane, Question, Submission
 
 
@@ -45,10 +45,10 @@ class Sender(Protocol):
     def start(self, tasks: EngineTasks) -> None:
         """Start sending, in the running loop."""
 
-    def add(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> None:
+    def add(self, payload: Any, lane: DeliveryLane, submission: Submission | BatchPart) -> None:
         """Accept a payload; one that can never be sent becomes a question, in a later turn of the loop."""
 
-    def add_all(self, payloads: Sequence[tuple[Any, RunPart]], lane: DeliveryLane) -> None:
+    def add_all(self, payloads: Sequence[tuple[Any, BatchPart]], lane: DeliveryLane) -> None:
         """Accept payloads of a delivery batch, in order; see `add`."""
 
     def decided(self, question: Question, decision: Decision) -> None:
@@ -57,11 +57,11 @@ class Sender(Protocol):
     def abandon(self, lane: DeliveryLane) -> None:
         """Forget the payloads of a partition."""
 
-    def list_waiting(self) -> Iterable[Submission | RunPart]:
+    def list_waiting(self) -> Iterable[Submission | BatchPart]:
         """Return the submissions that wait for the sink; the cost is proportional to their number."""
         ...
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return what waits, and why; None if nothing does."""
 
     async def close(self) -> None:

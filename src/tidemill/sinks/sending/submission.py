@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from tidemill.core.delivery.send_items import Ask, GaveUp, Item
+from tidemill.core.delivery.send_items import AskDecision, GaveUp, Item
 from tidemill.sinks.base import Encoded
-from tidemill.sinks.sending.run import RunPart
+from tidemill.sinks.sending.run import BatchPart
 
 #: (source topic, partition); None for payloads that do not come from a partition.
 DeliveryLane = tuple[str, int] | None
@@ -52,9 +52,9 @@ class QueuedPayload(msgspec.Struct):
 
     payload: Any
     encoded: Encoded | None
-    submission: Submission | RunPart
+    submission: Submission | BatchPart
 
 
 Entry = Item[DeliveryLane, QueuedPayload]
-Question = Ask[DeliveryLane, QueuedPayload]
+Question = AskDecision[DeliveryLane, QueuedPayload]
 Failure = GaveUp[DeliveryLane, QueuedPayload]

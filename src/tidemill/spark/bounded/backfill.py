@@ -31,7 +31,7 @@ from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link.frames import LinkAddress
 from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.spark.bounded.letter_run import LetterRun, check_letters, letter_run
-from tidemill.spark.bounded.plan import Folder, Plan, check_still_there, make_plan, refuse_unordered
+from tidemill.spark.bounded.plan import BackfillFolder, BackfillPlan, check_still_there, make_plan, refuse_unordered
 from tidemill.spark.bounded.recording import BoundedRecorder, describe_backfill, record_bounded_run
 from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
 from tidemill.spark.bounded.schema import outcomes_frame
@@ -39,7 +39,7 @@ from tidemill.spark.bounded.task import ChunkResult, run_ranges
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.foreground import Foreground, StartStoppedError, Wake, take
 from tidemill.spark.preflight import StartUp, make_handler, refuse_missing_program, refuse_no_sinks, with_full_paths
-from tidemill.spark.run_state import Phase, RunState
+from tidemill.spark.run_state import RunPhase, RunState
 from tidemill.spark.session.conf import bounded_conf
 from tidemill.spark.session.packaging import list_own_folders, pack_handler, ship_package
 from tidemill.spark.session.session import Spark
@@ -56,7 +56,9 @@ ResultT = TypeVar("ResultT")
 class _Work:
     """The work of a run, once everything has been checked."""
 
-    def __init__(self, settings: Settings, packed: bytes, plan: Plan, parts: list[Chunk], letters: LetterRun) -> None:
+    def __init__(
+        self, settings: Settings, packed: bytes, plan: BackfillPlan, parts: list[Chunk], letters: LetterRun
+    ) -> None:
         self.letters = letters
         self.settings = settings
         self.worker = f"{find_worker_name(settings)}.backfill"
@@ -105,7 +107,7 @@ class Backfill:
         self._config_path = config_path
         self._settings = settings
         self._start, self._end = start, end
-        self._folder = Folder(Path(outcomes).absolute())
+        self._folder = BackfillFolder(Path(outcomes).absolute())
         self._range_messages = range_messages
         self._whole_partitions = whole_partitions
         self._foreground = Foreground("backfill")
@@ -255,7 +257,7 @@ class Backfill:
         with self._foreground.running(spark), self._record(todo) as recorder:
             with BoundedRun(spark.context, todo.sizes, todo.before, recorder) as run:
                 self._run = run
-                self._foreground.states.enter(Phase.RUNNING)
+                self._foreground.states.enter(RunPhase.RUNNING)
                 try:
                     results = self._supervise(spark, run, todo)
                 finally:
@@ -285,7 +287,7 @@ class Backfill:
             if not self._stopped:
                 self._stopped = True
                 log.info("stopping: finishing work in flight; a second signal stops at once")
-                self._foreground.states.enter(Phase.DRAINING, todo.settings.executor.drain_timeout_seconds)
+                self._foreground.states.enter(RunPhase.DRAINING, todo.settings.executor.drain_timeout_seconds)
                 run.drain(lambda: spark.cancel(group))
             else:
                 run.exit_now()

@@ -23,12 +23,12 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.ranges import (
-    Edge,
-    Moment,
     Offset,
     OffsetRange,
+    PartitionEdge,
+    PartitionSpan,
     Position,
-    Span,
+    TimeBound,
     find_remaining,
     find_span,
     parse_position,
@@ -46,7 +46,7 @@ PLAN_VERSION = 1
 _PLAN_FOLDER = "_backfill"
 
 
-class Plan(msgspec.Struct, frozen=True):
+class BackfillPlan(msgspec.Struct, frozen=True):
     """The plan of one backfill.
 
     Attributes:
@@ -97,7 +97,7 @@ def refuse_unordered(settings: Settings, *, whole: bool) -> None:
         )
 
 
-class Folder:
+class BackfillFolder:
     """The folder of a backfill.
 
     Args:
@@ -133,14 +133,14 @@ class Folder:
         finally:
             os.close(fd)
 
-    def load(self, topic: str, start: str, end: str) -> Plan | None:
+    def load(self, topic: str, start: str, end: str) -> BackfillPlan | None:
         """Return the stored plan; None if there is none.
 
         Raises:
             ConfigError: The plan belongs to another backfill, or cannot be read.
         """
         try:
-            plan = msgspec.json.decode(self._plan_path.read_bytes(), type=Plan)
+            plan = msgspec.json.decode(self._plan_path.read_bytes(), type=BackfillPlan)
         except FileNotFoundError:
             self._refuse_other_files()
             return None
@@ -159,7 +159,7 @@ class Folder:
         if strange is not None:
             raise ConfigError(f"{self.path} contains other files ({strange}); use an empty or a new folder")
 
-    def save(self, plan: Plan) -> None:
+    def save(self, plan: BackfillPlan) -> None:
         """Write the plan atomically."""
         unfinished = self._plan_path.with_suffix(".new")
         with open(unfinished, "wb") as file:
@@ -168,7 +168,7 @@ class Folder:
             os.fsync(file.fileno())
         unfinished.replace(self._plan_path)
 
-    def find_left(self, plan: Plan) -> list[OffsetRange]:
+    def find_left(self, plan: BackfillPlan) -> list[OffsetRange]:
         """Return the remaining ranges, in order."""
         return find_remaining(plan.pieces, find_finished_ranges(entry.name for entry in self.path.iterdir()))
 
@@ -178,7 +178,7 @@ class Folder:
             leftover.unlink(missing_ok=True)
 
 
-def look_up(settings: Settings, start: Position, end: Position) -> list[Span]:
+def look_up(settings: Settings, start: Position, end: Position) -> list[PartitionSpan]:
     """Return the offsets between two positions in each partition of the source topic.
 
     Raises:
@@ -208,13 +208,13 @@ def _resolve(
 ) -> dict[int, int]:
     """Return the offset of a position in each partition."""
     match position:
-        case Edge.EARLIEST:
+        case PartitionEdge.EARLIEST:
             return {number: low for number, (low, _) in edges.items()}
-        case Edge.LATEST:
+        case PartitionEdge.LATEST:
             return {number: high for number, (_, high) in edges.items()}
         case Offset(value):
             return dict.fromkeys(edges, value)
-        case Moment(milliseconds):
+        case TimeBound(milliseconds):
             asked = [ck.TopicPartition(topic, number, milliseconds) for number in edges]
             found = consumer.offsets_for_times(asked, timeout=CALL_SECONDS)
             # Kafka has no offset for a time after the last message; use the end of the partition.
@@ -233,7 +233,9 @@ def check_still_there(settings: Settings, left: list[OffsetRange], topic_id: str
             "another outcomes folder",
             retryable=False,
         )
-    ends = {span.range.partition: span.range.end for span in look_up(settings, Edge.EARLIEST, Edge.LATEST)}
+    ends = {
+        span.range.partition: span.range.end for span in look_up(settings, PartitionEdge.EARLIEST, PartitionEdge.LATEST)
+    }
     for piece in left:
         if ends.get(piece.partition, -1) < piece.end:
             raise RemoteError(
@@ -248,7 +250,9 @@ def format_now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def make_plan(settings: Settings, start: str, end: str, choose_size: Callable[[int], int], *, whole: bool) -> Plan:
+def make_plan(
+    settings: Settings, start: str, end: str, choose_size: Callable[[int], int], *, whole: bool
+) -> BackfillPlan:
     """Return the plan of a backfill of the source topic as it is now, and log requested offsets that do not exist.
 
     Args:
@@ -272,4 +276,4 @@ def make_plan(settings: Settings, start: str, end: str, choose_size: Callable[[i
             log.info("the partition ends before the requested end", partition=where, missing=span.beyond)
     ranges = [span.range for span in spans if span.range.size]
     pieces = sorted(ranges) if whole else split(ranges, choose_size(sum(part.size for part in ranges)))
-    return Plan(topic, start, end, pieces, sum(span.deleted for span in spans), format_now(), topic_id)
+    return BackfillPlan(topic, start, end, pieces, sum(span.deleted for span in spans), format_now(), topic_id)

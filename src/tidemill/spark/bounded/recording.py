@@ -21,10 +21,10 @@ import structlog
 from tidemill.config.redaction import redact, redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.errors import describe_error
-from tidemill.runtime.link.frames import Hello
+from tidemill.runtime.link.frames import HelloFrame
 from tidemill.runtime.link.progress import EngineProgress
 from tidemill.runtime.link.server import LinkEvents, LinkServer
-from tidemill.spark.bounded.plan import Plan
+from tidemill.spark.bounded.plan import BackfillPlan
 
 if TYPE_CHECKING:
     from tidemill.recorder.format.events import EventKind
@@ -59,7 +59,7 @@ class RecordedRun:
 
 
 def describe_backfill(
-    plan: Plan,
+    plan: BackfillPlan,
     sizes: Sequence[int],
     outcomes: Path,
     progress: Callable[[], EngineProgress],
@@ -115,11 +115,11 @@ class BoundedRecorder:
         if self._server is not None:
             self._server.confirm(engine_id, seq)
 
-    def tell(self, kind: EventKind, hello: Hello, text: str = "", *, is_failure: bool = True) -> None:
+    def tell(self, kind: EventKind, hello: HelloFrame, text: str = "", *, is_failure: bool = True) -> None:
         """Record an event of an engine; the slot is the number of its part."""
         self._recorder.tell(kind, hello, text, is_failure=is_failure)
 
-    def lose_engine(self, hello: Hello, last: EngineProgress) -> None:
+    def lose_engine(self, hello: HelloFrame, last: EngineProgress) -> None:
         """Record that an engine was lost."""
         from tidemill.recorder.format.events import EventKind
 

@@ -17,7 +17,17 @@ import structlog
 
 from tidemill.core.errors import TidemillError, TooManyFailuresError
 from tidemill.core.supervision.silence import Hung, SilenceWatch
-from tidemill.runtime.link.frames import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Refused, Welcome
+from tidemill.runtime.link.frames import (
+    BeginFrame,
+    Command,
+    DrainFrame,
+    ExitFrame,
+    GoFrame,
+    HelloFrame,
+    LinkAddress,
+    RefusedFrame,
+    WelcomeFrame,
+)
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.runtime.link.server import LinkServer
 from tidemill.spark.bounded.recording import BoundedRecorder
@@ -76,7 +86,7 @@ class BoundedRun:
         self._sizes = sizes
         self._before = before
         self._links: dict[int, int] = {}
-        self._hellos: dict[int, Hello] = {}
+        self._hellos: dict[int, HelloFrame] = {}
         self._watch = SilenceWatch(SILENT_SECONDS, _TICK_SECONDS)
         self._tokens = 0
         self._running: dict[int, EngineProgress] = {}
@@ -139,7 +149,7 @@ class BoundedRun:
         def stop() -> None:
             self._stopping = True
             self._on_stopped = on_stopped
-            self._tell_all(Drain())
+            self._tell_all(DrainFrame())
             self._look()
 
         self._server.loop.call_soon_threadsafe(stop)
@@ -149,7 +159,7 @@ class BoundedRun:
 
         def stop() -> None:
             self._stopping = True
-            self._tell_all(Exit())
+            self._tell_all(ExitFrame())
 
         self._server.loop.call_soon_threadsafe(stop)
 
@@ -175,22 +185,22 @@ class BoundedRun:
 
     # -- reports of engines, on the link's loop -----------------------------------------------------------------
 
-    def on_hello(self, link: int, hello: Hello) -> None:
+    def on_hello(self, link: int, hello: HelloFrame) -> None:
         """Let an engine begin at once, unless the run is stopping or has failed for good."""
         if (self._stopping or self._hopeless is not None) and not hello.run_token:
             # Spark restarts a failed part, which would dead-letter the same messages again.
-            self._server.send(link, Refused("the run is being stopped"))
+            self._server.send(link, RefusedFrame("the run is being stopped"))
             self._server.close_link(link)
             return
         self._links[link] = hello.slot
         self._hellos[link] = hello
         self._watch.note_joined(link, hello.slot, time.monotonic())
         self._tokens += 1
-        self._server.send(link, Welcome(hello.run_token or self._tokens))
-        for command in (Begin(), Go()):
+        self._server.send(link, WelcomeFrame(hello.run_token or self._tokens))
+        for command in (BeginFrame(), GoFrame()):
             self._server.send(link, command)
         if self._stopping:
-            self._server.send(link, Drain())
+            self._server.send(link, DrainFrame())
 
     def on_beat(self, link: int, progress: EngineProgress) -> None:
         """Store the engine's progress."""
@@ -250,7 +260,7 @@ class BoundedRun:
         self._server.close_link(hung.link)
         self._callers.submit(self._end_task, hello, give_up=hung.give_up)
 
-    def _end_task(self, hello: Hello, *, give_up: bool) -> None:
+    def _end_task(self, hello: HelloFrame, *, give_up: bool) -> None:
         """Kill a task, or cancel its stage to fail the job."""
         try:
             spark = self._context._jsc.sc()  # the Python API offers neither call

@@ -22,12 +22,12 @@ import msgspec
 
 from tidemill.config.settings import Settings
 from tidemill.core.ranges import Chunk
-from tidemill.deadletters.files import LettersPlace
+from tidemill.deadletters.files import LettersTarget
 from tidemill.pipeline.bounded import BoundedEngine
 from tidemill.pipeline.build import build_history
 from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.reports.outcomes import Outcomes
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.link.progress import EngineProgress, StopReason, without_texts
 from tidemill.runtime.log.setup import configure
 from tidemill.runtime.log.writer import tell_repeats
@@ -37,7 +37,7 @@ from tidemill.sources.ranges import RangeReader
 from tidemill.sources.rows import RowReader
 from tidemill.spark.engine.process import IGNORED, EngineJob, EngineProcess, outlive_stderr
 
-PartsMaker = Callable[[Settings, Identity], tuple[BoundedSource, Outcomes]]
+PartsMaker = Callable[[Settings, EngineIdentity], tuple[BoundedSource, Outcomes]]
 
 
 class ChunkFailedError(Exception):
@@ -76,7 +76,7 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
     engines: list[BoundedEngine] = []
     abandoned = False
 
-    def build(settings: Settings, handler: Any, identity: Identity) -> BoundedEngine:
+    def build(settings: Settings, handler: Any, identity: EngineIdentity) -> BoundedEngine:
         engines.append(BoundedEngine(settings, handler, identity, *make(settings, identity)))
         return engines[0]
 
@@ -118,13 +118,13 @@ def _of_this_task(job: EngineJob) -> EngineJob:
 
 
 def _open_letters(
-    job: EngineJob, folder: str, identity: Identity, partitions: Iterable[TopicPartition] = ()
+    job: EngineJob, folder: str, identity: EngineIdentity, partitions: Iterable[TopicPartition] = ()
 ) -> FileDeadLetters | None:
     """Return the dead-letter writer of this engine, if letters go to files."""
     path = job.settings.dlq.path
     if not path:
         return None
-    return FileDeadLetters(LettersPlace(path, job.run, folder, job.outcomes_id), identity.engine_id, partitions)
+    return FileDeadLetters(LettersTarget(path, job.run, folder, job.outcomes_id), identity.engine_id, partitions)
 
 
 def run_ranges(job: EngineJob, folder: str, chunk: Chunk, topic_id: str | None = None) -> bytes:
@@ -137,7 +137,7 @@ def run_ranges(job: EngineJob, folder: str, chunk: Chunk, topic_id: str | None =
         topic_id: The id of the topic at the time of planning; None if unknown.
     """
 
-    def make(settings: Settings, identity: Identity) -> tuple[BoundedSource, Outcomes]:
+    def make(settings: Settings, identity: EngineIdentity) -> tuple[BoundedSource, Outcomes]:
         source = BoundedSource(RangeReader(settings.kafka, chunk, topic_id), settings.executor.max_queued_bytes)
         ranges = {(settings.kafka.source_topic, part.partition): part for part in chunk}
         letters, history = _open_letters(job, folder, identity, ranges), build_history(settings, identity)
@@ -162,7 +162,7 @@ def run_rows(
     if first is None:
         return
 
-    def make(settings: Settings, identity: Identity) -> tuple[BoundedSource, Outcomes]:
+    def make(settings: Settings, identity: EngineIdentity) -> tuple[BoundedSource, Outcomes]:
         reader = RowReader(itertools.chain((first,), rows), names, index)
         name = f"part-{index:05d}.parquet"
         letters, history = _open_letters(job, folder, identity), build_history(settings, identity)

@@ -28,10 +28,21 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, describe_error
 from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.core.recorder.outgoing import OutgoingFrames
-from tidemill.runtime.identity import Identity, new_engine_id
+from tidemill.runtime.identity import EngineIdentity, new_engine_id
 from tidemill.runtime.link.beats import Beat, whole_beat
 from tidemill.runtime.link.engine import RECONNECT_SECONDS, EngineLink, EngineRefusedError
-from tidemill.runtime.link.frames import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
+from tidemill.runtime.link.frames import (
+    BeginFrame,
+    Command,
+    DrainFrame,
+    ExitFrame,
+    GoFrame,
+    HelloFrame,
+    LinkAddress,
+    PauseFrame,
+    ReleaseFrame,
+    ResumeFrame,
+)
 from tidemill.runtime.link.live_tasks import LiveSource
 from tidemill.runtime.link.probe_report import ProbeSource
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason, drop_summary_texts
@@ -118,8 +129,8 @@ class RunnableEngine(Protocol):
     def find_message(self, topic: str, partition: int, offset: int) -> MessageStage | None:
         """Return the stage of a message; None if it is not open here."""
 
-    def drain(self, *, keep_place: bool = False) -> None:
-        """Start a clean end; with `keep_place`, another engine takes over the membership in the group."""
+    def drain(self, *, keep_membership: bool = False) -> None:
+        """Start a clean end; with `keep_membership`, another engine takes over the membership in the group."""
 
     def fail(self, text: str) -> None:
         """End at once, because an indispensable part of the process is gone."""
@@ -134,7 +145,7 @@ class RunnableEngine(Protocol):
         """Release the brake, if it is on."""
 
 
-EngineMaker = Callable[[Settings, Any, Identity], RunnableEngine]
+EngineMaker = Callable[[Settings, Any, EngineIdentity], RunnableEngine]
 
 
 def run_slot(job: EngineJob) -> Iterator[bytes]:
@@ -216,7 +227,7 @@ class EngineProcess:
         self._begin = asyncio.Event()
         self._go = asyncio.Event()
         self._draining = False
-        self._paused: Pause | None = None
+        self._paused: PauseFrame | None = None
         self._is_abandoned = False
         self._fault: str | None = None
         self._tasks = EngineTasks(self._on_fault)
@@ -224,7 +235,7 @@ class EngineProcess:
         self._drain_seconds = job.settings.executor.drain_timeout_seconds
 
     async def run(self) -> EngineSummary:
-        """Connect, wait for `Begin`, run the engine, and report its end."""
+        """Connect, wait for `BeginFrame`, run the engine, and report its end."""
         self._loop = asyncio.get_running_loop()
         self._deadline = ProcessDeadline(self._on_orphaned)
         self._deadline.start()
@@ -238,7 +249,7 @@ class EngineProcess:
         engine_id = new_engine_id()
         self._link = EngineLink(
             self._job.address,
-            Hello(
+            HelloFrame(
                 self._job.slot,
                 self._job.job_token,
                 0,
@@ -267,7 +278,7 @@ class EngineProcess:
             log.error("cannot connect to the driver; this engine does not start", error=str(error))  # noqa: TRY400
             return make_failed_summary(self._job, error)
         group = self._job.settings.kafka.consumer_group
-        identity = Identity(self._job.worker, self._job.slot, engine_id, group, run_token)
+        identity = EngineIdentity(self._job.worker, self._job.slot, engine_id, group, run_token)
         try:
             summary = await self._run_engine(identity, loaded)
         except BaseException as error:
@@ -292,7 +303,9 @@ class EngineProcess:
             log.exception("cannot load the handler in the engine")
             return make_failed_summary(self._job, error, StopReason.CONFIG)
 
-    async def _run_engine(self, identity: Identity, loaded: tuple[EngineMaker, Any] | EngineSummary) -> EngineSummary:
+    async def _run_engine(
+        self, identity: EngineIdentity, loaded: tuple[EngineMaker, Any] | EngineSummary
+    ) -> EngineSummary:
         if isinstance(loaded, EngineSummary):
             return loaded
         build, handler = loaded
@@ -331,36 +344,36 @@ class EngineProcess:
 
     def _on_command(self, command: Command) -> None:
         match command:
-            case Begin():
+            case BeginFrame():
                 self._begin.set()
-            case Go():
+            case GoFrame():
                 self._go.set()
-            case Drain(keep_place):
+            case DrainFrame(keep_membership):
                 self._deadline.within(self._drain_seconds + SUPERVISED_SECONDS)
-                self._drain(keep_place=keep_place)
-            case Pause(partitions):
+                self._drain(keep_membership=keep_membership)
+            case PauseFrame(partitions):
                 self._paused = command
                 if self._engine is not None:
                     self._engine.pause(partitions)
-            case Resume():
+            case ResumeFrame():
                 self._paused = None
                 if self._engine is not None:
                     self._engine.resume()
-            case Release():
+            case ReleaseFrame():
                 if self._engine is not None:
                     self._engine.release()
-            case Exit():
+            case ExitFrame():
                 # Standard error may be blocked.
                 self._deadline.within(EXIT_SECONDS)
                 tell_repeats()
                 os._exit(DEADLINE_EXIT)
 
-    def _drain(self, *, keep_place: bool = False) -> None:
+    def _drain(self, *, keep_membership: bool = False) -> None:
         if not self._draining:
             self._draining = True
             self._begin.set()
             if self._engine is not None:
-                self._engine.drain(keep_place=keep_place)
+                self._engine.drain(keep_membership=keep_membership)
 
     def _on_fault(self, text: str) -> None:
         """End the engine, because it can no longer be supervised."""

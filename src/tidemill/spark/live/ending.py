@@ -8,9 +8,9 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import FencedError, RemoteError
-from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_events import EngineEnding
 from tidemill.core.supervision.slot_group import RunFinished
-from tidemill.runtime.identity import Identity
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.sources.membership import find_present_members, reap_member
 from tidemill.spark.live.jobs import make_engine_error
 from tidemill.spark.progress import PipelineProgress
@@ -26,20 +26,20 @@ def refuse_failure(finished: RunFinished, settings: Settings, worker: str) -> No
         HandlerError: The handler failed.
         RemoteError: An engine was lost, or killed after its drain timeout.
     """
-    if finished.ending in (Ending.DRAINED, Ending.ABSENT):
+    if finished.ending in (EngineEnding.DRAINED, EngineEnding.ABSENT):
         return
-    if finished.ending is Ending.FENCED:
+    if finished.ending is EngineEnding.FENCED:
         raise FencedError(
             f"another process uses worker name {worker!r} in consumer group "
             f"{settings.kafka.consumer_group!r}; set another name for one of them: "
             f"{settings.worker_name_env}=..."
         )
-    if finished.ending is Ending.OVERDUE:
+    if finished.ending is EngineEnding.OVERDUE:
         raise RemoteError(
             f"slot {finished.slot} had {finished.error} and was killed; the next run reprocesses its uncommitted "
             "messages (if a hook blocked its event loop, the log names it)"
         )
-    if finished.ending is Ending.CRASHED:
+    if finished.ending is EngineEnding.CRASHED:
         raise RemoteError(f"the engine of slot {finished.slot} was lost: {finished.error}; {_advise(finished)}")
     raise make_engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
 
@@ -64,7 +64,7 @@ def refuse_uncommitted(done: PipelineProgress) -> None:
         RemoteError: Finished messages are not committed.
     """
     if done.uncommitted:
-        why = done.stalled.get("kafka") or "no response from the brokers"
+        why = done.waits.get("kafka") or "no response from the brokers"
         raise RemoteError(
             f"commits failed during the stop ({why}); the next run reprocesses {done.uncommitted:,} finished messages"
         )
@@ -76,7 +76,7 @@ def leave_for(settings: Settings, worker: str, slots: list[int], seconds: float)
     An engine that died did not leave, and an engine that was drained during a rebalance may not have been able to; the
     brokers know which members remain.
     """
-    members = {Identity(worker, slot, "", settings.kafka.consumer_group).instance_id for slot in slots}
+    members = {EngineIdentity(worker, slot, "", settings.kafka.consumer_group).instance_id for slot in slots}
     try:
         left_behind = find_present_members(settings, members, min(5.0, seconds)) if members else set()
     except Exception as error:

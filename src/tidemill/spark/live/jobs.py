@@ -17,7 +17,7 @@ import structlog
 
 from tidemill.core import errors
 from tidemill.core.errors import TidemillError
-from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_events import EngineEnding
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary
 from tidemill.spark.engine.process import EngineJob, run_slot
 from tidemill.spark.session.java_errors import find_cause
@@ -39,7 +39,7 @@ class JobOutcome(msgspec.Struct, frozen=True):
         spark_lost: Spark itself is gone; no further job can run.
     """
 
-    ending: Ending
+    ending: EngineEnding
     error: str | None = None
     progress: EngineProgress | None = None
     spark_lost: bool = False
@@ -47,7 +47,7 @@ class JobOutcome(msgspec.Struct, frozen=True):
 
 def read_outcome(summary: EngineSummary) -> JobOutcome:
     """Return the outcome for an engine's own summary."""
-    return JobOutcome(Ending(summary.reason.value), summary.error, summary.progress)
+    return JobOutcome(EngineEnding(summary.reason.value), summary.error, summary.progress)
 
 
 class JobThread:
@@ -100,7 +100,7 @@ class JobThread:
             (encoded,) = self._collect(job)
             return read_outcome(msgspec.msgpack.decode(encoded, type=EngineSummary))
         except Exception as error:
-            return JobOutcome(Ending.CRASHED, describe_failure(error), spark_lost=not self._spark.is_alive())
+            return JobOutcome(EngineEnding.CRASHED, describe_failure(error), spark_lost=not self._spark.is_alive())
 
     def _collect(self, job: EngineJob) -> list[bytes]:
         context = self._spark.context

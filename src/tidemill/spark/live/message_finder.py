@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import RemoteError, UserActionError
-from tidemill.core.pipeline.message_stage import MessageStage, Stage
+from tidemill.core.pipeline.message_stage import MessageStage, OpenStage
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link.open_message import OpenMessage
 from tidemill.runtime.link.probe_report import ProbeReport
@@ -35,7 +35,7 @@ async def find_message(
         return None
     owner = next((slot for slot in slots if slot.progress is not None and name in slot.progress.partitions), None)
     if owner is None:
-        stage: MessageStage | None = MessageStage(stage=Stage.NO_OWNER)
+        stage: MessageStage | None = MessageStage(stage=OpenStage.NO_OWNER)
     elif owner.link is None:
         raise RemoteError(f"the link to engine {owner.number} is lost")
     else:
@@ -43,7 +43,9 @@ async def find_message(
             stage = await server.ask(owner.link, topic, partition, offset)
         except RemoteError as error:
             raise RemoteError(f"engine {owner.number}: {error}") from None
-    if stage is None or (stage.stage is Stage.NOT_READ and owner is not None and _is_beyond_end(owner, name, offset)):
+    if stage is None or (
+        stage.stage is OpenStage.NOT_READ and owner is not None and _is_beyond_end(owner, name, offset)
+    ):
         return None
     stage = replace(stage, why=redact_text(stage.why))
     number = owner.number if owner is not None else None

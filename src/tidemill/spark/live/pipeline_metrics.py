@@ -102,7 +102,7 @@ def _read_uncommitted(view: EngineView) -> list[Sample]:
 
 
 def _read_stalled(view: EngineView) -> list[Sample]:
-    stalled = find_stalled_partitions(view.now.stalled)
+    stalled = find_stalled_partitions(view.now.waits)
     return [((view.name, partition), int(partition in stalled)) for partition in view.now.partitions]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tidemill.runtime.link.progress import find_stalled_partitions
 from tidemill.spark.live.status_report import find_problems, is_starting
 from tidemill.spark.progress import PipelineProgress
-from tidemill.spark.run_state import Phase, RunState
+from tidemill.spark.run_state import RunPhase, RunState
 
 #: External dependencies of an engine, by the name under which it reports them as stalled.
 _OUTSIDE = {"kafka": "the brokers cannot be reached", "dead letters": "the broker does not accept dead letters"}
@@ -26,18 +26,18 @@ def find_unready(state: RunState, progress: PipelineProgress, orphans: Sequence[
         orphans: Partitions of the source topic that no engine of the group owns.
 
     Example:
-        >>> find_unready(RunState(Phase.STOPPING), PipelineProgress())
+        >>> find_unready(RunState(RunPhase.STOPPING), PipelineProgress())
         ['it is stopping']
     """
     problems = find_problems(state, progress)
-    if is_starting(state, progress) or state.phase is Phase.STOPPING:
+    if is_starting(state, progress) or state.phase is RunPhase.STOPPING:
         return problems
-    if state.phase is Phase.DRAINING:
+    if state.phase is RunPhase.DRAINING:
         return ["it is draining", *problems]
     if not progress.partitions:
         problems.append("no partition is assigned to it")
-    problems += [text for name, text in _OUTSIDE.items() if name in progress.stalled]
-    problems += [f"{name} is down" for name in sorted(progress.stalled) if name.startswith("sinks.")]
-    problems += [f"partition {name} is stalled" for name in sorted(find_stalled_partitions(progress.stalled))]
+    problems += [text for name, text in _OUTSIDE.items() if name in progress.waits]
+    problems += [f"{name} is down" for name in sorted(progress.waits) if name.startswith("sinks.")]
+    problems += [f"partition {name} is stalled" for name in sorted(find_stalled_partitions(progress.waits))]
     problems += [f"partition {partition} has no owner" for partition in orphans]
     return problems

@@ -24,7 +24,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, TidemillError, describe_error
 from tidemill.core.supervision import reload
 from tidemill.core.supervision.reload import Reload
-from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_events import EngineEnding
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
 from tidemill.spark.live.supervisor import Supervisor
@@ -38,10 +38,10 @@ SLOW_LOAD_SECONDS = 10.0
 #: Sections that a reload cannot change, because the group, its topic and Spark stay the same.
 _FIXED_SECTIONS = ("kafka", "spark", "worker_name_env")
 #: Endings that mean that no engine was lost.
-_CLEAN = (Ending.DRAINED, Ending.ABSENT)
+_CLEAN = (EngineEnding.DRAINED, EngineEnding.ABSENT)
 
 
-class Code(msgspec.Struct, frozen=True):
+class EngineCode(msgspec.Struct, frozen=True):
     """The code that engines run.
 
     Attributes:
@@ -95,9 +95,9 @@ class Reloader:
         self,
         files: CodeFiles,
         running: str,
-        first: Code,
+        first: EngineCode,
         wake: Callable[[], None],
-        start: Callable[[Supervisor, Code], None],
+        start: Callable[[Supervisor, EngineCode], None],
     ) -> None:
         self._files = files
         self._wake = wake
@@ -106,7 +106,7 @@ class Reloader:
         self._codes = {running: first}
         self._first = first
         self._live: Supervisor | None = None
-        self._inbox: queue.SimpleQueue[reload.Input | tuple[str, Code]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[reload.Input | tuple[str, EngineCode]] = queue.SimpleQueue()
         self._over = False
         self._loads = 0
         #: The start time of the load in progress.
@@ -125,7 +125,7 @@ class Reloader:
             log.warning(text, seconds=round(seconds, 1))
         self._put(reload.Saved(self._files.fingerprint()))
 
-    def _put(self, event: reload.Input | tuple[str, Code]) -> None:
+    def _put(self, event: reload.Input | tuple[str, EngineCode]) -> None:
         self._inbox.put(event)
         self._wake()
 
@@ -157,7 +157,7 @@ class Reloader:
                 return
             if isinstance(event, tuple):
                 self._codes[event[0]] = event[1]
-                event = reload.Loaded()
+                event = reload.CodeLoaded()
             self._feed(event)
 
     def stop(self) -> None:
@@ -170,7 +170,7 @@ class Reloader:
         error = None
         if finished is not None and finished.ending not in _CLEAN:
             error = f"slot {finished.slot}: {finished.error or finished.ending}"
-        fenced = finished is not None and finished.ending is Ending.FENCED
+        fenced = finished is not None and finished.ending is EngineEnding.FENCED
         self._feed(reload.EnginesEnded(error, final=fenced))
         return self._over
 
@@ -183,11 +183,11 @@ class Reloader:
     def _carry_out(self, effect: reload.Effect) -> None:
         assert self._live is not None
         match effect:
-            case reload.Load(code):
+            case reload.LoadCode(code):
                 self._loads += 1
                 threading.Thread(target=self._load, args=(code,), name="tidemill-reload", daemon=True).start()
             case reload.DrainEngines():
-                self._live.drain(keep_places=True)
+                self._live.drain(keep_memberships=True)
             case reload.StartEngines(code):
                 self._start(self._live, self._codes[code])
             case reload.Finish():
@@ -205,7 +205,7 @@ class Reloader:
         watch.daemon = True
         watch.start()
         self._load_started = time.monotonic()
-        result: reload.Input | tuple[str, Code]
+        result: reload.Input | tuple[str, EngineCode]
         try:
             result = name, self._load_code()
         except TidemillError as error:
@@ -227,14 +227,14 @@ class Reloader:
             result = reload.LoadFailed(text)
         self._put(result)
 
-    def _load_code(self) -> Code:
+    def _load_code(self) -> EngineCode:
         handler, settings = self._files.load()
         code = prepare(handler, settings)
         _refuse_fixed(self._first.settings, code.settings)
         return code
 
 
-def prepare(handler: Handler[Any, Any] | type[Handler[Any, Any]], settings: Settings) -> Code:
+def prepare(handler: Handler[Any, Any] | type[Handler[Any, Any]], settings: Settings) -> EngineCode:
     """Prepare the code as the start of a pipeline does.
 
     Raises:
@@ -243,7 +243,7 @@ def prepare(handler: Handler[Any, Any] | type[Handler[Any, Any]], settings: Sett
     instance = make_handler(handler)
     settings = with_full_paths(run_startup(instance, settings))
     refuse_unrunnable(settings)
-    return Code(settings, pack_handler(instance))
+    return EngineCode(settings, pack_handler(instance))
 
 
 def _refuse_fixed(first: Settings, saved: Settings) -> None:

@@ -18,7 +18,7 @@ from tidemill.recorder.format.events import EventKind, RecordedEvent
 from tidemill.recorder.format.recordable_text import classify_error, clean_error
 from tidemill.recorder.format.schema import RowTable
 from tidemill.runtime.link.engine import RECONNECT_SECONDS
-from tidemill.runtime.link.frames import Hello
+from tidemill.runtime.link.frames import HelloFrame
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.runtime.link.server import LinkEvents, LinkServer
 from tidemill.runtime.log.setup import throttle
@@ -38,10 +38,10 @@ _decode_events = msgspec.msgpack.Decoder(list[RecordedEvent]).decode
 class EngineWitness(Protocol):
     """Receives the starts and ends of engines."""
 
-    def tell(self, kind: EventKind, hello: Hello, text: str = "", *, is_failure: bool = True) -> None:
+    def tell(self, kind: EventKind, hello: HelloFrame, text: str = "", *, is_failure: bool = True) -> None:
         """Record an event of an engine."""
 
-    def lose_engine(self, hello: Hello, last: EngineProgress) -> None:
+    def lose_engine(self, hello: HelloFrame, last: EngineProgress) -> None:
         """Record that an engine was lost, with the progress from its last beat."""
 
 
@@ -100,7 +100,7 @@ class RunRecorder:
             progress.recorder_dropped += sum(lost.values())
         return progress
 
-    def tell(self, kind: EventKind, hello: Hello, text: str = "", *, is_failure: bool = True) -> None:
+    def tell(self, kind: EventKind, hello: HelloFrame, text: str = "", *, is_failure: bool = True) -> None:
         """Record an event of an engine; failures are grouped by their class."""
         data: dict[str, str | int | float] = {
             "slot": hello.slot,
@@ -115,7 +115,7 @@ class RunRecorder:
         event = RecordedEvent(time.time_ns() // 1000, kind, text=clean_error(text), error_class=error_class, data=data)
         self.writer.add_event(event, hello.slot)
 
-    def lose_engine(self, hello: Hello, last: EngineProgress) -> None:
+    def lose_engine(self, hello: HelloFrame, last: EngineProgress) -> None:
         """Record that an engine was lost, and count the rows that it had not sent.
 
         Rows recorded after its last beat, within the last quarter of a second, remain uncounted.
@@ -180,13 +180,13 @@ class WatchedLink:
     def __init__(self, events: LinkEvents, witness: EngineWitness) -> None:
         self._events = events
         self._witness = witness
-        self._new: dict[int, Hello] = {}
-        self._engines: dict[int, Hello] = {}
+        self._new: dict[int, HelloFrame] = {}
+        self._engines: dict[int, HelloFrame] = {}
         #: Engines whose link is closed, with the timer after which they count as lost.
-        self._missed: dict[str, tuple[asyncio.TimerHandle, Hello, EngineProgress]] = {}
+        self._missed: dict[str, tuple[asyncio.TimerHandle, HelloFrame, EngineProgress]] = {}
         self._last: dict[int, EngineProgress] = {}
 
-    def on_hello(self, link: int, hello: Hello) -> None:
+    def on_hello(self, link: int, hello: HelloFrame) -> None:
         """Store the engine's identity until its first beat."""
         self._new[link] = hello
         self._events.on_hello(link, hello)
@@ -237,6 +237,6 @@ class WatchedLink:
             del self._engines[link]
             self._lose(hello, self._last.pop(link))
 
-    def _lose(self, hello: Hello, last: EngineProgress) -> None:
+    def _lose(self, hello: HelloFrame, last: EngineProgress) -> None:
         self._missed.pop(hello.engine_id, None)
         self._witness.lose_engine(hello, last)

@@ -12,7 +12,7 @@ from tidemill.config.settings import Settings
 from tidemill.runtime.link.progress import GROUP_NAME, PartitionHead
 from tidemill.runtime.log.setup import version
 from tidemill.spark.progress import EngineStatus, PipelineProgress
-from tidemill.spark.run_state import Phase, RunState
+from tidemill.spark.run_state import RunPhase, RunState
 
 #: An engine sends a beat four times a second. If it is silent for this long, it hangs or its host is overloaded.
 SILENT_SECONDS = 10.0
@@ -71,7 +71,7 @@ def build_report(
         "paused": [msgspec.to_builtins(pause) for pause in progress.pauses],
         "recorder": {"dropped": progress.recorder_dropped},
         "sinks": {path: msgspec.to_builtins(stats) for path, stats in progress.sinks.items()},
-        "waits_for": progress.stalled,
+        "waits_for": progress.waits,
         "held_by": {name: describe_head(name, head) for name, head in sorted(progress.heads.items())},
         "metrics": (addresses or {}).get("metrics"),
         "web": (addresses or {}).get("web"),
@@ -103,7 +103,7 @@ def find_problems(state: RunState, progress: PipelineProgress) -> list[str]:
     if is_starting(state, progress):
         step = state.describe_step() or ("the engines are starting" if progress.engines else "")
         return [f"it is starting: {step}" if step else "it is starting"]
-    if state.phase is Phase.STOPPING:
+    if state.phase is RunPhase.STOPPING:
         return ["it is stopping"]
     problems = []
     for engine in progress.engines:
@@ -111,16 +111,16 @@ def find_problems(state: RunState, progress: PipelineProgress) -> list[str]:
             problems.append(f"engine {engine.slot} is not running: {engine.state} (start {engine.starts})")
         elif engine.silent_seconds is not None and engine.silent_seconds >= SILENT_SECONDS:
             problems.append(f"engine {engine.slot} has been silent for {engine.silent_seconds:.0f} s")
-    if GROUP_NAME in progress.stalled:
-        problems.append(f"it cannot read its topic: {progress.stalled[GROUP_NAME]}")
+    if GROUP_NAME in progress.waits:
+        problems.append(f"it cannot read its topic: {progress.waits[GROUP_NAME]}")
     return problems
 
 
 def is_starting(state: RunState, progress: PipelineProgress) -> bool:
     """Return whether no engine has worked yet."""
-    if state.phase is Phase.RUNNING:
+    if state.phase is RunPhase.RUNNING:
         return not any(engine.progress or engine.starts > 1 for engine in progress.engines)
-    return state.phase is Phase.STARTING
+    return state.phase is RunPhase.STARTING
 
 
 def _describe_engine(engine: EngineStatus) -> dict[str, Any]:

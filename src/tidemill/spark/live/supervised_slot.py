@@ -9,9 +9,9 @@ import msgspec
 
 from tidemill.core.supervision import slot_events
 from tidemill.core.supervision.slot import Slot
-from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_events import EngineEnding
 from tidemill.core.supervision.slot_limits import SlotLimits
-from tidemill.runtime.link.frames import Hello
+from tidemill.runtime.link.frames import HelloFrame
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary
 from tidemill.spark.live.jobs import JobThread
 from tidemill.spark.progress import EngineStatus, sum_progress
@@ -30,7 +30,7 @@ class SupervisedSlot:
         self.jobs = jobs
         self.links: dict[int, int] = {}  # run token -> link
         self.last_run_token = 0
-        self.hello: Hello | None = None
+        self.hello: HelloFrame | None = None
         # The sums over earlier engines, and the progress of the current one, in one object so that readers see both
         # together.
         self._done: tuple[EngineProgress | None, EngineProgress | None] = (None, None)
@@ -39,7 +39,7 @@ class SupervisedSlot:
         self.withheld: slot_events.JobEnded | None = None
         self.starts = 0
         self.subscribed = self.ready = False
-        self.ended: Ending | None = None
+        self.ended: EngineEnding | None = None
         self.last_seen = 0.0
         self.timer: asyncio.TimerHandle | None = None
 
@@ -84,7 +84,7 @@ class SupervisedSlot:
         if progress is not None:
             self._done = (sum_progress([part for part in (past, progress) if part is not None], []), None)
 
-    def admit(self, run_token: int, hello: Hello) -> None:
+    def admit(self, run_token: int, hello: HelloFrame) -> None:
         """Set the engine of this slot: a new one, or the current one on another connection."""
         if run_token != self._counted_token:
             self.retire_engine()
@@ -111,9 +111,9 @@ class SupervisedSlot:
         )
 
 
-class Caller(msgspec.Struct, frozen=True):
+class LinkedCaller(msgspec.Struct, frozen=True):
     """An engine on a link."""
 
     slot: SupervisedSlot
     run_token: int
-    hello: Hello
+    hello: HelloFrame

@@ -17,22 +17,22 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from tidemill.core.supervision import slot_events, slot_group
-from tidemill.core.supervision.slot_events import Ending, ReportKind
+from tidemill.core.supervision.long_waits import LongWaits
+from tidemill.core.supervision.slot_events import EngineEnding, ReportKind
 from tidemill.core.supervision.slot_group import RunFinished, SlotGroup
 from tidemill.core.supervision.slot_limits import SlotLimits
-from tidemill.core.supervision.stalls import Stalls
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link.frames import (
-    Begin,
+    BeginFrame,
     Command,
-    Drain,
-    Exit,
-    Go,
-    Hello,
+    DrainFrame,
+    ExitFrame,
+    GoFrame,
+    HelloFrame,
     LinkAddress,
-    Pause,
-    Refused,
-    Welcome,
+    PauseFrame,
+    RefusedFrame,
+    WelcomeFrame,
 )
 from tidemill.runtime.link.open_message import OpenMessage
 from tidemill.runtime.link.probe_report import ProbeReport
@@ -42,7 +42,7 @@ from tidemill.runtime.link.server import LinkServer, TakeLive
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, read_outcome
 from tidemill.spark.live.message_finder import CALL_SECONDS, find_message, probe_message
-from tidemill.spark.live.supervised_slot import Caller, SupervisedSlot
+from tidemill.spark.live.supervised_slot import LinkedCaller, SupervisedSlot
 from tidemill.spark.live.user_actions import UserActions
 from tidemill.spark.progress import PartitionSums, PipelineProgress, sum_progress
 from tidemill.spark.session.session import Spark
@@ -89,12 +89,12 @@ class Supervisor:
         self._group = SlotGroup(count, partitions)
         self._group_timer: asyncio.TimerHandle | None = None
         self._slots: Sequence[SupervisedSlot] = ()
-        self._callers: dict[int, Caller] = {}
+        self._callers: dict[int, LinkedCaller] = {}
         self._partition_sums = PartitionSums()
-        self._stalls = Stalls()
+        self._long_waits = LongWaits()
         #: The actions that users may take.
         self.actions = UserActions(self, partitions)
-        self._keep_places = False
+        self._keep_memberships = False
         self._exiting = False
         #: Whether any engine has ever connected.
         self.greeted = False
@@ -118,14 +118,14 @@ class Supervisor:
         self.actions.attach(self._server, self._slots)
         self._loop.call_soon_threadsafe(self._start)
 
-    def drain(self, *, keep_places: bool = False) -> None:
+    def drain(self, *, keep_memberships: bool = False) -> None:
         """Ask all engines for a clean end.
 
         Args:
-            keep_places: Whether to keep their memberships in the consumer group, so that the engines after a `restart`
-                get the same partitions without a rebalance.
+            keep_memberships: Whether to keep their memberships in the consumer group, so that the engines after a
+                `restart` get the same partitions without a rebalance.
         """
-        self._soon(lambda: self._drain(keep_places=keep_places))
+        self._soon(lambda: self._drain(keep_memberships=keep_memberships))
 
     def restart(self, make_job: JobMaker, limits: SlotLimits) -> None:
         """Start all slots again with other jobs; call this only once all slots are finished.
@@ -174,7 +174,7 @@ class Supervisor:
 
     def find_left_behind(self) -> list[int]:
         """Return the slots whose last engine may still be a member of the consumer group."""
-        return [slot.number for slot in self._slots if slot.subscribed and slot.ended is not Ending.FENCED]
+        return [slot.number for slot in self._slots if slot.subscribed and slot.ended is not EngineEnding.FENCED]
 
     def _soon(self, function: Callable[[], object]) -> None:
         try:
@@ -187,15 +187,15 @@ class Supervisor:
     def _start(self) -> None:
         # Spark starts all workers at once; the link tells each engine when to begin.
         for slot in self._slots:
-            self.feed(slot, slot_events.Start())
+            self.feed(slot, slot_events.StartSlot())
 
-    def _drain(self, *, keep_places: bool) -> None:
-        self._keep_places = keep_places
+    def _drain(self, *, keep_memberships: bool) -> None:
+        self._keep_memberships = keep_memberships
         self._carry_out(self._group.drain())
 
     def _restart(self, make_job: JobMaker, limits: SlotLimits) -> None:
         self._make_job = make_job
-        self._keep_places = False
+        self._keep_memberships = False
         if self._group_timer is not None:
             self._group_timer.cancel()
             self._group_timer = None
@@ -204,12 +204,12 @@ class Supervisor:
             slot.renew(limits)
         self._start()
 
-    def on_hello(self, link: int, hello: Hello) -> None:
+    def on_hello(self, link: int, hello: HelloFrame) -> None:
         """Feed a hello; the effects admit or refuse the engine."""
         self.greeted = True
         self._spark.note_running()
         if not 0 <= hello.slot < len(self._slots):
-            self._server.send(link, Refused(f"there is no slot {hello.slot}"))
+            self._server.send(link, RefusedFrame(f"there is no slot {hello.slot}"))
             self._server.close_link(link)
             return
         slot = self._slots[hello.slot]
@@ -220,9 +220,9 @@ class Supervisor:
             # The engine noticed the broken connection before this side did.
             self._server.close_link(old)
             self.on_closed(old)
-        self._callers[link] = Caller(slot, run_token, hello)
+        self._callers[link] = LinkedCaller(slot, run_token, hello)
         slot.links[run_token] = link
-        self.feed(slot, slot_events.Hello(hello.job_token, run_token))
+        self.feed(slot, slot_events.EngineConnected(hello.job_token, run_token))
         if hello.ready:
             self.on_ready(link)
 
@@ -234,8 +234,8 @@ class Supervisor:
         if caller.slot.link == link:
             caller.slot.progress = progress
             caller.slot.last_seen = time.monotonic()
-            waits = list_waits(progress.stalled)
-            for name, text in self._stalls.feed(caller.slot.number, waits, caller.slot.last_seen):
+            waits = list_waits(progress.waits)
+            for name, text in self._long_waits.feed(caller.slot.number, waits, caller.slot.last_seen):
                 log.warning("the pipeline waits", slot=caller.slot.number, waits_for=name, why=text)
             if progress.partitions and self._group.holding:
                 self._carry_out(self._group.note_partitions(caller.slot.number))
@@ -246,7 +246,7 @@ class Supervisor:
         caller = self._callers.get(link)
         if caller is None:
             return
-        self.feed(caller.slot, slot_events.Ready(caller.run_token))
+        self.feed(caller.slot, slot_events.EngineReady(caller.run_token))
         if caller.slot.link == link:
             self._carry_out(self._group.note_ready(caller.slot.number, self._loop.time()))
             if not caller.slot.ready:
@@ -286,7 +286,7 @@ class Supervisor:
         self._end_job(slot, ended)
 
     def _end_job(self, slot: SupervisedSlot, ended: slot_events.JobEnded) -> None:
-        if ended.ending is Ending.CRASHED and slot.summary is not None:
+        if ended.ending is EngineEnding.CRASHED and slot.summary is not None:
             # The summary came over the link instead of as the job's result.
             outcome = read_outcome(slot.summary)
             ended = slot_events.JobEnded(ended.job_token, outcome.ending, outcome.error)
@@ -294,7 +294,7 @@ class Supervisor:
 
     def _exit_now(self) -> None:
         self._exiting = True
-        self._tell_all(Exit())
+        self._tell_all(ExitFrame())
         for caller in self._callers.values():
             # An engine whose event loop is blocked does not receive the command.
             self._spark.kill_worker(caller.hello.pid)
@@ -304,7 +304,7 @@ class Supervisor:
         self._tell_all(self._pause_or_resume())
 
     def _pause_or_resume(self) -> Command:
-        return Pause() if self._group.holding else self.actions.command
+        return PauseFrame() if self._group.holding else self.actions.command
 
     def _tell_all(self, command: Command) -> None:
         with self._server.together():
@@ -326,19 +326,19 @@ class Supervisor:
             case slot_events.CancelJob(job_token):
                 group = job_group(self._worker, slot.number, job_token)
                 self._canceller.submit(self._spark.cancel, group)
-            case slot_events.Admit(run_token):
+            case slot_events.AdmitEngine(run_token):
                 self._admit(slot, run_token)
-            case slot_events.Refuse(run_token, text):
-                self._send(slot, run_token, Refused(text))
-            case slot_events.Drain(run_token, keep_place):
-                self._send(slot, run_token, Drain(self._keep_places or keep_place))
-            case slot_events.Kill(_):
+            case slot_events.RefuseEngine(run_token, text):
+                self._send(slot, run_token, RefusedFrame(text))
+            case slot_events.DrainEngine(run_token, keep_membership):
+                self._send(slot, run_token, DrainFrame(self._keep_memberships or keep_membership))
+            case slot_events.KillEngine(_):
                 if slot.hello is not None:
                     self._spark.kill_worker(slot.hello.pid)
-            case slot_events.Report(kind, text):
+            case slot_events.OperatorReport(kind, text):
                 level = log.info if kind is ReportKind.REFUSED else log.warning
                 level(text, slot=slot.number, about=kind.value)
-            case slot_events.Finished(ending, error):
+            case slot_events.SlotFinished(ending, error):
                 slot.ended = ending
                 self._carry_out(self._group.note_finished(slot.number, ending, error))
 
@@ -355,7 +355,7 @@ class Supervisor:
         hello = self._callers[link].hello
         slot.admit(run_token, hello)
         slot.last_seen = time.monotonic()
-        self._server.send(link, Welcome(run_token))
+        self._server.send(link, WelcomeFrame(run_token))
         # An engine that reconnects may have missed a command to all engines.
         self._server.send(link, self._pause_or_resume())
         log.info("engine connected", slot=slot.number, pid=hello.pid, host=hello.host, run_token=run_token)
@@ -371,11 +371,11 @@ class Supervisor:
 
     def _apply_to_group(self, effect: slot_group.Effect) -> None:
         match effect:
-            case slot_group.Begin(number):
-                self.send_to_slot(self._slots[number], Begin())
-            case slot_group.Go(number):
+            case slot_group.PrepareSlot(number):
+                self.send_to_slot(self._slots[number], BeginFrame())
+            case slot_group.SubscribeSlot(number):
                 self._slots[number].subscribed = True
-                self.send_to_slot(self._slots[number], Go())
+                self.send_to_slot(self._slots[number], GoFrame())
             case slot_group.Consume():
                 self.tell_pauses()
             case slot_group.DrainSlot(number):
@@ -392,7 +392,7 @@ class Supervisor:
         if slot.link is not None:
             self._server.send(slot.link, command)
 
-    def _send(self, slot: SupervisedSlot, run_token: int, frame: Command | Refused) -> None:
+    def _send(self, slot: SupervisedSlot, run_token: int, frame: Command | RefusedFrame) -> None:
         link = slot.links.get(run_token)
         if link is not None:
             self._server.send(link, frame)

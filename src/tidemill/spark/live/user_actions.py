@@ -19,7 +19,7 @@ from tidemill.core.supervision import slot_events
 from tidemill.core.supervision.pauses import MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS, Pause, Pauses
 from tidemill.core.supervision.slot_limits import SlotState
 from tidemill.runtime.link import frames
-from tidemill.runtime.link.frames import Command, Release
+from tidemill.runtime.link.frames import Command, ReleaseFrame
 from tidemill.runtime.link.progress import brake_name
 from tidemill.runtime.link.server import LinkServer
 from tidemill.spark.live.supervised_slot import SupervisedSlot
@@ -32,7 +32,7 @@ CALL_SECONDS = 3.0
 AnswerT = TypeVar("AnswerT")
 
 
-class Engines(Protocol):
+class EngineActions(Protocol):
     """The engines, for use on the link's loop; see `Supervisor`."""
 
     def tell_pauses(self) -> None:
@@ -53,7 +53,7 @@ class UserActions:
         partitions: The number of partitions of the source topic; None if unknown.
     """
 
-    def __init__(self, engines: Engines, partitions: int | None) -> None:
+    def __init__(self, engines: EngineActions, partitions: int | None) -> None:
         self._engines = engines
         self._partitions = partitions
         self._pauses = Pauses()
@@ -145,9 +145,9 @@ class UserActions:
     def command(self) -> Command:
         """The command that tells an engine what is paused."""
         if self._pauses.is_whole:
-            return frames.Pause()
+            return frames.PauseFrame()
         partitions = self._pauses.partitions
-        return frames.Pause(partitions) if partitions else frames.Resume()
+        return frames.PauseFrame(partitions) if partitions else frames.ResumeFrame()
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -196,8 +196,8 @@ class UserActions:
     def _release(self) -> list[dict[str, Any]]:
         told = []
         for slot in self._slots:
-            if slot.progress is not None and brake_name(slot.number) in slot.progress.stalled:
-                self._engines.send_to_slot(slot, Release())
+            if slot.progress is not None and brake_name(slot.number) in slot.progress.waits:
+                self._engines.send_to_slot(slot, ReleaseFrame())
                 told.append({"slot": slot.number, "held": slot.progress.held})
         return told
 

@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 _BUILDER = "tidemill.web.pipeline.start"
 
 
-class Engines(Protocol):
+class EngineQuestions(Protocol):
     """Requests to the engines of a pipeline; implemented by `LinkedEngines`."""
 
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
@@ -79,7 +79,7 @@ class Watched:
     configured: Settings
     worker: str
     control: Control
-    engines: Engines
+    engines: EngineQuestions
     drain: Callable[[], None]
     metrics_address: str | None = None
 

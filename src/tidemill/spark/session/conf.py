@@ -111,7 +111,7 @@ def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str
     return conf
 
 
-def place_sockets(conf: Mapping[str, str], folder: Path) -> dict[str, str]:
+def redirect_sockets(conf: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return the setting that puts a local Spark's sockets into its own folder, unless the user has chosen one.
 
     Spark leaves behind the socket of a Python worker that was killed, by default in the folder for temporary files.
@@ -121,9 +121,9 @@ def place_sockets(conf: Mapping[str, str], folder: Path) -> dict[str, str]:
         folder: The folder of this Spark, removed when it ends.
 
     Example:
-        >>> place_sockets({"spark.master": "local[2]"}, Path("/tmp/x"))
+        >>> redirect_sockets({"spark.master": "local[2]"}, Path("/tmp/x"))
         {'spark.python.unix.domain.socket.dir': '/tmp/x'}
-        >>> place_sockets({"spark.master": "spark://host:7077"}, Path("/tmp/x"))
+        >>> redirect_sockets({"spark.master": "spark://host:7077"}, Path("/tmp/x"))
         {}
     """
     is_here = is_local(SparkSettings(master=conf["spark.master"]))

@@ -25,7 +25,7 @@ from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.files.folders import OwnedFolder
 from tidemill.spark.engine.environment import list_environment
-from tidemill.spark.session.conf import is_local, place_sockets, spark_conf
+from tidemill.spark.session.conf import is_local, redirect_sockets, spark_conf
 from tidemill.spark.session.java_errors import find_cause
 from tidemill.spark.session.jvm import JvmEndedError, close_stdin, end, keep_signal_handlers, kill_launch
 from tidemill.spark.session.launching import JvmLaunch
@@ -160,7 +160,7 @@ class Spark:
         # Give each Python thread its own JVM thread, with its own job group and pool.
         os.environ["PYSPARK_PIN_THREAD"] = "true"
         conf = SparkConf(loadDefaults=False)
-        for key, value in (self._conf | place_sockets(self._conf, self._folder.path)).items():
+        for key, value in (self._conf | redirect_sockets(self._conf, self._folder.path)).items():
             conf.set(key, value)
         gateway = self._launch.open_gateway()
         with keep_signal_handlers():

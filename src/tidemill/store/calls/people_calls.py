@@ -231,7 +231,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
         started_us: When its last try started.
         ended_us: When it ended.
         due_us: The time of its next retry or deadline.
-        service: The worker that runs it, for display; None: no worker runs it.
+        session: The worker that runs it, for display; None: no worker runs it.
         trigger: The id of the trigger that it waits for; None: it is not deferred.
         error: The error of its last failure.
     """
@@ -255,7 +255,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
     started_us: int | None
     ended_us: int | None
     due_us: int | None
-    service: str | None
+    worker: str | None
     trigger: int | None
     error: str | None
 
@@ -268,14 +268,14 @@ class TriggerAbout(msgspec.Struct, frozen=True):
         classpath: The import path of its class.
         arguments: Its arguments as text, with secrets masked.
         due_us: The time that it waits for; None: it waits for something else.
-        service: The triggerer that runs it, for display; None: no triggerer runs it.
+        session: The triggerer that runs it, for display; None: no triggerer runs it.
     """
 
     id: int
     classpath: str
     arguments: str
     due_us: int | None
-    service: str | None
+    triggerer: str | None
 
 
 class DescribeTriggers(Call[tuple[TriggerAbout, ...]], frozen=True):

@@ -24,7 +24,7 @@ READS: frozenset[type[Call[Any]]] = frozenset(
         all_calls.ListOwnedTriggers,
         all_calls.ListPools,
         all_calls.ListRuns,
-        all_calls.ListServices,
+        all_calls.ListSessions,
         all_calls.ListTasks,
         all_calls.ListVariables,
         all_calls.ListXComs,

@@ -14,7 +14,7 @@ from tidemill.store.calls.call import Call
 # -- services ----------------------------------------------------------------------------------------------------------
 
 
-class BeginService(Call[int], frozen=True):
+class BeginSession(Call[int], frozen=True):
     """Start a service session and return its id.
 
     Attributes:
@@ -36,37 +36,37 @@ class BeginService(Call[int], frozen=True):
     capacity: int = 0
 
 
-class BeatService(Call[bool], frozen=True):
+class BeatSession(Call[bool], frozen=True):
     """Send a heartbeat; False: another process has ended the session, and the service must stop at once.
 
     Attributes:
-        service: The service session.
+        session: The service session.
         measures: Measurements of the service by name, for the process that relays its calls; the store ignores them.
     """
 
-    service: int
+    session: int
     measures: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-class EndService(Call[bool], frozen=True):
+class EndSession(Call[bool], frozen=True):
     """End the session of a service that has stopped cleanly and release its claims. False: it had already ended."""
 
-    service: int
+    session: int
 
 
-class LoseService(Call[bool], frozen=True):
+class LoseSession(Call[bool], frozen=True):
     """End the session of a dead service: its attempts are lost and its triggers released. False: it had already ended.
 
     Attributes:
-        service: The dead session.
+        session: The dead session.
         by: The session that found it dead; None: a process without a session.
     """
 
-    service: int
+    session: int
     by: int | None = None
 
 
-class LoseOthers(Call[tuple[int, ...]], frozen=True):
+class LoseOtherSessions(Call[tuple[int, ...]], frozen=True):
     """End every live DAG service session except the given ones and return the ids; hosts of trigger lists are not
     affected.
 
@@ -83,8 +83,8 @@ class LoseOthers(Call[tuple[int, ...]], frozen=True):
     boot_id: str | None = None
 
 
-class ServiceRecord(msgspec.Struct, frozen=True):
-    """A service session with the fields of `BeginService`. `beat`: heartbeat counter; `quiet_us`: time since the last
+class ServiceSession(msgspec.Struct, frozen=True):
+    """A service session with the fields of `BeginSession`. `beat`: heartbeat counter; `quiet_us`: time since the last
     beat.
     """
 
@@ -102,7 +102,7 @@ class ServiceRecord(msgspec.Struct, frozen=True):
     quiet_us: int = 0
 
 
-class ListServices(Call[tuple[ServiceRecord, ...]], frozen=True):
+class ListSessions(Call[tuple[ServiceSession, ...]], frozen=True):
     """Return the sessions that have not ended, by id. `kind`: empty for all kinds."""
 
     kind: str = ""
@@ -212,13 +212,13 @@ class SchedulerTurn(Call[SchedulerAnswer], frozen=True):
     slots, and end runs. A run that raises an error is left unchanged, and the turn continues with the others.
 
     Attributes:
-        service: The scheduler's session.
+        session: The scheduler's session.
         limit: The approximate number of rows per step.
         skip_runs: Runs that failed in an earlier turn and are skipped in this one.
         skip_dags: DAGs that failed in an earlier turn and are skipped in this one.
     """
 
-    service: int
+    session: int
     limit: int = 500
     skip_runs: tuple[int, ...] = ()
     skip_dags: tuple[int, ...] = ()

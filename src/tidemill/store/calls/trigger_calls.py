@@ -36,14 +36,14 @@ class ClaimTriggers(Call[tuple[ClaimedTrigger, ...]], frozen=True):
     """Claim unclaimed triggers.
 
     Attributes:
-        service: The service session that will run them.
+        session: The service session that will run them.
         request: The request number; see `WorkerTurn`.
         capacity: The maximum number of triggers.
         queues: The queues to claim from; empty: all.
         reserved: Claim only triggers reserved for this session, from any queue; without it, no reserved ones.
     """
 
-    service: int
+    session: int
     request: int
     capacity: int
     queues: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class OwnedTrigger(msgspec.Struct, frozen=True):
 class ListOwnedTriggers(Call[tuple[OwnedTrigger, ...]], frozen=True):
     """Return the task triggers that a session owns, by id."""
 
-    service: int
+    session: int
 
 
 class ReserveTriggers(Call[int], frozen=True):
@@ -77,12 +77,12 @@ class ReserveTriggers(Call[int], frozen=True):
 
     Attributes:
         owner: The session that owns them; it may be dead.
-        service: The only session that may claim them afterwards.
+        session: The only session that may claim them afterwards.
         triggers: Their ids; triggers that `owner` no longer owns are skipped.
     """
 
     owner: int
-    service: int
+    session: int
     triggers: tuple[int, ...]
 
 
@@ -116,12 +116,12 @@ class StoreEvents(Call[tuple[EventOutcome, ...]], frozen=True):
     """Store events of triggers, in order; the first event of a task's trigger resumes the task.
 
     Attributes:
-        service: The session that runs the triggers.
+        session: The session that runs the triggers.
         request: The number of the batch, repeated if the answer was lost. Only one batch is sent at a time.
         events: The events.
     """
 
-    service: int
+    session: int
     request: int
     events: tuple[FiredEvent, ...]
 
@@ -129,7 +129,7 @@ class StoreEvents(Call[tuple[EventOutcome, ...]], frozen=True):
 class FailTrigger(Call[OutcomeKind], frozen=True):
     """Report that a task's trigger raised or ended without an event. `error`: as in `TriggerFailed`."""
 
-    service: int
+    session: int
     trigger: int
     token: int
     error: str
@@ -138,7 +138,7 @@ class FailTrigger(Call[OutcomeKind], frozen=True):
 class ReleaseTriggers(Call[int], frozen=True):
     """Release triggers, given as ids and tokens, so that another triggerer can claim them; return their number."""
 
-    service: int
+    session: int
     triggers: tuple[tuple[int, int], ...]
 
 
@@ -158,5 +158,5 @@ class StoppedTrigger(msgspec.Struct, frozen=True):
 class HeldTriggers(Call[tuple[StoppedTrigger, ...]], frozen=True):
     """Compare the triggers that a triggerer runs, as ids and tokens, with the store; return those it must stop."""
 
-    service: int
+    session: int
     held: tuple[tuple[int, int], ...]

@@ -106,7 +106,7 @@ class Loss(msgspec.Struct, frozen=True, tag=True):
 Result = Success | Failure | Skip | Deferral | Loss
 
 
-class Report(msgspec.Struct, frozen=True):
+class AttemptReport(msgspec.Struct, frozen=True):
     """The result of an attempt.
 
     Attributes:
@@ -139,7 +139,7 @@ class CallbackReport(msgspec.Struct, frozen=True):
     log_end: LogPart | None = None
 
 
-class ReportOutcome(msgspec.Struct, frozen=True):
+class AttemptReportOutcome(msgspec.Struct, frozen=True):
     """The outcome of a report. `reason`: why it was refused."""
 
     task: int
@@ -241,7 +241,7 @@ class WorkerAnswer(msgspec.Struct, frozen=True):
         now_us: The store's time, for deadlines.
     """
 
-    outcomes: tuple[ReportOutcome, ...]
+    outcomes: tuple[AttemptReportOutcome, ...]
     claimed: tuple[ClaimedAttempt, ...]
     end: tuple[tuple[int, int], ...]
     now_us: int
@@ -253,7 +253,7 @@ class WorkerTurn(Call[WorkerAnswer], frozen=True):
     If the worker's session has ended, the call raises `CallRefusedError` (FENCED), and the worker must stop.
 
     Attributes:
-        service: The worker's session.
+        session: The worker's session.
         request: The number of this turn, repeated if the answer was lost.
         reports: The attempts that ended.
         callbacks: The callbacks that ended.
@@ -262,9 +262,9 @@ class WorkerTurn(Call[WorkerAnswer], frozen=True):
         queues: The queues to claim from.
     """
 
-    service: int
+    session: int
     request: int
-    reports: tuple[Report, ...] = ()
+    reports: tuple[AttemptReport, ...] = ()
     callbacks: tuple[CallbackReport, ...] = ()
     held: tuple[tuple[int, int], ...] = ()
     capacity: int = 0

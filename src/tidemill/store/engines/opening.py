@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError
 from tidemill.store.ciphers import Cipher
-from tidemill.store.database import Caller, Database
+from tidemill.store.database import Database, StoreClient
 
 _SQLITE = re.compile(r"sqlite(?:\+\w+)?:///(?P<path>[^?#]+)\Z")
 _POSTGRES = re.compile(r"postgres(?:ql)?(?:\+\w+)?(?P<rest>://.*)\Z", re.DOTALL)
@@ -96,7 +96,7 @@ async def open_reader(url: str, cipher: Cipher | None = None) -> Database:
     return await open_postgres_reader(address, cipher)
 
 
-async def open_caller(url: str, cipher: Cipher | None = None) -> Caller:
+async def open_caller(url: str, cipher: Cipher | None = None) -> StoreClient:
     """Open a store for calls, directly or through the process that has it open.
 
     Raises:

@@ -6,8 +6,7 @@ from sqlalchemy import Column, ColumnElement, Connection, func, select
 
 from tidemill.core.wording import format_count
 from tidemill.store.ciphers import ENCRYPTED
-from tidemill.store.dag_tables import connection as connections
-from tidemill.store.dag_tables import task_instance, variable
+from tidemill.store.dag_tables import connections, task_instance, variable
 
 _MAX_NAMED = 5
 

@@ -16,10 +16,10 @@ import structlog
 
 from tidemill.core.tasks.inputs import Channel
 from tidemill.store.calls.call import Call
-from tidemill.store.database import Caller
+from tidemill.store.database import StoreClient
 from tidemill.store.doorbell import BellBatches
 from tidemill.store.wire.frames import (
-    Hello,
+    CallHello,
     Rung,
     build_refused,
     decode_call,
@@ -53,7 +53,7 @@ class CallServer:
         ...     await server.close()
     """
 
-    def __init__(self, store: Caller, path: Path) -> None:
+    def __init__(self, store: StoreClient, path: Path) -> None:
         self.path = path
         self._store = store
         self._server: asyncio.Server | None = None
@@ -103,7 +103,7 @@ class CallServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
-            writer.write(encode_server_frame(Hello(find_protocol())))
+            writer.write(encode_server_frame(CallHello(find_protocol())))
             # Bells that rang before this connection need no replay: a client polls for work after it connects.
             while True:
                 number, call = decode_call(await read_frame(reader))

@@ -1,7 +1,7 @@
 """The frames between the process that has a store open and its clients, over a Unix socket.
 
-A frame is a four-byte length followed by MessagePack. The server starts with a `Hello`. The client then sends numbered
-calls; the server answers them in any order and relays bells.
+A frame is a four-byte length followed by MessagePack. The server starts with a `CallHello`. The client then sends
+numbered calls; the server answers them in any order and relays bells.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 _LENGTH_BYTES = 4
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+class CallHello(msgspec.Struct, frozen=True, tag=True):
     """The server's first frame; its protocol must equal the client's `find_protocol`."""
 
     protocol: str
 
 
-class Answered(msgspec.Struct, frozen=True, tag=True):
+class CallAnswered(msgspec.Struct, frozen=True, tag=True):
     """The encoded answer to a call."""
 
     id: int
     answer: msgspec.Raw
 
 
-class RefusedCall(msgspec.Struct, frozen=True, tag=True):
+class CallRefused(msgspec.Struct, frozen=True, tag=True):
     """A call that was refused or failed; see `CallRefusedError`, `RemoteError`, `ConfigError` and `InvariantError`."""
 
     id: int
@@ -52,7 +52,7 @@ class Rung(msgspec.Struct, frozen=True, tag=True):
     channels: tuple[Channel, ...]
 
 
-ServerFrame = Hello | Answered | RefusedCall | Rung
+ServerFrame = CallHello | CallAnswered | CallRefused | Rung
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ def decode_server_frame(body: bytes) -> ServerFrame:
 
 
 def encode_answer(number: int, answer: Any) -> bytes:
-    return encode_server_frame(Answered(number, msgspec.Raw(_encode(answer))))
+    return encode_server_frame(CallAnswered(number, msgspec.Raw(_encode(answer))))
 
 
 @cache
@@ -120,19 +120,19 @@ def decode_answer(kind: type[Call[Any]], answer: msgspec.Raw) -> Any:
     return _build_answer_decoder(kind).decode(answer)
 
 
-def build_refused(number: int, error: Exception) -> RefusedCall:
+def build_refused(number: int, error: Exception) -> CallRefused:
     """Return the frame that carries an error."""
     match error:
         case CallRefusedError():
-            return RefusedCall(number, "refused", str(error), error.kind.value)
+            return CallRefused(number, "refused", str(error), error.kind.value)
         case RemoteError():
-            return RefusedCall(number, "remote" if error.retryable else "content", str(error))
+            return CallRefused(number, "remote" if error.retryable else "content", str(error))
         case ConfigError():
-            return RefusedCall(number, "config", str(error))
-    return RefusedCall(number, "bug", str(error))
+            return CallRefused(number, "config", str(error))
+    return CallRefused(number, "bug", str(error))
 
 
-def build_error(frame: RefusedCall) -> Exception:
+def build_error(frame: CallRefused) -> Exception:
     """Return the error that a frame carries."""
     match frame.error:
         case "refused":

@@ -19,12 +19,12 @@ from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.calls.call import Call
-from tidemill.store.database import Calls
+from tidemill.store.database import StoreCalls
 from tidemill.store.doorbell import Doorbell
 from tidemill.store.wire.frames import (
-    Answered,
-    Hello,
-    RefusedCall,
+    CallAnswered,
+    CallHello,
+    CallRefused,
     Rung,
     build_error,
     decode_answer,
@@ -58,9 +58,9 @@ class RemoteStore:
         connect_seconds: How long a call tries to connect.
 
     Example:
-        >>> async def list_services(path):
+        >>> async def list_sessions(path):
         ...     store = RemoteStore(path)
-        ...     return await store.call(ListServices())
+        ...     return await store.call(ListSessions())
     """
 
     def __init__(self, path: Path, label: str = "", connect_seconds: float = CONNECT_SECONDS) -> None:
@@ -147,7 +147,7 @@ class RemoteStore:
                         f"the process that has the store {self._label} open does not answer at {self._path}: {why}"
                     ) from error
             await asyncio.sleep(_AGAIN_SECONDS)
-        if not isinstance(hello, Hello) or hello.protocol != find_protocol():
+        if not isinstance(hello, CallHello) or hello.protocol != find_protocol():
             writer.close()
             raise ConfigError(
                 f"the process that has the store {self._label} open runs another version of tidemill; restart it"
@@ -179,15 +179,15 @@ class RemoteStore:
         match frame:
             case Rung(channels=channels):
                 self._doorbell.ring(channels)
-            case Answered(id=number, answer=answer):
+            case CallAnswered(id=number, answer=answer):
                 kind, future = self._waiting.get(number, (None, None))
                 if kind is not None and future is not None and not future.done():
                     self._settle(kind, future, answer)
-            case RefusedCall(id=number):
+            case CallRefused(id=number):
                 _, future = self._waiting.get(number, (None, None))
                 if future is not None and not future.done():
                     future.set_exception(build_error(frame))
-            case Hello():
+            case CallHello():
                 pass
 
     def _settle(self, kind: type[Call[Any]], future: asyncio.Future[Any], answer: msgspec.Raw) -> None:
@@ -220,7 +220,7 @@ async def _greet(path: Path, deadline: float) -> tuple[asyncio.StreamReader, asy
             raise
 
 
-async def call_patiently(store: Calls, request: Call[T], pause_seconds: float = 0.1) -> T:
+async def call_patiently(store: StoreCalls, request: Call[T], pause_seconds: float = 0.1) -> T:
     """Send a repeatable call and return its answer; wait as long as an outage takes.
 
     Args:

@@ -25,7 +25,7 @@ from tidemill.core.triggers.json_condition import parse_condition
 from tidemill.runtime.sockets.http_proxy import find_proxy
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.builtin.arguments import resolve_environment
-from tidemill.triggers.builtin.identities import compute_digest, shorten_place
+from tidemill.triggers.builtin.identities import compute_digest, shorten_middle
 from tidemill.triggers.builtin.selection import encode_bytes
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class HttpTrigger(BaseTrigger):
         request = (given["method"].upper(), given["url"], given["params"], given["json"])
         waited_for = (sorted(self._expected), given["where"])
         digest = compute_digest(request, waited_for, answered.status, answered.body)
-        return f"{shorten_place(self._shown_url)}#{digest}"
+        return f"{shorten_middle(self._shown_url)}#{digest}"
 
     async def _ask(self, headers: dict[str, Any], params: dict[str, Any] | None) -> _HttpAnswer | str:
         """Return the response, or a description of the failure."""

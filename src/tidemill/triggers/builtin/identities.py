@@ -32,11 +32,11 @@ def compute_digest(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
 
-def shorten_place(text: str) -> str:
+def shorten_middle(text: str) -> str:
     """Return a location unchanged; if it is too long, return a digest of it and its end.
 
     Example:
-        >>> shorten_place("/data/in.csv"), len(shorten_place("/data" * 1000)) < 200
+        >>> shorten_middle("/data/in.csv"), len(shorten_middle("/data" * 1000)) < 200
         ('/data/in.csv', True)
     """
     if len(text.encode("utf-8", "surrogatepass")) <= MAX_PLACE_BYTES:
@@ -61,7 +61,7 @@ def build_file_identity(path: str, version: Version) -> str:
         >>> build_file_identity("/data/in.csv", Version(modified_ns=7, size_bytes=3, inode=12))
         '/data/in.csv@7.3.12'
     """
-    return f"{shorten_place(path)}@{version.modified_ns}.{version.size_bytes}.{version.inode}"
+    return f"{shorten_middle(path)}@{version.modified_ns}.{version.size_bytes}.{version.inode}"
 
 
 def _plain(value: Any) -> Any:

@@ -30,10 +30,10 @@ from tidemill.core.errors import FencedError, RemoteError, TidemillError
 from tidemill.core.streams.offset_metadata import encode_metadata
 from tidemill.core.streams.redelivery import Redelivery
 from tidemill.core.streams.redelivery_items import (
-    Delivery,
+    OffsetDelivery,
     RedeliveryLimits,
     RedeliveryVerdict,
-    Skip,
+    SkipReason,
     judge_outcome,
 )
 from tidemill.deadletters.letter import Letter
@@ -41,7 +41,12 @@ from tidemill.deadletters.writer import DeadLetters, KafkaDeadLetters
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, NotedSource, TopicPartition
 from tidemill.sources.kafka import KafkaSource
-from tidemill.triggers.producers.kafka_blame import Blame, build_letter, build_unreadable_letter, describe_absence
+from tidemill.triggers.producers.kafka_blame import (
+    DeliveryBlame,
+    build_letter,
+    build_unreadable_letter,
+    describe_absence,
+)
 from tidemill.triggers.producers.kafka_member import build_member_id
 from tidemill.triggers.producers.kafka_member import kafka_claim as kafka_claim
 from tidemill.triggers.producers.kafka_past import PastCommits
@@ -57,9 +62,9 @@ SETTLE_SECONDS = 5.0
 #: Time beyond this between two pulls does not count for redeliveries.
 PAUSE_SECONDS = 1.0
 _PULL_MESSAGES = 64
-_NOBODY = Blame()
+_NOBODY = DeliveryBlame()
 
-Event = Delivery[TopicPartition, SourceMessage]
+Event = OffsetDelivery[TopicPartition, SourceMessage]
 
 
 class AbsentSubscriberError(TidemillError):
@@ -123,7 +128,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         self._redelivery: Redelivery[TopicPartition, SourceMessage] = Redelivery(self._limits)
         self._lanes: deque[TopicPartition] = deque()
         self._pulled: deque[SourceMessage] = deque()
-        self._blame: dict[int, Blame] = {}
+        self._blame: dict[int, DeliveryBlame] = {}
         self._error: TidemillError | None = None
         self._started = False
         self._wake = asyncio.Event()
@@ -197,10 +202,10 @@ class KafkaStreamProducer(SharedStreamProducer):
         await self._source.close(leave=self._error is None)
         await self._letters.close()
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return what the stream is waiting for, if that is known."""
         source = self._source
-        return self._letters.describe_stall() or source.describe_refusal() or source.describe_stall()
+        return self._letters.describe_wait() or source.describe_refusal() or source.describe_wait()
 
     # -- SubscriberObserver -------------------------------------------------------------------------------------------
 
@@ -219,7 +224,7 @@ class KafkaStreamProducer(SharedStreamProducer):
     def event_failed(
         self, broker_payload: Event, failures: Mapping[Hashable, str], unread: Collection[Hashable]
     ) -> None:
-        blame = self._blame.setdefault(broker_payload.number, Blame())
+        blame = self._blame.setdefault(broker_payload.number, DeliveryBlame())
         blame.failures.update(failures)
         blame.unread.update(unread)
 
@@ -240,12 +245,12 @@ class KafkaStreamProducer(SharedStreamProducer):
         while (message := self._pull()) is not None:
             lane = (message.topic, message.partition)
             found = self._redelivery.admit(lane, message.offset, message, message.size_bytes)
-            if isinstance(found, Delivery):
+            if isinstance(found, OffsetDelivery):
                 if message.headers_error is None:
                     return found
                 self._redelivery.resolve(found, RedeliveryVerdict.REJECTED, self._read_clock(), 0)
                 self._write(found, build_unreadable_letter(message, message.headers_error))
-            if found is Skip.STALE:
+            if found is SkipReason.STALE:
                 # The source already drops duplicate fetches, so an old offset means that the topic was created again.
                 raise RemoteError(
                     f"topic {message.topic!r}, partition {message.partition} went back to offset {message.offset}: "

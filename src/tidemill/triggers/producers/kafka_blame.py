@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tidemill.config.redaction import redact_text
-from tidemill.core.streams.redelivery_items import Delivery, Overdue
+from tidemill.core.streams.redelivery_items import OffsetDelivery, Overdue
 from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sources.base import TopicPartition
@@ -25,7 +25,7 @@ _MAX_NAME_CHARACTERS: Final = 200
 
 
 @dataclass(slots=True)
-class Blame:
+class DeliveryBlame:
     """The triggers that did not accept one delivery of an event.
 
     Attributes:
@@ -47,7 +47,9 @@ class Blame:
         return self.unread.union(self.failures)
 
 
-def build_letter(delivery: Delivery[TopicPartition, SourceMessage], outcome: AdvanceOutcome, blame: Blame) -> Letter:
+def build_letter(
+    delivery: OffsetDelivery[TopicPartition, SourceMessage], outcome: AdvanceOutcome, blame: DeliveryBlame
+) -> Letter:
     """Return the dead letter for an event.
 
     Args:
@@ -82,7 +84,7 @@ def describe_absence(overdue: Overdue[TopicPartition, SourceMessage], seconds: f
     )
 
 
-def _describe_reject(outcome: AdvanceOutcome, blame: Blame) -> str:
+def _describe_reject(outcome: AdvanceOutcome, blame: DeliveryBlame) -> str:
     if not blame.failures:
         return "a trigger rejected the event"
     if outcome.failed > len(blame.unread):
@@ -91,7 +93,7 @@ def _describe_reject(outcome: AdvanceOutcome, blame: Blame) -> str:
     return f"the event was rejected by {_describe_failures(blame.failures)}"
 
 
-def _describe_failure(failures: int, blame: Blame) -> str:
+def _describe_failure(failures: int, blame: DeliveryBlame) -> str:
     times = "once" if failures == 1 else f"{failures} times"
     if not blame.failures:
         return f"the event failed {times}"

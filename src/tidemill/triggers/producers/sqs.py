@@ -28,8 +28,8 @@ from tidemill.core.triggers.leases import Leases
 from tidemill.runtime.log.setup import throttle
 from tidemill.triggers.producers.backlog import Backlog
 from tidemill.triggers.producers.sqs_client import (
-    Delivered,
-    Fault,
+    SqsCallError,
+    SqsDelivery,
     SqsMessage,
     SqsQueue,
     SqsSettings,
@@ -82,20 +82,20 @@ class SqsStreamProducer(SharedStreamProducer):
         self._leased = asyncio.Event()
         self._numbers = itertools.count()
         #: Messages that are kept invisible; `_unseen` has those of them that have not been yielded yet.
-        self._pending: dict[int, Delivered] = {}
-        self._unseen: dict[int, Delivered] = {}
-        self._to_delete: Backlog[Delivered] = Backlog()
-        self._rejected: Backlog[Delivered] = Backlog()
+        self._pending: dict[int, SqsDelivery] = {}
+        self._unseen: dict[int, SqsDelivery] = {}
+        self._to_delete: Backlog[SqsDelivery] = Backlog()
+        self._rejected: Backlog[SqsDelivery] = Backlog()
         self._stack = AsyncExitStack()
         self._queue: SqsQueue | None = None
         self._reject_queue: SqsQueue | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._error: Exception | None = None
-        self._stalled: dict[str, str] = {}
+        self._failing: dict[str, str] = {}
 
     # -- called by the manager ------------------------------------------------------------------------------------
 
-    async def open_stream(self) -> AsyncIterator[tuple[SqsMessage, Delivered]]:
+    async def open_stream(self) -> AsyncIterator[tuple[SqsMessage, SqsDelivery]]:
         """Connect, and yield messages with the deliveries that `advance` expects back.
 
         Raises:
@@ -109,7 +109,7 @@ class SqsStreamProducer(SharedStreamProducer):
             asked = self._clock()
             try:
                 found = await queue.receive(BATCH, self._settings.wait_seconds, self._settings.visibility_seconds)
-            except Fault as fault:
+            except SqsCallError as fault:
                 failures = await self._retry(fault, failures, "receiving")
                 continue
             failures = self._note_success("receiving")
@@ -119,7 +119,7 @@ class SqsStreamProducer(SharedStreamProducer):
                 self._counts.redelivered += held.message.receive_count > 1
                 yield held.message, held
 
-    def get_advance_lane(self, broker_payload: Delivered) -> Hashable:
+    def get_advance_lane(self, broker_payload: SqsDelivery) -> Hashable:
         """Return the message group of a FIFO queue, or a lane for this message alone."""
         group = broker_payload.message.group_id
         return broker_payload.number if group is None else group
@@ -157,9 +157,9 @@ class SqsStreamProducer(SharedStreamProducer):
             await self._return_unseen(self._queue)
         await self._stack.aclose()
 
-    def describe_stall(self) -> str | None:
+    def describe_wait(self) -> str | None:
         """Return what the stream is waiting for, if that is known."""
-        return "; ".join(self._stalled.values()) or None
+        return "; ".join(self._failing.values()) or None
 
     # -- connecting and failing -------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class SqsStreamProducer(SharedStreamProducer):
                 self._queue = queue = await open_queue(client, self._settings.queue)
                 if self._settings.reject_queue:
                     self._reject_queue = await open_queue(client, self._settings.reject_queue)
-            except Fault as fault:
+            except SqsCallError as fault:
                 if fault.missing:
                     raise ConfigError(f"{fault}; create the queue, or configure another one") from fault
                 await self._stack.aclose()
@@ -195,7 +195,7 @@ class SqsStreamProducer(SharedStreamProducer):
         if self._error is not None:
             raise self._error
 
-    async def _retry(self, fault: Fault, failures: int, doing: str, most_seconds: float = 30.0) -> int:
+    async def _retry(self, fault: SqsCallError, failures: int, doing: str, most_seconds: float = 30.0) -> int:
         """Wait before the next attempt, and return the number of failures so far.
 
         Raises:
@@ -203,7 +203,7 @@ class SqsStreamProducer(SharedStreamProducer):
         """
         if not fault.passing:
             raise RemoteError(f"{fault}; the stream ends", retryable=False) from fault
-        self._stalled[doing] = f"{doing}: {fault}"
+        self._failing[doing] = f"{doing}: {fault}"
         throttle(log, _LOG_SECONDS).warning(
             "SQS failed; retrying the call", queue=self._settings.queue, doing=doing, error=str(fault)
         )
@@ -211,20 +211,20 @@ class SqsStreamProducer(SharedStreamProducer):
         return failures + 1
 
     def _note_success(self, doing: str) -> int:
-        if self._stalled:
-            self._stalled.pop(doing, None)
+        if self._failing:
+            self._failing.pop(doing, None)
         return 0
 
     # -- messages held ------------------------------------------------------------------------------------------
 
-    def _hold(self, queue: SqsQueue, found: Mapping[str, Any], asked: float) -> Delivered:
+    def _hold(self, queue: SqsQueue, found: Mapping[str, Any], asked: float) -> SqsDelivery:
         held = read_delivery(queue, next(self._numbers), found)
         self._pending[held.number] = self._unseen[held.number] = held
         self._leases.hold(held.number, asked)
         self._leased.set()
         return held
 
-    def _release(self, held: Delivered) -> None:
+    def _release(self, held: SqsDelivery) -> None:
         self._leases.release(held.number)
         del self._pending[held.number]
 
@@ -238,10 +238,10 @@ class SqsStreamProducer(SharedStreamProducer):
             entries = [self._pending[number] for number in self._leases.list_due(asked, BATCH)]
             if not entries:
                 continue
-            fault = Fault("SQS did not extend all messages of a batch")
+            fault = SqsCallError("SQS did not extend all messages of a batch")
             try:
                 partly = await queue.extend(entries, self._settings.visibility_seconds)
-            except Fault as error:
+            except SqsCallError as error:
                 fault = error
             else:
                 self._note_extended(entries, partly.refused | partly.failed, partly.refused, asked)
@@ -251,7 +251,7 @@ class SqsStreamProducer(SharedStreamProducer):
             failures = await self._retry(fault, failures, "extending", self._settings.visibility_seconds / 10)
 
     def _note_extended(
-        self, entries: Sequence[Delivered], left_out: frozenset[int], refused: frozenset[int], asked: float
+        self, entries: Sequence[SqsDelivery], left_out: frozenset[int], refused: frozenset[int], asked: float
     ) -> None:
         for held in entries:
             if held.number not in left_out:
@@ -281,7 +281,7 @@ class SqsStreamProducer(SharedStreamProducer):
             try:
                 async with asyncio.timeout(SETTLE_SECONDS):
                     await queue.extend(unseen, 0)
-            except (Fault, TimeoutError) as error:
+            except (SqsCallError, TimeoutError) as error:
                 log.info("unread messages stay invisible until their timeout", queue=queue.name, error=str(error))
 
     # -- settled messages --------------------------------------------------------------------------------------
@@ -291,10 +291,10 @@ class SqsStreamProducer(SharedStreamProducer):
         failures = 0
         while True:
             batch = await self._to_delete.wait_first(BATCH)
-            fault = Fault("SQS did not delete all messages of a batch")
+            fault = SqsCallError("SQS did not delete all messages of a batch")
             try:
                 partly = await queue.delete(batch)
-            except Fault as error:
+            except SqsCallError as error:
                 fault = error
             else:
                 done = [held for held in batch if held.number not in partly.failed]
@@ -316,9 +316,9 @@ class SqsStreamProducer(SharedStreamProducer):
             assert self._reject_queue is not None
             try:
                 await self._reject_queue.send(held)
-            except Fault as fault:
+            except SqsCallError as fault:
                 # Retry forever: the message stays in its queue until the other queue accepts the copy.
-                failures = await self._retry(Fault(str(fault)), failures, "moving a rejected message")
+                failures = await self._retry(SqsCallError(str(fault)), failures, "moving a rejected message")
                 continue
             failures = self._note_success("moving a rejected message")
             self._counts.add_letter("rejected")

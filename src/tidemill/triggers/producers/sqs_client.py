@@ -1,7 +1,8 @@
 """The API calls of the SQS producer; their errors say whether a retry may help.
 
-Invariants: there are no retries here, the caller decides; every failed call raises a `Fault`, whose text names the call
-and the queue, with secrets masked; credentials are found the way the AWS SDK finds them, and are never stored or shown.
+Invariants: there are no retries here, the caller decides; every failed call raises a `SqsCallError`, whose text names
+the call and the queue, with secrets masked; credentials are found the way the AWS SDK finds them, and are never stored
+or shown.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class SqsMessage(msgspec.Struct, frozen=True):
     sent_ms: int
 
 
-class Delivered(msgspec.Struct, frozen=True):
+class SqsDelivery(msgspec.Struct, frozen=True):
     """One delivery of a message.
 
     Attributes:
@@ -119,7 +120,7 @@ class Delivered(msgspec.Struct, frozen=True):
     raw_attributes: dict[str, Any]
 
 
-class Fault(TidemillError):
+class SqsCallError(TidemillError):
     """A call to SQS failed.
 
     Args:
@@ -174,7 +175,7 @@ class SqsQueue:
         found: Sequence[Mapping[str, Any]] = answer.get("Messages", ())
         return found
 
-    async def extend(self, held: Collection[Delivered], visibility_seconds: int) -> PartialFailure:
+    async def extend(self, held: Collection[SqsDelivery], visibility_seconds: int) -> PartialFailure:
         """Keep deliveries invisible for this many seconds from now; 0 returns them to the queue."""
         entries = [
             {"Id": str(one.number), "ReceiptHandle": one.receipt, "VisibilityTimeout": visibility_seconds}
@@ -185,12 +186,12 @@ class SqsQueue:
                 await self._client.change_message_visibility_batch(QueueUrl=self._url, Entries=entries)
             )
 
-    async def delete(self, held: Collection[Delivered]) -> PartialFailure:
+    async def delete(self, held: Collection[SqsDelivery]) -> PartialFailure:
         entries = [{"Id": str(one.number), "ReceiptHandle": one.receipt} for one in held]
         async with _translate_errors("delete_message", self.name):
             return _read_failure(await self._client.delete_message_batch(QueueUrl=self._url, Entries=entries))
 
-    async def send(self, held: Delivered) -> None:
+    async def send(self, held: SqsDelivery) -> None:
         """Send a copy of another queue's message, with the same body and attributes."""
         message = held.message
         extra: dict[str, Any] = {}
@@ -263,7 +264,7 @@ async def open_queue(client: Any, queue: str) -> SqsQueue:
     return SqsQueue(client, answer["QueueUrl"])
 
 
-def read_delivery(queue: SqsQueue, number: int, found: Mapping[str, Any]) -> Delivered:
+def read_delivery(queue: SqsQueue, number: int, found: Mapping[str, Any]) -> SqsDelivery:
     """Return a delivery from SQS's description of it."""
     system = found.get("Attributes", {})
     raw = {name: _copy_attribute(one) for name, one in found.get("MessageAttributes", {}).items()}
@@ -276,7 +277,7 @@ def read_delivery(queue: SqsQueue, number: int, found: Mapping[str, Any]) -> Del
         receive_count=int(system.get("ApproximateReceiveCount", 1)),
         sent_ms=int(system.get("SentTimestamp", -1)),
     )
-    return Delivered(number, found["ReceiptHandle"], message, raw)
+    return SqsDelivery(number, found["ReceiptHandle"], message, raw)
 
 
 def _copy_attribute(attribute: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,7 +294,7 @@ def _read_failure(answer: Mapping[str, Any]) -> PartialFailure:
 
 @asynccontextmanager
 async def _translate_errors(call: str, queue: str) -> AsyncIterator[None]:
-    """Turn the client's exceptions into a `Fault`."""
+    """Turn the client's exceptions into a `SqsCallError`."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -304,7 +305,9 @@ async def _translate_errors(call: str, queue: str) -> AsyncIterator[None]:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         passing = status >= 500 or any(word in code.lower() for word in _PASSING)
         text = redact_text(f"SQS: {call} on {queue!r} failed: {code}: {detail.get('Message', '')}")
-        raise Fault(text, passing=passing, missing="NonExistentQueue" in code or "QueueDoesNotExist" in code) from None
+        raise SqsCallError(
+            text, passing=passing, missing="NonExistentQueue" in code or "QueueDoesNotExist" in code
+        ) from None
     except (BotoCoreError, OSError, TimeoutError) as error:
         text = redact_text(f"SQS: {call} on {queue!r} failed: {describe_error(error)}")
-        raise Fault(text, passing=type(error).__name__ not in _LASTING) from None
+        raise SqsCallError(text, passing=type(error).__name__ not in _LASTING) from None

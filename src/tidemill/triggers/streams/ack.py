@@ -20,7 +20,7 @@ from typing import Any, Final
 from tidemill.core.errors import describe_error
 from tidemill.core.streams.group import StreamGroup
 from tidemill.core.streams.lane_counts import LaneCount, count_lanes
-from tidemill.core.streams.members import Cause, Forced, LaneReport, Sent
+from tidemill.core.streams.members import Forced, LaneReport, SeatEndCause, SentEvent
 from tidemill.core.streams.pending_events import PendingEvents
 from tidemill.triggers.stream_api import (
     LIST_NAME,
@@ -30,14 +30,14 @@ from tidemill.triggers.stream_api import (
     SubscriberObserver,
 )
 from tidemill.triggers.streams.advancer import Advancer
-from tidemill.triggers.streams.bell import Bell
-from tidemill.triggers.streams.life import Life, Stream, StreamSettings, build_overflow, wake_all
+from tidemill.triggers.streams.bell import WakeBell
+from tidemill.triggers.streams.life import SharedStream, StreamLife, StreamSettings, build_overflow, wake_all
 from tidemill.triggers.streams.stream_counts import Incident, IncidentKind
 from tidemill.triggers.streams.subscription import AckSubscription, Subscription
 
 #: After the poll has ended, how long subscribers may take to finish their current events and have the results stored.
 DRAIN_SECONDS: Final = 5.0
-_SEAT_ENDS: Final = (Cause.SEAT_TIMEOUT, Cause.SEAT_FULL)
+_SEAT_ENDS: Final = (SeatEndCause.SEAT_TIMEOUT, SeatEndCause.SEAT_FULL)
 
 
 class AckStream:
@@ -60,9 +60,9 @@ class AckStream:
         key: Hashable,
         make_producer: Callable[[], SharedStreamProducer],
         settings: StreamSettings,
-        on_end: Callable[[Stream, BaseException | None], None],
-        on_closed: Callable[[Stream], None],
-        on_deserted: Callable[[Stream], None],
+        on_end: Callable[[SharedStream, BaseException | None], None],
+        on_closed: Callable[[SharedStream], None],
+        on_deserted: Callable[[SharedStream], None],
         log: Any,
         pending_events: PendingEvents,
         list_name: str = "",
@@ -83,15 +83,15 @@ class AckStream:
         self._waiting: dict[Subscription, None] = {}
         # The subscribed triggers that have not failed, and so can read.
         self._live: set[Any] = set()
-        self._room = Bell()
-        self._deadlines = Bell()
+        self._room = WakeBell()
+        self._deadlines = WakeBell()
         self._held = False
         self._advancer = Advancer(key, self.group, self._room, self.abandon, log, settings.counts)
         #: Rung when an event may have been resolved.
         self.pump = self._advancer.pump
         self._advancing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._life = Life(key, self._poll, self._close, self._end, log, settings.step_seconds)
+        self._life = StreamLife(key, self._poll, self._close, self._end, log, settings.step_seconds)
         self.start = self._life.start
         self.end: Callable[[], None] = self._life.end
         self.stop = self._life.stop
@@ -150,7 +150,7 @@ class AckStream:
         subscription.end.leave()
         return subscription
 
-    def _note_rejected(self, trigger_id: Any, sent: Sent[Hashable, Any, Any]) -> None:
+    def _note_rejected(self, trigger_id: Any, sent: SentEvent[Hashable, Any, Any]) -> None:
         self._settings.counts.tell(
             Incident(IncidentKind.REJECTED, self.key, trigger_id, sent.lane, sent.position, "it rejected the event")
         )
@@ -246,8 +246,8 @@ class AckStream:
             if cause in _SEAT_ENDS:
                 self._end_seat(member.name, cause)
                 continue
-            kind = IncidentKind.OVERFLOW if cause is Cause.OVERFLOW else IncidentKind.ACK_TIMEOUT
-            if cause is Cause.OVERFLOW:
+            kind = IncidentKind.OVERFLOW if cause is SeatEndCause.OVERFLOW else IncidentKind.ACK_TIMEOUT
+            if cause is SeatEndCause.OVERFLOW:
                 error: Exception = build_overflow(self.key, member.name, self._settings.max_subscriber_queue)
             else:
                 error = AckTimeout(
@@ -273,7 +273,7 @@ class AckStream:
                 self._note_seated(member.name)
         self.pump.ring()
 
-    def _end_seat(self, trigger_id: Any, cause: Cause) -> None:
+    def _end_seat(self, trigger_id: Any, cause: SeatEndCause) -> None:
         self._log.warning(
             "a trigger did not return to its shared stream in time and loses its seat; events that waited for it are "
             "not acknowledged",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from tidemill.core.errors import describe_error
-from tidemill.core.ledger import Batch
+from tidemill.core.ledger import LedgerBatch
 from tidemill.core.streams.group import StreamGroup
 from tidemill.triggers.stream_api import (
     AdvanceItem,
@@ -21,7 +21,7 @@ from tidemill.triggers.stream_api import (
     StreamEnded,
     SubscriberObserver,
 )
-from tidemill.triggers.streams.bell import Bell
+from tidemill.triggers.streams.bell import WakeBell
 from tidemill.triggers.streams.stream_counts import Incident, IncidentKind, LaneTally, StreamCounts
 
 #: The number of lanes whose tallies are cached, to avoid building their names again.
@@ -47,12 +47,12 @@ class Advancer:
         self,
         key: Hashable,
         group: StreamGroup[Hashable, Any, Any],
-        room: Bell,
+        room: WakeBell,
         on_failed: Callable[[BaseException], None],
         log: Any,
         counts: StreamCounts,
     ) -> None:
-        self.pump = Bell()
+        self.pump = WakeBell()
         self._key = key
         self._group = group
         self._room = room
@@ -61,7 +61,7 @@ class Advancer:
         self._counts = counts
         self._tally = counts.find_tally(key)
         self._lanes: dict[Hashable, LaneTally] = {}
-        self._drained = Bell()
+        self._drained = WakeBell()
         # No further event will be advanced.
         self._abandoned = False
         # No further event can be resolved.
@@ -95,7 +95,7 @@ class Advancer:
             self._drained.ring()
             await self.pump.wait()
 
-    def _count(self, batch: Batch[Hashable, Any]) -> None:
+    def _count(self, batch: LedgerBatch[Hashable, Any]) -> None:
         entries, tally = batch.entries, self._tally
         self._counts.advanced += len(entries)
         tally.advanced += len(entries)
@@ -131,13 +131,13 @@ class Advancer:
                 async with asyncio.timeout_at(until):
                     await self._drained.wait()
 
-    def _report_failures(self, observer: SubscriberObserver, batch: Batch[Hashable, Any]) -> None:
+    def _report_failures(self, observer: SubscriberObserver, batch: LedgerBatch[Hashable, Any]) -> None:
         for entry in batch.entries:
             if entry.failed or entry.rejected:
                 blame = self._group.blame(entry)
                 observer.event_failed(entry.item, blame.failures, blame.unread)
 
-    def _fail(self, batch: Batch[Hashable, Any], error: BaseException) -> None:
+    def _fail(self, batch: LedgerBatch[Hashable, Any], error: BaseException) -> None:
         self._log.error(
             "broker advance failed; ending the shared stream, the broker will redeliver the events",
             key=self._key,
@@ -151,7 +151,7 @@ class Advancer:
         self._on_failed(error)
 
 
-def _build_items(batch: Batch[Hashable, Any]) -> list[AdvanceItem]:
+def _build_items(batch: LedgerBatch[Hashable, Any]) -> list[AdvanceItem]:
     """Return the items of a batch for the producer; most outcomes equal the first one and share one object."""
     acked = batch.entries[0].acked
     clean = AdvanceOutcome(acked, 0, 0)

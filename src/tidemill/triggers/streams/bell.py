@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Bell:
+class WakeBell:
     """Wakes the one task that waits; if no task waits, the next wait returns at once."""
 
     __slots__ = ("_future", "rung")

@@ -11,7 +11,7 @@ from typing import Any
 
 from tidemill.core.errors import describe_error
 from tidemill.core.streams.fanout import Fanout, LogReader
-from tidemill.triggers.streams.life import Life, Stream, StreamSettings, build_overflow, wake_all
+from tidemill.triggers.streams.life import SharedStream, StreamLife, StreamSettings, build_overflow, wake_all
 from tidemill.triggers.streams.stream_counts import Incident, IncidentKind
 from tidemill.triggers.streams.subscription import FastSubscription, Subscription
 
@@ -33,8 +33,8 @@ class FastStream:
         key: Hashable,
         open_source: Callable[[], AsyncIterator[Any]],
         settings: StreamSettings,
-        on_end: Callable[[Stream, BaseException | None], None],
-        on_closed: Callable[[Stream], None],
+        on_end: Callable[[SharedStream, BaseException | None], None],
+        on_closed: Callable[[SharedStream], None],
         log: Any,
     ) -> None:
         self.key = key
@@ -47,7 +47,7 @@ class FastStream:
         self._on_closed = on_closed
         self._fanout: Fanout[Any, LogReader[Any]] = Fanout(settings.max_subscriber_queue)
         self._waiting: dict[Subscription, None] = {}
-        self._life = Life(key, self._poll, self._close, self._end, log, settings.step_seconds)
+        self._life = StreamLife(key, self._poll, self._close, self._end, log, settings.step_seconds)
         self.start = self._life.start
         self.end: Callable[[], None] = self._life.end
         self.stop = self._life.stop

@@ -76,7 +76,7 @@ class StreamSettings:
         )
 
 
-class Stream(Protocol):
+class SharedStream(Protocol):
     """A shared stream of either kind, as the manager uses it."""
 
     key: Hashable
@@ -99,7 +99,7 @@ class Stream(Protocol):
         """If the stream has ended, wait until all resources are closed."""
 
 
-class Life:
+class StreamLife:
     """The start, the end and the tasks of a stream of either kind.
 
     Args:

@@ -29,7 +29,7 @@ from tidemill.triggers.base import BaseEventTrigger
 from tidemill.triggers.stream_api import StreamEnded
 from tidemill.triggers.streams.ack import AckStream
 from tidemill.triggers.streams.fast import FastStream
-from tidemill.triggers.streams.life import STEP_SECONDS, Stream, StreamSettings, at_once
+from tidemill.triggers.streams.life import STEP_SECONDS, SharedStream, StreamSettings, at_once
 from tidemill.triggers.streams.report import StreamReport, report_stream
 from tidemill.triggers.streams.stream_counts import StreamCounts
 from tidemill.triggers.streams.subscription import AckSubscription, FastSubscription
@@ -96,9 +96,9 @@ class SharedStreamManager:
         self.bind_pending_event = self._pending_events.bind_pending_event
         self.confirm_persisted = self._pending_events.confirm_persisted
         self.refuse_persisted = self._pending_events.refuse_persisted
-        self._groups: dict[Hashable, Stream] = {}
+        self._groups: dict[Hashable, SharedStream] = {}
         # Streams that have ended but are not closed yet.
-        self._closing: dict[Stream, None] = {}
+        self._closing: dict[SharedStream, None] = {}
         # By key: triggers that are expected to return, with the deadline, while no stream exists to keep their seats.
         self._seats: dict[Hashable, dict[Any, float]] = {}
         # Triggers that have not yet left a stream that failed under them, with the time of the failure.
@@ -244,7 +244,7 @@ class SharedStreamManager:
         }
 
     @property
-    def streams(self) -> Mapping[Hashable, Stream]:
+    def streams(self) -> Mapping[Hashable, SharedStream]:
         """The streams that are being polled, by key."""
         return self._groups
 
@@ -270,7 +270,7 @@ class SharedStreamManager:
     def _compute_seat_end(self) -> float:
         return self._settings.now() + self._settings.seat_seconds
 
-    def _forget_seat(self, trigger_id: Any, key: Hashable) -> Stream | None:
+    def _forget_seat(self, trigger_id: Any, key: Hashable) -> SharedStream | None:
         """Stop expecting a trigger to return; return the stream of the key."""
         self._stranded.pop((key, trigger_id), None)
         if (seats := self._seats.get(key)) is not None:
@@ -279,7 +279,7 @@ class SharedStreamManager:
                 del self._seats[key]
         return self._groups.get(key)
 
-    def _end_deserted(self, stream: Stream) -> None:
+    def _end_deserted(self, stream: SharedStream) -> None:
         """End a stream that has no subscribers and expects none to return."""
         if self._groups.get(stream.key) is not stream or stream.subscriptions:
             return
@@ -299,7 +299,7 @@ class SharedStreamManager:
 
         return closed
 
-    def _make(self, trigger: BaseEventTrigger, key: Hashable) -> Stream:
+    def _make(self, trigger: BaseEventTrigger, key: Hashable) -> SharedStream:
         cls = type(trigger)
         _, kwargs = trigger.serialize()
         if not _is_acknowledged(cls):
@@ -341,7 +341,7 @@ class SharedStreamManager:
                 )
         return stream
 
-    def _note_end(self, stream: Stream, error: BaseException | None) -> None:
+    def _note_end(self, stream: SharedStream, error: BaseException | None) -> None:
         if self._groups.get(stream.key) is stream:
             del self._groups[stream.key]
             if error is not None:
@@ -354,7 +354,7 @@ class SharedStreamManager:
                 self._seats[stream.key] = stream.group.list_seats() | dict.fromkeys(stream.subscriptions, until)
         self._closing[stream] = None
 
-    def _note_closed(self, stream: Stream) -> None:
+    def _note_closed(self, stream: SharedStream) -> None:
         del self._closing[stream]
         if isinstance(stream, AckStream):
             self._pending_events.close(stream.key, stream.group.members)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tidemill.core.streams.members import LaneReport
 from tidemill.triggers.streams.ack import AckStream
-from tidemill.triggers.streams.life import Stream
+from tidemill.triggers.streams.life import SharedStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class StreamReport:
     lanes: tuple[LaneReport[Hashable], ...]
 
 
-def report_stream(stream: Stream) -> StreamReport:
+def report_stream(stream: SharedStream) -> StreamReport:
     """Return the status of a stream."""
     failed = {name: one.end.failed_at for name, one in stream.subscriptions.items() if one.end.failed_at is not None}
     subscribers = tuple(stream.subscriptions)

@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
+class EventRoute:
     """The events of a trigger, and where they come from.
 
     Attributes:
@@ -31,7 +31,7 @@ class Routed:
     subscription: AckSubscription | FastSubscription | None = None
 
 
-def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -> Routed:
+def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -> EventRoute:
     """Start a trigger: on the shared stream of its key, or by itself if it has no key.
 
     If `shared_stream_key` raises or returns an unhashable value, this logs a warning, and the trigger runs by itself.
@@ -52,8 +52,8 @@ def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -
         if key is not None:
             stream = manager.subscribe(trigger_id=trigger_id, trigger=trigger, key=key)
             events = _check_events(trigger, "filter_shared_stream(self, events)", trigger.filter_shared_stream(stream))
-            return Routed(key, events, stream)
-    return Routed(None, find_events(trigger))
+            return EventRoute(key, events, stream)
+    return EventRoute(None, find_events(trigger))
 
 
 def find_events(trigger: BaseTrigger) -> AsyncIterator[TriggerEvent]:

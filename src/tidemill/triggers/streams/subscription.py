@@ -22,15 +22,15 @@ from typing import Any, Final, Protocol
 
 from tidemill.core.streams.fanout import Fanout, LogReader
 from tidemill.core.streams.group import StreamGroup
-from tidemill.core.streams.members import Member, Refusal, Sent
+from tidemill.core.streams.members import Member, RejectOutcome, SentEvent
 from tidemill.triggers.streams.async_for import is_async_for
-from tidemill.triggers.streams.bell import Bell
+from tidemill.triggers.streams.bell import WakeBell
 
 #: From this number of subscribers on, one future per event is cheaper than one coroutine per delivery.
 _MANY: Final = 3
 
 
-class End:
+class SubscriptionEnd:
     """How a subscription waits and ends; shared by both kinds of subscriptions."""
 
     __slots__ = ("_future", "_traceback", "error", "failed_at", "left")
@@ -83,7 +83,7 @@ class Subscription(Protocol):
     """The interface of both kinds of subscriptions."""
 
     @property
-    def end(self) -> End:
+    def end(self) -> SubscriptionEnd:
         """How the subscription waits and ends."""
 
     @property
@@ -111,7 +111,7 @@ class FastSubscription:
         self.reader = reader
         self._unread = reader.unread
         self._ahead: _Ahead | None = None
-        self.end = End()
+        self.end = SubscriptionEnd()
         self._log = log
         self._waiting = waiting
         self._from = reader.position
@@ -230,12 +230,12 @@ class AckSubscription:
         member: Member[Any, Any, Any],
         group: StreamGroup[Any, Any, Any],
         waiting: dict[Subscription, None],
-        pump: Bell,
-        note_rejected: Callable[[Any, Sent[Any, Any, Any]], None],
+        pump: WakeBell,
+        note_rejected: Callable[[Any, SentEvent[Any, Any, Any]], None],
     ) -> None:
         self._note_rejected = note_rejected
         self.member = member
-        self.end = End()
+        self.end = SubscriptionEnd()
         self._group = group
         self._waiting = waiting
         self._pump = pump
@@ -275,7 +275,7 @@ class AckSubscription:
         _set_current(request)
         return sent.event
 
-    async def take_later(self) -> Sent[Any, Any, Any]:
+    async def take_later(self) -> SentEvent[Any, Any, Any]:
         """Wait for an event, and make it the current one."""
         group, member = self._group, self.member
         while not group.load_more(member):
@@ -296,10 +296,10 @@ class AckSubscription:
         self._group.fail_held(self.member, error)
         self._pump.ring()
 
-    def reject(self, sent: Sent[Any, Any, Any]) -> Refusal:
+    def reject(self, sent: SentEvent[Any, Any, Any]) -> RejectOutcome:
         """Reject an event if it is still the current one."""
         refusal = self._group.reject(self.member, sent)
-        if refusal is Refusal.REJECTED:
+        if refusal is RejectOutcome.REJECTED:
             self._note_rejected(self.member.name, sent)
         self._pump.ring()
         return refusal
@@ -310,7 +310,7 @@ class _AckLoop:
 
     __slots__ = ("_member", "_pump", "_subscription")
 
-    def __init__(self, subscription: AckSubscription, member: Member[Any, Any, Any], pump: Bell) -> None:
+    def __init__(self, subscription: AckSubscription, member: Member[Any, Any, Any], pump: WakeBell) -> None:
         self._subscription = subscription
         self._member = member
         self._pump = pump
@@ -339,7 +339,7 @@ class _Request:
 
     __slots__ = ("sent", "subscription")
 
-    def __init__(self, subscription: AckSubscription, sent: Sent[Any, Any, Any] | None) -> None:
+    def __init__(self, subscription: AckSubscription, sent: SentEvent[Any, Any, Any] | None) -> None:
         self.subscription = subscription
         self.sent = sent
 
@@ -347,13 +347,13 @@ class _Request:
 #: The subscription that the running filter reads from, and its current event; a task started by the filter keeps the
 #: values from its start. One variable with a pair is cheaper than two variables; setting it takes a sixth of the time
 #: of a delivery.
-_CURRENT: ContextVar[tuple[AckSubscription, Sent[Any, Any, Any]] | _Request | None] = ContextVar(
+_CURRENT: ContextVar[tuple[AckSubscription, SentEvent[Any, Any, Any]] | _Request | None] = ContextVar(
     "tidemill_event", default=None
 )
 _set_current = _CURRENT.set
 
 
-def find_current() -> tuple[AckSubscription, Sent[Any, Any, Any]] | None:
+def find_current() -> tuple[AckSubscription, SentEvent[Any, Any, Any]] | None:
     """Return the subscription that the calling filter reads from, and its current event; None outside of a filter."""
     current = _CURRENT.get()
     if isinstance(current, _Request):

@@ -19,9 +19,9 @@ from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidemill.web.access.logins import Identity, Logins
+from tidemill.web.access.logins import Logins, UserIdentity
 from tidemill.web.access.origins import Origins
-from tidemill.web.problems import Problem, answer_problem
+from tidemill.web.problems import RequestProblem, answer_problem
 
 MAX_BODY_BYTES = 1024 * 1024
 REQUEST_SECONDS = 30.0
@@ -98,7 +98,7 @@ class Guard:
             if not is_begun:
                 text = f"the request was not received and answered within {self._request_seconds:g} s"
                 await answer_problem(408, text)(scope, receive, send_guarded)
-        except Problem as problem:
+        except RequestProblem as problem:
             await problem.response(scope, receive, send_guarded)
 
     def _strip_prefix(self, scope: Scope) -> None:
@@ -117,13 +117,13 @@ class Guard:
         identity = self._find_token(headers)
         host = headers.get("host", "")
         if identity is None and not self._origins.is_host(host):
-            raise Problem(
+            raise RequestProblem(
                 421,
                 f"this server does not answer to the host name {host or '(none)'}; to use that name, add it to "
                 "debug.allowed_hosts",
             )
         if method not in _METHODS:
-            raise Problem(405, f"{method[:20]} is not supported", {"Allow": ", ".join(_METHODS)})
+            raise RequestProblem(405, f"{method[:20]} is not supported", {"Allow": ", ".join(_METHODS)})
         body = b"" if method in _SAFE else await _read_body(headers, receive)
         if method not in _SAFE:
             self._refuse_foreign(headers, host, identity)
@@ -141,14 +141,14 @@ class Guard:
         state["is_known"] = functools.partial(self._is_known, headers)
         await self._app(scope, receive if method in _SAFE else _replay(body, receive), send)
 
-    def _find_token(self, headers: Headers) -> Identity | None:
+    def _find_token(self, headers: Headers) -> UserIdentity | None:
         sent = headers.get("authorization")
         if sent is None:
             return None
         kind, _, token = sent.partition(" ")
         identity = self._logins.find_token(token.strip()) if kind.lower() == "bearer" else None
         if identity is None:
-            raise Problem(
+            raise RequestProblem(
                 401,
                 "unknown token; add its hash to debug.tokens, and send it as `Authorization: Bearer TOKEN`",
                 {"WWW-Authenticate": "Bearer"},
@@ -161,13 +161,13 @@ class Guard:
             return True  # tokens do not expire
         return self._logins.find_session(self._read_cookie(headers)) is not None
 
-    def _refuse_foreign(self, headers: Headers, host: str, token: Identity | None) -> None:
+    def _refuse_foreign(self, headers: Headers, host: str, token: UserIdentity | None) -> None:
         """Reject a change that a foreign page requests. Browsers send the origin of every change; programs do not."""
         origin = headers.get("origin")
         if origin is None and token is not None:
             return
         if origin is None or not self._origins.is_same(origin, host):
-            raise Problem(
+            raise RequestProblem(
                 403, f"changes are accepted from pages of this server only, not from {origin or 'an unknown origin'}"
             )
 
@@ -177,7 +177,7 @@ class Guard:
     async def _ask_for_login(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith("/api/") and scope["path"] != DOCS_PATH:
             text = "log in first, or send a token (`Authorization: Bearer TOKEN`)"
-            raise Problem(401, text, {"WWW-Authenticate": "Bearer"})
+            raise RequestProblem(401, text, {"WWW-Authenticate": "Bearer"})
         query = scope["query_string"].decode("latin-1")
         # The printed address is that of the first page; on other pages `key` filters by message key.
         is_printed = scope["path"] == "/" and self._logins.key is not None
@@ -200,28 +200,28 @@ def _add_headers(headers: MutableHeaders, path: str) -> None:
         headers["Cache-Control"] = "no-store"
 
 
-def _refuse_change(identity: Identity, headers: Mapping[str, str], body: bytes, *, is_logout: bool) -> None:
+def _refuse_change(identity: UserIdentity, headers: Mapping[str, str], body: bytes, *, is_logout: bool) -> None:
     if identity.csrf:
         sent = headers.get("x-csrf-token", "")
         if not sent and headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
             sent = parse_qs(body.decode("latin-1")).get("csrf", [""])[0]
         if not secrets.compare_digest(sent.encode(), identity.csrf.encode()):
-            raise Problem(403, "this page belongs to an earlier login; reload it and try again")
+            raise RequestProblem(403, "this page belongs to an earlier login; reload it and try again")
     if not (is_logout or identity.may_operate):
-        raise Problem(403, f"{identity.name} may only read; changes require the role operate")
+        raise RequestProblem(403, f"{identity.name} may only read; changes require the role operate")
 
 
 async def _read_body(headers: Headers, receive: Receive) -> bytes:
     length = headers.get("content-length", "0")
     if not length.isdecimal():
-        raise Problem(400, "the header Content-Length is not a number")
+        raise RequestProblem(400, "the header Content-Length is not a number")
     if int(length) > MAX_BODY_BYTES:
         raise _refuse_large()
     parts, size = [], 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Problem(400, "the client disconnected")
+            raise RequestProblem(400, "the client disconnected")
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > MAX_BODY_BYTES:
@@ -230,8 +230,8 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-def _refuse_large() -> Problem:
-    return Problem(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+def _refuse_large() -> RequestProblem:
+    return RequestProblem(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

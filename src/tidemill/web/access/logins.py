@@ -46,7 +46,7 @@ def _log_failure(what: str, address: str, name: str | None = None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class UserIdentity:
     """The sender of a request.
 
     Attributes:
@@ -67,7 +67,7 @@ class Identity:
 
 @dataclass(slots=True)
 class _Session:
-    identity: Identity
+    identity: UserIdentity
     ends_at: float
 
 
@@ -98,17 +98,17 @@ class Logins:
     _failures: deque[tuple[float, tuple[str, str]]] = field(default_factory=deque)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def find_session(self, secret: str | None) -> Identity | None:
+    def find_session(self, secret: str | None) -> UserIdentity | None:
         """Return the identity of a session; None if there is no such session."""
         session = self._sessions.get(secret or "")
         if session is None or session.ends_at <= self.clock():
             return None
         return session.identity
 
-    def find_token(self, token: str) -> Identity | None:
+    def find_token(self, token: str) -> UserIdentity | None:
         """Return the identity of a token; None if the token is unknown."""
         found = [name for name, known in self.tokens.items() if is_token(token, known.hash)]
-        return Identity(found[0], self.tokens[found[0]].role) if found else None
+        return UserIdentity(found[0], self.tokens[found[0]].role) if found else None
 
     def use_key(self, key: str, address: str) -> str | None:
         """Open a session with the key of the printed address; return its secret, or None if the key is wrong."""
@@ -145,7 +145,7 @@ class Logins:
         while len(self._sessions) >= MAX_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         secret = secrets.token_urlsafe(32)
-        self._sessions[secret] = _Session(Identity(name, role, secrets.token_urlsafe(32)), now + SESSION_SECONDS)
+        self._sessions[secret] = _Session(UserIdentity(name, role, secrets.token_urlsafe(32)), now + SESSION_SECONDS)
         return secret
 
     def _refuse_too_many(self, who: tuple[str, str]) -> None:

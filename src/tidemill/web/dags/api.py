@@ -13,7 +13,7 @@ from tidemill.runtime.json.codec import EncodingError, encode
 from tidemill.store.calls.people_calls import CancelRun, ClearTasks, CreateRun, MarkTasks, PauseDag
 from tidemill.web.dags import models
 from tidemill.web.dags.desk import PAGE_ROWS, Desk, describe_run
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.routes import Routes
 from tidemill.web.workers import BlockingRoute
 
@@ -50,7 +50,7 @@ def check_states(states: list[str], known: tuple[str, ...]) -> tuple[str, ...]:
     chosen = tuple(state for state in states if state)
     for state in chosen:
         if state not in known:
-            raise Problem(422, f"state: expected one of {', '.join(known)}, not {state!r}")
+            raise RequestProblem(422, f"state: expected one of {', '.join(known)}, not {state!r}")
     return chosen
 
 
@@ -79,9 +79,9 @@ def _add_dags(router: Routes, desk: Desk) -> None:
         return desk.list_pools()
 
     @router.get("/dags/{dag_id}", tags=["dags"], summary="A DAG with its structure")
-    def read_dag(dag_id: DagId) -> models.DagDetails:
+    def read_dag(dag_id: DagId) -> models.DagDetailsView:
         dag, structure = desk.get_dag(dag_id)
-        return models.DagDetails(dag=dag, structure=msgspec.to_builtins(structure))
+        return models.DagDetailsView(dag=dag, structure=msgspec.to_builtins(structure))
 
     @router.get("/dag-runs", tags=["dags"], summary="The runs of all DAGs, newest first")
     def list_all_runs(
@@ -102,7 +102,7 @@ def _add_dags(router: Routes, desk: Desk) -> None:
         return desk.list_runs(dag_id, cursor, limit, check_states(state, RUN_STATES))
 
     @router.get(_BASE, tags=["dags"], summary="A run")
-    def read_run(dag_id: DagId, run_id: RunId) -> models.Run:
+    def read_run(dag_id: DagId, run_id: RunId) -> models.DagRunView:
         return describe_run(desk.find_run(dag_id, run_id))
 
 
@@ -114,11 +114,11 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
         state: TaskState = [],  # noqa: B006
         cursor: Cursor = "",
         limit: Limit = PAGE_ROWS,
-    ) -> models.TaskPage:
+    ) -> models.DagTaskPage:
         return desk.list_tasks(dag_id, run_id, cursor, limit, check_states(state, TASK_STATES))[2]
 
     @router.get(_TASK, tags=["dags"], summary="A task, with the reason why it waits")
-    def read_task(dag_id: DagId, run_id: RunId, task_id: TaskId, map_index: MapIndex = -1) -> models.Task:
+    def read_task(dag_id: DagId, run_id: RunId, task_id: TaskId, map_index: MapIndex = -1) -> models.DagTaskView:
         return desk.find_task(dag_id, run_id, task_id, map_index)[1]
 
     @router.get(f"{_TASK}/history", tags=["dags"], summary="The history of a task, oldest first")
@@ -175,17 +175,17 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
 
 def _add_changes(router: Routes, desk: Desk) -> None:
     @router.post("/dags/{dag_id}/pause", tags=["dags"], summary="Pause or resume a DAG")
-    def pause(request: Request, dag_id: DagId, order: models.PauseDagOrder) -> models.Done:
+    def pause(request: Request, dag_id: DagId, order: models.PauseDagOrder) -> models.DagActionDone:
         changed = desk.ask(PauseDag(dag_id, order.paused, request.state.identity.name))
         state = "paused" if order.paused else "active"
-        return models.Done(text=f"{dag_id} is {state}." if changed else f"{dag_id} was already {state}.")
+        return models.DagActionDone(text=f"{dag_id} is {state}." if changed else f"{dag_id} was already {state}.")
 
     @router.post("/dags/{dag_id}/runs", status_code=201, tags=["dags"], summary="Trigger a DAG: create a run")
     def create_run(request: Request, dag_id: DagId, order: models.RunOrder) -> models.Created:
         try:
             conf = encode(order.conf, "conf")
         except EncodingError as error:
-            raise Problem(422, str(error)) from error
+            raise RequestProblem(422, str(error)) from error
         moment = order.logical_date
         logical_us = None if moment is None else round(moment.timestamp() * 1e6)
         by = request.state.identity.name
@@ -196,7 +196,7 @@ def _add_changes(router: Routes, desk: Desk) -> None:
     @router.post(f"{_BASE}/cancel", tags=["dags"], summary="Cancel a run: its unfinished tasks fail or are skipped")
     def cancel_run(request: Request, dag_id: DagId, run_id: RunId) -> models.Created:
         if desk.find_run(dag_id, run_id).ended_us is not None:
-            raise Problem(409, f"the run {run_id!r} has ended already and cannot be cancelled")
+            raise RequestProblem(409, f"the run {run_id!r} has ended already and cannot be cancelled")
         run = desk.ask(CancelRun(dag_id, run_id, request.state.identity.name))
         return models.Created(text=f"Cancelled the run {run_id}.", run=describe_run(run))
 

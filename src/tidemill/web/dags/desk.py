@@ -31,11 +31,11 @@ from tidemill.store.calls.people_calls import (
     TaskHistory,
     TaskRecord,
 )
-from tidemill.store.calls.service_calls import ListFiles, ListServices
+from tidemill.store.calls.service_calls import ListFiles, ListSessions
 from tidemill.store.calls.setting_calls import ListPools
 from tidemill.web.dags import models
 from tidemill.web.dags.waiting import Around, describe_wait, list_alive
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 
 T = TypeVar("T")
 PAGE_ROWS = 50
@@ -58,9 +58,9 @@ def describe_dag(dag: DagRecord) -> models.Dag:
     return models.Dag(**fields, next_at=to_seconds(dag.next_us), tags=list(dag.tags))
 
 
-def describe_run(run: RunRecord) -> models.Run:
+def describe_run(run: RunRecord) -> models.DagRunView:
     plain = ("dag_id", "run_id", "kind", "state", "reason", "version", "conf", "by")
-    return models.Run(
+    return models.DagRunView(
         **{name: getattr(run, name) for name in plain},
         logical_at=to_seconds(run.logical_us),
         created_at=run.created_us / _MICRO,
@@ -69,14 +69,14 @@ def describe_run(run: RunRecord) -> models.Run:
     )
 
 
-def _describe_task(task: TaskRecord, wait: models.Wait | None) -> models.Task:
+def _describe_task(task: TaskRecord, wait: models.TaskWaitView | None) -> models.DagTaskView:
     plain = ("task_id", "map_index", "state", "operator", "tries", "max_tries", "pool", "pool_slots", "queue")
-    return models.Task(
+    return models.DagTaskView(
         **{name: getattr(task, name) for name in (*plain, "priority", "trigger", "error")},
         since=task.since_us / _MICRO,
         started_at=to_seconds(task.started_us),
         ended_at=to_seconds(task.ended_us),
-        worker=task.service,
+        worker=task.worker,
         waits_for=wait,
     )
 
@@ -110,11 +110,11 @@ class Desk:
         try:
             return self.watched.ask_all(requests)
         except CallRefusedError as error:
-            raise Problem(_STATUS[error.kind], str(error)) from error
+            raise RequestProblem(_STATUS[error.kind], str(error)) from error
         except RemoteError as error:
-            raise Problem(503, str(error), {"Retry-After": "5"}) from error
+            raise RequestProblem(503, str(error), {"Retry-After": "5"}) from error
         except TimeoutError:
-            raise Problem(503, _SILENT, {"Retry-After": "5"}) from None
+            raise RequestProblem(503, _SILENT, {"Retry-After": "5"}) from None
 
     # -- DAGs ----------------------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class Desk:
         found = self.ask(ListDags(cursor or None, self.limit(limit), inactive, tag or None))
         return models.DagPage(rows=[describe_dag(dag) for dag in found.rows], cursor=found.next)
 
-    def list_latest(self, dags: Sequence[models.Dag], count: int = LATEST_RUNS) -> dict[str, list[models.Run]]:
+    def list_latest(self, dags: Sequence[models.Dag], count: int = LATEST_RUNS) -> dict[str, list[models.DagRunView]]:
         """Return the latest runs of each DAG, oldest first."""
         if not dags:
             return {}
@@ -149,7 +149,7 @@ class Desk:
         """
         found = self.ask(GetDag(dag_id, version))
         if found is None:
-            raise Problem(404, f"there is no DAG {dag_id!r}")
+            raise RequestProblem(404, f"there is no DAG {dag_id!r}")
         return describe_dag(found.dag), msgspec.json.decode(found.structure, type=DagStructure)
 
     # -- runs ----------------------------------------------------------------------------------------------------------
@@ -168,12 +168,12 @@ class Desk:
         """
         found = self.ask(GetRun(dag_id, run_id))
         if found is None:
-            raise Problem(404, f"DAG {dag_id!r} has no run {run_id!r}")
+            raise RequestProblem(404, f"DAG {dag_id!r} has no run {run_id!r}")
         return found
 
     def list_tasks(
         self, dag_id: str, run_id: str, cursor: str = "", limit: int = MAX_TASKS, states: tuple[str, ...] = ()
-    ) -> tuple[RunRecord, DagStructure, models.TaskPage]:
+    ) -> tuple[RunRecord, DagStructure, models.DagTaskPage]:
         """Return a run, its structure, and a page of its tasks, each with the reason why it waits."""
         _check_number(cursor)
         run = self.find_run(dag_id, run_id)
@@ -186,21 +186,21 @@ class Desk:
         around = self._look_around(found.rows)
         plans = {task.id: task for task in structure.tasks}
 
-        def describe(task: TaskRecord) -> models.Task:
+        def describe(task: TaskRecord) -> models.DagTaskView:
             return _describe_task(task, describe_wait(task, plans.get(task.task_id), state_of, run, around))
 
         missing = around.alive.explain_all() if run.ended_us is None else ""
         rows = [describe(task) for task in found.rows]
-        return run, structure, models.TaskPage(rows=rows, cursor=found.next, missing=missing)
+        return run, structure, models.DagTaskPage(rows=rows, cursor=found.next, missing=missing)
 
     def _look_around(self, tasks: Sequence[TaskRecord]) -> Around:
         numbers = tuple(task.trigger for task in tasks if task.state == "deferred" and task.trigger is not None)
         triggers = self.ask(DescribeTriggers(numbers)) if numbers else ()
         pools = {pool.name: pool for pool in self.ask(ListPools())}
-        alive = list_alive(self.ask(ListServices()))
+        alive = list_alive(self.ask(ListSessions()))
         return Around(pools, {each.id: each for each in triggers}, alive)
 
-    def find_task(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> tuple[RunRecord, models.Task]:
+    def find_task(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> tuple[RunRecord, models.DagTaskView]:
         """Return a task.
 
         Raises:
@@ -213,10 +213,10 @@ class Desk:
                 if (task.task_id, task.map_index) == (task_id, map_index):
                     return run, task
             if page.cursor is None:
-                raise Problem(404, f"run {run_id!r} has no task {task_id!r}")
+                raise RequestProblem(404, f"run {run_id!r} has no task {task_id!r}")
             cursor = page.cursor
 
-    def list_grid(self, dag_id: str, count: int) -> tuple[list[models.Run], dict[str, dict[str, str]]]:
+    def list_grid(self, dag_id: str, count: int) -> tuple[list[models.DagRunView], dict[str, dict[str, str]]]:
         """Return the latest runs, oldest first, and the states of their tasks by task and run."""
         runs = [describe_run(run) for run in reversed(self.ask(ListRuns(dag_id, limit=count)).rows)]
         calls: list[Call[Listed[TaskRecord]]] = [ListTasks(dag_id, run.run_id, limit=MAX_TASKS) for run in runs]
@@ -250,7 +250,7 @@ class Desk:
         _check_number(cursor)
         found = self.ask(ListCallbacks(dag_id, run_id, cursor or None, self.limit(limit)))
         rows = [
-            models.Callback(
+            models.CallbackView(
                 id=one.id,
                 task_id=one.task_id,
                 map_index=one.map_index,
@@ -272,7 +272,7 @@ class Desk:
     def _read_parts(self, call: Call[Listed[LogPartRecord]], cursor: str) -> models.LogPage:
         found = self.ask(call)
         lines = [
-            models.Line(at=line.time_us / _MICRO, level=line.level, source=line.source, text=line.text)
+            models.LogLineView(at=line.time_us / _MICRO, level=line.level, source=line.source, text=line.text)
             for part in found.rows
             for line in decode_lines(zlib.decompress(part.data))
         ]
@@ -282,7 +282,7 @@ class Desk:
     def list_xcoms(self, dag_id: str, run_id: str, task_id: str | None, cursor: str, limit: int) -> models.XComPage:
         """Return a page of XComs."""
         if cursor and not _XCOM_CURSOR.match(cursor):
-            raise Problem(422, "cursor: expected the cursor of the previous page")
+            raise RequestProblem(422, "cursor: expected the cursor of the previous page")
         found = self.ask(ListXComs(dag_id, run_id, task_id, cursor or None, self.limit(limit)))
         rows = [
             models.XCom(
@@ -299,7 +299,7 @@ class Desk:
 
 def _check_number(cursor: str) -> None:
     if cursor and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
-        raise Problem(422, "cursor: expected the cursor of the previous page")
+        raise RequestProblem(422, "cursor: expected the cursor of the previous page")
 
 
 def _describe_change(change: HistoryRecord) -> models.Change:

@@ -22,7 +22,7 @@ MAX_EDGES = 1500
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """A task with its upper left corner."""
 
     id: str
@@ -31,7 +31,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class GraphEdge:
     """An edge. `path` is its SVG path, `middle` the position of its label."""
 
     before: str
@@ -46,8 +46,8 @@ class Picture:
 
     width: int
     height: int
-    nodes: Sequence[Node]
-    edges: Sequence[Edge]
+    nodes: Sequence[GraphNode]
+    edges: Sequence[GraphEdge]
     down: bool
 
 
@@ -115,7 +115,7 @@ def draw(upstream: Mapping[str, Sequence[str]], *, down: bool) -> Picture | None
                 layers[point[2]].append(point)
             chains.append((before, name, [(before, "", 0), *passed, (name, "", 0)]))
     _order(layers, chains)
-    return _place(layers, chains, down=down)
+    return _draw(layers, chains, down=down)
 
 
 def _order(layers: list[list[_Point]], chains: list[tuple[str, str, list[_Point]]]) -> None:
@@ -129,17 +129,17 @@ def _order(layers: list[list[_Point]], chains: list[tuple[str, str, list[_Point]
     for sweep in range(_SWEEPS):
         neighbours = after if sweep % 2 else before
         for layer in reversed(layers) if sweep % 2 else layers:
-            places = {point: index for each in layers for index, point in enumerate(each)}
+            positions = {point: index for each in layers for index, point in enumerate(each)}
 
-            def weigh(point: _Point, neighbours: dict[_Point, list[_Point]], places: dict[_Point, int]) -> float:
+            def weigh(point: _Point, neighbours: dict[_Point, list[_Point]], positions: dict[_Point, int]) -> float:
                 near = neighbours.get(point)
-                return sum(places[one] for one in near) / len(near) if near else places[point]
+                return sum(positions[one] for one in near) / len(near) if near else positions[point]
 
-            weights = {point: weigh(point, neighbours, places) for point in layer}
+            weights = {point: weigh(point, neighbours, positions) for point in layer}
             layer.sort(key=weights.__getitem__)
 
 
-def _place(layers: list[list[_Point]], chains: list[tuple[str, str, list[_Point]]], *, down: bool) -> Picture:
+def _draw(layers: list[list[_Point]], chains: list[tuple[str, str, list[_Point]]], *, down: bool) -> Picture:
     along, across = (HEIGHT, WIDTH) if down else (WIDTH, HEIGHT)
     extents = [sum(_LANE if point[1] else across for point in layer) + _GAP_ACROSS * len(layer) for layer in layers]
     breadth = max(extents, default=0)
@@ -157,14 +157,14 @@ def _place(layers: list[list[_Point]], chains: list[tuple[str, str, list[_Point]
             if not point[1]:
                 begin, middle = spots[point]
                 corner = (middle - across // 2, begin) if down else (begin, middle - across // 2)
-                nodes.append(Node(point[0], *corner))
+                nodes.append(GraphNode(point[0], *corner))
     edges = [_draw_edge(one, other, [spots[point] for point in points], along, down) for one, other, points in chains]
     length = len(layers) * (along + _GAP_ALONG) - _GAP_ALONG + 2 * _MARGIN
     size = (breadth + 2 * _MARGIN, length)
     return Picture(*(size if down else (size[1], size[0])), nodes, edges, down)
 
 
-def _draw_edge(before: str, after: str, spots: list[tuple[int, int]], along: int, down: bool) -> Edge:
+def _draw_edge(before: str, after: str, spots: list[tuple[int, int]], along: int, down: bool) -> GraphEdge:
     def write(far: float, wide: float) -> str:
         return f"{wide:g} {far:g}" if down else f"{far:g} {wide:g}"
 
@@ -177,4 +177,4 @@ def _draw_edge(before: str, after: str, spots: list[tuple[int, int]], along: int
             parts.append(f"L{write(start + along, middle)}")
         begin, wide = start + along, middle
     far, across = (spots[0][0] + along + spots[1][0]) // 2, (spots[0][1] + spots[1][1]) // 2
-    return Edge(before, after, "".join(parts), (across, far) if down else (far, across))
+    return GraphEdge(before, after, "".join(parts), (across, far) if down else (far, across))

@@ -10,7 +10,7 @@ _Time = float | None
 Name = str
 
 
-class Trigger(BaseModel):
+class TaskTriggerView(BaseModel):
     """The trigger of a deferred task."""
 
     number: int
@@ -20,7 +20,7 @@ class Trigger(BaseModel):
     triggerer: str | None = Field(description="The triggerer that runs it; null: none does.")
 
 
-class Wait(BaseModel):
+class TaskWaitView(BaseModel):
     """The reason why a task waits."""
 
     kind: str = Field(description="run, past, upstream, scheduler, slots, worker, trigger, retry or ending.")
@@ -28,7 +28,7 @@ class Wait(BaseModel):
     names: list[str] = Field(default=[], description="The tasks, the pool or the queue that it waits for.")
     at: _Time = Field(default=None, description="The expected end of the wait, if known.")
     times_out_at: _Time = Field(default=None, description="When the deferral times out; null: never.")
-    trigger: Trigger | None = Field(default=None, description="The trigger of a deferred task.")
+    trigger: TaskTriggerView | None = Field(default=None, description="The trigger of a deferred task.")
     missing: str = Field(default="", description="The required service, if none is alive.")
 
 
@@ -44,7 +44,7 @@ class Dag(BaseModel):
     tags: list[str]
 
 
-class Run(BaseModel):
+class DagRunView(BaseModel):
     """A run of a DAG."""
 
     dag_id: str
@@ -61,7 +61,7 @@ class Run(BaseModel):
     ended_at: _Time
 
 
-class Task(BaseModel):
+class DagTaskView(BaseModel):
     """A task of a run."""
 
     task_id: str
@@ -80,7 +80,7 @@ class Task(BaseModel):
     worker: str | None
     trigger: int | None
     error: str | None
-    waits_for: Wait | None = Field(description="The reason why it waits; null: it runs, or has ended.")
+    waits_for: TaskWaitView | None = Field(description="The reason why it waits; null: it runs, or has ended.")
 
 
 class Change(BaseModel):
@@ -95,7 +95,7 @@ class Change(BaseModel):
     detail: str | None
 
 
-class Line(BaseModel):
+class LogLineView(BaseModel):
     """A line of a log."""
 
     at: float
@@ -144,14 +144,14 @@ class DagPage(BaseModel):
 class RunPage(BaseModel):
     """A page of runs, newest first."""
 
-    rows: list[Run]
+    rows: list[DagRunView]
     cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
 
 
-class TaskPage(BaseModel):
+class DagTaskPage(BaseModel):
     """A page of tasks, by name."""
 
-    rows: list[Task]
+    rows: list[DagTaskView]
     cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
     missing: str = Field(
         default="", description="The required services that are not alive; '' if all are, or the run has ended."
@@ -168,14 +168,14 @@ class ChangePage(BaseModel):
 class LogPage(BaseModel):
     """A page of log lines, in order."""
 
-    rows: list[Line]
+    rows: list[LogLineView]
     cursor: str | None = Field(
         description="The cursor of further lines, also while the log is being written; null: no lines yet."
     )
     ended: bool = Field(description="Whether these are the last lines so far.")
 
 
-class Callback(BaseModel):
+class CallbackView(BaseModel):
     """A callback of a run itself, or a failed callback of a task."""
 
     id: int
@@ -191,7 +191,7 @@ class Callback(BaseModel):
 class CallbackPage(BaseModel):
     """A page of callbacks, oldest first."""
 
-    rows: list[Callback]
+    rows: list[CallbackView]
     cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
 
 
@@ -202,29 +202,29 @@ class XComPage(BaseModel):
     cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
 
 
-class DagDetails(BaseModel):
+class DagDetailsView(BaseModel):
     """A DAG with its structure."""
 
     dag: Dag
     structure: dict[str, Any] = Field(description="The structure, as the file defines it.")
 
 
-class Done(BaseModel):
+class DagActionDone(BaseModel):
     """The result of a change."""
 
     text: str
 
 
-class Changed(Done):
+class Changed(DagActionDone):
     """The result of a change, with the changed tasks."""
 
     tasks: list[str]
 
 
-class Created(Done):
+class Created(DagActionDone):
     """The result of a change, with the new run."""
 
-    run: Run
+    run: DagRunView
     warnings: list[str] = Field(default=[], description="Likely mistakes in the configuration of the run.")
 
 

@@ -32,7 +32,7 @@ from tidemill.web.dags.params import build_field
 from tidemill.web.pages import Pages
 from tidemill.web.recorded.filters import change_address
 from tidemill.web.routes import Routes
-from tidemill.web.sections import Link, Section
+from tidemill.web.sections import NavigationLink, UiSection
 from tidemill.web.workers import BlockingRoute
 
 _RUN = "/dags/{dag_id}/runs/{run_id}"
@@ -43,12 +43,12 @@ _MAX_HISTORY = 200
 _MAX_CALLBACKS = 10
 
 
-def build_section(desk: Desk, pages: Pages) -> Section:
+def build_dags_section(desk: Desk, pages: Pages) -> UiSection:
     pages.add_filter("seg", lambda text: quote(str(text), safe=""))
     pages.add_filter("state_tone", find_tone)
     pages.add_filter("bars", measure_bars)
-    links = [Link("DAGs", "/dags"), Link("Runs", "/dag-runs"), Link("Pools", "/pools")]
-    return Section(links, _build_pages(desk, pages), build_api(desk))
+    links = [NavigationLink("DAGs", "/dags"), NavigationLink("Runs", "/dag-runs"), NavigationLink("Pools", "/pools")]
+    return UiSection(links, _build_pages(desk, pages), build_api(desk))
 
 
 def find_tone(state: str) -> str:
@@ -62,7 +62,7 @@ def find_tone(state: str) -> str:
     return tones.get(state, "warn" if state in ("up_for_retry", "queued", "scheduled", "ending") else "")
 
 
-def measure_bars(runs: list[models.Run]) -> list[tuple[models.Run, int]]:
+def measure_bars(runs: list[models.DagRunView]) -> list[tuple[models.DagRunView, int]]:
     """Return runs with the heights of their bars, in proportion to their durations."""
     took = [(run.ended_at or run.created_at) - (run.started_at or run.created_at) for run in runs]
     longest = max([*took, 0.001])
@@ -140,7 +140,7 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         values |= {"seen": _digest(run, page, callbacks)}
         return values | _describe_graph(structure, states)
 
-    def read_logs(values: dict[str, Any]) -> dict[int, list[models.Line]]:
+    def read_logs(values: dict[str, Any]) -> dict[int, list[models.LogLineView]]:
         """Return the output of the last callbacks of a run itself, by callback id."""
         run = values["run"]
         own = [one.id for one in values["callbacks"].rows if one.task_id is None][-_MAX_CALLBACKS:]

@@ -9,9 +9,9 @@ from tidemill.core.tasks.alive import AliveServices, SeenService, find_alive
 from tidemill.core.tasks.structure import TaskStructure
 from tidemill.core.wording import format_count
 from tidemill.store.calls.people_calls import RunRecord, TaskRecord, TriggerAbout
-from tidemill.store.calls.service_calls import ServiceRecord
+from tidemill.store.calls.service_calls import ServiceSession
 from tidemill.store.calls.setting_calls import PoolRecord
-from tidemill.web.dags.models import Trigger, Wait
+from tidemill.web.dags.models import TaskTriggerView, TaskWaitView
 
 ENDED = frozenset({"success", "failed", "skipped", "upstream_failed"})
 _SHOWN = 5
@@ -34,7 +34,7 @@ class Around:
     alive: AliveServices
 
 
-def list_alive(services: Sequence[ServiceRecord]) -> AliveServices:
+def list_alive(services: Sequence[ServiceSession]) -> AliveServices:
     """Return the services that are alive, by their records in the store."""
     return find_alive([SeenService(each.kind, each.queues, each.quiet_us) for each in services])
 
@@ -45,7 +45,7 @@ def describe_wait(
     states: Mapping[str, str],
     run: RunRecord,
     around: Around,
-) -> Wait | None:
+) -> TaskWaitView | None:
     """Return the reason why a task waits; None if it runs or has ended.
 
     Args:
@@ -61,41 +61,43 @@ def describe_wait(
         case "none":
             return _describe_upstream(structure, states, run, scheduler)
         case "scheduled" if scheduler:
-            return Wait(kind="scheduler", text="the scheduler", missing=scheduler)
+            return TaskWaitView(kind="scheduler", text="the scheduler", missing=scheduler)
         case "scheduled":
-            return Wait(kind="slots", text=_describe_pool(task, around.pools.get(task.pool)), names=[task.pool])
+            return TaskWaitView(kind="slots", text=_describe_pool(task, around.pools.get(task.pool)), names=[task.pool])
         case "queued":
             text, missing = f"a free worker of queue {task.queue}", around.alive.explain_missing("worker", task.queue)
-            return Wait(kind="worker", text=text, names=[task.queue], missing=missing)
+            return TaskWaitView(kind="worker", text=text, names=[task.queue], missing=missing)
         case "deferred":
             return _describe_trigger(task.trigger, around, due)
         case "up_for_retry":
-            return Wait(kind="retry", text=f"try {task.tries + 1} of {task.max_tries}, at", at=due, missing=scheduler)
+            return TaskWaitView(
+                kind="retry", text=f"try {task.tries + 1} of {task.max_tries}, at", at=due, missing=scheduler
+            )
         case "ending":
-            return Wait(kind="ending", text="its last attempt to clean up and end")
+            return TaskWaitView(kind="ending", text="its last attempt to clean up and end")
         case _:
             return None
 
 
-def _describe_trigger(number: int | None, around: Around, times_out_at: float | None) -> Wait:
+def _describe_trigger(number: int | None, around: Around, times_out_at: float | None) -> TaskWaitView:
     missing = around.alive.explain_missing("triggerer")
     about = None if number is None else around.triggers.get(number)
     if about is None:
-        return Wait(kind="trigger", text="an event of its trigger", times_out_at=times_out_at, missing=missing)
+        return TaskWaitView(kind="trigger", text="an event of its trigger", times_out_at=times_out_at, missing=missing)
     due = None if about.due_us is None else about.due_us / 1e6
     arguments = about.arguments if len(about.arguments) <= _LINE_CHARS else f"{about.arguments[:_LINE_CHARS]}..."
     text = f"an event of {about.classpath.rpartition('.')[2]}({arguments})"
-    return Wait(
+    return TaskWaitView(
         kind="trigger",
         text=text if due is None else f"{text}, due at",
         at=due,
         times_out_at=times_out_at,
-        trigger=Trigger(
+        trigger=TaskTriggerView(
             number=about.id,
             classpath=about.classpath,
             arguments=about.arguments,
             due_at=due,
-            triggerer=about.service,
+            triggerer=about.triggerer,
         ),
         missing=missing,
     )
@@ -103,19 +105,19 @@ def _describe_trigger(number: int | None, around: Around, times_out_at: float | 
 
 def _describe_upstream(
     structure: TaskStructure | None, states: Mapping[str, str], run: RunRecord, scheduler: str
-) -> Wait:
+) -> TaskWaitView:
     if run.state == "queued" and scheduler:
-        return Wait(kind="run", text="the run to start", missing=scheduler)
+        return TaskWaitView(kind="run", text="the run to start", missing=scheduler)
     if run.state == "queued":
-        return Wait(kind="run", text="the run to start (its DAG is paused, or at its limit of active runs)")
+        return TaskWaitView(kind="run", text="the run to start (its DAG is paused, or at its limit of active runs)")
     names = [name for name in (structure.upstream if structure else ()) if states.get(name) not in ENDED]
     if not names:
         past = structure is not None and (structure.depends_on_past or structure.wait_for_downstream)
         text = "its instance in the previous run" if past else "the scheduler"
-        return Wait(kind="past" if past else "scheduler", text=text, missing=scheduler)
+        return TaskWaitView(kind="past" if past else "scheduler", text=text, missing=scheduler)
     more = len(names) - _SHOWN
     shown = ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    return Wait(kind="upstream", text=f"upstream {shown}", names=names)
+    return TaskWaitView(kind="upstream", text=f"upstream {shown}", names=names)
 
 
 def _describe_pool(task: TaskRecord, pool: PoolRecord | None) -> str:

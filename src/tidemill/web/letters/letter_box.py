@@ -21,15 +21,15 @@ import msgspec
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.deadletters.redrive import Criteria
+from tidemill.core.deadletters.redrive import LetterCriteria
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.deadletters.backwards import find_newest_first, restrict
 from tidemill.deadletters.opening import Letters, open_letters
-from tidemill.deadletters.reader import Found, LetterReader, Reached
+from tidemill.deadletters.reader import FoundLetter, LetterReader, Reached
 from tidemill.deadletters.redrive.history import RedriveHistory, Redriven, read_history
 from tidemill.deadletters.search import Ranges
 from tidemill.web.letters.models import LetterPage, WholeLetter, describe_letter, describe_whole
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.workers import is_over
 
 log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ _MOST_SECONDS = 1e11
 AnswerT = TypeVar("AnswerT")
 
 
-class Cursor(msgspec.Struct, frozen=True, array_like=True):
+class LetterCursor(msgspec.Struct, frozen=True, array_like=True):
     """The position at which a search continues.
 
     Attributes:
@@ -70,7 +70,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
     rest: dict[int, int]
 
 
-def open_cursor(text: str) -> Cursor | None:
+def open_cursor(text: str) -> LetterCursor | None:
     """Return the decoded cursor; None for ''.
 
     Raises:
@@ -79,10 +79,10 @@ def open_cursor(text: str) -> Cursor | None:
     if not text:
         return None
     with contextlib.suppress(ValueError):  # not base64, not MessagePack, or other types
-        cursor = msgspec.msgpack.decode(base64.urlsafe_b64decode(text.encode()), type=Cursor)
+        cursor = msgspec.msgpack.decode(base64.urlsafe_b64decode(text.encode()), type=LetterCursor)
         if all(at is None or 0 <= at < _MOST_SECONDS for at in (cursor.since, cursor.until)):
             return cursor
-    raise Problem(422, "cursor: not issued by this server; repeat the search without it")
+    raise RequestProblem(422, "cursor: not issued by this server; repeat the search without it")
 
 
 class _Bounded:
@@ -94,10 +94,10 @@ class _Bounded:
     def find_offsets_at(self, seconds: float, ranges: Ranges) -> dict[int, int]:
         return self._box.find_offsets_at(seconds, ranges)
 
-    def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
+    def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[FoundLetter | Reached | None]:
         for each in self._box.stream(starts, ends):
             if is_over():
-                raise Problem(504, "the search for dead letters took too long; add filters")
+                raise RequestProblem(504, "the search for dead letters took too long; add filters")
             yield each
 
 
@@ -126,7 +126,7 @@ class LetterBox:
         self._history: RedriveHistory | None = None
         self._read_again_at = -math.inf
 
-    def find(self, criteria: Criteria, limit: int, cursor: Cursor | None = None) -> LetterPage:
+    def find(self, criteria: LetterCriteria, limit: int, cursor: LetterCursor | None = None) -> LetterPage:
         """Return the newest matching letters, newest first.
 
         Args:
@@ -162,7 +162,7 @@ class LetterBox:
                 is_whole=not found.rest,
                 searched=total - left,
                 total=total,
-                place=box.place,
+                location=box.location,
             )
 
         return self._ask(search)
@@ -188,7 +188,7 @@ class LetterBox:
                     found = find_newest_first(
                         _Bounded(box),
                         wanted,
-                        Criteria(ids=(letter_id,)),
+                        LetterCriteria(ids=(letter_id,)),
                         MAX_ROWS,
                         lambda one: describe_whole(one, sent(one), allowed),
                         lambda: True,
@@ -198,13 +198,13 @@ class LetterBox:
                         return whole
                     if found.rest and time.monotonic() >= ends_at:
                         late = f"letter {letter_id!r} was not found within {self._search_seconds:g} s"
-                        raise Problem(504, f"{late}; `tidemill dlq show` searches without a time limit")
+                        raise RequestProblem(504, f"{late}; `tidemill dlq show` searches without a time limit")
                     wanted = restrict(wanted, found.rest)
-            raise Problem(404, f"no letter {letter_id!r} in {box.place}")
+            raise RequestProblem(404, f"no letter {letter_id!r} in {box.location}")
 
         return self._ask(search)
 
-    def _find_history(self, box: Letters) -> Callable[[Found], list[Redriven] | None]:
+    def _find_history(self, box: Letters) -> Callable[[FoundLetter], list[Redriven] | None]:
         """Return a function that lists a letter's redrives; the function returns None if the history cannot be read."""
         if time.monotonic() >= self._read_again_at:
             pause = HISTORY_SECONDS
@@ -223,16 +223,16 @@ class LetterBox:
 
     def _ask(self, search: Callable[[Letters], AnswerT]) -> AnswerT:
         if not self._one_at_a_time.acquire(timeout=self._wait_seconds):
-            raise Problem(
+            raise RequestProblem(
                 429, "another search for dead letters is running; try again in a moment", {"Retry-After": "2"}
             )
         try:
             with open_letters(self._settings, "tidemill-web") as box:
                 return search(box)
         except ConfigError as error:  # no pipeline has written a dead letter yet
-            raise Problem(404, str(error)) from error
+            raise RequestProblem(404, str(error)) from error
         except RemoteError as error:
-            raise Problem(503, str(error)) from error
+            raise RequestProblem(503, str(error)) from error
         finally:
             self._one_at_a_time.release()
 
@@ -249,13 +249,13 @@ def _mark(box: Letters, count: int) -> bytes:
     return hashlib.blake2b("/".join(names).encode(errors="replace"), digest_size=8).digest()
 
 
-def _make_cursor(criteria: Criteria, box: Letters, ranges: Ranges, rest: Mapping[int, int]) -> str | None:
-    cursor = Cursor(criteria.since, criteria.until, len(ranges), _mark(box, len(ranges)), dict(rest))
+def _make_cursor(criteria: LetterCriteria, box: Letters, ranges: Ranges, rest: Mapping[int, int]) -> str | None:
+    cursor = LetterCursor(criteria.since, criteria.until, len(ranges), _mark(box, len(ranges)), dict(rest))
     text = base64.urlsafe_b64encode(msgspec.msgpack.encode(cursor)).decode()
     return text if len(text) <= MAX_CURSOR_CHARS else None
 
 
-def _check_rest(cursor: Cursor, box: Letters, ranges: Ranges) -> Mapping[int, int]:
+def _check_rest(cursor: LetterCursor, box: Letters, ranges: Ranges) -> Mapping[int, int]:
     if not 0 <= cursor.count <= len(ranges) or cursor.mark != _mark(box, cursor.count):
-        raise Problem(409, "cursor: outdated, since the letters have moved; repeat the search without it")
+        raise RequestProblem(409, "cursor: outdated, since the letters have moved; repeat the search without it")
     return cursor.rest

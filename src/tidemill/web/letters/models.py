@@ -9,20 +9,20 @@ from pydantic import BaseModel, Field
 
 from tidemill.deadletters.letter import LetterSource
 from tidemill.deadletters.payloads import Blob
-from tidemill.deadletters.reader import Found, show_bytes
-from tidemill.deadletters.redrive.history import Redriven as PastRedriven
+from tidemill.deadletters.reader import FoundLetter, show_bytes
+from tidemill.deadletters.redrive.history import Redriven
 from tidemill.deadletters.suggestions import suggest_commands
 from tidemill.web.values.shown_bytes import mask_text
 
 
-class Redriven(BaseModel):
+class RedrivenView(BaseModel):
     """A redrive of a letter."""
 
     at: float
     to: str = Field(description="source, sink, or a topic.")
 
 
-class Source(BaseModel):
+class LetterSourceView(BaseModel):
     """A message that a letter is about. Keys and values are text if they are UTF-8, otherwise base64.
 
     Secrets are masked where their keys or their form reveal them.
@@ -37,7 +37,7 @@ class Source(BaseModel):
     headers_error: str | None = Field(None, description="Why the headers cannot be read; null if they can.")
 
 
-class Letter(BaseModel):
+class LetterView(BaseModel):
     """A dead letter, without messages and payloads."""
 
     letter_id: str
@@ -48,23 +48,23 @@ class Letter(BaseModel):
     task_id: str | None
     attempts: int
     redrives: int = Field(description="How many times the message had been redriven before.")
-    redriven: list[Redriven] | None = Field(
+    redriven: list[RedrivenView] | None = Field(
         description="Redrives of this letter, oldest first; null: the history cannot be read."
     )
-    place: str = Field(description="Where the letter is stored.")
+    location: str = Field(description="Where the letter is stored.")
     at: str = Field(description="The same position as partition:offset, or file:row.")
     messages: list[str] = Field(description="The messages it is about, as topic:partition:offset.")
     key: str | None = Field(description="The key of the first message.")
 
 
-class WholeLetter(Letter):
+class WholeLetter(LetterView):
     """A dead letter with all its contents."""
 
     args: list[str]
     exit_code: int | None
     stderr: str
     payloads: list[str] = Field(description="Payloads as JSON, with secrets masked.")
-    sources: list[Source]
+    sources: list[LetterSourceView]
     sources_dropped: int
     commands: dict[str, str] = Field(description="Commands that redrive the letter, by their effect.")
 
@@ -72,21 +72,21 @@ class WholeLetter(Letter):
 class LetterPage(BaseModel):
     """The newest letters that match."""
 
-    rows: list[Letter]
+    rows: list[LetterView]
     cursor: str | None = Field(description="The cursor of the next page; null at the end.")
     others: int = Field(description="How many records are not dead letters.")
     is_whole: bool = Field(description="Whether the search is complete; otherwise continue with the cursor.")
     searched: int = Field(description="How many records were searched, including earlier pages.")
     total: int = Field(description="How many records there are.")
-    place: str
+    location: str
 
 
-def describe_letter(found: Found, redriven: Sequence[PastRedriven] | None) -> Letter:
+def describe_letter(found: FoundLetter, redriven: Sequence[Redriven] | None) -> LetterView:
     """Return a letter without messages and payloads."""
-    return Letter(**_describe(found, redriven))
+    return LetterView(**_describe(found, redriven))
 
 
-def describe_whole(found: Found, redriven: Sequence[PastRedriven] | None, max_redrives: int) -> WholeLetter:
+def describe_whole(found: FoundLetter, redriven: Sequence[Redriven] | None, max_redrives: int) -> WholeLetter:
     """Return a letter with all its contents.
 
     Args:
@@ -108,7 +108,7 @@ def describe_whole(found: Found, redriven: Sequence[PastRedriven] | None, max_re
     )
 
 
-def _describe(found: Found, redriven: Sequence[PastRedriven] | None) -> dict[str, Any]:
+def _describe(found: FoundLetter, redriven: Sequence[Redriven] | None) -> dict[str, Any]:
     letter = found.letter
     assert letter is not None
     where = (
@@ -123,16 +123,16 @@ def _describe(found: Found, redriven: Sequence[PastRedriven] | None) -> dict[str
         "task_id": letter.task_id,
         "attempts": letter.attempt_count,
         "redrives": letter.redrives,
-        "redriven": None if redriven is None else [Redriven(at=each.at, to=each.to) for each in redriven],
-        "place": where,
+        "redriven": None if redriven is None else [RedrivenView(at=each.at, to=each.to) for each in redriven],
+        "location": where,
         "at": f"{found.partition}:{found.offset}",
         "messages": [f"{source.topic}:{source.partition}:{source.offset}" for source in letter.sources],
         "key": _show(letter.sources[0].key) if letter.sources else None,
     }
 
 
-def _describe_source(source: LetterSource) -> Source:
-    return Source(
+def _describe_source(source: LetterSource) -> LetterSourceView:
+    return LetterSourceView(
         topic=source.topic,
         partition=source.partition,
         offset=source.offset,

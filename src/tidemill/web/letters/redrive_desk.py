@@ -19,12 +19,12 @@ import structlog
 
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
-from tidemill.core.deadletters.redrive import Why
+from tidemill.core.deadletters.redrive import UnsentReason
 from tidemill.core.errors import TidemillError
 from tidemill.core.wording import format_count
 from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
 from tidemill.deadletters.redrive.targets import RedriveItem
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ CONFIRM_SECONDS = 3600.0
 END_SECONDS = 1.5
 #: How often progress is recorded.
 _SHOWN_SECONDS = 0.2
-_MAX_PLACES = 50
+_MAX_DESTINATIONS = 50
 _MAX_FAILED = 50
 _MAX_TEXT_CHARS = 500
 
@@ -61,7 +61,7 @@ class RedriveState:
         not_sent: How many matching letters were not sent, by reason.
         failed: The ids and reasons of the first failures.
         lost: How many messages cannot be sent because they did not fit into their letters.
-        places: In a dry run: how many letters would go to each target.
+        destinations: In a dry run: how many letters would go to each target.
     """
 
     number: int
@@ -80,7 +80,7 @@ class RedriveState:
     not_sent: dict[str, int] = field(default_factory=dict)
     failed: tuple[tuple[str, str], ...] = ()
     lost: int = 0
-    places: dict[str, int] = field(default_factory=dict)
+    destinations: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_running(self) -> bool:
@@ -123,7 +123,7 @@ class RedriveDesk:
         """
         found = next((state for state in self.list_all() if state.redrive_id == redrive_id), None)
         if found is None:
-            raise Problem(404, f"this process has no redrive {redrive_id!r}; start with a dry run")
+            raise RequestProblem(404, f"this process has no redrive {redrive_id!r}; start with a dry run")
         return found
 
     def count(self, order: RedriveOrder, by: str) -> RedriveState:
@@ -147,11 +147,11 @@ class RedriveDesk:
         """
         dry = self.find(redrive_id)
         if not dry.order.dry_run or dry.is_running or dry.ended not in ("end", "limit"):
-            raise Problem(409, "only a completed dry run can be confirmed; start a new one")
+            raise RequestProblem(409, "only a completed dry run can be confirmed; start a new one")
         if self._clock() - (dry.ended_at or 0.0) > CONFIRM_SECONDS:
-            raise Problem(409, "this dry run is more than an hour old; start a new one")
+            raise RequestProblem(409, "this dry run is more than an hour old; start a new one")
         if letters != dry.letters or not letters:
-            raise Problem(
+            raise RequestProblem(
                 409, f"the dry run counted {format_count(dry.letters, 'letter')}, not {letters:,}; confirm its count"
             )
         # The limit leaves out letters that were written after the count.
@@ -166,7 +166,7 @@ class RedriveDesk:
         with self._lock:
             newest = self._states[-1] if self._states else None
             if newest is None or not newest.is_running:
-                raise Problem(409, "no redrive is running")
+                raise RequestProblem(409, "no redrive is running")
             self._stop.set()
         if not newest.order.dry_run:
             self._note(f"stop redrive {newest.number}", by)
@@ -184,11 +184,11 @@ class RedriveDesk:
             newest = self._states[-1] if self._states else None
             if newest is not None and newest.is_running:
                 what = "a dry run" if newest.order.dry_run else "a redrive"
-                raise Problem(
+                raise RequestProblem(
                     409, f"{what} of these dead letters is running (started by {newest.by}); stop it, or wait"
                 )
             if self._is_closed:
-                raise Problem(503, "the pipeline is shutting down")
+                raise RequestProblem(503, "the pipeline is shutting down")
             self._count += 1
             state = RedriveState(self._count, secrets.token_urlsafe(12), order, by, self._clock())
             self._states.append(state)
@@ -202,11 +202,13 @@ class RedriveDesk:
         return state
 
     def _run(self, begun: RedriveState) -> None:
-        places: dict[str, int] = {}
+        destinations: dict[str, int] = {}
 
         def show(item: RedriveItem) -> None:
-            target = item.where if item.where in places or len(places) < _MAX_PLACES else "other targets"
-            places[target] = places.get(target, 0) + 1
+            target = (
+                item.where if item.where in destinations or len(destinations) < _MAX_DESTINATIONS else "other targets"
+            )
+            destinations[target] = destinations.get(target, 0) + 1
 
         shown_at = 0.0
 
@@ -214,7 +216,7 @@ class RedriveDesk:
             nonlocal shown_at
             if time.monotonic() - shown_at >= _SHOWN_SECONDS:
                 shown_at = time.monotonic()
-                self._replace(_describe(begun, redrive, places))
+                self._replace(_describe(begun, redrive, destinations))
 
         redrive = Redrive(self._settings, begun.order, self._stop.is_set, watch, show)
         ended, error = "error", ""
@@ -226,7 +228,7 @@ class RedriveDesk:
         except BaseException:
             log.exception("a redrive failed")
             error = "internal error in tidemill; see the log of this process"
-        last = _describe(begun, redrive, places)
+        last = _describe(begun, redrive, destinations)
         self._replace(replace(last, ended=ended, error=error, ended_at=self._clock()))
         if not begun.order.dry_run:
             counted = format_count(last.letters, "letter")
@@ -246,7 +248,7 @@ def name_target(order: RedriveOrder) -> str:
     return order.topic or order.target.value
 
 
-def _describe(begun: RedriveState, redrive: Redrive, places: dict[str, int]) -> RedriveState:
+def _describe(begun: RedriveState, redrive: Redrive, destinations: dict[str, int]) -> RedriveState:
     tally = redrive.tally
     return replace(
         begun,
@@ -255,10 +257,10 @@ def _describe(begun: RedriveState, redrive: Redrive, places: dict[str, int]) -> 
         read=redrive.total - redrive.left,
         letters=tally.sent,
         messages=tally.messages,
-        not_sent={why.value: count for why, count in tally.why.items() if why is not Why.NOT_SELECTED},
+        not_sent={why.value: count for why, count in tally.why.items() if why is not UnsentReason.NOT_SELECTED},
         failed=tuple(
             (letter_id, redact_text(text)[:_MAX_TEXT_CHARS]) for letter_id, _, text in tally.failed[:_MAX_FAILED]
         ),
         lost=tally.lost_messages,
-        places=dict(places),
+        destinations=dict(destinations),
     )

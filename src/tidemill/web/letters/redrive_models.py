@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tidemill.config.kafka_names import check_topic
 from tidemill.config.redaction import redact_text
-from tidemill.core.deadletters.redrive import Criteria, Target
+from tidemill.core.deadletters.redrive import LetterCriteria, Target
 from tidemill.deadletters.letter import LetterKind
 from tidemill.deadletters.redrive.history import PastRedrive
 from tidemill.deadletters.redrive.run import RedriveOrder
 from tidemill.web.letters.redrive_desk import RedriveState, name_target
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.recorded.filters import parse_time
 
 #: The number of rows of a page.
@@ -23,7 +23,7 @@ _MILLION = 1_000_000
 Words = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=MAX_IDS)]
 
 
-class Order(BaseModel):
+class RedriveRequest(BaseModel):
     """The letters to redrive, and their target."""
 
     model_config = ConfigDict(extra="forbid")
@@ -69,7 +69,7 @@ class Count(BaseModel):
     letters: int
 
 
-class Failure(BaseModel):
+class UnsentLetterView(BaseModel):
     """A letter that was not sent."""
 
     letter_id: str
@@ -96,9 +96,9 @@ class RedriveReport(BaseModel):
     letters: int = Field(description="Letters sent; in a dry run, letters that would be sent.")
     messages: int = Field(description="Messages or payloads of these letters.")
     not_sent: list[Count] = Field(description="Matching letters that were not sent, by reason.")
-    failed: list[Failure] = Field(description="The first failures.")
+    failed: list[UnsentLetterView] = Field(description="The first failures.")
     lost: int = Field(description="Messages that cannot be sent because they did not fit into their letters.")
-    places: list[Count] = Field(description="In a dry run: letters by target.")
+    destinations: list[Count] = Field(description="In a dry run: letters by target.")
 
 
 class Past(BaseModel):
@@ -119,7 +119,7 @@ class RedriveList(BaseModel):
     past: list[Past]
 
 
-def read_order(order: Order, now: float) -> RedriveOrder:
+def read_order(order: RedriveRequest, now: float) -> RedriveOrder:
     """Return the redrive order.
 
     Raises:
@@ -127,12 +127,12 @@ def read_order(order: Order, now: float) -> RedriveOrder:
     """
     known = [kind.value for kind in LetterKind]
     if wrong := [kind for kind in order.kinds if kind not in known]:
-        raise Problem(422, f"kinds: expected some of {', '.join(known)}, not {wrong[0]!r}")
+        raise RequestProblem(422, f"kinds: expected some of {', '.join(known)}, not {wrong[0]!r}")
     since, until = (_read_time(name, text, now) for name, text in (("since", order.since), ("until", order.until)))
     if since is not None and until is not None and since >= until:
-        raise Problem(422, "until must be later than since")
+        raise RequestProblem(422, "until must be later than since")
     target, topic = _read_target(order.to)
-    criteria = Criteria(
+    criteria = LetterCriteria(
         tuple(order.ids), tuple(order.kinds), tuple(order.sinks), since, until, tuple(order.keys), order.text
     )
     return RedriveOrder(criteria, target, topic, limit=order.limit, rate=order.rate, restart=order.restart)
@@ -141,7 +141,9 @@ def read_order(order: Order, now: float) -> RedriveOrder:
 def _read_time(name: str, text: str, now: float) -> float | None:
     at = parse_time(name, text, now)
     if text and text[-1] in "smhd":  # relative to now: each run would select other letters
-        raise Problem(422, f"{name}: a redrive needs an absolute time (2026-05-01T12:00), so that it can be continued")
+        raise RequestProblem(
+            422, f"{name}: a redrive needs an absolute time (2026-05-01T12:00), so that it can be continued"
+        )
     return None if at is None else at / _MILLION
 
 
@@ -152,10 +154,10 @@ def _read_target(text: str) -> tuple[Target, str]:
     try:
         return Target.TOPIC, check_topic(name)
     except ValueError as error:
-        raise Problem(422, f"to: the name {error}; write source, sink, or the name of a topic") from error
+        raise RequestProblem(422, f"to: the name {error}; write source, sink, or the name of a topic") from error
 
 
-def describe_criteria(criteria: Criteria) -> dict[str, Any]:
+def describe_criteria(criteria: LetterCriteria) -> dict[str, Any]:
     """Return the filters that are set, by name."""
     values: dict[str, Any] = {
         "ids": list(criteria.ids),
@@ -197,9 +199,11 @@ def describe_redrive(state: RedriveState) -> RedriveReport:
         letters=state.letters,
         messages=state.messages,
         not_sent=[Count(what=why, letters=count) for why, count in state.not_sent.items()],
-        failed=[Failure(letter_id=letter_id, why=why) for letter_id, why in state.failed],
+        failed=[UnsentLetterView(letter_id=letter_id, why=why) for letter_id, why in state.failed],
         lost=state.lost,
-        places=[Count(what=redact_text(place), letters=count) for place, count in state.places.items()],
+        destinations=[
+            Count(what=redact_text(destination), letters=count) for destination, count in state.destinations.items()
+        ],
     )
 
 

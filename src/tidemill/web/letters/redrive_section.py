@@ -19,10 +19,10 @@ from tidemill.web.letters.redrive_models import (
     MAX_IDS,
     Accepted,
     Confirmation,
-    Order,
     Past,
     RedriveList,
     RedriveReport,
+    RedriveRequest,
     describe_criteria,
     describe_past,
     describe_redrive,
@@ -30,9 +30,9 @@ from tidemill.web.letters.redrive_models import (
 )
 from tidemill.web.letters.section import Filters
 from tidemill.web.pages import Pages
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.routes import Routes
-from tidemill.web.sections import Section
+from tidemill.web.sections import UiSection
 from tidemill.web.workers import BlockingRoute
 
 _MAX_PAST = 200
@@ -45,12 +45,12 @@ def _list_past(settings: Settings) -> list[Past]:
         with open_letters(settings, "tidemill-web") as box:
             return [describe_past(each) for each in read_history(settings, box).list_redrives()[:_MAX_PAST]]
     except ConfigError as error:
-        raise Problem(404, str(error)) from error
+        raise RequestProblem(404, str(error)) from error
     except RemoteError as error:
-        raise Problem(503, str(error)) from error
+        raise RequestProblem(503, str(error)) from error
 
 
-def build_section(desk: RedriveDesk, settings: Settings, pages: Pages) -> Section:
+def build_redrive_section(desk: RedriveDesk, settings: Settings, pages: Pages) -> UiSection:
     """Return the section of redrives.
 
     Args:
@@ -58,7 +58,7 @@ def build_section(desk: RedriveDesk, settings: Settings, pages: Pages) -> Sectio
         settings: The pipeline's settings.
         pages: Renders the page.
     """
-    return Section([], _build_pages(desk, settings, pages), _build_api(desk, settings), desk.close)
+    return UiSection([], _build_pages(desk, settings, pages), _build_api(desk, settings), desk.close)
 
 
 def _build_pages(desk: RedriveDesk, settings: Settings, pages: Pages) -> Routes:
@@ -83,7 +83,7 @@ def _build_pages(desk: RedriveDesk, settings: Settings, pages: Pages) -> Routes:
         past, problem = [], ""
         try:
             past = _list_past(settings)
-        except Problem as error:
+        except RequestProblem as error:
             problem = error.text
         values: dict[str, Any] = {"fields": fields, "kinds": _KINDS, "past": past, "problem": problem}
         values["restart"] = restart
@@ -131,7 +131,7 @@ def _build_api(desk: RedriveDesk, settings: Settings) -> Routes:
         summary="Start a redrive with a dry run, which counts letters and sends none",
         description="Confirm the count to send the letters. One redrive runs at a time.",
     )
-    def count(request: Request, order: Order) -> RedriveReport:
+    def count(request: Request, order: RedriveRequest) -> RedriveReport:
         return describe_redrive(desk.count(read_order(order, time.time()), request.state.identity.name))
 
     @router.post(

@@ -10,15 +10,15 @@ from fastapi import Depends, Query
 from fastapi.responses import Response
 from starlette.requests import Request
 
-from tidemill.core.deadletters.redrive import Criteria
+from tidemill.core.deadletters.redrive import LetterCriteria
 from tidemill.deadletters.letter import LetterKind
 from tidemill.web.letters.letter_box import MAX_CURSOR_CHARS, MAX_ROWS, LetterBox, open_cursor
 from tidemill.web.letters.models import LetterPage, WholeLetter
 from tidemill.web.pages import Pages
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.recorded.filters import change_address, parse_time
 from tidemill.web.routes import Routes
-from tidemill.web.sections import Link, Section
+from tidemill.web.sections import NavigationLink, UiSection
 from tidemill.web.workers import BlockingRoute
 
 PAGE_ROWS = 100
@@ -44,14 +44,14 @@ def read_criteria(
         str, Query(max_length=40, description="A time such as 2026-05-01T12:00, or 15m, 2h, 1d ago.")
     ] = "",
     until: Annotated[str, Query(max_length=40)] = "",
-) -> Criteria:
+) -> LetterCriteria:
     """Return the criteria for letters from query parameters."""
     if kind and kind not in _KINDS:
-        raise Problem(422, f"kind: expected one of {', '.join(_KINDS)}, not {kind!r}")
+        raise RequestProblem(422, f"kind: expected one of {', '.join(_KINDS)}, not {kind!r}")
     now = time.time()
     times = (parse_time("since", since, now), parse_time("until", until, now))
     since_seconds, until_seconds = (None if at is None else at / _MILLION for at in times)
-    return Criteria(
+    return LetterCriteria(
         (letter_id,) if letter_id else (),
         (kind,) if kind else (),
         (sink,) if sink else (),
@@ -62,10 +62,10 @@ def read_criteria(
     )
 
 
-Filters = Annotated[Criteria, Depends(read_criteria)]
+Filters = Annotated[LetterCriteria, Depends(read_criteria)]
 
 
-def build_section(box: LetterBox, pages: Pages, max_rows: int) -> Section:
+def build_letters_section(box: LetterBox, pages: Pages, max_rows: int) -> UiSection:
     """Return the section of dead letters.
 
     Args:
@@ -82,7 +82,7 @@ def build_section(box: LetterBox, pages: Pages, max_rows: int) -> Section:
         given = {name: request.query_params.getlist(name) for name in request.query_params}
         try:
             page = box.find(criteria, min(PAGE_ROWS, max_rows), open_cursor(cursor))
-        except Problem as error:
+        except RequestProblem as error:
             if cursor:  # the request is for further rows only
                 raise
             problem = error.text
@@ -97,7 +97,7 @@ def build_section(box: LetterBox, pages: Pages, max_rows: int) -> Section:
 
     @router.get("/letters/{letter_id}")
     def show_letter(request: Request, letter_id: str, at: At = "") -> Response:
-        return pages.answer(request, "letters/letter.html", letter=box.read(letter_id, _parse_place(at)))
+        return pages.answer(request, "letters/letter.html", letter=box.read(letter_id, _parse_position(at)))
 
     @api.get(
         "/letters",
@@ -115,14 +115,14 @@ def build_section(box: LetterBox, pages: Pages, max_rows: int) -> Section:
 
     @api.get("/letters/{letter_id}", summary="A dead letter with all its contents")
     def read_letter(letter_id: str, at: At = "") -> WholeLetter:
-        return box.read(letter_id, _parse_place(at))
+        return box.read(letter_id, _parse_position(at))
 
-    return Section([Link("Dead letters", "/letters")], router, api)
+    return UiSection([NavigationLink("Dead letters", "/letters")], router, api)
 
 
-def _parse_place(text: str) -> tuple[int, int] | None:
+def _parse_position(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     if (found := _AT.fullmatch(text)) is None:
-        raise Problem(422, f"at: expected partition:offset, not {text!r}")
+        raise RequestProblem(422, f"at: expected partition:offset, not {text!r}")
     return int(found[1]), int(found[2])

@@ -25,7 +25,7 @@ Query = Sequence[tuple[str, str]]
 
 
 @dataclass(slots=True)
-class Answer(Generic[AnswerT]):
+class PeerAnswer(Generic[AnswerT]):
     """A peer's answer.
 
     Attributes:
@@ -60,7 +60,7 @@ class Peers:
         self._waiting = dict.fromkeys(self._clients, 0)
         self._lock = threading.Lock()
         self._seconds = seconds
-        self._last: dict[tuple[str, str], Answer[Any]] = {}
+        self._last: dict[tuple[str, str], PeerAnswer[Any]] = {}
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -69,7 +69,7 @@ class Peers:
 
     def begin(
         self, path: str, queries: Mapping[str, Query], kind: type[AnswerT], *, keep: bool = False
-    ) -> Callable[[], list[Answer[AnswerT]]]:
+    ) -> Callable[[], list[PeerAnswer[AnswerT]]]:
         """Query some peers; call the returned function to wait for the answers, which come in the order of the peers.
 
         Args:
@@ -82,14 +82,14 @@ class Peers:
         adapter = TypeAdapter(kind)
         asked = [self._start(name, path, queries[name], adapter) for name in self._clients if name in queries]
 
-        def wait() -> list[Answer[AnswerT]]:
+        def wait() -> list[PeerAnswer[AnswerT]]:
             answers = []
             for answer, done in asked:
                 if done.wait(max(0.0, ends_at - time.monotonic())):
                     answers.append(answer)
                 else:
                     problem = f"no answer within {self._seconds:g} s"
-                    answers.append(Answer(answer.name, answer.address, problem=problem))
+                    answers.append(PeerAnswer(answer.name, answer.address, problem=problem))
             if keep:
                 for each in answers:
                     self._keep(path, each)
@@ -97,7 +97,7 @@ class Peers:
 
         return wait
 
-    def _keep(self, path: str, answer: Answer[AnswerT]) -> None:
+    def _keep(self, path: str, answer: PeerAnswer[AnswerT]) -> None:
         """Remember a peer's answer, or substitute its last one if it has not answered."""
         key = (answer.name, path)
         if answer.value is not None:
@@ -107,9 +107,9 @@ class Peers:
 
     def _start(
         self, name: str, path: str, query: Query, adapter: TypeAdapter[AnswerT]
-    ) -> tuple[Answer[AnswerT], threading.Event]:
+    ) -> tuple[PeerAnswer[AnswerT], threading.Event]:
         client, done = self._clients[name], threading.Event()
-        answer: Answer[AnswerT] = Answer(name, client.address)
+        answer: PeerAnswer[AnswerT] = PeerAnswer(name, client.address)
         with self._lock:
             is_free = self._waiting[name] < MAX_WAITING
             self._waiting[name] += is_free

@@ -14,7 +14,7 @@ from tidemill.runtime.link.progress import EngineProgress
 from tidemill.spark.live.status_report import SILENT_SECONDS
 from tidemill.spark.progress import EngineStatus
 from tidemill.web.pipeline import models
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.recorded.filters import parse_words
 
 #: The number of engines on the overview.
@@ -54,7 +54,7 @@ def find_engines(
         try:
             begin = bisect_right(ranked, decode_cursor(cursor, text, (int, int)), key=rank_engine)
         except WrongCursorError as error:
-            raise Problem(422, f"cursor: {error}") from error
+            raise RequestProblem(422, f"cursor: {error}") from error
     found = ranked[begin : begin + limit]
     return models.EnginePage(
         rows=[describe_engine(engine, read_cpu) for engine in found],
@@ -65,16 +65,18 @@ def find_engines(
     )
 
 
-def list_first(engines: Engines, read_cpu: Callable[[int], float | None], most: int = SHOWN) -> list[models.Engine]:
+def list_first(
+    engines: Engines, read_cpu: Callable[[int], float | None], most: int = SHOWN
+) -> list[models.EngineSlotView]:
     """Return all engines by number, or if there are too many, the first ones with those in trouble in front."""
     chosen = engines if len(engines) <= most else sorted(engines, key=rank_engine)[:most]
     return [describe_engine(engine, read_cpu) for engine in chosen]
 
 
-def describe_engine(engine: EngineStatus, read_cpu: Callable[[int], float | None]) -> models.Engine:
+def describe_engine(engine: EngineStatus, read_cpu: Callable[[int], float | None]) -> models.EngineSlotView:
     """Return an engine as pages and API show it."""
     now = engine.progress or EngineProgress()
-    return models.Engine(
+    return models.EngineSlotView(
         slot=engine.slot,
         state=engine.state,
         is_well=engine.state in _WELL,

@@ -16,12 +16,12 @@ from starlette.requests import Request
 from tidemill.spark.live.status_report import is_starting
 from tidemill.spark.live.web_ui import Watched
 from tidemill.spark.progress import PipelineProgress
-from tidemill.spark.run_state import Phase
+from tidemill.spark.run_state import RunPhase
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline import engines, partitions
 from tidemill.web.pipeline.models import EnginePage, PartitionPage
 from tidemill.web.pipeline.partitions import PartitionFilters, PartitionTable
-from tidemill.web.pipeline.sampler import Sampler
+from tidemill.web.pipeline.sampler import PipelineSampler
 from tidemill.web.recorded.filters import change_address
 from tidemill.web.routes import Routes
 
@@ -34,7 +34,7 @@ Limit = Annotated[int, Query(ge=1, description="The maximum number of rows, up t
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PipelineMoment:
     """A snapshot of a pipeline.
 
     Attributes:
@@ -57,7 +57,7 @@ class Lists:
         sampler: Measures the CPU use of engines.
     """
 
-    def __init__(self, watched: Watched, look: Callable[[], Moment], sampler: Sampler) -> None:
+    def __init__(self, watched: Watched, look: Callable[[], PipelineMoment], sampler: PipelineSampler) -> None:
         self._watched = watched
         self._look = look
         self._sampler = sampler
@@ -78,7 +78,7 @@ class Lists:
         return {
             "topic": self._watched.settings.kafka.source_topic,
             "at": moment.at,
-            "is_running": state.phase is Phase.RUNNING and not is_starting(state, moment.progress),
+            "is_running": state.phase is RunPhase.RUNNING and not is_starting(state, moment.progress),
             "is_all_paused": any(pause.partition is None for pause in moment.progress.pauses),
         }
 

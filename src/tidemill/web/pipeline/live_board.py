@@ -35,7 +35,7 @@ class LiveBoard:
         self._clock = clock
         self._lock = threading.Lock()
         self._states: dict[int, tuple[float, live_tasks.LiveState]] = {}
-        self._ended: deque[models.LiveTask] = deque(maxlen=MOST_ENDED)
+        self._ended: deque[models.LiveTaskView] = deque(maxlen=MOST_ENDED)
         self._ids = 0
         self._told = 0
         self._number = 0
@@ -63,7 +63,7 @@ class LiveBoard:
             since = self._clock() - KEPT_SECONDS
             return self._describe([task for task in self._ended if task.at + task.seconds >= since])
 
-    def _describe(self, ended: list[models.LiveTask]) -> models.LivePicture:
+    def _describe(self, ended: list[models.LiveTaskView]) -> models.LivePicture:
         now = self._clock()
         for slot in [slot for slot, (at, _) in self._states.items() if now - at > SILENT_SECONDS]:
             del self._states[slot]
@@ -73,7 +73,7 @@ class LiveBoard:
             number=self._number,
             at=now,
             engines=[
-                models.LiveEngine(
+                models.LiveEngineView(
                     slot=slot,
                     executors=state.executors,
                     running=len(state.running),
@@ -91,12 +91,12 @@ class LiveBoard:
         )
 
 
-def _list_first(tasks: Iterable[models.LiveTask]) -> list[models.LiveTask]:
+def _list_first(tasks: Iterable[models.LiveTaskView]) -> list[models.LiveTaskView]:
     return sorted(tasks, key=lambda task: task.at)[:MOST_LISTED]
 
 
-def _describe(slot: int, task: live_tasks.LiveTask, number: int = 0) -> models.LiveTask:
-    return models.LiveTask(
+def _describe(slot: int, task: live_tasks.LiveTask, number: int = 0) -> models.LiveTaskView:
+    return models.LiveTaskView(
         id=number,
         engine=slot,
         executor=task.slot,
@@ -113,8 +113,8 @@ def _describe(slot: int, task: live_tasks.LiveTask, number: int = 0) -> models.L
     )
 
 
-def _describe_window(slot: int, window: live_tasks.LiveWindow) -> models.LiveWindow:
-    return models.LiveWindow(
+def _describe_window(slot: int, window: live_tasks.LiveWindow) -> models.LiveWindowView:
+    return models.LiveWindowView(
         engine=slot,
         topic=window.topic,
         partition=window.partition,

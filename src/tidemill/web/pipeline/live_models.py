@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 
-class LiveTask(BaseModel):
+class LiveTaskView(BaseModel):
     """An attempt of a task."""
 
     id: int = Field(description="A rising number of ended attempts; 0 for others.")
@@ -25,7 +25,7 @@ class LiveTask(BaseModel):
     of: int = Field(description="How many tasks this sample represents.")
 
 
-class LiveWindow(BaseModel):
+class LiveWindowView(BaseModel):
     """A window with unfinished tasks."""
 
     engine: int
@@ -38,7 +38,7 @@ class LiveWindow(BaseModel):
     at: float = Field(description="When the window was arranged.")
 
 
-class LiveEngine(BaseModel):
+class LiveEngineView(BaseModel):
     """The task counts of an engine."""
 
     slot: int
@@ -53,12 +53,12 @@ class LivePicture(BaseModel):
 
     number: int = Field(description="The number of the update; a gap means that updates were skipped.")
     at: float
-    engines: list[LiveEngine]
-    running: list[LiveTask]
-    ended: list[LiveTask] = Field(
+    engines: list[LiveEngineView]
+    running: list[LiveTaskView]
+    ended: list[LiveTaskView] = Field(
         description="Attempts that ended since the previous update, or in the last minute; fast ones are sampled."
     )
     left_out: int = Field(description="How many ended attempts are neither shown nor sampled.")
-    waiting: list[LiveTask] = Field(description="The tasks that start next.")
-    backing_off: list[LiveTask] = Field(description="The tasks in backoff whose next attempt is due first.")
-    windows: list[LiveWindow]
+    waiting: list[LiveTaskView] = Field(description="The tasks that start next.")
+    backing_off: list[LiveTaskView] = Field(description="The tasks in backoff whose next attempt is due first.")
+    windows: list[LiveWindowView]

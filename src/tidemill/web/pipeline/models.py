@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 
-class Engine(BaseModel):
+class EngineSlotView(BaseModel):
     """An engine slot, and the engine in it."""
 
     slot: int
@@ -62,7 +62,7 @@ class Partition(BaseModel):
 class EnginePage(BaseModel):
     """A page of engines: first those in trouble, then by number."""
 
-    rows: list[Engine]
+    rows: list[EngineSlotView]
     cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
     before: int = Field(description="The number of engines on previous pages.")
     matching: int = Field(description="The number of matching engines on all pages.")
@@ -79,7 +79,7 @@ class PartitionPage(BaseModel):
     total: int = Field(description="The number of partitions.")
 
 
-class Sink(BaseModel):
+class SinkView(BaseModel):
     """A sink and its counts."""
 
     name: str
@@ -107,14 +107,14 @@ class SlowTask(BaseModel):
     label: str
 
 
-class Wait(BaseModel):
+class ExternalWaitView(BaseModel):
     """Something outside the pipeline that it waits for."""
 
     what: str
     why: str
 
 
-class Pause(BaseModel):
+class PauseView(BaseModel):
     """A pause that a user has set."""
 
     partition: int | None = Field(description="A partition of the source topic; null: all of them.")
@@ -179,9 +179,9 @@ class Overview(BaseModel):
     step: str = Field(description="The current step of start or stop.")
     problems: list[str] = Field(description="The first problems.")
     problem_count: int
-    waits: list[Wait] = Field(description="The first waits; stalled partitions come last.")
+    waits: list[ExternalWaitView] = Field(description="The first waits; stalled partitions come last.")
     wait_count: int
-    pauses: list[Pause] = Field(description="Pauses that users have set.")
+    pauses: list[PauseView] = Field(description="Pauses that users have set.")
     run_seconds: float
     left_seconds: float | None = Field(description="While draining: the remaining time limit.")
     consumed: int
@@ -199,7 +199,9 @@ class Overview(BaseModel):
     task_p95_seconds: float | None = Field(description="The 95th percentile.")
     letters: Letters
     hooks: Hooks
-    engines: list[Engine] = Field(description="The first engines of /engines, which lists those in trouble first.")
+    engines: list[EngineSlotView] = Field(
+        description="The first engines of /engines, which lists those in trouble first."
+    )
     engine_count: int
     partitions: list[Partition] = Field(
         description="The first partitions of /partitions: stalled ones, then those with the largest lag."
@@ -207,7 +209,7 @@ class Overview(BaseModel):
     partition_count: int
     stalled_count: int = Field(description="The number of stalled partitions.")
     orphans: list[int] = Field(description="Partitions of the topic that no engine owns.")
-    sinks: list[Sink]
+    sinks: list[SinkView]
     slowest: list[SlowTask]
 
 
@@ -221,7 +223,7 @@ class Setting(BaseModel):
     text: str = Field(description="The description of the setting.")
 
 
-class Done(BaseModel):
+class PipelineActionDone(BaseModel):
     """The result of an action."""
 
     text: str

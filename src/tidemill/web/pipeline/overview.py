@@ -14,7 +14,7 @@ from tidemill.spark.live.web_ui import Watched
 from tidemill.spark.progress import PipelineProgress
 from tidemill.web.pipeline import engines, models
 from tidemill.web.pipeline.partitions import PartitionTable
-from tidemill.web.pipeline.sampler import Sampler
+from tidemill.web.pipeline.sampler import PipelineSampler
 from tidemill.web.series import find_quantile
 
 _BREAKERS = ("closed", "half-open", "open")
@@ -24,7 +24,7 @@ _NOTES = 10
 
 
 def describe_pipeline(
-    watched: Watched, progress: PipelineProgress, partitions: PartitionTable, sampler: Sampler, at: float
+    watched: Watched, progress: PipelineProgress, partitions: PartitionTable, sampler: PipelineSampler, at: float
 ) -> models.Overview:
     """Return the state of a pipeline.
 
@@ -48,10 +48,10 @@ def describe_pipeline(
         problems=problems[:_NOTES],
         problem_count=len(problems),
         waits=_list_waits(progress),
-        wait_count=len(progress.stalled),
+        wait_count=len(progress.waits),
         pauses=[
             # Whole seconds, so that rounding of two clocks does not change the end with every update.
-            models.Pause(partition=pause.partition, until=round(pause.until), by=pause.by)
+            models.PauseView(partition=pause.partition, until=round(pause.until), by=pause.by)
             for pause in progress.pauses
         ],
         run_seconds=state.run_seconds,
@@ -87,12 +87,12 @@ def describe_pipeline(
     )
 
 
-def _list_waits(progress: PipelineProgress) -> list[models.Wait]:
+def _list_waits(progress: PipelineProgress) -> list[models.ExternalWaitView]:
     # Stalled partitions come last: they have rows of their own, and there may be thousands. Waits that affect all
     # partitions come first.
-    partitions = {name_stalled_partition(name) for name in find_stalled_partitions(progress.stalled)}
-    first = sorted(progress.stalled, key=lambda what: (what in partitions, what))[:_NOTES]
-    return [models.Wait(what=what, why=redact_text(progress.stalled[what])) for what in first]
+    partitions = {name_stalled_partition(name) for name in find_stalled_partitions(progress.waits)}
+    first = sorted(progress.waits, key=lambda what: (what in partitions, what))[:_NOTES]
+    return [models.ExternalWaitView(what=what, why=redact_text(progress.waits[what])) for what in first]
 
 
 def _describe_tasks(progress: PipelineProgress, settings: Settings) -> models.Tasks:
@@ -121,7 +121,7 @@ def _describe_hooks(progress: PipelineProgress, settings: Settings) -> models.Ho
     )
 
 
-def _describe_sinks(progress: PipelineProgress, settings: Settings) -> list[models.Sink]:
+def _describe_sinks(progress: PipelineProgress, settings: Settings) -> list[models.SinkView]:
     links = {
         f"{name_sink_section(kind)}.{name}": _find_ui_url(section)
         for kind, named in settings.sinks.group_by_type().items()
@@ -134,15 +134,15 @@ def _describe_sinks(progress: PipelineProgress, settings: Settings) -> list[mode
             name,
             progress.sinks.get(name, SinkStats()),
             max((engine.sinks[name].breaker_state for engine in now if name in engine.sinks), default=0),
-            progress.stalled.get(name),
+            progress.waits.get(name),
             links.get(name, ""),
         )
         for name in sorted({*links, *progress.sinks})
     ]
 
 
-def _describe_sink(name: str, stats: SinkStats, breaker: int, waits: str | None, ui_url: str) -> models.Sink:
-    return models.Sink(
+def _describe_sink(name: str, stats: SinkStats, breaker: int, waits: str | None, ui_url: str) -> models.SinkView:
+    return models.SinkView(
         name=name.removeprefix(_SINKS),
         breaker=_BREAKERS[breaker],
         delivered=stats.delivered_payloads,

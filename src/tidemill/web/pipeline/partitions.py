@@ -21,7 +21,7 @@ from tidemill.core.recorder.cursor import Key, WrongCursorError, decode_cursor, 
 from tidemill.runtime.link.progress import PartitionHead, find_stalled_partitions, name_stalled_partition
 from tidemill.spark.progress import PipelineProgress
 from tidemill.web.pipeline import models
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.recorded.filters import parse_number, parse_words
 
 #: The number of partitions on the overview.
@@ -96,7 +96,7 @@ class PartitionTable:
             if engine.progress is not None
             for name in engine.progress.partitions
         }
-        self._stalled = find_stalled_partitions(progress.stalled)
+        self._stalled = find_stalled_partitions(progress.waits)
         self._paused = set(progress.paused)
         self._paused_by_user = {pause.partition for pause in progress.pauses}
         self._ranked: list[Key] | None = None
@@ -139,7 +139,7 @@ class PartitionTable:
             try:
                 begin = bisect_right(matching, decode_cursor(cursor, text, _KINDS[query.order]))
             except WrongCursorError as error:
-                raise Problem(422, f"cursor: {error}") from error
+                raise RequestProblem(422, f"cursor: {error}") from error
         found = list(islice(matching, begin, begin + limit))
         is_last = begin + limit >= len(matching)
         return models.PartitionPage(
@@ -186,7 +186,7 @@ class PartitionTable:
         # Counts of the current owner only: an earlier owner gave up its uncommitted messages.
         flow: Mapping[str, tuple[int, int, int]] = owner.progress.flow if owner and owner.progress else {}
         taken, committed, given_up = flow.get(name, (0, 0, 0))
-        stalled = progress.stalled.get(name_stalled_partition(name))
+        stalled = progress.waits.get(name_stalled_partition(name))
         return models.Partition(
             name=name,
             engine=owner.slot if owner is not None else None,

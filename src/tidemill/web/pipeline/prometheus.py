@@ -33,7 +33,7 @@ _QUERIES = {
 _RANGE = "1h"
 
 
-class Query(BaseModel):
+class PrometheusQuery(BaseModel):
     """A query for the pipeline's metrics."""
 
     title: str
@@ -41,7 +41,7 @@ class Query(BaseModel):
     url: str = Field(description="The query's address in Prometheus; '' without debug.prometheus_url.")
 
 
-def list_queries(settings: DebugSettings, worker: str, cluster: str) -> list[Query]:
+def list_queries(settings: DebugSettings, worker: str, cluster: str) -> list[PrometheusQuery]:
     """Return ready-made queries.
 
     Args:
@@ -61,7 +61,7 @@ def list_queries(settings: DebugSettings, worker: str, cluster: str) -> list[Que
     for title, template in _QUERIES.items():
         # Replace INTERVAL first: a label value may contain the word.
         query = template.replace("INTERVAL", settings.prometheus_rate_interval).replace("{SELECTOR}", selector)
-        found.append(Query(title=title, query=query, url=_link(settings.prometheus_url, query)))
+        found.append(PrometheusQuery(title=title, query=query, url=_link(settings.prometheus_url, query)))
     return found
 
 

@@ -42,7 +42,7 @@ def subtract_counts(later: Sequence[int], earlier: Sequence[int]) -> list[int]:
     return [count - (earlier[index] if earlier else 0) for index, count in enumerate(later)]
 
 
-class Sampler:
+class PipelineSampler:
     """Stores samples; used on one thread."""
 
     def __init__(self) -> None:

@@ -24,21 +24,20 @@ from tidemill.web.pages import Pages
 from tidemill.web.peers.peers import Peers
 from tidemill.web.pipeline import lists
 from tidemill.web.pipeline.actions import build_actions
-from tidemill.web.pipeline.lists import Lists, Moment
+from tidemill.web.pipeline.lists import Lists, PipelineMoment
 from tidemill.web.pipeline.live_board import LEASE_SECONDS, LiveBoard
 from tidemill.web.pipeline.live_models import LivePicture
 from tidemill.web.pipeline.models import Overview, Setting
 from tidemill.web.pipeline.overview import describe_pipeline
 from tidemill.web.pipeline.partitions import PartitionTable
-from tidemill.web.pipeline.prometheus import Query as PrometheusQuery
-from tidemill.web.pipeline.prometheus import list_queries
-from tidemill.web.pipeline.sampler import KEPT_SECONDS, Sampler
+from tidemill.web.pipeline.prometheus import PrometheusQuery, list_queries
+from tidemill.web.pipeline.sampler import KEPT_SECONDS, PipelineSampler
 from tidemill.web.pipeline.settings_view import list_settings
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.recorded.archive import Archive
-from tidemill.web.recorded.models import Run
+from tidemill.web.recorded.models import StoredRunView
 from tidemill.web.routes import Routes
-from tidemill.web.sections import Link, Section
+from tidemill.web.sections import NavigationLink, UiSection
 from tidemill.web.series import Series, build_series, choose_step
 from tidemill.web.workers import run_blocking
 
@@ -71,9 +70,9 @@ class PipelineView:
         self.archive = archive
         self.recording = name_worker_folder(watched.settings.kafka.consumer_group, watched.worker)
         self.watched = watched
-        self.sampler = Sampler()
+        self.sampler = PipelineSampler()
         self.lists = Lists(watched, self.look, self.sampler)
-        self._moment: Moment | None = None
+        self._moment: PipelineMoment | None = None
         self._overview: Overview | None = None
         self.peers = Peers(watched.settings.debug.peers, lambda: archive.identity)
         self.board = LiveBoard()
@@ -91,12 +90,12 @@ class PipelineView:
         since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.sampler.add(time.time(), since_boot, self.watched.asked.progress())
 
-    def look(self) -> Moment:
+    def look(self) -> PipelineMoment:
         """Return a snapshot of the pipeline; all callers share it until the next totals arrive."""
         progress = self.watched.asked.progress()
         if self._moment is None or self._moment.progress is not progress:
             table = PartitionTable(progress, None if self._moment is None else self._moment.partitions)
-            self._moment, self._overview = Moment(time.time(), progress, table), None
+            self._moment, self._overview = PipelineMoment(time.time(), progress, table), None
         return self._moment
 
     def now(self) -> Overview:
@@ -147,17 +146,17 @@ class PipelineView:
         return parts | {"point": self.sampler.series(1).model_dump_json()}
 
 
-def build_section(view: PipelineView, pages: Pages) -> Section:
+def build_pipeline_section(view: PipelineView, pages: Pages) -> UiSection:
     links = [
-        Link("Overview", "/"),
-        Link("Live", "/live"),
-        Link("Metrics", "/metrics-queries", is_last=True),
-        Link("Configuration", "/configuration", is_last=True),
+        NavigationLink("Overview", "/"),
+        NavigationLink("Live", "/live"),
+        NavigationLink("Metrics", "/metrics-queries", is_last=True),
+        NavigationLink("Configuration", "/configuration", is_last=True),
     ]
     routes, api = _build_pages(view, pages), _build_api(view)
     routes.include(lists.build_pages(view.lists, pages))
     api.include(lists.build_api(view.lists))
-    return Section(links, routes, api, view.live.close)
+    return UiSection(links, routes, api, view.live.close)
 
 
 def _build_pages(view: PipelineView, pages: Pages) -> Routes:
@@ -169,8 +168,8 @@ def _build_pages(view: PipelineView, pages: Pages) -> Routes:
         range_seconds: Annotated[int, Query(alias="range", ge=1, le=MAX_SERIES_SECONDS)] = KEPT_SECONDS,
     ) -> Response:
         # The overview also works while searches occupy all workers, then without the list of other runs.
-        runs: list[Run] = []
-        with contextlib.suppress(Problem):
+        runs: list[StoredRunView] = []
+        with contextlib.suppress(RequestProblem):
             runs = await run_blocking(view.archive.list_runs)
         others = [run for run in runs if run.recording != view.recording]
         return pages.answer(

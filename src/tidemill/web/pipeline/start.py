@@ -16,28 +16,27 @@ from tidemill.spark.live.run_recorder import RunRecorder
 from tidemill.spark.live.web_ui import Watched
 from tidemill.web.letters.letter_box import LetterBox
 from tidemill.web.letters.redrive_desk import RedriveDesk
-from tidemill.web.letters.redrive_section import build_section as build_redrive_section
-from tidemill.web.letters.section import build_section as build_letters_section
+from tidemill.web.letters.redrive_section import build_redrive_section
+from tidemill.web.letters.section import build_letters_section
 from tidemill.web.pages import Pages
-from tidemill.web.pipeline.section import PipelineView, build_section
+from tidemill.web.pipeline.section import PipelineView, build_pipeline_section
 from tidemill.web.probe.desk import ProbeDesk
-from tidemill.web.probe.section import build_section as build_probe_section
+from tidemill.web.probe.section import build_probe_section
 from tidemill.web.recorded.archive import Archive
-from tidemill.web.recorded.section import build_section as build_recorded_section
-from tidemill.web.sections import About, Health, Section
+from tidemill.web.recorded.section import build_recorded_section
+from tidemill.web.sections import Health, PageAbout, UiSection
 from tidemill.web.server import WebServer
-from tidemill.web.values.section import ValueReader
-from tidemill.web.values.section import build_section as build_values_section
+from tidemill.web.values.section import ValueReader, build_values_section
 
 
-def describe_about(watched: Watched) -> About:
+def describe_about(watched: Watched) -> PageAbout:
     """Return the description of the process for the head of every page."""
     settings = watched.settings
     links = [(link.name, link.url) for link in settings.debug.custom_links]
     if watched.metrics_address is not None:
         links.append(("Metrics", f"{watched.metrics_address}/metrics"))
     group = settings.kafka.consumer_group
-    return About("pipeline", group, watched.worker, version(), links, settings.cluster_name)
+    return PageAbout("pipeline", group, watched.worker, version(), links, settings.cluster_name)
 
 
 def open_archive(watched: Watched, writer: RecordWriter | None = None) -> Archive:
@@ -68,7 +67,7 @@ def build_server(listener: socket.socket, key: str | None, watched: Watched, rec
     """
     writer = recorder.writer if recorder is not None else None
 
-    def mount(pages: Pages) -> Sequence[Section]:
+    def mount(pages: Pages) -> Sequence[UiSection]:
         archive = open_archive(watched, writer)
         view = PipelineView(watched, pages, archive, writer)
         view.start()
@@ -79,7 +78,7 @@ def build_server(listener: socket.socket, key: str | None, watched: Watched, rec
         values = build_values_section(reader, pages)
         probes = build_probe_section(ProbeDesk(watched.engines, view.note_action), reader, watched.settings, pages)
         recorded = build_recorded_section(archive, pages, peers=view.peers)
-        return [build_section(view, pages), recorded, letters, redrives, values, probes]
+        return [build_pipeline_section(view, pages), recorded, letters, redrives, values, probes]
 
     def find_reasons() -> list[str]:
         return find_unready(watched.asked.state(), watched.asked.progress(), watched.asked.find_orphans())

@@ -17,8 +17,8 @@ from tidemill.config.redaction import redact_text
 from tidemill.core.errors import TidemillError
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link.probe_report import PROBE_SECONDS, ProbeReport
-from tidemill.spark.live.web_ui import Engines
-from tidemill.web.problems import Problem
+from tidemill.spark.live.web_ui import EngineQuestions
+from tidemill.web.problems import RequestProblem
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +60,7 @@ class ProbeDesk:
 
     def __init__(
         self,
-        engines: Engines,
+        engines: EngineQuestions,
         note: Callable[[str, str], None],
         seconds: float = PROBE_SECONDS,
         clock: Callable[[], float] = time.time,
@@ -85,7 +85,7 @@ class ProbeDesk:
         newest = self.find_newest()
         if newest is not None and newest.ended_at is None:
             text = f"another probe is running (started by {newest.by}); try again when it has ended"
-            raise Problem(429, text, {"Retry-After": "5"})
+            raise RequestProblem(429, text, {"Retry-After": "5"})
 
     def begin(self, message: SourceMessage, by: str, *, recorded: bool) -> ProbeState:
         """Start a probe.

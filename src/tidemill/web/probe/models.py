@@ -13,7 +13,7 @@ from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link import probe_report
 from tidemill.runtime.link.probe_report import MAX_PROBE_BYTES
 from tidemill.web.probe.desk import ProbeState, measure
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 
 _MAX_HEADERS = 200
 _MAX_CHARS = 4 * MAX_PROBE_BYTES
@@ -55,7 +55,7 @@ class Text(BaseModel):
     is_cut: bool = Field(description="Whether the text is truncated.")
 
 
-class Stage(BaseModel):
+class HookCallView(BaseModel):
     """A call of a hook."""
 
     hook: str
@@ -65,7 +65,7 @@ class Stage(BaseModel):
     trace: Text = Field(description="The traceback of its exception; if it has not returned, the stack where it waits.")
 
 
-class Attempt(BaseModel):
+class AttemptView(BaseModel):
     """An attempt of a task."""
 
     attempt: int
@@ -79,7 +79,7 @@ class Attempt(BaseModel):
     stderr: Text = Field(description="The last part of the output.")
 
 
-class Task(BaseModel):
+class ProbedTaskView(BaseModel):
     """A task."""
 
     task_id: str
@@ -88,7 +88,7 @@ class Task(BaseModel):
     labels: dict[str, str]
     state: str = Field(description="ok, failed, replaced, running, waiting, or hook (its hook has not returned).")
     is_precomputed: bool
-    attempts: list[Attempt]
+    attempts: list[AttemptView]
 
 
 class Payload(BaseModel):
@@ -100,7 +100,7 @@ class Payload(BaseModel):
     body: Text
 
 
-class Letter(BaseModel):
+class ProbedLetterView(BaseModel):
     """A dead letter that would have been written."""
 
     kind: str
@@ -108,22 +108,22 @@ class Letter(BaseModel):
     task_id: str
 
 
-class Report(BaseModel):
+class ProbeReportView(BaseModel):
     """The result of a probe."""
 
     status: str = Field(description="done, failed or unfinished.")
     text: str = Field(description="The status in words.")
     seconds: float
-    stages: list[Stage]
-    tasks: list[Task]
+    stages: list[HookCallView]
+    tasks: list[ProbedTaskView]
     payloads: list[Payload]
     sinks: dict[str, int] = Field(description="How many payloads each sink would have received.")
-    letters: list[Letter]
+    letters: list[ProbedLetterView]
     cache_writes: int = Field(description="How many writes hooks made to the cache; other processes do not see them.")
     left_out: int = Field(description="How many stages, tasks, attempts, payloads and letters are not shown.")
 
 
-class Probe(BaseModel):
+class ProbeView(BaseModel):
     """A probe: the running one, or the last one of this process."""
 
     number: int
@@ -136,7 +136,7 @@ class Probe(BaseModel):
     began_at: float = Field(description="Seconds since the epoch.")
     ended_at: float | None = Field(description="Seconds since the epoch; null while the probe runs.")
     problem: str = Field(description="Why the probe failed; '' if it did not.")
-    report: Report | None = Field(description="null while the probe runs, or if it failed.")
+    report: ProbeReportView | None = Field(description="null while the probe runs, or if it failed.")
 
 
 def read_pasted(order: ProbeOrder, topic: str) -> SourceMessage:
@@ -159,7 +159,7 @@ def read_pasted(order: ProbeOrder, topic: str) -> SourceMessage:
             -1 if order.timestamp is None else int(order.timestamp * 1000),
         )
     except UnicodeEncodeError as error:
-        raise Problem(422, f"the text cannot be encoded: {error.reason} (position {error.start})") from error
+        raise RequestProblem(422, f"the text cannot be encoded: {error.reason} (position {error.start})") from error
 
 
 def _read_value(order: ProbeOrder) -> bytes | None:
@@ -168,7 +168,7 @@ def _read_value(order: ProbeOrder) -> bytes | None:
     try:
         return base64.b64decode(order.value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Problem(422, f"value is not base64: {error}") from error
+        raise RequestProblem(422, f"value is not base64: {error}") from error
 
 
 def check_size(message: SourceMessage) -> None:
@@ -179,12 +179,12 @@ def check_size(message: SourceMessage) -> None:
     """
     size = measure(message)
     if size > MAX_PROBE_BYTES:
-        raise Problem(413, f"the message has {size:,} bytes; a probe takes up to {MAX_PROBE_BYTES:,}")
+        raise RequestProblem(413, f"the message has {size:,} bytes; a probe takes up to {MAX_PROBE_BYTES:,}")
 
 
-def describe_probe(state: ProbeState) -> Probe:
+def describe_probe(state: ProbeState) -> ProbeView:
     message = state.message
-    return Probe(
+    return ProbeView(
         number=state.number,
         topic=message.topic,
         partition=message.partition,
@@ -199,5 +199,5 @@ def describe_probe(state: ProbeState) -> Probe:
     )
 
 
-def _describe_report(report: probe_report.ProbeReport) -> Report:
-    return Report.model_validate(report, from_attributes=True)
+def _describe_report(report: probe_report.ProbeReport) -> ProbeReportView:
+    return ProbeReportView.model_validate(report, from_attributes=True)

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from tidemill.config.settings import Settings
 from tidemill.web.pages import Pages
 from tidemill.web.probe.desk import ProbeDesk
-from tidemill.web.probe.models import Probe, ProbeOrder, check_size, describe_probe, read_pasted
+from tidemill.web.probe.models import ProbeOrder, ProbeView, check_size, describe_probe, read_pasted
 from tidemill.web.probe.waterfall import draw_probe
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.routes import Routes
-from tidemill.web.sections import Link, Section
+from tidemill.web.sections import NavigationLink, UiSection
 from tidemill.web.values.section import ValueReader
 from tidemill.web.workers import BlockingRoute
 
@@ -24,7 +24,7 @@ AskedPartition = Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Pa
 AskedOffset = Annotated[int | None, Query(ge=0, le=2**63 - 2, description="Offset of a recorded message.")]
 
 
-def build_section(desk: ProbeDesk, reader: ValueReader, settings: Settings, pages: Pages) -> Section:
+def build_probe_section(desk: ProbeDesk, reader: ValueReader, settings: Settings, pages: Pages) -> UiSection:
     """Return the section.
 
     Args:
@@ -34,16 +34,16 @@ def build_section(desk: ProbeDesk, reader: ValueReader, settings: Settings, page
         pages: Renders the page.
     """
     if not settings.debug.probe_enabled:
-        return Section([], _build_absent(("/probe", "/probe/state")), _build_absent(("/probe",)))
+        return UiSection([], _build_absent(("/probe", "/probe/state")), _build_absent(("/probe",)))
     pages.probe_topic = reader.topic
-    return Section([Link("Probe", "/probe")], _build_pages(desk, reader, pages), _build_api(desk, reader))
+    return UiSection([NavigationLink("Probe", "/probe")], _build_pages(desk, reader, pages), _build_api(desk, reader))
 
 
 def _build_absent(paths: tuple[str, ...]) -> Routes:
     router = Routes(include_in_schema=False)
 
     async def refuse() -> Response:
-        raise Problem(404, _OFF)
+        raise RequestProblem(404, _OFF)
 
     for path in paths:
         router.add(path, refuse, methods=["GET", "POST"])
@@ -57,7 +57,7 @@ def _describe_newest(desk: ProbeDesk) -> dict[str, Any]:
     return {"probe": probe, "bars": bars, "version": _name_version(probe)}
 
 
-def _name_version(probe: Probe | None) -> str:
+def _name_version(probe: ProbeView | None) -> str:
     return "0" if probe is None else f"{probe.number}-{probe.ended_at}"
 
 
@@ -85,10 +85,10 @@ def _build_api(desk: ProbeDesk, reader: ValueReader) -> Routes:
     router = Routes(route_class=BlockingRoute, prefix="/probe", tags=["probe"])
 
     @router.get("", summary="The running probe, or the last one of this process")
-    async def read_newest() -> Probe:
+    async def read_newest() -> ProbeView:
         newest = desk.find_newest()
         if newest is None:
-            raise Problem(404, "no message has been probed since this process started")
+            raise RequestProblem(404, "no message has been probed since this process started")
         return describe_probe(newest)
 
     @router.post(
@@ -99,14 +99,14 @@ def _build_api(desk: ProbeDesk, reader: ValueReader) -> Routes:
         "of the hooks themselves do happen. Read the result with GET; a probe takes at most 30 seconds. 429: another "
         "probe is running.",
     )
-    def begin(request: Request, order: ProbeOrder) -> Probe:
+    def begin(request: Request, order: ProbeOrder) -> ProbeView:
         desk.refuse_second()
         if order.recorded:
             if (given := order.model_fields_set - {"recorded", "partition", "offset"}) or "offset" not in (
                 order.model_fields_set
             ):
                 what = f"{', '.join(sorted(given))} must be absent" if given else "offset is missing"
-                raise Problem(422, f"{what}; a recorded message is identified by partition and offset alone")
+                raise RequestProblem(422, f"{what}; a recorded message is identified by partition and offset alone")
             message = reader.fetch(reader.topic, order.partition, order.offset)
         else:
             message = read_pasted(order, reader.topic)

@@ -19,7 +19,7 @@ from tidemill.recorder.reading.queries import EventQuery, MessageQuery, TaskQuer
 from tidemill.recorder.reading.reader import Reader
 from tidemill.recorder.reading.runs import RunChoice, RunFilter
 from tidemill.runtime.link.open_message import OpenMessage
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.recorded import descriptions, models
 
 QueryT = TypeVar("QueryT", MessageQuery, TaskQuery, EventQuery)
@@ -37,7 +37,7 @@ def _open_cursor(query: QueryT, cursor: str) -> tuple[QueryT, str | None]:
         return query, None
     found = _CURSOR.fullmatch(cursor)
     if found is None:
-        raise Problem(422, "cursor: not issued by this server; repeat the search without it")
+        raise RequestProblem(422, "cursor: not issued by this server; repeat the search without it")
     since, until = (int(text) if text else None for text in found.groups()[:2])
     return msgspec.structs.replace(query, since_us=since, until_us=until), found[3]
 
@@ -83,7 +83,7 @@ class Archive:
 
     def find_messages(
         self, query: MessageQuery, cursor: str, limit: int, *, each_cursor: bool = False
-    ) -> models.MessagePage:
+    ) -> models.MessagePageView:
         """Return a page of messages."""
         query, inner = _open_cursor(query, cursor)
         page = _ask(lambda: self._reader.find_messages(query, inner, self._limit(limit)))
@@ -93,31 +93,33 @@ class Archive:
         ]
         each = [_seal(query, text) for text in list_cursors(page)] if each_cursor else []
         following = _seal_cursor(query, page.cursor)
-        return models.MessagePage(rows=rows, cursor=following, problems=page.problems, cursors=each)
+        return models.MessagePageView(rows=rows, cursor=following, problems=page.problems, cursors=each)
 
-    def find_tasks(self, query: TaskQuery, cursor: str, limit: int, *, each_cursor: bool = False) -> models.TaskPage:
+    def find_tasks(
+        self, query: TaskQuery, cursor: str, limit: int, *, each_cursor: bool = False
+    ) -> models.TaskPageView:
         """Return a page of tasks."""
         query, inner = _open_cursor(query, cursor)
         page = _ask(lambda: self._reader.find_tasks(query, inner, self._limit(limit)))
         rows = [descriptions.describe_task(row) for row in page.rows]
         each = [_seal(query, text) for text in list_cursors(page)] if each_cursor else []
         following = _seal_cursor(query, page.cursor)
-        return models.TaskPage(rows=rows, cursor=following, problems=page.problems, cursors=each)
+        return models.TaskPageView(rows=rows, cursor=following, problems=page.problems, cursors=each)
 
-    def find_events(self, query: EventQuery, cursor: str, limit: int) -> models.EventPage:
+    def find_events(self, query: EventQuery, cursor: str, limit: int) -> models.EventPageView:
         """Return a page of events."""
         query, inner = _open_cursor(query, cursor)
         page = _ask(lambda: self._reader.find_events(query, inner, self._limit(limit)))
         rows = [descriptions.describe_event(row) for row in page.rows]
-        return models.EventPage(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
+        return models.EventPageView(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
 
     def list_failures(
         self, since_us: int | None, until_us: int | None, limit: int, runs: RunChoice = ALL_RUNS
-    ) -> models.FailureList:
+    ) -> models.FailureListView:
         """Return groups of failures."""
         found = self._reader.list_failures(since_us, until_us, self._limit(limit), runs)
         groups = [descriptions.describe_failure(group) for group in found.groups]
-        return models.FailureList(groups=groups, more=found.more, problems=found.problems)
+        return models.FailureListView(groups=groups, more=found.more, problems=found.problems)
 
     def tell_story(self, topic: str, partition: int, offset: int) -> models.MessageStory:
         """Return the history of a message."""
@@ -136,11 +138,11 @@ class Archive:
         """Return the counts of each step of a period; steps without counts are left out."""
         return self._reader.read_counts(since_us, until_us, step_seconds, runs).points
 
-    def list_runs(self) -> list[models.Run]:
+    def list_runs(self) -> list[models.StoredRunView]:
         """Return the runs that have recordings: live runs first, then newest first."""
         return [descriptions.describe_run(run) for run in self._reader.list_runs()]
 
-    def list_recordings(self, runs: RunChoice = ALL_RUNS) -> list[models.Recording]:
+    def list_recordings(self, runs: RunChoice = ALL_RUNS) -> list[models.RecordingView]:
         """Return the periods of some runs, newest first per worker."""
         found = [descriptions.describe_recording(info) for info in self._reader.list_recordings(runs)]
         # The oldest period of each worker that is not being written, for whatever reason.
@@ -160,7 +162,7 @@ class Archive:
             recording, _, period = name.partition("/")
             listed = self._reader.find_period(recording, period)
             if listed is None:
-                raise Problem(404, f"there is no recording {name!r} on disk; list them with /api/v1/recordings")
+                raise RequestProblem(404, f"there is no recording {name!r} on disk; list them with /api/v1/recordings")
             found.append(listed)
         return found
 
@@ -169,4 +171,4 @@ def _ask(question: Callable[[], PageT]) -> PageT:
     try:
         return question()
     except WrongCursorError as error:
-        raise Problem(422, f"cursor: {error}") from error
+        raise RequestProblem(422, f"cursor: {error}") from error

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from tidemill.core.recorder.key_text import write_key
 from tidemill.recorder.reading.queries import (
-    EventRow,
     FailureGroup,
-    MessageRow,
+    RecordedEventRow,
+    RecordedMessageRow,
+    RecordedTaskRow,
     RecordingInfo,
     Story,
-    TaskRow,
     Trace,
 )
-from tidemill.recorder.reading.runs import Run as StoredRun
+from tidemill.recorder.reading.runs import StoredRun
 from tidemill.runtime.link.open_message import OpenMessage
 from tidemill.web.recorded.models import (
     MILLION,
-    Event,
-    Failure,
-    Message,
+    FailureGroupView,
     MessageStory,
-    OpenPlace,
-    Recording,
-    Run,
-    Task,
+    OpenPosition,
+    RecordedEventView,
+    RecordedMessageView,
+    RecordedTaskView,
+    RecordingView,
+    StoredRunView,
     Told,
     measure,
     show_bytes,
@@ -31,9 +31,9 @@ from tidemill.web.recorded.models import (
 )
 
 
-def describe_open(message: OpenMessage) -> OpenPlace:
+def describe_open(message: OpenMessage) -> OpenPosition:
     stage = message.stage
-    return OpenPlace(
+    return OpenPosition(
         engine=message.engine,
         stage=stage.stage.value,
         text=message.text,
@@ -49,8 +49,8 @@ def describe_open(message: OpenMessage) -> OpenPlace:
     )
 
 
-def describe_message(row: MessageRow, *, dead_lettered: bool = False) -> Message:
-    return Message(
+def describe_message(row: RecordedMessageRow, *, dead_lettered: bool = False) -> RecordedMessageView:
+    return RecordedMessageView(
         recording=row.recording,
         engine=row.engine,
         topic=row.topic,
@@ -75,8 +75,8 @@ def describe_message(row: MessageRow, *, dead_lettered: bool = False) -> Message
     )
 
 
-def describe_task(row: TaskRow) -> Task:
-    return Task(
+def describe_task(row: RecordedTaskRow) -> RecordedTaskView:
+    return RecordedTaskView(
         recording=row.recording,
         engine=row.engine,
         task_id=row.task_id,
@@ -105,9 +105,9 @@ def describe_task(row: TaskRow) -> Task:
     )
 
 
-def describe_event(row: EventRow) -> Event:
+def describe_event(row: RecordedEventRow) -> RecordedEventView:
     event = row.event
-    return Event(
+    return RecordedEventView(
         recording=row.recording,
         at=event.at_us / MILLION,
         kind=event.kind.value,
@@ -122,8 +122,8 @@ def describe_event(row: EventRow) -> Event:
     )
 
 
-def describe_failure(group: FailureGroup) -> Failure:
-    return Failure(
+def describe_failure(group: FailureGroup) -> FailureGroupView:
+    return FailureGroupView(
         error_class=group.error_class,
         count=group.count,
         kinds=group.kinds,
@@ -134,8 +134,8 @@ def describe_failure(group: FailureGroup) -> Failure:
     )
 
 
-def describe_run(run: StoredRun) -> Run:
-    return Run(
+def describe_run(run: StoredRun) -> StoredRunView:
+    return StoredRunView(
         recording=run.recording,
         group=run.group,
         worker=run.worker,
@@ -147,9 +147,9 @@ def describe_run(run: StoredRun) -> Run:
     )
 
 
-def describe_recording(info: RecordingInfo) -> Recording:
+def describe_recording(info: RecordingInfo) -> RecordingView:
     """Return a period without the path of its files, which only the host may know."""
-    return Recording(
+    return RecordingView(
         recording=info.recording,
         period=info.period,
         group=info.group,

@@ -20,7 +20,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from tidemill.recorder.format.file_layout import Period
 from tidemill.recorder.reading.tar_stream import find_room, stream_tar
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.routes import Routes
 from tidemill.web.workers import run_blocking
@@ -28,7 +28,7 @@ from tidemill.web.workers import run_blocking
 log = structlog.get_logger(__name__)
 
 #: A client that reads nothing for this long is disconnected.
-STALL_SECONDS = 60.0
+IDLE_CLIENT_SECONDS = 60.0
 #: How long a download may take to start.
 BEGIN_SECONDS = 30.0
 MAX_PERIODS = 1000
@@ -79,12 +79,12 @@ class Downloads:
 
     Args:
         archive: Lists the recordings.
-        stall_seconds: How long a client may read nothing.
+        idle_seconds: How long a client may read nothing.
     """
 
-    def __init__(self, archive: Archive, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(self, archive: Archive, idle_seconds: float = IDLE_CLIENT_SECONDS) -> None:
         self._archive = archive
-        self._stall_seconds = stall_seconds
+        self._idle_seconds = idle_seconds
         self._current: Download | None = None
         self._began_at: float | None = None
 
@@ -100,7 +100,7 @@ class Downloads:
             Problem: A period is not listed, there is no space for a copy, or another download is running.
         """
         if self._is_busy():
-            raise Problem(429, "another download is running; try again when it has ended", {"Retry-After": "10"})
+            raise RequestProblem(429, "another download is running; try again when it has ended", {"Retry-After": "10"})
         self._began_at = time.monotonic()
         try:
             periods = await run_blocking(self._archive.find_periods, names)
@@ -128,11 +128,11 @@ class Downloads:
                     return
                 if piece:
                     if task is not None:
-                        timer = loop.call_later(self._stall_seconds, task.cancel)
+                        timer = loop.call_later(self._idle_seconds, task.cancel)
                     yield piece
                     if timer is not None:
                         timer.cancel()
-        except (OSError, Problem) as error:
+        except (OSError, RequestProblem) as error:
             log.warning("a download of recordings was not completed", error=str(error))
             raise
         finally:
@@ -146,7 +146,7 @@ class Downloads:
 def _check_room(periods: Sequence[Period]) -> None:
     needed, free = find_room(periods)
     if free < needed + _MARGIN_BYTES:
-        raise Problem(
+        raise RequestProblem(
             507,
             f"the copy of a recording needs {needed:,} bytes, but only {free:,} bytes are free in the temporary folder "
             "of this host; set TMPDIR to a larger folder, or use `tidemill record merge`",

@@ -18,7 +18,7 @@ from tidemill.core.recorder.key_text import read_key
 from tidemill.recorder.format.events import EventKind
 from tidemill.recorder.reading.queries import TASK_KINDS, EventQuery, MessageQuery, TaskQuery
 from tidemill.recorder.reading.runs import RunFilter
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 
 _MILLION = 1_000_000
 _AGO = re.compile(r"(\d{1,6})(s|m|h|d)", re.ASCII)
@@ -30,11 +30,11 @@ STATUSES = ("done", "failed", "rejected")
 Text = Annotated[str, Query(max_length=1024)]
 
 
-def parse_place(text: str) -> tuple[str, int, int] | None:
+def parse_position(text: str) -> tuple[str, int, int] | None:
     """Return topic, partition and offset; None for any other text.
 
     Example:
-        >>> parse_place("orders:3:4711"), parse_place("orders/3/4711"), parse_place("A-17")
+        >>> parse_position("orders:3:4711"), parse_position("orders/3/4711"), parse_position("A-17")
         (('orders', 3, 4711), ('orders', 3, 4711), None)
     """
     found = _PLACE.fullmatch(text.strip())
@@ -64,7 +64,7 @@ def parse_time(name: str, text: str, now: float) -> int | None:
         moment = datetime.fromisoformat(text)
         at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        raise Problem(
+        raise RequestProblem(
             422, f"{name}: expected a time such as 2026-05-01T12:00, or 15m, 2h or 1d ago, not {text!r}"
         ) from None
     return int(at * _MILLION)
@@ -85,7 +85,7 @@ def parse_number(name: str, text: str, kind: type[int] | type[float]) -> int | f
         number = -1
     if not 0 <= number < (2**62 if kind is int else 2**62 / 1e6):  # stored as microseconds
         what = "a whole number" if kind is int else "a number of seconds"
-        raise Problem(422, f"{name}: expected {what}, not {text!r}")
+        raise RequestProblem(422, f"{name}: expected {what}, not {text!r}")
     return number
 
 
@@ -103,7 +103,7 @@ def parse_words(name: str, words: list[str], known: tuple[str, ...]) -> tuple[st
     chosen = tuple(word for word in words if word)
     for word in chosen:
         if word not in known:
-            raise Problem(422, f"{name}: expected one of {', '.join(known)}, not {word!r}")
+            raise RequestProblem(422, f"{name}: expected one of {', '.join(known)}, not {word!r}")
     return chosen
 
 
@@ -234,7 +234,7 @@ EventFilters = Annotated[EventQuery, Depends(read_events)]
 
 def _check_label(label: str) -> str | None:
     if label and "=" not in label.strip("="):
-        raise Problem(422, f"label: expected NAME=VALUE, not {label!r}")
+        raise RequestProblem(422, f"label: expected NAME=VALUE, not {label!r}")
     return label or None
 
 

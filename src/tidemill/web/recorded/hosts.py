@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel
 
 from tidemill.web.pages import Pages
-from tidemill.web.peers.peers import Answer, Peers
+from tidemill.web.peers.peers import PeerAnswer, Peers
 from tidemill.web.recorded import models
 from tidemill.web.routes import Routes
 from tidemill.web.workers import BlockingRoute
@@ -32,11 +32,11 @@ class PeerOverview(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class PeerHost:
     """A peer in the overview; a stale answer carries its time and the problem."""
 
-    runs: Answer[list[models.Run]]
-    overview: Answer[PeerOverview]
+    runs: PeerAnswer[list[models.StoredRunView]]
+    overview: PeerAnswer[PeerOverview]
 
     @property
     def running(self) -> int:
@@ -44,13 +44,13 @@ class Host:
         return sum(run.live for run in self.runs.value or ())
 
 
-def list_hosts(peers: Peers) -> list[Host]:
+def list_hosts(peers: Peers) -> list[PeerHost]:
     """Query all peers in parallel; takes no longer than one peer may take."""
     queries = dict.fromkeys(peers.addresses, ())
-    runs = peers.begin("/runs", queries, list[models.Run], keep=True)
+    runs = peers.begin("/runs", queries, list[models.StoredRunView], keep=True)
     # A peer without a pipeline has no overview.
     overviews = peers.begin("/overview", queries, PeerOverview, keep=True)
-    return [Host(*pair) for pair in zip(runs(), overviews(), strict=True)]
+    return [PeerHost(*pair) for pair in zip(runs(), overviews(), strict=True)]
 
 
 def build_pages(pages: Pages, peers: Peers) -> Routes:

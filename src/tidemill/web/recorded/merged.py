@@ -17,17 +17,17 @@ from typing import Generic, TypeVar
 from tidemill.recorder.reading.queries import MessageQuery, TaskQuery
 from tidemill.recorder.reading.runs import RunChoice, RunFilter
 from tidemill.web.peers.peers import Peers
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.recorded import models
 from tidemill.web.recorded.archive import Archive
 
 #: The name of this host in cursors.
 _HERE = ""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-PageT = TypeVar("PageT", models.MessagePage, models.TaskPage)
-RowT = TypeVar("RowT", models.Message, models.Task)
+PageT = TypeVar("PageT", models.MessagePageView, models.TaskPageView)
+RowT = TypeVar("RowT", models.RecordedMessageView, models.RecordedTaskView)
 #: The position in each host: '' at the beginning, None at the end.
-Places = dict[str, str | None]
+Cursors = dict[str, str | None]
 
 
 class Head(Generic[RowT]):
@@ -47,7 +47,7 @@ class Head(Generic[RowT]):
         self._cursors = cursors
         self._following = following
 
-    def find_place(self, before: str | None) -> str | None:
+    def find_cursor(self, before: str | None) -> str | None:
         """Return the position at which this host continues."""
         if self.taken == len(self.rows):
             return self._following
@@ -79,7 +79,7 @@ class MergedArchive:
         self._archive = archive
         self.peers = peers
 
-    def find_messages(self, query: MessageQuery, cursor: str, limit: int) -> models.MessagePage:
+    def find_messages(self, query: MessageQuery, cursor: str, limit: int) -> models.MessagePageView:
         """Return a page of the messages of all hosts; see `Archive.find_messages`."""
         if not self.peers.addresses:
             return self._archive.find_messages(query, cursor, limit)
@@ -88,29 +88,29 @@ class MergedArchive:
         asked += [("error", query.error)] if query.error else []
         asked += [("status", status) for status in query.statuses]
 
-        def find_here(position: str) -> models.MessagePage:
+        def find_here(position: str) -> models.MessagePageView:
             return self._archive.find_messages(query, position, limit, each_cursor=True)
 
-        pages, places, missing = self._ask(models.MessagePage, "/messages", asked, cursor, limit, find_here)
+        pages, cursors, missing = self._ask(models.MessagePageView, "/messages", asked, cursor, limit, find_here)
         heads = [Head(host, page.rows, page.cursors, page.cursor) for host, page in pages.items()]
         rows = merge_rows(heads, limit, lambda row: row.resolved_at)
-        following = _seal(places, heads, missing)
-        return models.MessagePage(rows=rows, cursor=following, problems=_list_problems(pages), missing=missing)
+        following = _seal(cursors, heads, missing)
+        return models.MessagePageView(rows=rows, cursor=following, problems=_list_problems(pages), missing=missing)
 
-    def find_tasks(self, query: TaskQuery, cursor: str, limit: int) -> models.TaskPage:
+    def find_tasks(self, query: TaskQuery, cursor: str, limit: int) -> models.TaskPageView:
         """Return a page of the tasks of all hosts; see `Archive.find_tasks`."""
         if not self.peers.addresses:
             return self._archive.find_tasks(query, cursor, limit)
         asked = [*_describe_query(query), *(("kind", kind) for kind in query.kinds)]
 
-        def find_here(position: str) -> models.TaskPage:
+        def find_here(position: str) -> models.TaskPageView:
             return self._archive.find_tasks(query, position, limit, each_cursor=True)
 
-        pages, places, missing = self._ask(models.TaskPage, "/tasks", asked, cursor, limit, find_here)
+        pages, cursors, missing = self._ask(models.TaskPageView, "/tasks", asked, cursor, limit, find_here)
         heads = [Head(host, page.rows, page.cursors, page.cursor) for host, page in pages.items()]
         rows = merge_rows(heads, limit, lambda row: row.ended_at)
-        following = _seal(places, heads, missing)
-        return models.TaskPage(rows=rows, cursor=following, problems=_list_problems(pages), missing=missing)
+        following = _seal(cursors, heads, missing)
+        return models.TaskPageView(rows=rows, cursor=following, problems=_list_problems(pages), missing=missing)
 
     def _ask(
         self,
@@ -120,17 +120,17 @@ class MergedArchive:
         cursor: str,
         limit: int,
         find_here: Callable[[str], PageT],
-    ) -> tuple[dict[str, PageT], Places, dict[str, str]]:
+    ) -> tuple[dict[str, PageT], Cursors, dict[str, str]]:
         """Return the pages of hosts that have answered, the position of each host, and the problems of the others."""
-        places = _open(cursor, [_HERE, *self.peers.addresses])
+        cursors = _open(cursor, [_HERE, *self.peers.addresses])
         own: list[tuple[str, str]] = [*asked, ("limit", str(limit)), ("each_cursor", "true")]
         queries = {
             host: [*own, ("cursor", position)]
-            for host, position in places.items()
+            for host, position in cursors.items()
             if host != _HERE and position is not None
         }
         wait = self.peers.begin(path, queries, kind)
-        here = places[_HERE]
+        here = cursors[_HERE]
         pages = {} if here is None else {_HERE: find_here(here)}
         missing = {}
         for answer in wait():
@@ -142,16 +142,16 @@ class MergedArchive:
                 for row in answer.value.rows:
                     row.host = answer.name
                 pages[answer.name] = answer.value
-        return pages, places, missing
+        return pages, cursors, missing
 
     def list_failures(
         self, since_us: int | None, until_us: int | None, limit: int, runs: RunFilter
-    ) -> models.FailureList:
+    ) -> models.FailureListView:
         """Return the groups of failures of all hosts."""
         if not self.peers.addresses:
             return self._archive.list_failures(since_us, until_us, limit, runs)
         asked = [*_describe_runs(runs), *_describe_times(since_us, until_us), ("limit", str(limit))]
-        wait = self.peers.begin("/failures", dict.fromkeys(self.peers.addresses, asked), models.FailureList)
+        wait = self.peers.begin("/failures", dict.fromkeys(self.peers.addresses, asked), models.FailureListView)
         found = self._archive.list_failures(since_us, until_us, limit, runs)
         groups = {group.error_class: group for group in found.groups}
         for answer in wait():
@@ -173,13 +173,13 @@ class MergedArchive:
         return found
 
 
-def _add_group(known: models.Failure, other: models.Failure) -> models.Failure:
+def _add_group(known: models.FailureGroupView, other: models.FailureGroupView) -> models.FailureGroupView:
     kinds, minutes = dict(known.kinds), dict(known.minutes)
     for kind, count in other.kinds.items():
         kinds[kind] = kinds.get(kind, 0) + count
     for minute, count in other.minutes:
         minutes[minute] = minutes.get(minute, 0) + count
-    return models.Failure(
+    return models.FailureGroupView(
         error_class=known.error_class,
         count=known.count + other.count,
         kinds=kinds,
@@ -217,11 +217,11 @@ def _describe_times(since_us: int | None, until_us: int | None) -> list[tuple[st
     return [(name, (_EPOCH + timedelta(microseconds=at)).isoformat()) for name, at in times.items() if at is not None]
 
 
-def _list_problems(pages: Mapping[str, models.MessagePage | models.TaskPage]) -> list[str]:
+def _list_problems(pages: Mapping[str, models.MessagePageView | models.TaskPageView]) -> list[str]:
     return [f"{host}: {problem}" if host else problem for host, page in pages.items() for problem in page.problems]
 
 
-def _open(cursor: str, hosts: Sequence[str]) -> Places:
+def _open(cursor: str, hosts: Sequence[str]) -> Cursors:
     """Return the position of each host in a cursor.
 
     Raises:
@@ -236,15 +236,15 @@ def _open(cursor: str, hosts: Sequence[str]) -> Places:
     if not isinstance(found, dict) or not all(
         position is None or isinstance(position, str) for position in found.values()
     ):
-        raise Problem(422, "cursor: not issued by this server; repeat the search without it")
+        raise RequestProblem(422, "cursor: not issued by this server; repeat the search without it")
     return {host: found.get(host, "") for host in hosts}
 
 
-def _seal(places: Places, heads: Sequence[Head[RowT]], missing: Mapping[str, str]) -> str | None:
+def _seal(cursors: Cursors, heads: Sequence[Head[RowT]], missing: Mapping[str, str]) -> str | None:
     """Return the cursor of the next page; None if no host that answers has more rows."""
-    following = dict(places)
+    following = dict(cursors)
     for head in heads:
-        following[head.host] = head.find_place(places[head.host])
+        following[head.host] = head.find_cursor(cursors[head.host])
     if all(position is None or host in missing for host, position in following.items()):
         return None
     return base64.urlsafe_b64encode(json.dumps(following).encode()).decode().rstrip("=")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from tidemill.core.pipeline.message_stage import Stage
+from tidemill.core.pipeline.message_stage import OpenStage
 from tidemill.recorder.format.events import OF_TRIGGERS
 from tidemill.recorder.reading.queries import (
     show_status,
@@ -28,7 +28,7 @@ def show_bytes(data: bytes | None) -> str | None:
     return None if data is None else data.decode("utf-8", "backslashreplace")
 
 
-class Message(BaseModel):
+class RecordedMessageView(BaseModel):
     """A finished message."""
 
     host: str = Field("", description="The peer that stores the message; '': this host.")
@@ -62,7 +62,7 @@ class Message(BaseModel):
         return show_status(self.status, is_dead_lettered=self.dead_lettered)
 
 
-class Task(BaseModel):
+class RecordedTaskView(BaseModel):
     """A task that ran, or one of its attempts."""
 
     host: str = Field("", description="The peer that stores the task; '': this host.")
@@ -93,7 +93,7 @@ class Task(BaseModel):
     error: str | None
 
 
-class Event(BaseModel):
+class RecordedEventView(BaseModel):
     """A recorded event."""
 
     host: str = Field("", description="The peer that stores the event; '': this host.")
@@ -115,7 +115,7 @@ class Event(BaseModel):
         return self.kind in OF_TRIGGERS
 
 
-class Failure(BaseModel):
+class FailureGroupView(BaseModel):
     """Failures with the same error."""
 
     error_class: str
@@ -125,10 +125,10 @@ class Failure(BaseModel):
     last_at: float
     minutes: list[tuple[int, int]] = Field(description="Minutes since the epoch, each with its number of events.")
     hosts: list[str] = Field([], description="Peers that recorded such failures.")
-    example: Event | None
+    example: RecordedEventView | None
 
 
-class Recording(BaseModel):
+class RecordingView(BaseModel):
     """A period that a worker recorded."""
 
     recording: str
@@ -151,7 +151,7 @@ class Recording(BaseModel):
     problems: list[str]
 
 
-class Run(BaseModel):
+class StoredRunView(BaseModel):
     """A worker that has recordings."""
 
     recording: str
@@ -164,10 +164,10 @@ class Run(BaseModel):
     bounded: bool = Field(False, description=_BOUNDED)
 
 
-class MessagePage(BaseModel):
+class MessagePageView(BaseModel):
     """A page of messages, newest first."""
 
-    rows: list[Message]
+    rows: list[RecordedMessageView]
     cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
     problems: list[str] = Field(description="Parts that could not be read.")
     cursors: list[str] = Field(
@@ -176,10 +176,10 @@ class MessagePage(BaseModel):
     missing: dict[str, str] = Field({}, description="Peers that did not answer, with the reasons.")
 
 
-class TaskPage(BaseModel):
+class TaskPageView(BaseModel):
     """A page of tasks, latest end first."""
 
-    rows: list[Task]
+    rows: list[RecordedTaskView]
     cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
     problems: list[str] = Field(description="Parts that could not be read.")
     cursors: list[str] = Field(
@@ -188,18 +188,18 @@ class TaskPage(BaseModel):
     missing: dict[str, str] = Field({}, description="Peers that did not answer, with the reasons.")
 
 
-class EventPage(BaseModel):
+class EventPageView(BaseModel):
     """A page of events, newest first."""
 
-    rows: list[Event]
+    rows: list[RecordedEventView]
     cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
     problems: list[str] = Field(description="Parts that could not be read.")
 
 
-class FailureList(BaseModel):
+class FailureListView(BaseModel):
     """Groups of failures, most frequent first."""
 
-    groups: list[Failure]
+    groups: list[FailureGroupView]
     more: int = Field(description="How many groups are not shown.")
     problems: list[str] = Field(description="Parts that could not be read.")
     missing: dict[str, str] = Field({}, description="Peers that did not answer, with the reasons.")
@@ -208,9 +208,9 @@ class FailureList(BaseModel):
 class Told(BaseModel):
     """The history of a message in one processing."""
 
-    message: Message
-    tasks: list[Task]
-    events: list[Event]
+    message: RecordedMessageView
+    tasks: list[RecordedTaskView]
+    events: list[RecordedEventView]
     committed_at: float | None
     committed_exactly: bool = Field(
         description="Whether this is the time of the commit, not of the first check after it."
@@ -218,13 +218,13 @@ class Told(BaseModel):
     bounded: bool = Field(False, description="Whether this was in a bounded run, which commits nothing.")
 
 
-class OpenPlace(BaseModel):
+class OpenPosition(BaseModel):
     """The current stage of a message that the pipeline has not finished."""
 
     engine: int | None = Field(
         description="The slot of the engine that processes it; null: no engine owns its partition."
     )
-    stage: str = Field(description="The message waits for: " + ", ".join(stage.value for stage in Stage))
+    stage: str = Field(description="The message waits for: " + ", ".join(stage.value for stage in OpenStage))
     text: str = Field(description="The stage in words.")
     seconds: float | None = Field(description="How long it has been in this stage, if known.")
     task_id: str | None
@@ -241,11 +241,11 @@ class MessageStory(BaseModel):
     """The history of a message, for each time that it was processed."""
 
     stories: list[Told]
-    tasks: list[Task] = Field(description="Tasks that belong to none of the stories.")
-    events: list[Event] = Field(description="Events that belong to none of the stories.")
+    tasks: list[RecordedTaskView] = Field(description="Tasks that belong to none of the stories.")
+    events: list[RecordedEventView] = Field(description="Events that belong to none of the stories.")
     kept_from: float | None = Field(description="The time of the oldest recorded message.")
     kept_to: float | None
-    now: OpenPlace | None = Field(
+    now: OpenPosition | None = Field(
         default=None, description="The current stage, if this pipeline has not finished the message."
     )
     problems: list[str] = Field(description="Parts that could not be read.")

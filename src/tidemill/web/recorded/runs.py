@@ -77,7 +77,7 @@ def show_runs(
     )
 
 
-def select_runs(runs: Sequence[models.Run], chosen: RunFilter) -> list[models.Run]:
+def select_runs(runs: Sequence[models.StoredRunView], chosen: RunFilter) -> list[models.StoredRunView]:
     """Return the runs that match a filter."""
     return [
         run
@@ -103,7 +103,7 @@ def build_api(archive: Archive) -> Routes:
     router = Routes(route_class=BlockingRoute, tags=["recordings"])
 
     @router.get("/runs", summary="Runs with recordings: live runs first, then newest first")
-    def list_runs(chosen: RunFilters) -> list[models.Run]:
+    def list_runs(chosen: RunFilters) -> list[models.StoredRunView]:
         return select_runs(archive.list_runs(), chosen)
 
     @router.get(

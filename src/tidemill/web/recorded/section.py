@@ -15,7 +15,7 @@ from tidemill.recorder.format.events import EventKind
 from tidemill.web.pages import Pages
 from tidemill.web.peers.client import IDENTITY
 from tidemill.web.peers.peers import Peers
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.recorded import downloads, hosts, models, runs
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.recorded.filters import (
@@ -26,13 +26,13 @@ from tidemill.web.recorded.filters import (
     RunFilters,
     TaskFilters,
     change_address,
-    parse_place,
+    parse_position,
     parse_time,
 )
 from tidemill.web.recorded.merged import MergedArchive
 from tidemill.web.recorded.waterfall import draw_waterfall
 from tidemill.web.routes import Routes
-from tidemill.web.sections import Link, Section
+from tidemill.web.sections import NavigationLink, UiSection
 from tidemill.web.workers import BlockingRoute
 
 PAGE_ROWS = 100
@@ -49,7 +49,7 @@ EachCursor = Annotated[bool, Query(description="Whether to return a cursor for e
 WithPeers = Annotated[bool, Query(description="Whether to query debug.peers too.")]
 
 
-def build_section(archive: Archive, pages: Pages, absent: str = "", peers: Peers | None = None) -> Section:
+def build_recorded_section(archive: Archive, pages: Pages, absent: str = "", peers: Peers | None = None) -> UiSection:
     """Return the section of recordings.
 
     Args:
@@ -60,12 +60,12 @@ def build_section(archive: Archive, pages: Pages, absent: str = "", peers: Peers
     """
     merged = MergedArchive(archive, peers or Peers([], lambda: archive.identity))
     links = [
-        Link("Messages", "/messages"),
-        Link("Tasks", "/tasks"),
-        Link("Failures", "/failures"),
-        Link("Events", "/events"),
-        Link("Runs", "/runs"),
-        Link("Recordings", "/recordings"),
+        NavigationLink("Messages", "/messages"),
+        NavigationLink("Tasks", "/tasks"),
+        NavigationLink("Failures", "/failures"),
+        NavigationLink("Events", "/events"),
+        NavigationLink("Runs", "/runs"),
+        NavigationLink("Recordings", "/recordings"),
     ]
     routes, api = _build_pages(archive, merged, pages), _build_api(archive, merged)
     routes.include(runs.build_pages(archive, pages, absent, merged.peers.addresses))
@@ -73,7 +73,7 @@ def build_section(archive: Archive, pages: Pages, absent: str = "", peers: Peers
     api.include(runs.build_api(archive))
     loads = downloads.Downloads(archive)
     api.include(downloads.build_api(loads))
-    return Section(links, routes, api, loads.close)
+    return UiSection(links, routes, api, loads.close)
 
 
 def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> Routes:
@@ -113,7 +113,7 @@ def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> Route
 
     @router.get("/messages")
     def show_messages(request: Request, query: MessageFilters, cursor: Cursor = "", find: str = "") -> Response:
-        if (position := parse_place(find)) is not None:
+        if (position := parse_position(find)) is not None:
             return RedirectResponse(pages.url("/messages/{}/{}/{}".format(*position)), 303)
         if find:
             given = {name: request.query_params.getlist(name) for name in request.query_params}
@@ -174,7 +174,7 @@ def _build_api(archive: Archive, merged: MergedArchive) -> Routes:
         limit: Limit = PAGE_ROWS,
         each_cursor: EachCursor = False,
         peers: WithPeers = False,
-    ) -> models.MessagePage:
+    ) -> models.MessagePageView:
         if peers:
             return merged.find_messages(query, cursor, min(limit, archive.max_rows))
         return archive.find_messages(query, cursor, limit, each_cursor=each_cursor)
@@ -183,7 +183,7 @@ def _build_api(archive: Archive, merged: MergedArchive) -> Routes:
     def tell_story(topic: str, partition: Partition, offset: Offset) -> models.MessageStory:
         story = archive.tell_story(topic, partition, offset)
         if not (story.stories or story.tasks or story.events or story.now):
-            raise Problem(
+            raise RequestProblem(
                 404, f"{topic}:{partition}:{offset} is not recorded; /api/v1/recordings lists the recorded periods"
             )
         return story
@@ -195,7 +195,7 @@ def _build_api(archive: Archive, merged: MergedArchive) -> Routes:
         limit: Limit = PAGE_ROWS,
         each_cursor: EachCursor = False,
         peers: WithPeers = False,
-    ) -> models.TaskPage:
+    ) -> models.TaskPageView:
         if peers:
             return merged.find_tasks(query, cursor, min(limit, archive.max_rows))
         return archive.find_tasks(query, cursor, limit, each_cursor=each_cursor)
@@ -207,17 +207,17 @@ def _build_api(archive: Archive, merged: MergedArchive) -> Routes:
         until: Since = "",
         limit: Limit = PAGE_ROWS,
         peers: WithPeers = False,
-    ) -> models.FailureList:
+    ) -> models.FailureListView:
         now = time.time()
         first, last = parse_time("since", since, now), parse_time("until", until, now)
         return (merged if peers else archive).list_failures(first, last, min(limit, archive.max_rows), chosen)
 
     @router.get("/events", summary="Failures, retries, rebalances and actions, newest first")
-    def find_events(query: EventFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.EventPage:
+    def find_events(query: EventFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.EventPageView:
         return archive.find_events(query, cursor, limit)
 
     @router.get("/recordings", summary="Stored recordings, by worker and period")
-    def list_recordings(chosen: RunFilters) -> list[models.Recording]:
+    def list_recordings(chosen: RunFilters) -> list[models.RecordingView]:
         return archive.list_recordings(chosen)
 
     return router

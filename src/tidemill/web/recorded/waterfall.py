@@ -41,7 +41,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeSpan:
     """A named period of time; see `Bar`."""
 
     name: str
@@ -57,48 +57,48 @@ def draw_waterfall(told: Told) -> list[Bar]:
     return draw(list(_list_spans(told)))
 
 
-def draw(spans: Sequence[Span]) -> list[Bar]:
+def draw(spans: Sequence[TimeSpan]) -> list[Bar]:
     """Return the bars of some spans, in their order."""
     if not spans:
         return []
     begin = min(span.start for span in spans)
     whole = max((span.end or span.start) for span in spans) - begin or 1e-6
-    return [_place(span, begin, whole) for span in spans]
+    return [_draw_bar(span, begin, whole) for span in spans]
 
 
-def _place(span: Span, begin: float, whole: float) -> Bar:
+def _draw_bar(span: TimeSpan, begin: float, whole: float) -> Bar:
     seconds = None if span.end is None else max(0.0, span.end - span.start)
     width = max(_LEAST_WIDTH, (seconds or 0.0) / whole * _WHOLE)
     left = min((span.start - begin) / whole * _WHOLE, _WHOLE - width)
     return Bar(span.name, span.tone, max(0.0, left), min(width, _WHOLE), span.start, seconds, span.note, span.indent)
 
 
-def _list_spans(told: Told) -> Iterator[Span]:
+def _list_spans(told: Told) -> Iterator[TimeSpan]:
     message = told.message
     consumed, arranged, tasks_done = message.consumed_at, message.arranged_at, message.tasks_done_at
     if consumed is not None:
         called = "arrange" if message.tasks else "arrange or transform"
-        yield Span(f"buffer, window and {called}", "stage", consumed, arranged or message.resolved_at)
+        yield TimeSpan(f"buffer, window and {called}", "stage", consumed, arranged or message.resolved_at)
     if message.tasks and arranged is not None and tasks_done is not None:
-        yield Span("tasks", "stage", arranged, tasks_done)
+        yield TimeSpan("tasks", "stage", arranged, tasks_done)
     yield from sorted(_list_details(told), key=lambda span: span.start)
     if tasks_done is not None and message.resolved_at is not None:
-        yield Span("hooks and delivery", "stage", tasks_done, message.resolved_at)
+        yield TimeSpan("hooks and delivery", "stage", tasks_done, message.resolved_at)
     if told.committed_at is not None and message.resolved_at is not None:
-        yield Span("waiting for the commit", "wait", message.resolved_at, told.committed_at)
+        yield TimeSpan("waiting for the commit", "wait", message.resolved_at, told.committed_at)
         note = "" if told.committed_exactly else "at this time or earlier"
-        yield Span("committed", "mark", told.committed_at, None, note)
+        yield TimeSpan("committed", "mark", told.committed_at, None, note)
 
 
-def _list_details(told: Told) -> Iterator[Span]:
+def _list_details(told: Told) -> Iterator[TimeSpan]:
     for task in told.tasks:
         name = f"{task.task_id}, try {task.attempt}" if task.attempt > 1 else task.task_id
         if task.queued_at is not None and task.started_at is not None:
-            yield Span(f"{name}: queued", "wait", task.queued_at, task.started_at, indent=1)
+            yield TimeSpan(f"{name}: queued", "wait", task.queued_at, task.started_at, indent=1)
         start = task.started_at or task.queued_at
         if start is not None:
             tone = "ok" if task.kind == "ok" else "bad"
-            yield Span(name, tone, start, task.ended_at, "" if task.kind == "ok" else task.kind, 1)
+            yield TimeSpan(name, tone, start, task.ended_at, "" if task.kind == "ok" else task.kind, 1)
     for event in told.events:
         what = event.sink.removeprefix("sinks.") if event.sink else event.task_id or ""
-        yield Span(event.kind.replace("_", " "), "bad", event.at, None, what, 1)
+        yield TimeSpan(event.kind.replace("_", " "), "bad", event.at, None, what, 1)

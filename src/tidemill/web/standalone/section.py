@@ -6,9 +6,9 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.requests import Request
 
 from tidemill.web.pages import Pages
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.routes import Routes
-from tidemill.web.sections import Section
+from tidemill.web.sections import UiSection
 
 ABSENT = (
     "This server shows recordings only. For engines, partitions, sinks, the live page, the configuration and actions, "
@@ -19,7 +19,7 @@ _PAGES = ("/configuration", "/metrics-queries", "/live", "/streams", "/probe", "
 _API = ("/overview", "/series", "/configuration", "/metrics-queries", "/live", "/streams")
 
 
-def build_section(pages: Pages, *, has_letters: bool) -> Section:
+def build_standalone_section(pages: Pages, *, has_letters: bool) -> UiSection:
     """Return the section.
 
     Args:
@@ -34,10 +34,10 @@ def build_section(pages: Pages, *, has_letters: bool) -> Section:
         return RedirectResponse(pages.url(f"/runs{query}"), 303)
 
     async def refuse() -> Response:
-        raise Problem(404, ABSENT)
+        raise RequestProblem(404, ABSENT)
 
     async def refuse_letters() -> Response:
-        raise Problem(404, f"{ABSENT}{NO_LETTERS}")
+        raise RequestProblem(404, f"{ABSENT}{NO_LETTERS}")
 
     for path in _PAGES:
         router.add(path, refuse)
@@ -48,4 +48,4 @@ def build_section(pages: Pages, *, has_letters: bool) -> Section:
     if not has_letters:
         router.add("/letters", refuse_letters)
         api.add("/letters", refuse_letters)
-    return Section([], router, api)
+    return UiSection([], router, api)

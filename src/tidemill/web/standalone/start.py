@@ -10,31 +10,31 @@ from tidemill.config.settings import Settings
 from tidemill.recorder.reading.reader import Reader
 from tidemill.runtime.log.setup import version
 from tidemill.web.letters.letter_box import LetterBox
-from tidemill.web.letters.section import build_section as build_letters_section
+from tidemill.web.letters.section import build_letters_section
 from tidemill.web.pages import Pages
 from tidemill.web.peers.peers import Peers
 from tidemill.web.recorded.archive import Archive
-from tidemill.web.recorded.section import build_section as build_recorded_section
-from tidemill.web.sections import About, Health, Section
+from tidemill.web.recorded.section import build_recorded_section
+from tidemill.web.sections import Health, PageAbout, UiSection
 from tidemill.web.server import WebServer
-from tidemill.web.standalone.section import ABSENT, NO_LETTERS, build_section
+from tidemill.web.standalone.section import ABSENT, NO_LETTERS, build_standalone_section
 
 
-def mount_sections(pages: Pages, settings: Settings, folder: Path, *, has_letters: bool) -> list[Section]:
+def mount_sections(pages: Pages, settings: Settings, folder: Path, *, has_letters: bool) -> list[UiSection]:
     """Return the sections; see `build_server`."""
     archive = Archive(Reader(folder), settings.debug.max_ui_rows)
     absent = ABSENT if has_letters else f"{ABSENT}{NO_LETTERS}"
     recorded = build_recorded_section(archive, pages, absent, Peers(settings.debug.peers, lambda: archive.identity))
-    sections = [build_section(pages, has_letters=has_letters), recorded]
+    sections = [build_standalone_section(pages, has_letters=has_letters), recorded]
     if has_letters:
         sections.append(build_letters_section(LetterBox(settings), pages, archive.max_rows))
     return sections
 
 
-def describe_about(settings: Settings, folder: Path) -> About:
+def describe_about(settings: Settings, folder: Path) -> PageAbout:
     """Return the description of the process for the head of every page."""
     links = [(link.name, link.url) for link in settings.debug.custom_links]
-    return About("recordings in", str(folder), "", version(), links, settings.cluster_name, is_read_only=True)
+    return PageAbout("recordings in", str(folder), "", version(), links, settings.cluster_name, is_read_only=True)
 
 
 def build_server(
@@ -50,7 +50,7 @@ def build_server(
         has_letters: Whether to show the dead letters of the configured pipeline.
     """
 
-    def mount(pages: Pages) -> Sequence[Section]:
+    def mount(pages: Pages) -> Sequence[UiSection]:
         return mount_sections(pages, settings, folder, has_letters=has_letters)
 
     health = Health(find_dead=list, find_unready=list)

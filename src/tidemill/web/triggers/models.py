@@ -9,7 +9,7 @@ class _Facts(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
-class Host(_Facts):
+class TriggerHostView(_Facts):
     state: str = Field(description="starting, standing by or running.")
     problems: list[str] = Field(description="Reasons why the host is not ready.")
     store: str = Field(description="open, full (events wait) or down; '': not known yet.")
@@ -24,7 +24,7 @@ class Host(_Facts):
     at: float
 
 
-class Trigger(_Facts):
+class ListTriggerView(_Facts):
     """A trigger of the list."""
 
     name: str
@@ -53,7 +53,7 @@ class Lane(_Facts):
     more_holders: int
 
 
-class Stream(_Facts):
+class StreamView(_Facts):
     """A shared stream."""
 
     id: str = Field(description="The id of the stream, valid while this process runs.")
@@ -77,21 +77,21 @@ class Stream(_Facts):
 class TriggerPage(BaseModel):
     """A page of triggers, by name."""
 
-    rows: list[Trigger]
+    rows: list[ListTriggerView]
     cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
 
 
 class StreamPage(BaseModel):
     """A page of streams, by name."""
 
-    rows: list[Stream]
+    rows: list[StreamView]
     cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
 
 
 class StreamDetails(BaseModel):
     """A stream with its lanes; lanes with the oldest events come first."""
 
-    stream: Stream
+    stream: StreamView
     subscribers: list[str] = Field(description="The first subscribers by name.")
     lanes: list[Lane]
     cursor: str | None = Field(description="The cursor of the next lanes; null: there are none.")

@@ -9,14 +9,14 @@ from fastapi.responses import RedirectResponse, Response
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 
-from tidemill.services.triggerer.hosting.trigger_book import Phase
+from tidemill.services.triggerer.hosting.trigger_book import TriggerPhase
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.models import Setting
 from tidemill.web.pipeline.settings_view import list_settings
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.recorded.filters import change_address
 from tidemill.web.routes import Routes
-from tidemill.web.sections import Link, Section
+from tidemill.web.sections import NavigationLink, UiSection
 from tidemill.web.triggers import models
 from tidemill.web.triggers.lane_series import LaneSeries
 from tidemill.web.triggers.view import PAGE_ROWS, TriggersView
@@ -25,7 +25,7 @@ from tidemill.web.workers import BlockingRoute
 MAX_SERIES_SECONDS = 7 * 86_400
 _PING_SECONDS = 15
 _SEND_SECONDS = 30.0
-STATES = [phase.value for phase in Phase]
+STATES = [phase.value for phase in TriggerPhase]
 #: Sections that only pipelines read.
 _HIDDEN = frozenset(
     {"kafka", "executor", "sinks", "delivery", "dlq", "spark", "history", "cache"},
@@ -40,20 +40,20 @@ Text = Annotated[str, Query(max_length=1024, description="A part of the name or 
 StreamId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 
 
-def build_section(view: TriggersView, pages: Pages) -> Section:
+def build_triggers_section(view: TriggersView, pages: Pages) -> UiSection:
     links = [
-        Link("Triggers", "/triggers"),
-        Link("Streams", "/streams"),
-        Link("Configuration", "/configuration", is_last=True),
+        NavigationLink("Triggers", "/triggers"),
+        NavigationLink("Streams", "/streams"),
+        NavigationLink("Configuration", "/configuration", is_last=True),
     ]
-    return Section(links, _build_pages(view, pages), _build_api(view), view.live.close)
+    return UiSection(links, _build_pages(view, pages), _build_api(view), view.live.close)
 
 
 def _check_states(states: list[str]) -> tuple[str, ...]:
     chosen = tuple(state for state in states if state)
     for state in chosen:
         if state not in STATES:
-            raise Problem(422, f"state: expected one of {', '.join(STATES)}, not {state!r}")
+            raise RequestProblem(422, f"state: expected one of {', '.join(STATES)}, not {state!r}")
     return chosen
 
 
@@ -123,7 +123,7 @@ def _build_api(view: TriggersView) -> Routes:
     router = Routes(tags=["triggers"], route_class=BlockingRoute)
 
     @router.get("/host", summary="The state of the trigger host")
-    def read_host() -> models.Host:
+    def read_host() -> models.TriggerHostView:
         return view.read_host()
 
     @router.get("/triggers", summary="The triggers of the list, by name")
@@ -152,7 +152,7 @@ def _build_api(view: TriggersView) -> Routes:
         lane: Annotated[str | None, Query(max_length=1024, description="The name of a lane of the stream.")] = None,
     ) -> LaneSeries:
         if lane is not None and stream is None:
-            raise Problem(422, "lane requires stream; add the name of the lane's stream")
+            raise RequestProblem(422, "lane requires stream; add the name of the lane's stream")
         return view.read_series(seconds, stream, lane)
 
     @router.get("/streams/{stream}", summary="A shared stream with its lanes, and the triggers that hold them")

@@ -14,23 +14,23 @@ from tidemill.runtime.log.setup import version
 from tidemill.services.triggerer.lists.reporting.web_ui import WatchedHost
 from tidemill.web.pages import Pages
 from tidemill.web.recorded.archive import Archive
-from tidemill.web.recorded.section import build_section as build_recorded_section
-from tidemill.web.sections import About, Health, Section
+from tidemill.web.recorded.section import build_recorded_section
+from tidemill.web.sections import Health, PageAbout, UiSection
 from tidemill.web.server import WebServer
-from tidemill.web.triggers.section import build_section
+from tidemill.web.triggers.section import build_triggers_section
 from tidemill.web.triggers.view import TriggersView
 
 #: A trigger host has no messages; links lead to those of pipelines in the same folder.
 _LEFT_OUT = frozenset({"Messages", "Tasks"})
 
 
-def describe_about(watched: WatchedHost) -> About:
+def describe_about(watched: WatchedHost) -> PageAbout:
     """Return the description of the process for the head of every page."""
     settings = watched.settings
     links = [(link.name, link.url) for link in settings.debug.custom_links]
     if watched.metrics_address is not None:
         links.append(("Metrics", f"{watched.metrics_address}/metrics"))
-    return About("triggers", watched.list_name, watched.worker, version(), links, settings.cluster_name)
+    return PageAbout("triggers", watched.list_name, watched.worker, version(), links, settings.cluster_name)
 
 
 def open_archive(watched: WatchedHost) -> Archive:
@@ -46,13 +46,13 @@ def open_archive(watched: WatchedHost) -> Archive:
     return Archive(Reader(folder, memory), debug.max_ui_rows, group=name_list_group(watched.list_name))
 
 
-def mount_sections(pages: Pages, watched: WatchedHost) -> tuple[TriggersView, list[Section]]:
+def mount_sections(pages: Pages, watched: WatchedHost) -> tuple[TriggersView, list[UiSection]]:
     """Return the view and the sections that show it."""
     archive = open_archive(watched)
     view = TriggersView(watched, pages, archive)
     recorded = build_recorded_section(archive, pages)
     links = [link for link in recorded.links if link.title not in _LEFT_OUT]
-    return view, [build_section(view, pages), replace(recorded, links=links)]
+    return view, [build_triggers_section(view, pages), replace(recorded, links=links)]
 
 
 def build_server(listener: socket.socket, key: str | None, watched: WatchedHost) -> WebServer:
@@ -64,7 +64,7 @@ def build_server(listener: socket.socket, key: str | None, watched: WatchedHost)
         watched: The trigger host.
     """
 
-    def mount(pages: Pages) -> Sequence[Section]:
+    def mount(pages: Pages) -> Sequence[UiSection]:
         view, sections = mount_sections(pages, watched)
         view.start()
         return sections

@@ -17,7 +17,7 @@ from tidemill.services.triggerer.lists.reporting.host_view import HostView
 from tidemill.services.triggerer.lists.reporting.web_ui import WatchedHost
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.triggers import models
 from tidemill.web.triggers.lane_series import LaneSeries, read_lane_series
@@ -64,17 +64,17 @@ class TriggersView:
         try:
             return self.watched.ask(question)
         except TimeoutError:
-            raise Problem(503, _HANGS, {"Retry-After": "5"}) from None
+            raise RequestProblem(503, _HANGS, {"Retry-After": "5"}) from None
 
-    def read_host(self) -> models.Host:
+    def read_host(self) -> models.TriggerHostView:
         """Return the state of the host; blocks."""
-        return models.Host.model_validate(self.ask(lambda view: view.describe_host()))
+        return models.TriggerHostView.model_validate(self.ask(lambda view: view.describe_host()))
 
     def list_triggers(self, cursor: str, limit: int, states: tuple[str, ...], text: str) -> models.TriggerPage:
         """Return a page of triggers; blocks."""
         limit = self._limit(limit)
         found, more = self.ask(lambda view: view.list_triggers(cursor or None, limit, states, text))
-        rows = [models.Trigger.model_validate(one) for one in found]
+        rows = [models.ListTriggerView.model_validate(one) for one in found]
         return models.TriggerPage(rows=rows, cursor=rows[-1].name if more else None)
 
     def list_streams(self, cursor: str, limit: int) -> models.StreamPage:
@@ -82,7 +82,7 @@ class TriggersView:
         limit = self._limit(limit)
         number, _, name = cursor.partition("-")
         found, more = self.ask(lambda view: view.list_streams((name, number) if cursor else None, limit))
-        rows = [models.Stream.model_validate(one) for one in found]
+        rows = [models.StreamView.model_validate(one) for one in found]
         return models.StreamPage(rows=rows, cursor=f"{rows[-1].id}-{rows[-1].name}" if more else None)
 
     def find_stream(self, wanted: str, after: int, limit: int) -> models.StreamDetails:
@@ -94,14 +94,14 @@ class TriggersView:
         limit = self._limit(limit)
         found = self.ask(lambda view: view.find_stream(wanted, after, limit))
         if found is None:
-            raise Problem(
+            raise RequestProblem(
                 404,
                 "this stream does not exist now; its triggers have ended, or it has failed and is not restarted yet",
             )
         stream, lanes, subscribers, more = found
         rows = [models.Lane.model_validate(lane) for lane in lanes]
         return models.StreamDetails(
-            stream=models.Stream.model_validate(stream),
+            stream=models.StreamView.model_validate(stream),
             subscribers=subscribers,
             lanes=rows,
             cursor=str(rows[-1].head) if more else None,
@@ -126,7 +126,7 @@ class TriggersView:
             try:
                 for name in filter(self.live.has_clients, self._parts):
                     await self.refresh(name)
-            except Problem:
+            except RequestProblem:
                 pass  # the host does not answer; the pages show the age of their data
             except Exception:
                 log.exception("an update of the web UI failed; the next one is in a second")

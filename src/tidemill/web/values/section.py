@@ -19,9 +19,9 @@ from tidemill.core.errors import RemoteError
 from tidemill.deadletters.restore import SourceReader
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.web.pages import Pages
-from tidemill.web.problems import Problem
+from tidemill.web.problems import RequestProblem
 from tidemill.web.routes import Routes
-from tidemill.web.sections import Section
+from tidemill.web.sections import UiSection
 from tidemill.web.values.shown_bytes import Shown, show
 from tidemill.web.workers import BlockingRoute
 
@@ -79,9 +79,9 @@ class ValueReader:
     def fetch(self, topic: str, partition: int, offset: int) -> SourceMessage:
         """Return a message; see `read`."""
         if topic != self.topic:
-            raise Problem(404, f"only messages of {self.topic}, this pipeline's topic, can be read here")
+            raise RequestProblem(404, f"only messages of {self.topic}, this pipeline's topic, can be read here")
         if not self._slots.acquire(timeout=self._wait_seconds):
-            raise Problem(429, "other messages are being read; try again in a moment", {"Retry-After": "2"})
+            raise RequestProblem(429, "other messages are being read; try again in a moment", {"Retry-After": "2"})
         reader = SourceReader(self._settings)
         try:
             # Look up the range first: a consumer would wait forever for a partition that does not exist.
@@ -91,23 +91,23 @@ class ValueReader:
             if message is None:
                 raise _explain_absence(known, topic, partition, offset)
         except RemoteError as error:
-            raise Problem(503, str(error)) from error
+            raise RequestProblem(503, str(error)) from error
         finally:
             reader.close()
             self._slots.release()
         return message
 
 
-def _explain_absence(known: tuple[int, int] | None, topic: str, partition: int, offset: int) -> Problem:
+def _explain_absence(known: tuple[int, int] | None, topic: str, partition: int, offset: int) -> RequestProblem:
     position = f"{topic}:{partition}:{offset}"
     if known is None:
-        return Problem(404, f"there is no partition {partition} of {topic}")
+        return RequestProblem(404, f"there is no partition {partition} of {topic}")
     low, end = known
     if offset < low:
-        return Problem(410, f"{position} was removed by retention; the partition begins at offset {low} now")
+        return RequestProblem(410, f"{position} was removed by retention; the partition begins at offset {low} now")
     if offset >= end:
-        return Problem(404, f"{position} does not exist yet; the partition ends at offset {end}")
-    return Problem(410, f"there is no message at {position}; it was compacted away, or is a transaction marker")
+        return RequestProblem(404, f"{position} does not exist yet; the partition ends at offset {end}")
+    return RequestProblem(410, f"there is no message at {position}; it was compacted away, or is a transaction marker")
 
 
 def _describe(message: SourceMessage) -> MessageValue:
@@ -124,7 +124,7 @@ def _describe(message: SourceMessage) -> MessageValue:
     )
 
 
-def build_section(reader: ValueReader, pages: Pages) -> Section:
+def build_values_section(reader: ValueReader, pages: Pages) -> UiSection:
     """Return the section.
 
     Args:
@@ -140,7 +140,7 @@ def build_section(reader: ValueReader, pages: Pages) -> Section:
         message, problem, status = None, "", 200
         try:
             message = reader.read(topic, partition, offset)
-        except Problem as error:
+        except RequestProblem as error:
             # The page shows the problem in place of the message, also as a fragment of the message's page.
             problem, status = error.text, error.status
         if request.headers.get("hx-request"):
@@ -156,4 +156,4 @@ def build_section(reader: ValueReader, pages: Pages) -> Section:
     def read_value(topic: str, partition: Partition, offset: Offset) -> MessageValue:
         return reader.read(topic, partition, offset)
 
-    return Section([], router, api)
+    return UiSection([], router, api)

@@ -19,11 +19,11 @@ INTERVAL_SECONDS = 10.0
 _MAX_SHOWN = 100
 
 
-class EventLog:
+class HostEventLog:
     """The log lines of the events that a host stores.
 
     Example:
-        >>> events = EventLog(now=0.0)
+        >>> events = HostEventLog(now=0.0)
         >>> events.flush(now=5.0)  # nothing was stored: nothing is logged
     """
 

@@ -22,10 +22,10 @@ from typing import Generic, Protocol, TypeVar
 import structlog
 
 from tidemill.config.triggerer_settings import TriggererSettings
-from tidemill.core.triggers.group_commit import CommitLimits, Standing
+from tidemill.core.triggers.group_commit import CommitLimits, ProducerStanding
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.pausable_clock import PausableClock
-from tidemill.services.triggerer.hosting.event_log import EventLog
+from tidemill.services.triggerer.hosting.event_log import HostEventLog
 from tidemill.services.triggerer.hosting.host_book import HostBook
 from tidemill.services.triggerer.hosting.loop_watch import watch_loop
 from tidemill.services.triggerer.hosting.trigger_source import TriggerSource
@@ -40,7 +40,7 @@ LOOK_SECONDS = 1.0  # how often that is checked
 #: How often it is checked whether a trigger ignores its cancellation, which is repeated after half a minute.
 REPEAT_SECONDS = 5.0
 #: A write that takes longer counts as an outage.
-STALL_SECONDS = 1.0
+OUTAGE_SECONDS = 1.0
 #: At a stop: how long outstanding events of streams may take to finish, and events to be stored.
 DRAIN_SECONDS = 5.0
 STORE_SECONDS = 10.0
@@ -50,7 +50,7 @@ END_SECONDS = 65.0
 _BURST = 256
 
 
-class HostedRun(Protocol):
+class HostedTrigger(Protocol):
     """A trigger on a host.
 
     Attributes:
@@ -79,7 +79,7 @@ class HostedRun(Protocol):
         """Repeat a cancellation that its own code has ignored for long; `now` is that of its clock."""
 
 
-R = TypeVar("R", bound=HostedRun)
+R = TypeVar("R", bound=HostedTrigger)
 
 
 class TriggerHost(Generic[R]):
@@ -126,10 +126,10 @@ class TriggerHost(Generic[R]):
             counts=book.counts,
         )
         # An outage has to be noticed long before it makes a subscriber too late.
-        stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
-        limits = CommitLimits(linger_seconds=source.linger_seconds, stall_seconds=stall_seconds)
+        outage_seconds = min(OUTAGE_SECONDS, settings.shared_stream_ack_timeout / 4)
+        limits = CommitLimits(linger_seconds=source.linger_seconds, outage_seconds=outage_seconds)
         self.events = EventStore(source.writer, self._on_standing, limits)
-        self.event_log = EventLog(clock())
+        self.event_log = HostEventLog(clock())
         self.runs: dict[str, R] = {}
         self.making: R | None = None
         self.stopping = False
@@ -246,14 +246,14 @@ class TriggerHost(Generic[R]):
         if not self.runs:
             self._idle.set()
 
-    def _on_standing(self, standing: Standing) -> None:
+    def _on_standing(self, standing: ProducerStanding) -> None:
         now = self._monotonic()
-        if standing is Standing.DOWN:
+        if standing is ProducerStanding.DOWN:
             self._clock.hold(now)
         else:
             self._clock.release(now)
         # A host that is stopping does not pull producers again, even if the store is back.
-        if standing is Standing.OPEN and not self.stopping:
+        if standing is ProducerStanding.OPEN and not self.stopping:
             self.manager.release()
         else:
             self.manager.hold()
@@ -261,7 +261,7 @@ class TriggerHost(Generic[R]):
     async def _wait_drained(self) -> None:
         """Wait a moment for events that are fanned out to be dealt with and stored."""
         deadline = time.monotonic() + DRAIN_SECONDS
-        while time.monotonic() < deadline and self.events.standing is Standing.OPEN:
+        while time.monotonic() < deadline and self.events.standing is ProducerStanding.OPEN:
             if not self.events.pending and not any(report.outstanding for report in self.manager.report()):
                 return
             await asyncio.sleep(0.02)

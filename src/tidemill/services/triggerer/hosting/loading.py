@@ -146,8 +146,8 @@ def _import_module(name: str, classpath: str) -> ModuleType:
 
 
 def _at(error: BaseException) -> str:
-    place = locate_error(error)
-    return f" ({place})" if place else ""
+    where = locate_error(error)
+    return f" ({where})" if where else ""
 
 
 def _is_trigger(value: object) -> bool:
@@ -167,8 +167,8 @@ def _suggest_builtin(class_name: str) -> str:
 def _suggest_module(name: str) -> str:
     """Return what is similar to a module's name among the modules beside it."""
     parent, _, last = name.rpartition(".")
-    places = getattr(sys.modules.get(parent), "__path__", []) if parent else sys.path[:3]
-    return _suggest(last, {found.name for found in pkgutil.iter_modules(list(places))}, f"{parent}." if parent else "")
+    folders = getattr(sys.modules.get(parent), "__path__", []) if parent else sys.path[:3]
+    return _suggest(last, {found.name for found in pkgutil.iter_modules(list(folders))}, f"{parent}." if parent else "")
 
 
 def serialize_trigger(trigger: BaseTrigger) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Container
 
 import structlog
 
-from tidemill.core.blocking import Cause
+from tidemill.core.blocking import BlockCause
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.loop.blockwatch import Block, BlockWatch
 from tidemill.runtime.loop.durations import Durations
@@ -27,7 +27,7 @@ def watch_loop(threshold_seconds: float, triggers: Container[object], lags: Dura
         return {"trigger" if block.task in triggers else "task": block.task}
 
     def on_block(block: Block) -> None:
-        if block.cause is Cause.STARVED:
+        if block.cause is BlockCause.STARVED:
             throttle(log, 10.0).warning(
                 "the event loop gets no CPU time; other processes keep the machine busy",
                 late_seconds=round(block.seconds, 3),
@@ -45,7 +45,7 @@ def watch_loop(threshold_seconds: float, triggers: Container[object], lags: Dura
         )
 
     def on_over(block: Block) -> None:
-        if block.cause is not Cause.STARVED:
+        if block.cause is not BlockCause.STARVED:
             log.warning("the event loop is running again", **blocking(block), blocked_seconds=round(block.seconds, 3))
 
     return BlockWatch(threshold_seconds, on_block, on_over, lags)

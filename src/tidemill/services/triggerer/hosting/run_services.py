@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidemill.core.triggers.event_plan import StoreOutcome
-from tidemill.core.triggers.group_commit import Standing
+from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.services.triggerer.hosting.state_change import StateChange
 from tidemill.services.triggerer.hosting.trigger_book import TriggerBook
 from tidemill.triggers.shared_stream import SharedStreamManager
 
 
-class Events(Protocol):
+class EventTarget(Protocol):
     """Where events go; `store.group_commit.EventStore` is one."""
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ProducerStanding:
         """Whether to go on."""
 
     def add(
@@ -30,7 +30,7 @@ class Events(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RunServices:
+class ListTriggerServices:
     """What a run needs of its host.
 
     Attributes:
@@ -45,7 +45,7 @@ class RunServices:
     """
 
     manager: SharedStreamManager
-    events: Events
+    events: EventTarget
     is_stopping: Callable[[], bool]
     note_stored: Callable[[str, StoreOutcome, str | None], None]
     note_fenced: Callable[[], None]

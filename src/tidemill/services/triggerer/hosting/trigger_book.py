@@ -28,7 +28,7 @@ class TriggerChange(enum.StrEnum):
     HANDED_OVER = "trigger_handed_over"
 
 
-class Phase(enum.StrEnum):
+class TriggerPhase(enum.StrEnum):
     """What a trigger does."""
 
     RUNNING = "running"
@@ -39,7 +39,7 @@ class Phase(enum.StrEnum):
     ELSEWHERE = "elsewhere"
 
 
-class Run(Protocol):
+class ShownTrigger(Protocol):
     """The run of a trigger, as far as it is shown."""
 
     spec: TriggerSpec
@@ -66,11 +66,11 @@ class TriggerEntry:
     """
 
     spec: TriggerSpec
-    phase: Phase
+    phase: TriggerPhase
     since: float
     runs: int = 0
     fired: int = 0
-    run: Run | None = None
+    run: ShownTrigger | None = None
     error: str = ""
     failed_at: float | None = None
     next_at: float | None = None
@@ -86,14 +86,14 @@ Facts = dict[str, str | int | float]
 Tell = Callable[[str, TriggerChange, str, Facts], None]
 _MAX_CLASSES = 100
 _PHASES = {
-    EndVerdict.FINISHED: Phase.FINISHED,
-    EndVerdict.FAILED: Phase.FAILED,
-    EndVerdict.CANCELLED: Phase.CANCELLED,
+    EndVerdict.FINISHED: TriggerPhase.FINISHED,
+    EndVerdict.FAILED: TriggerPhase.FAILED,
+    EndVerdict.CANCELLED: TriggerPhase.CANCELLED,
 }
 _STORED = {
-    TriggerState.FINISHED: Phase.FINISHED,
-    TriggerState.FAILED: Phase.FAILED,
-    TriggerState.CANCELLED: Phase.CANCELLED,
+    TriggerState.FINISHED: TriggerPhase.FINISHED,
+    TriggerState.FAILED: TriggerPhase.FAILED,
+    TriggerState.CANCELLED: TriggerPhase.CANCELLED,
 }
 
 
@@ -124,7 +124,7 @@ class TriggerBook:
             if (entry := self.entries.get(spec.name)) is not None:
                 entry.spec = spec
             else:
-                phase = _STORED.get(record.state, Phase.ELSEWHERE)
+                phase = _STORED.get(record.state, TriggerPhase.ELSEWHERE)
                 self.entries[spec.name] = TriggerEntry(spec, phase, self._clock())
 
     def keep_only(self, names: Collection[str]) -> None:
@@ -132,7 +132,7 @@ class TriggerBook:
         self._names = None
         self.entries = {name: entry for name, entry in self.entries.items() if name in names}
 
-    def note_started(self, run: Run) -> None:
+    def note_started(self, run: ShownTrigger) -> None:
         """Note that a trigger begins to run."""
         entry = self.entries.get(run.spec.name)
         if entry is None:
@@ -140,9 +140,9 @@ class TriggerBook:
         entry.runs += 1
         if entry.run is not run:
             entry.fired, entry.run = entry.events, run
-        if entry.phase is Phase.RUNNING:
+        if entry.phase is TriggerPhase.RUNNING:
             return
-        self._change(entry, Phase.RUNNING)
+        self._change(entry, TriggerPhase.RUNNING)
         change = TriggerChange.STARTED if entry.runs == 1 else TriggerChange.RESTARTED
         self.tell(run.spec.name, change, "", self._describe_run(entry))
 
@@ -155,13 +155,13 @@ class TriggerBook:
             self._first_runs.clear()
         return self._first_runs.setdefault(classpath, {"class": classpath, "run": 1})
 
-    def note_ended(self, run: Run, following: Next, reason: str | None, error: str | None) -> None:
+    def note_ended(self, run: ShownTrigger, following: Next, reason: str | None, error: str | None) -> None:
         """Note how a run ended, and what follows."""
         entry = self.entries.get(run.spec.name)
         if entry is None or following.pause_seconds == 0:
             return
         pause = following.pause_seconds
-        self._change(entry, _PHASES[following.verdict] if pause is None else Phase.RESTARTING, pause)
+        self._change(entry, _PHASES[following.verdict] if pause is None else TriggerPhase.RESTARTING, pause)
         data: Facts = {"events": entry.events}
         if pause is not None:
             data["restarts_in_seconds"] = round(pause, 1)
@@ -171,27 +171,27 @@ class TriggerBook:
         else:
             self.tell(run.spec.name, TriggerChange.ENDED, reason or following.verdict.value, data)
 
-    def note_cancelled(self, run: Run, reason: str) -> None:
+    def note_cancelled(self, run: ShownTrigger, reason: str) -> None:
         """Note that a trigger is cancelled while it waits to run again."""
         if (entry := self.entries.get(run.spec.name)) is not None:
-            self._change(entry, Phase.CANCELLED)
+            self._change(entry, TriggerPhase.CANCELLED)
             self.tell(run.spec.name, TriggerChange.ENDED, reason, {"events": entry.events})
 
-    def note_handed_over(self, run: Run) -> None:
+    def note_handed_over(self, run: ShownTrigger) -> None:
         """Note that another host runs a trigger now."""
-        if (entry := self.entries.get(run.spec.name)) is not None and entry.phase is not Phase.ELSEWHERE:
-            self._change(entry, Phase.ELSEWHERE)
+        if (entry := self.entries.get(run.spec.name)) is not None and entry.phase is not TriggerPhase.ELSEWHERE:
+            self._change(entry, TriggerPhase.ELSEWHERE)
             self.tell(run.spec.name, TriggerChange.HANDED_OVER, "another host runs it", {"events": entry.events})
 
-    def count_phases(self) -> dict[Phase, int]:
+    def count_phases(self) -> dict[TriggerPhase, int]:
         """Return how many triggers there are in each phase."""
-        counts = dict.fromkeys(Phase, 0)
+        counts = dict.fromkeys(TriggerPhase, 0)
         for entry in self.entries.values():
             counts[entry.phase] += 1
         return counts
 
     def list_after(
-        self, name: str | None, limit: int, phases: Collection[Phase] = (), text: str = ""
+        self, name: str | None, limit: int, phases: Collection[TriggerPhase] = (), text: str = ""
     ) -> tuple[list[TriggerEntry], bool]:
         """Return the next triggers by name, and whether there are more.
 
@@ -219,9 +219,9 @@ class TriggerBook:
     def _names_after(self, name: str | None) -> Iterable[str]:
         assert self._names is not None
         start = 0 if name is None else bisect_right(self._names, name)
-        return (self._names[place] for place in range(start, len(self._names)))
+        return (self._names[index] for index in range(start, len(self._names)))
 
-    def _change(self, entry: TriggerEntry, phase: Phase, pause: float | None = None) -> None:
+    def _change(self, entry: TriggerEntry, phase: TriggerPhase, pause: float | None = None) -> None:
         entry.phase, entry.since = phase, self._clock()
         entry.next_at = None if pause is None else entry.since + pause
 

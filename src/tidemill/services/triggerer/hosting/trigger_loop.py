@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar, cast
 import structlog
 
 from tidemill.core.errors import describe_error
-from tidemill.core.triggers.task_guard import Cancelling, Code, judge_cancelling
+from tidemill.core.triggers.task_guard import CallingCode, Cancelling, judge_cancelling
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.log.writer import tell_repeats
 from tidemill.runtime.process.exitcode import ExitCode
@@ -60,7 +60,7 @@ class Blamed(Protocol):
 RUN: ContextVar[Blamed | None] = ContextVar("tidemill_trigger_run", default=None)
 
 
-class TriggerTask(asyncio.Task[Any]):
+class TriggerLoopTask(asyncio.Task[Any]):
     """A task of the loop.
 
     Attributes:
@@ -157,7 +157,7 @@ def _create_task(
     *,
     context: contextvars.Context | None = None,
     **options: Any,
-) -> TriggerTask:
+) -> TriggerLoopTask:
     run = RUN.get() if context is None else context.get(RUN)
     code = getattr(work, "cr_code", None)
     is_host = code is not None and code.co_filename.startswith(_HOST)
@@ -166,24 +166,24 @@ def _create_task(
         # A trigger reads a variable, say, and with that connects the store for all.
         context, creator, run = contextvars.copy_context(), run, None
         context.run(RUN.set, None)
-    task = TriggerTask(work, loop=loop, context=context, **options)
+    task = TriggerLoopTask(work, loop=loop, context=context, **options)
     task.owner, task.creator, task.guarded = run, creator, is_host and run is not None
     return task
 
 
-def _find_code(file: str) -> Code:
+def _find_code(file: str) -> CallingCode:
     if file.startswith(_OURS):
-        return Code.HOST
-    return Code.ASYNCIO if file.startswith(_ASYNCIO) else Code.OTHER
+        return CallingCode.HOST
+    return CallingCode.ASYNCIO if file.startswith(_ASYNCIO) else CallingCode.OTHER
 
 
 def _find_run(error: BaseException) -> Blamed | None:
     """Return the trigger from whose callback or task an error came, as the loop was running it."""
-    place = error.__traceback__
-    while place is not None:
-        if place.tb_frame.f_code is asyncio.Handle._run.__code__:
-            handle = place.tb_frame.f_locals["self"]
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is asyncio.Handle._run.__code__:
+            handle = trace.tb_frame.f_locals["self"]
             run: Blamed | None = handle._context.get(RUN)
             return run
-        place = place.tb_next
+        trace = trace.tb_next
     return None

@@ -19,7 +19,7 @@ import structlog
 from sqlalchemy import Connection
 
 from tidemill.core.errors import ConfigError
-from tidemill.core.triggers.session_watch import Life, SessionWatch
+from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
 from tidemill.runtime.log.setup import throttle
 from tidemill.services.triggerer.hosting.loading import TriggerError, create_trigger
 from tidemill.services.triggerer.lists.sessions import KIND, Ownership
@@ -33,7 +33,7 @@ from tidemill.store.queries.triggers.sessions import (
     release_upstreams,
 )
 from tidemill.store.queries.triggers.triggers import cancel_unlisted, make_storable, register_triggers, release_names
-from tidemill.store.records import SessionRecord, TriggerSpec
+from tidemill.store.records import ListHostSession, TriggerSpec
 from tidemill.store.write_retry import write_patiently
 from tidemill.triggers.base import BaseEventTrigger
 
@@ -57,13 +57,13 @@ class _ConflictError(Exception):
         sessions: All sessions that have not ended.
     """
 
-    def __init__(self, wanted: dict[str, list[str]], sessions: list[SessionRecord]) -> None:
+    def __init__(self, wanted: dict[str, list[str]], sessions: list[ListHostSession]) -> None:
         super().__init__()
         self.wanted = wanted
         self.sessions = sessions
 
 
-class Admission:
+class ListAdmission:
     """Admits a list beside the others that are running.
 
     Args:
@@ -177,11 +177,11 @@ class Admission:
         ownership = self._ownership
         rivals = [session for session in conflict.sessions if session.list in conflict.wanted]
         for session in rivals:
-            if watch.judge(session.id) is Life.LIVE:
+            if watch.judge(session.id) is SessionLife.LIVE:
                 raise ConfigError(
                     _describe_refusal(ownership.list_name, session, sorted(conflict.wanted[session.list]))
                 )
-        dead = [session.id for session in rivals if watch.judge(session.id) is Life.DEAD]
+        dead = [session.id for session in rivals if watch.judge(session.id) is SessionLife.DEAD]
         if len(dead) < len(rivals):
             throttle(log, 10.0).info(
                 "another list has a trigger or a stream of this one; waiting up to 30 s to see whether a host runs it",
@@ -246,7 +246,7 @@ def _may_claim(classpath: str) -> bool:
     return own is not None and own is not getattr(BaseEventTrigger, "upstream_claim", None)
 
 
-def _describe_refusal(list_name: str, session: SessionRecord, what: list[str]) -> str:
+def _describe_refusal(list_name: str, session: ListHostSession, what: list[str]) -> str:
     named = ", ".join(what[:_NAMED]) + (f" and {len(what) - _NAMED} more" if len(what) > _NAMED else "")
     return (
         f"the list {list_name} cannot be run beside the list {session.list}, which process {session.pid} on "

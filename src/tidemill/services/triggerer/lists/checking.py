@@ -55,11 +55,11 @@ def check_list(path: Path) -> int:
     add_import_folders(path)
     entries = read_entries(path)
     problems = []
-    for place, spec in entries:
+    for location, spec in entries:
         try:
             create_trigger(spec.name, spec.classpath, spec.kwargs)
         except TriggerError as error:
-            problems.append(f"{place}: {error}")
+            problems.append(f"{location}: {error}")
     _refuse(problems)
     return len(entries)
 
@@ -67,7 +67,7 @@ def check_list(path: Path) -> int:
 def _find_misspelt(entries: Iterable[tuple[str, TriggerSpec]]) -> list[str]:
     classes: dict[str, type[BaseTrigger] | TriggerError] = {}
     problems = []
-    for place, spec in entries:
+    for location, spec in entries:
         if spec.classpath not in classes:
             try:
                 classes[spec.classpath] = find_class(spec.classpath)
@@ -80,7 +80,7 @@ def _find_misspelt(entries: Iterable[tuple[str, TriggerSpec]]) -> list[str]:
             if not isinstance(found, TriggerError):
                 check_arguments(found, spec.classpath, json.loads(spec.kwargs))
         except MisspeltError as error:
-            problems.append(f"{place}: {error}")
+            problems.append(f"{location}: {error}")
     return problems
 
 

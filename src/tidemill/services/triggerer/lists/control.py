@@ -13,7 +13,7 @@ from typing import Any
 
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.sockets import control_socket
-from tidemill.runtime.sockets.control_socket import Answers, ControlSocket, prefix_of
+from tidemill.runtime.sockets.control_socket import ControlSocket, ProcessAnswers, prefix_of
 
 KIND = "triggers"
 
@@ -28,7 +28,7 @@ def control_server(specs: Path, report: Callable[[], dict[str, Any]]) -> Control
     return ControlSocket(_build_prefix(specs), lambda request: report())
 
 
-def ask(specs: Path) -> Answers:
+def ask(specs: Path) -> ProcessAnswers:
     """Return the reports of the hosts of a list; the one that runs the list first.
 
     Raises:
@@ -37,10 +37,10 @@ def ask(specs: Path) -> Answers:
     answers = control_socket.ask(_build_prefix(specs))
     if not answers.reports and not answers.silent:
         raise RemoteError(f"no trigger host runs {specs} on this machine; start one: tidemill triggers run {specs}")
-    return Answers(sorted(answers.reports, key=lambda report: bool(report.get("waits_for"))), answers.silent)
+    return ProcessAnswers(sorted(answers.reports, key=lambda report: bool(report.get("waits_for"))), answers.silent)
 
 
-def ask_hosts(specs: Path | None, seconds: float) -> Answers:
+def ask_hosts(specs: Path | None, seconds: float) -> ProcessAnswers:
     """Return the reports of the hosts of a list, or of all lists; there may be none.
 
     Args:

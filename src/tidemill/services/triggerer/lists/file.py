@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tidemill.config.document import Problem, find_nearest_yaml, read_text, read_yaml
+from tidemill.config.document import ConfigProblem, find_nearest_yaml, read_text, read_yaml
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.lifecycle import Restart
 from tidemill.store.records import TriggerSpec
@@ -64,28 +64,28 @@ def read_entries(path: Path) -> list[tuple[str, TriggerSpec]]:
     entries = []
     seen: dict[str, str] = {}
     for number, entry in enumerate(value):
-        place = document.places.get((number,), str(path))
-        spec = _read_entry(f"{place}: entry {number + 1}", entry, problems)
+        location = document.locations.get((number,), str(path))
+        spec = _read_entry(f"{location}: entry {number + 1}", entry, problems)
         if spec is None:
             continue
         if spec.name in seen:
             problems.append(
-                f"{place}: duplicate name {spec.name!r}; first used at {seen[spec.name]}; give each trigger a name of "
-                "its own"
+                f"{location}: duplicate name {spec.name!r}; first used at {seen[spec.name]}; give each trigger a name "
+                "of its own"
             )
-        seen.setdefault(spec.name, place)
-        entries.append((f"{place}: entry {number + 1} ({spec.name})", spec))
+        seen.setdefault(spec.name, location)
+        entries.append((f"{location}: entry {number + 1} ({spec.name})", spec))
     if problems:
         raise ConfigError("\n".join(problems))
     return entries
 
 
-def _count_entry(problem: Problem) -> Problem:
+def _count_entry(problem: ConfigProblem) -> ConfigProblem:
     """Count entries from 1 in the path of a problem."""
     number, _, rest = problem.path.partition(".")
     if not number.isdecimal():
         return problem
-    return Problem(problem.place, f"entry {int(number) + 1}" + (f": {rest}" if rest else ""), problem.text)
+    return ConfigProblem(problem.location, f"entry {int(number) + 1}" + (f": {rest}" if rest else ""), problem.text)
 
 
 def _read_entry(where: str, entry: Any, problems: list[str]) -> TriggerSpec | None:

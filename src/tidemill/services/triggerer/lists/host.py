@@ -21,11 +21,11 @@ from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason
 from tidemill.runtime.process.malloc import trim_memory
 from tidemill.services.triggerer.hosting.host import END_SECONDS, TriggerHost
 from tidemill.services.triggerer.hosting.host_book import HostBook
-from tidemill.services.triggerer.hosting.run_services import RunServices
+from tidemill.services.triggerer.hosting.run_services import ListTriggerServices
 from tidemill.services.triggerer.lists.reload import Changes, compare_lists, find_serialized
 from tidemill.services.triggerer.lists.sessions import Ownership
 from tidemill.services.triggerer.lists.source import ListSource
-from tidemill.services.triggerer.lists.trigger import TriggerRun
+from tidemill.services.triggerer.lists.trigger import ListTrigger
 from tidemill.services.triggerer.lists.turns import Turns
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
@@ -65,12 +65,12 @@ class ListHost:
     ) -> None:
         """Start nothing yet."""
         self._source = source = ListSource(database, ownership)
-        self.host: TriggerHost[TriggerRun] = TriggerHost(source, settings, clock=clock, book=book)
+        self.host: TriggerHost[ListTrigger] = TriggerHost(source, settings, clock=clock, book=book)
         self._book = book = self.host.book
         self._backoff, self._monotonic = backoff, clock
         self._runs = self.host.runs
         self.tokens: dict[int, int] = {}
-        self._services = RunServices(
+        self._services = ListTriggerServices(
             self.host.manager,
             self.host.events,
             is_stopping=lambda: self.stopping,
@@ -201,7 +201,7 @@ class ListHost:
         await self._add([listed[name] for name in (*changed, *changes.started)], seats)
         return changes
 
-    async def _end(self, runs: Sequence[TriggerRun], listed: Container[str]) -> None:
+    async def _end(self, runs: Sequence[ListTrigger], listed: Container[str]) -> None:
         """End triggers that were removed from the list or replaced in it, until the store says so."""
         for run in runs:
             run.cancel(CancelReason.USER, succeeded=run.spec.name in listed)
@@ -245,8 +245,8 @@ class ListHost:
         trim_memory()  # registering thousands of triggers takes a few megabytes for a moment
         log.info("triggers started", started=len(runs), ended_before=ended_before)
 
-    def _build_run(self, record: TriggerRecord, token: int, seat: Hashable | None) -> TriggerRun:
-        return TriggerRun(
+    def _build_run(self, record: TriggerRecord, token: int, seat: Hashable | None) -> ListTrigger:
+        return ListTrigger(
             self._services,
             record.spec,
             record.id,

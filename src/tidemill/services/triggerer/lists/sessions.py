@@ -30,7 +30,7 @@ import structlog
 from sqlalchemy import Connection
 
 from tidemill.core.errors import RemoteError
-from tidemill.core.triggers.session_watch import Life, SessionWatch
+from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.process.boot import read_boot_id
 from tidemill.services.triggerer.lists.lock import ListLock
@@ -44,7 +44,7 @@ from tidemill.store.queries.triggers.sessions import (
     list_live_sessions,
     take_list,
 )
-from tidemill.store.records import SessionRecord
+from tidemill.store.records import ListHostSession
 from tidemill.store.write_retry import write_patiently
 
 log = structlog.get_logger(__name__)
@@ -59,7 +59,7 @@ class SessionEndedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SessionPace:
     """How fast dead sessions are noticed.
 
     Attributes:
@@ -83,7 +83,7 @@ class Sight:
     """
 
     holder: int | None
-    sessions: dict[int, SessionRecord]
+    sessions: dict[int, ListHostSession]
 
 
 class Ownership:
@@ -109,13 +109,13 @@ class Ownership:
         *,
         name: str = "",
         lock: ListLock | None = None,
-        pace: Pace | None = None,
+        pace: SessionPace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without a session."""
         self.list_name = list_name
-        self.holder: SessionRecord | None = None
-        self.pace = pace or Pace()
+        self.holder: ListHostSession | None = None
+        self.pace = pace or SessionPace()
         self._database = database
         self._name = name or socket.gethostname()
         self._lock = lock
@@ -186,7 +186,9 @@ class Ownership:
             await self._renew()
         locked = self._lock is not None and self._lock.identity == holder.lock != ""
         others = [one.id for one in sight.sessions.values() if one.list == self.list_name]
-        dead = [number for number in others if watch.judge(number) is Life.DEAD or (locked and number == holder.id)]
+        dead = [
+            number for number in others if watch.judge(number) is SessionLife.DEAD or (locked and number == holder.id)
+        ]
         if not dead:
             return False
         try:
@@ -242,7 +244,7 @@ class Ownership:
             await self._end()
         await self._begin()
 
-    def _tell(self, holder: SessionRecord) -> None:
+    def _tell(self, holder: ListHostSession) -> None:
         before, self._logged_holder = self._logged_holder, (holder.id, holder.digest, self._digest)
         if before == self._logged_holder:
             return
@@ -372,7 +374,7 @@ class Ownership:
             await self._database.write(lambda connection: end_session(connection, session, _now_us()))
 
 
-def describe_session(session: SessionRecord) -> dict[str, object]:
+def describe_session(session: ListHostSession) -> dict[str, object]:
     """Return a description of a session for people."""
     return {
         "list": session.list,

@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy import Connection
 
 from tidemill.services.triggerer.hosting.state_change import StateChange
-from tidemill.services.triggerer.lists.admission import Admission
+from tidemill.services.triggerer.lists.admission import ListAdmission
 from tidemill.services.triggerer.lists.reload import should_run
 from tidemill.services.triggerer.lists.serialized import keep_serialized
 from tidemill.services.triggerer.lists.sessions import Ownership
@@ -49,7 +49,7 @@ class ListSource:
     def __init__(self, database: Database, ownership: Ownership) -> None:
         """Register nothing yet."""
         self._database, self._ownership = database, ownership
-        self._admission = Admission(database, ownership)
+        self._admission = ListAdmission(database, ownership)
         self._states = StateWriter(database)
         self.name = ownership.list_name
         self.writer = DatabaseEvents(database)
@@ -85,15 +85,15 @@ class ListSource:
         return await self._admission.write(specs, take)
 
     async def reserve(self, new: Sequence[TriggerSpec], replaced: Sequence[TriggerSpec]) -> None:
-        """Reserve the names and upstreams of a changed list; see `Admission.reserve`."""
+        """Reserve the names and upstreams of a changed list; see `ListAdmission.reserve`."""
         await self._admission.reserve(new, replaced)
 
     async def forget_unlisted(self, specs: Collection[TriggerSpec]) -> None:
-        """Cancel what was removed from the list while no host ran it; see `Admission.forget_unlisted`."""
+        """Cancel what was removed from the list while no host ran it; see `ListAdmission.forget_unlisted`."""
         await self._admission.forget_unlisted(specs)
 
     async def release(self, old: Collection[TriggerSpec], new: Collection[TriggerSpec]) -> None:
-        """Release upstreams that the list no longer reads; see `Admission.release`."""
+        """Release upstreams that the list no longer reads; see `ListAdmission.release`."""
         await self._admission.release(old, new)
 
     async def keep_serialized(self, serialized: Mapping[int, str]) -> None:

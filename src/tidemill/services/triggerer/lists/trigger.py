@@ -27,12 +27,20 @@ import structlog
 
 from tidemill.core.errors import describe_error
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.core.triggers.event_plan import Refusal, Refused, StoreOutcome
-from tidemill.core.triggers.group_commit import Standing
-from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason, Ending, EndVerdict, Next, Restart, TriggerLife
+from tidemill.core.triggers.event_plan import EventRefusal, EventRefused, StoreOutcome
+from tidemill.core.triggers.group_commit import ProducerStanding
+from tidemill.core.triggers.lifecycle import (
+    BACKOFF,
+    CancelReason,
+    EndVerdict,
+    Next,
+    Restart,
+    TriggerEnding,
+    TriggerLife,
+)
 from tidemill.services.triggerer.hosting.ending import RefusedEventError, format_fault, report_ending, run_step
 from tidemill.services.triggerer.hosting.loading import TriggerError, encode_payload, read_identity
-from tidemill.services.triggerer.hosting.run_services import RunServices
+from tidemill.services.triggerer.hosting.run_services import ListTriggerServices
 from tidemill.services.triggerer.hosting.state_change import StateChange
 from tidemill.services.triggerer.hosting.stream_membership import StreamMembership
 from tidemill.services.triggerer.hosting.trigger_loop import RUN
@@ -51,7 +59,7 @@ _BURST = 64
 _ELSEWHERE = (CancelReason.HAND_OVER, CancelReason.SHUTDOWN)
 
 
-class TriggerRun:
+class ListTrigger:
     """One trigger on this host.
 
     Args:
@@ -103,7 +111,7 @@ class TriggerRun:
 
     def __init__(
         self,
-        services: RunServices,
+        services: ListTriggerServices,
         spec: TriggerSpec,
         number: int,
         token: int,
@@ -224,7 +232,7 @@ class TriggerRun:
         while True:
             self._since = self._clock()
             services.triggers.note_started(self)
-            ending = Ending.RETURNED
+            ending = TriggerEnding.RETURNED
             self._waits = self._interruptible = True
             try:
                 # Thousands of triggers wait here: a coroutine of its own would take more memory.
@@ -238,17 +246,17 @@ class TriggerRun:
                     services.events.add(self.number, self._token, payload, identity, done)
                     self._pending += 1
                     self.fired += 1
-                    if services.events.standing is not Standing.OPEN:
+                    if services.events.standing is not ProducerStanding.OPEN:
                         await services.events.wait_open()
                     left -= 1
                     if not left:
                         left = _BURST
                         await asyncio.sleep(0)
             except asyncio.CancelledError as error:
-                ending = Ending.DISTURBED if self.disturbed and self._fault is None else Ending.RAISED
+                ending = TriggerEnding.DISTURBED if self.disturbed and self._fault is None else TriggerEnding.RAISED
                 self._fault = self._fault or error
             except BaseException as error:
-                ending = Ending.RAISED
+                ending = TriggerEnding.RAISED
                 self._fault = error
             self._waits = self._interruptible = False
             if not await self._wait_for_restart(await self._finish(self._decide(ending), self.reason)):
@@ -263,7 +271,7 @@ class TriggerRun:
     def _settle(self, seq: int | None, identity: str | None, outcome: StoreOutcome) -> None:
         """Note that an event is stored, or never will be."""
         self._pending -= 1
-        if not isinstance(outcome, Refused):
+        if not isinstance(outcome, EventRefused):
             self._services.note_stored(self.spec.name, outcome, identity)
             if seq is not None:
                 self._services.manager.confirm_persisted((seq,))
@@ -272,9 +280,9 @@ class TriggerRun:
         if self._stored is not None and not self._pending and not self._stored.done():
             self._stored.set_result(None)
 
-    def _note_refused(self, seq: int | None, outcome: Refused) -> None:
+    def _note_refused(self, seq: int | None, outcome: EventRefused) -> None:
         fault = RefusedEventError(f"an event is refused by the store: {outcome.reason.value}. {outcome.detail}")
-        fenced = outcome.reason is Refusal.FENCED
+        fenced = outcome.reason is EventRefusal.FENCED
         if seq is not None:
             self._services.manager.refuse_persisted((seq,), None if fenced else describe_error(fault))
         if fenced:
@@ -290,7 +298,7 @@ class TriggerRun:
             if self._waits and self._task is not None:
                 self._task.cancel(str(fault))
 
-    def _decide(self, ending: Ending) -> Next:
+    def _decide(self, ending: TriggerEnding) -> Next:
         bits = random.getrandbits(JITTER_BITS)
         if self._life is None:
             self._life = TriggerLife(Restart(self.spec.restart), self._backoff)
@@ -318,7 +326,7 @@ class TriggerRun:
         if following.verdict is EndVerdict.FINISHED:
             await self._wait_stored()
             if self._fault is not None:
-                following, reason = self._decide(Ending.RAISED), self.reason
+                following, reason = self._decide(TriggerEnding.RAISED), self.reason
         self._trigger = None
         self._stream.end_run()
         self._leave(for_good=following.pause_seconds is None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tidemill.core.errors import RemoteError
-from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Refusal, Refused, Stored, StoreOutcome
+from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventRefused, EventStored, NewEvent, StoreOutcome
 from tidemill.store.calls.all_calls import (
     CallRefusedError,
     EventOutcome,
@@ -17,7 +17,7 @@ from tidemill.store.calls.all_calls import (
     RefusalKind,
     StoreEvents,
 )
-from tidemill.store.database import Caller
+from tidemill.store.database import StoreClient
 
 
 class CallEvents:
@@ -25,13 +25,13 @@ class CallEvents:
 
     Args:
         calls: The store.
-        service: The service that runs the triggers.
+        session: The service that runs the triggers.
         on_fenced: Called when the store says that the service has ended.
     """
 
-    def __init__(self, calls: Caller, service: int, on_fenced: Callable[[], None]) -> None:
+    def __init__(self, calls: StoreClient, session: int, on_fenced: Callable[[], None]) -> None:
         """Store nothing yet."""
-        self._calls, self._service, self._on_fenced = calls, service, on_fenced
+        self._calls, self._session, self._on_fenced = calls, session, on_fenced
         self._request = 0
         self._last: tuple[NewEvent, ...] | None = None
 
@@ -42,21 +42,21 @@ class CallEvents:
             self._request += 1
         fired = tuple(FiredEvent(*event) for event in events)
         try:
-            outcomes = await self._calls.call(StoreEvents(self._service, self._request, fired))
+            outcomes = await self._calls.call(StoreEvents(self._session, self._request, fired))
         except CallRefusedError as error:
             if error.kind is not RefusalKind.FENCED:
                 raise RemoteError(str(error), retryable=False) from error
             self._on_fenced()
-            return [Refused(Refusal.FENCED)] * len(events)
+            return [EventRefused(EventRefusal.FENCED)] * len(events)
         return [_read_outcome(outcome) for outcome in outcomes]
 
 
 def _read_outcome(outcome: EventOutcome) -> StoreOutcome:
     match outcome.kind:
         case EventOutcomeKind.STORED:
-            return Stored(outcome.sequence_index)
+            return EventStored(outcome.sequence_index)
         case EventOutcomeKind.DUPLICATE:
             return Duplicate(outcome.sequence_index)
         case EventOutcomeKind.FENCED:
-            return Refused(Refusal.FENCED)
-    return Refused(Refusal.UNKNOWN_TRIGGER)
+            return EventRefused(EventRefusal.FENCED)
+    return EventRefused(EventRefusal.UNKNOWN_TRIGGER)

@@ -31,12 +31,12 @@ from tidemill.runtime.log.setup import throttle
 from tidemill.services.triggerer.hosting.host import TriggerHost
 from tidemill.services.triggerer.tasks.folder_code import FolderCode
 from tidemill.services.triggerer.tasks.logs import TaskLogs
-from tidemill.services.triggerer.tasks.source import CLAIM_COUNT, ServiceEndedError, TaskSource
+from tidemill.services.triggerer.tasks.source import CLAIM_COUNT, ServiceSessionEndedError, TaskSource
 from tidemill.services.triggerer.tasks.stuck_watch import StuckWatch
-from tidemill.services.triggerer.tasks.trigger import TaskRun, TaskRunServices
+from tidemill.services.triggerer.tasks.trigger import TaskTrigger, TaskTriggerServices
 from tidemill.services.triggerer.tasks.trigger_services import TriggerServices
-from tidemill.store.calls.all_calls import BeginService, ClaimedTrigger, EndService
-from tidemill.store.database import Caller
+from tidemill.store.calls.all_calls import BeginSession, ClaimedTrigger, EndSession
+from tidemill.store.database import StoreClient
 from tidemill.store.doorbell import SCAN_SECONDS, Doorbell
 from tidemill.store.wire.remote import call_patiently
 
@@ -74,9 +74,9 @@ class TaskHost:
 
     def __init__(
         self,
-        calls: Caller,
+        calls: StoreClient,
         settings: TriggererSettings,
-        about: BeginService,
+        about: BeginSession,
         code: FolderCode,
         log_bytes: int,
         secrets: KnownSecrets,
@@ -89,7 +89,7 @@ class TaskHost:
         self._calls, self._settings, self._about, self._code = calls, settings, about, code
         self._on_stuck = on_stuck
         self._clock, self._log_bytes, self._secrets = clock, log_bytes, secrets
-        self.host: TriggerHost[TaskRun] | None = None
+        self.host: TriggerHost[TaskTrigger] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run triggers until it is to stop, then give them up."""
@@ -109,19 +109,19 @@ class TaskHost:
         finally:
             stopping.cancel()
 
-    async def try_out(self, service: int, seconds: float, stop: asyncio.Event) -> None:
+    async def try_out(self, session: int, seconds: float, stop: asyncio.Event) -> None:
         """Run the triggers that are reserved for a service, until they have ended, or for some seconds."""
         stopping = asyncio.create_task(stop.wait(), name="stop of the triggerer")
         try:
-            await self._serve(service, stopping, seconds)
+            await self._serve(session, stopping, seconds)
         finally:
             stopping.cancel()
 
-    async def _serve(self, service: int, stopping: asyncio.Task[Any], trial_seconds: float | None = None) -> None:
+    async def _serve(self, session: int, stopping: asyncio.Task[Any], trial_seconds: float | None = None) -> None:
         """Run triggers in one service, until it ends.
 
         Args:
-            service: The service.
+            session: The service.
             stopping: Done when it is to stop.
             trial_seconds: For how long it runs only what is reserved for it; None: it runs everything.
         """
@@ -130,7 +130,7 @@ class TaskHost:
         about, is_trial = self._about, trial_seconds is not None
         source = TaskSource(
             self._calls,
-            service,
+            session,
             about.capacity,
             about.queues,
             logs,
@@ -138,10 +138,10 @@ class TaskHost:
             reserved=is_trial,
             grace_seconds=self._grace_seconds,
         )
-        self.host = host = TriggerHost[TaskRun](source, self._settings, clock=self._clock)
+        self.host = host = TriggerHost[TaskTrigger](source, self._settings, clock=self._clock)
         host.start()
         host.book.is_started = True
-        log.info("the triggerer runs the triggers of tasks", service=service)
+        log.info("the triggerer runs the triggers of tasks", session=session)
         answers = TriggerServices(self._calls, secrets)
         turns = _Turns(
             source, host, self._calls.doorbell, self._code, lambda: serving(answers), secrets.mask, self._clock
@@ -150,7 +150,7 @@ class TaskHost:
         if trial_seconds is not None:
             works.append(source.wait_over(trial_seconds))
         tasks = {asyncio.create_task(one) for one in works}
-        watch = self._watch(service, host)
+        watch = self._watch(session, host)
         done: set[asyncio.Task[Any]] = set()
         try:
             done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -177,11 +177,11 @@ class TaskHost:
         if is_meant and not source.ended.is_set():
             try:
                 async with asyncio.timeout(END_SECONDS):
-                    await self._calls.call(EndService(service))
+                    await self._calls.call(EndSession(session))
             except (TimeoutError, TidemillError) as error:
                 log.warning("the store could not be told that the triggerer has stopped", error=str(error))
 
-    def _watch(self, service: int, host: TriggerHost[TaskRun]) -> StuckWatch | None:
+    def _watch(self, session: int, host: TriggerHost[TaskTrigger]) -> StuckWatch | None:
         """Watch for a trigger that blocks the loop for ever."""
         on_stuck = self._on_stuck
         if on_stuck is None:
@@ -189,7 +189,7 @@ class TaskHost:
 
         def find(name: str | None, stack: str) -> None:
             run = host.making or (None if name is None else host.runs.get(name))
-            on_stuck(service, None if run is None else run.claim, stack)
+            on_stuck(session, None if run is None else run.claim, stack)
 
         watch = StuckWatch(self._settings.block_limit_seconds, find)
         watch.start()
@@ -202,7 +202,7 @@ class _Turns:
     def __init__(
         self,
         source: TaskSource,
-        host: TriggerHost[TaskRun],
+        host: TriggerHost[TaskTrigger],
         bell: Doorbell,
         code: FolderCode,
         serve: Callable[[], AbstractContextManager[None]],
@@ -210,7 +210,7 @@ class _Turns:
         clock: Callable[[], float],
     ) -> None:
         self._source, self._host, self._bell, self._code, self._clock = source, host, bell, code, clock
-        self._services = TaskRunServices(
+        self._services = TaskTriggerServices(
             host.manager,
             host.events,
             is_stopping=lambda: host.stopping,
@@ -221,7 +221,7 @@ class _Turns:
             serve=serve,
             mask=mask,
         )
-        self._runs: dict[ClaimKey, TaskRun] = {}
+        self._runs: dict[ClaimKey, TaskTrigger] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self._compare_at = 0.0
         self._pause = SCAN_SECONDS
@@ -230,14 +230,14 @@ class _Turns:
         """Look for work whenever there may be some.
 
         Raises:
-            ServiceEndedError: The service has ended.
+            ServiceSessionEndedError: The service has ended.
         """
         try:
             while True:
                 try:
                     if await self._look():
                         continue
-                except ServiceEndedError:
+                except ServiceSessionEndedError:
                     return
                 except RemoteError as error:
                     throttle(log, 10.0).warning("the store cannot be asked for triggers; retrying", error=str(error))
@@ -293,7 +293,7 @@ class _Turns:
         if not claimed:
             return
         self._code.forget_changed()
-        runs = [TaskRun(self._services, claim, self._clock) for claim in claimed]
+        runs = [TaskTrigger(self._services, claim, self._clock) for claim in claimed]
         self._runs.update((run.key, run) for run in runs)
         missing = {name for run in runs if (name := _find_module(run.claim)) not in sys.modules}
         ready = [run for run in runs if _find_module(run.claim) not in missing]
@@ -306,11 +306,11 @@ class _Turns:
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
-    async def _import_first(self, names: set[str], runs: Sequence[TaskRun]) -> None:
+    async def _import_first(self, names: set[str], runs: Sequence[TaskTrigger]) -> None:
         await asyncio.to_thread(self._code.import_modules, sorted(names))
         await self._start_all(runs)
 
-    async def _start_all(self, runs: Sequence[TaskRun]) -> None:
+    async def _start_all(self, runs: Sequence[TaskTrigger]) -> None:
         await self._host.create(runs)
         self._host.route(runs)
         await self._host.run_all(runs)

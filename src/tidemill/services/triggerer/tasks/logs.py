@@ -19,7 +19,7 @@ from tidemill.config.known_secrets import KnownSecrets
 from tidemill.runtime.log.task_lines import TaskLine, WrittenLine
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.store.calls.all_calls import AppendLog, ClaimedTrigger, LogPart
-from tidemill.store.database import Caller
+from tidemill.store.database import StoreClient
 from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
@@ -83,7 +83,7 @@ class TaskLogs:
         secrets: What must not appear.
     """
 
-    def __init__(self, calls: Caller, max_bytes: int, secrets: KnownSecrets) -> None:
+    def __init__(self, calls: StoreClient, max_bytes: int, secrets: KnownSecrets) -> None:
         """Store nothing yet."""
         self.max_bytes, self.secrets = max_bytes, secrets
         self._calls = calls

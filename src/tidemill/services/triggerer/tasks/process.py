@@ -2,7 +2,7 @@
 
 It reaches the store by named calls over a Unix socket, and has no connection to a database. SIGTERM stops it: triggers
 are given up, and run by the next one; without the word of its parent that counts as a crash. It ends with its parent,
-too, which holds the other end of its standard input. With `--service` it runs what is reserved for that one, for a
+too, which holds the other end of its standard input. With `--session` it runs what is reserved for that one, for a
 while: triggers that may have ended an earlier process.
 
 Invariants: it outlives a store that is away or was started again; no trigger fails because of its end; programs that
@@ -42,7 +42,7 @@ from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.services.triggerer.tasks.left_processes import end_left_processes
 from tidemill.services.triggerer.tasks.output import route_output
 from tidemill.services.triggerer.tasks.stuck_watch import end_stuck
-from tidemill.store.calls.all_calls import BeginService, ClaimedTrigger
+from tidemill.store.calls.all_calls import BeginSession, ClaimedTrigger
 from tidemill.store.wire.remote import RemoteStore
 
 log = structlog.get_logger(__name__)
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("address", help="the Unix socket of the process that has the store")
     parser.add_argument("--config", help="the configuration file")
     parser.add_argument("--folder", default=".", help="the folder of DAGs, whose modules may define triggers")
-    parser.add_argument("--service", type=int, help="run only the triggers that are reserved for this service")
-    parser.add_argument("--seconds", type=float, default=0.0, help="for how long, with --service")
+    parser.add_argument("--session", type=int, help="run only the triggers that are reserved for this service")
+    parser.add_argument("--seconds", type=float, default=0.0, help="for how long, with --session")
     given = parser.parse_args(arguments)
     signals = Signals(is_child=True)
     signals.listen()
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         secrets = KnownSecrets()
         configure(settings.logging, stream=sys.stderr, relayed=True, secrets=secrets, worker_id=name)
         with route_output():
-            trial = None if given.service is None else (given.service, given.seconds)
+            trial = None if given.session is None else (given.session, given.seconds)
             loop = cast(TriggerLoop, runner.get_loop())
             loop.run_to_end(_run(settings, given.address, name, Path(given.folder), signals, secrets, trial))
     except TidemillError as error:
@@ -108,14 +108,14 @@ async def _run(
     if not watch_parent(end_with_parent, _ORPHAN_SECONDS, told.set):
         told.set()
     capacity = settings.triggerer.capacity
-    about = BeginService("triggerer", name, socket.gethostname(), read_boot_id(), os.getpid(), (), capacity)
+    about = BeginSession("triggerer", name, socket.gethostname(), read_boot_id(), os.getpid(), (), capacity)
     store = RemoteStore(Path(address))
     try:
         log_bytes = settings.logs.max_bytes_per_try
         limit_seconds = settings.triggerer.block_limit_seconds
 
-        def end(service: int, claim: ClaimedTrigger | None, stack: str) -> None:
-            end_stuck(Path(address), service, claim, stack, limit_seconds)
+        def end(session: int, claim: ClaimedTrigger | None, stack: str) -> None:
+            end_stuck(Path(address), session, claim, stack, limit_seconds)
 
         grace_seconds, code = settings.worker.term_grace_seconds, FolderCode(folder)
         host = TaskHost(

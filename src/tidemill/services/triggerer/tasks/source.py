@@ -25,7 +25,7 @@ from tidemill.runtime.log.setup import throttle
 from tidemill.services.triggerer.tasks.call_events import CallEvents
 from tidemill.services.triggerer.tasks.logs import TaskLog, TaskLogs
 from tidemill.store.calls.all_calls import (
-    BeatService,
+    BeatSession,
     Call,
     CallRefusedError,
     ClaimedTrigger,
@@ -35,7 +35,7 @@ from tidemill.store.calls.all_calls import (
     RefusalKind,
     ReleaseTriggers,
 )
-from tidemill.store.database import Caller
+from tidemill.store.database import StoreClient
 from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
@@ -51,7 +51,7 @@ LINGER_SECONDS = 0.002
 CLAIM_COUNT = 500
 
 
-class ServiceEndedError(Exception):
+class ServiceSessionEndedError(Exception):
     """The store says that this service has ended: other processes may run its triggers."""
 
 
@@ -60,7 +60,7 @@ class TaskSource:
 
     Args:
         calls: The store.
-        service: The service that runs them.
+        session: The service that runs them.
         capacity: How many it runs at once.
         queues: Whose triggers; empty: all.
         logs: The logs of their tasks.
@@ -83,8 +83,8 @@ class TaskSource:
 
     def __init__(
         self,
-        calls: Caller,
-        service: int,
+        calls: StoreClient,
+        session: int,
         capacity: int,
         queues: tuple[str, ...],
         logs: TaskLogs,
@@ -95,13 +95,13 @@ class TaskSource:
     ) -> None:
         """Claim nothing yet."""
         self._grace_seconds = grace_seconds
-        self._calls, self._service, self._queues, self._clock = calls, service, queues, clock
+        self._calls, self._session, self._queues, self._clock = calls, session, queues, clock
         self._reserved = reserved
         self.ended = asyncio.Event()
         self.freed = asyncio.Event()
         self.exhausted = asyncio.Event()
         self.triggers = TaskTriggers(capacity)
-        self.writer = CallEvents(calls, service, self.ended.set)
+        self.writer = CallEvents(calls, session, self.ended.set)
         self._logs = logs
         self._request = 0
         self._repeated = False
@@ -119,7 +119,7 @@ class TaskSource:
 
         Raises:
             RemoteError: The store cannot be reached; the same claim is repeated by the next call.
-            ServiceEndedError: The service has ended.
+            ServiceSessionEndedError: The service has ended.
         """
         room = min(self.triggers.room, CLAIM_COUNT)
         if not room:
@@ -127,7 +127,7 @@ class TaskSource:
         if not self._repeated:
             self._request += 1
         self._repeated = True
-        claimed = await self._ask(ClaimTriggers(self._service, self._request, room, self._queues, self._reserved))
+        claimed = await self._ask(ClaimTriggers(self._session, self._request, room, self._queues, self._reserved))
         self._repeated = False
         if len(claimed) < room:
             self.exhausted.set()
@@ -139,12 +139,12 @@ class TaskSource:
 
         Raises:
             RemoteError: The store cannot be reached.
-            ServiceEndedError: The service has ended.
+            ServiceSessionEndedError: The service has ended.
         """
         held = self.triggers.held
         if not held:
             return []
-        stops = await self._ask(HeldTriggers(self._service, tuple((key.id, key.token) for key in held)))
+        stops = await self._ask(HeldTriggers(self._session, tuple((key.id, key.token) for key in held)))
         found = self.triggers.note_stops([(ClaimKey(stop.id, stop.token), stop.reason) for stop in stops])
         for key, reason in found:
             if reason is CancelReason.USER:
@@ -159,7 +159,7 @@ class TaskSource:
         except CallRefusedError as error:
             if error.kind is RefusalKind.FENCED:
                 self.ended.set()
-                raise ServiceEndedError from error
+                raise ServiceSessionEndedError from error
             raise
 
     def note_ended(self, key: ClaimKey, end: TaskEnd) -> None:
@@ -187,7 +187,7 @@ class TaskSource:
         given_up, self._given_up = self._given_up, []
         with contextlib.suppress(TidemillError):
             keys = tuple((key.id, key.token) for key in given_up)
-            await call_patiently(self._calls, ReleaseTriggers(self._service, keys))
+            await call_patiently(self._calls, ReleaseTriggers(self._session, keys))
 
     # -- reports ------------------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class TaskSource:
     async def _report(self, claim: ClaimedTrigger, error: str) -> None:
         for said in (error, "the trigger failed, and how cannot be stored; the log of the triggerer has it"):
             try:
-                await call_patiently(self._calls, FailTrigger(self._service, claim.id, claim.token, said))
+                await call_patiently(self._calls, FailTrigger(self._session, claim.id, claim.token, said))
             except CallRefusedError as refusal:
                 # Its task has moved on, or another triggerer runs it.
                 log.warning("the store does not accept that a trigger failed", trigger=claim.id, error=str(refusal))
@@ -227,7 +227,7 @@ class TaskSource:
             began = self._clock()
             try:
                 measures = {"triggers": float(len(self.triggers.held)), "lag_seconds": lag}
-                if not await self._calls.call(BeatService(self._service, measures)):
+                if not await self._calls.call(BeatSession(self._session, measures)):
                     self.ended.set()
                     return
                 self._confirmed_at, pause = began, BEAT_SECONDS

@@ -87,12 +87,12 @@ class StuckWatch:
                 self._on_stuck(None if task is None else task.get_name(), stack)
 
 
-def end_stuck(address: Path, service: int, claim: ClaimedTrigger | None, stack: str, limit_seconds: float) -> None:
+def end_stuck(address: Path, session: int, claim: ClaimedTrigger | None, stack: str, limit_seconds: float) -> None:
     """Have the task of a trigger fail, and end this process, whose loop that trigger blocks.
 
     Args:
         address: The Unix socket of the process that has the store.
-        service: The service of this process.
+        session: The service of this process.
         claim: The trigger; None: it is not known which one it is.
         stack: Where it stands.
         limit_seconds: How long it was allowed to.
@@ -104,18 +104,18 @@ def end_stuck(address: Path, service: int, claim: ClaimedTrigger | None, stack: 
         limit_seconds=limit_seconds,
         stack=stack,
     )
-    known = claim is not None and asyncio.run(_fail(address, service, claim, _explain(stack, limit_seconds)))
+    known = claim is not None and asyncio.run(_fail(address, session, claim, _explain(stack, limit_seconds)))
     tell_repeats()
     if known:
         os._exit(BLOCKED)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def _fail(address: Path, service: int, claim: ClaimedTrigger, error: str) -> bool:
+async def _fail(address: Path, session: int, claim: ClaimedTrigger, error: str) -> bool:
     store = RemoteStore(address)
     try:
         async with asyncio.timeout(_STORE_SECONDS):
-            await store.call(FailTrigger(service, claim.id, claim.token, error))
+            await store.call(FailTrigger(session, claim.id, claim.token, error))
     except Exception as problem:
         log.warning("it cannot be stored which trigger blocks the event loop", error=describe_error(problem))
         return False
@@ -125,10 +125,10 @@ async def _fail(address: Path, service: int, claim: ClaimedTrigger, error: str) 
 
 
 def _explain(stack: str, limit_seconds: float) -> str:
-    places = [line.strip() for line in stack.splitlines() if line.lstrip().startswith("File ")]
-    theirs = [place for place in places if _PACKAGE not in place]
-    place = f", at {theirs[0][len('File ') :]}" if theirs else ""
+    lines = [line.strip() for line in stack.splitlines() if line.lstrip().startswith("File ")]
+    theirs = [where for where in lines if _PACKAGE not in where]
+    where = f", at {theirs[0][len('File ') :]}" if theirs else ""
     return (
         f"the trigger blocked the event loop of all triggers for {limit_seconds:g} s (triggerer.block_limit_seconds)"
-        f"{place}; await instead of waiting, or call what blocks with asyncio.to_thread"
+        f"{where}; await instead of waiting, or call what blocks with asyncio.to_thread"
     )

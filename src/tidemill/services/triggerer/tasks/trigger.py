@@ -22,12 +22,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from tidemill.core.triggers.event_plan import Refused, StoreOutcome
+from tidemill.core.triggers.event_plan import EventRefused, StoreOutcome
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, decide_end
 from tidemill.services.triggerer.hosting.ending import RefusedEventError, explain_fault, run_step
 from tidemill.services.triggerer.hosting.loading import TriggerError, create_trigger, encode_payload, read_identity
-from tidemill.services.triggerer.hosting.run_services import Events
+from tidemill.services.triggerer.hosting.run_services import EventTarget
 from tidemill.services.triggerer.hosting.stream_membership import StreamMembership
 from tidemill.services.triggerer.hosting.trigger_loop import RUN
 from tidemill.services.triggerer.tasks.logs import TaskLog
@@ -44,7 +44,7 @@ _NO_EVENT = object()
 
 
 @dataclass(frozen=True, slots=True)
-class TriggerTask:
+class TriggerOwner:
     """The task that a trigger belongs to: its `task_instance`.
 
     Attributes:
@@ -63,7 +63,7 @@ class TriggerTask:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRunServices:
+class TaskTriggerServices:
     """What a run needs of its host.
 
     Attributes:
@@ -79,7 +79,7 @@ class TaskRunServices:
     """
 
     manager: SharedStreamManager
-    events: Events
+    events: EventTarget
     is_stopping: Callable[[], bool]
     note_stored: Callable[[str, StoreOutcome, str | None], None]
     report_failure: Callable[[ClaimedTrigger, str], None]
@@ -89,8 +89,8 @@ class TaskRunServices:
     mask: Callable[[str], str]
 
 
-class TaskRun:
-    """The trigger of one deferred task, on this host; a `HostedRun`.
+class TaskTrigger:
+    """The trigger of one deferred task, on this host; a `HostedTrigger`.
 
     Args:
         services: What its host offers.
@@ -127,7 +127,7 @@ class TaskRun:
     )
 
     def __init__(
-        self, services: TaskRunServices, claim: ClaimedTrigger, clock: Callable[[], float] = time.monotonic
+        self, services: TaskTriggerServices, claim: ClaimedTrigger, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Do nothing yet."""
         self.claim = claim
@@ -207,7 +207,7 @@ class TaskRun:
         with self._services.serve():
             trigger = create_trigger(self.name, claim.classpath, claim.kwargs)
         trigger.trigger_id = claim.id
-        trigger.task_instance = TriggerTask(
+        trigger.task_instance = TriggerOwner(
             claim.dag_id, claim.run_id, claim.task_id, claim.map_index, claim.try_number
         )
         trigger._task_log = make_logger(self._log)
@@ -264,7 +264,7 @@ class TaskRun:
             lambda outcome: self._settle(seq, identity, outcome),
         )
         outcome = await self._stored
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, EventRefused):
             raise RefusedEventError(f"its event is refused by the store: {outcome.reason.value}. {outcome.detail}")
 
     def _settle(self, seq: int | None, identity: str | None, outcome: StoreOutcome) -> None:
@@ -272,7 +272,7 @@ class TaskRun:
         manager = self._services.manager
         if self._alive and self._interruptible:
             self._outcome = outcome
-        if not isinstance(outcome, Refused):
+        if not isinstance(outcome, EventRefused):
             self._services.note_stored(self.name, outcome, identity)
             if seq is not None:
                 manager.confirm_persisted((seq,))
@@ -315,10 +315,10 @@ class TaskRun:
 
 def _cut_frames(fault: BaseException) -> BaseException:
     """Return an error without the frames of this module at the beginning of its traceback."""
-    place = fault.__traceback__
-    while place is not None and place.tb_frame.f_code.co_filename == __file__:
-        place = place.tb_next
-    return fault.with_traceback(place)
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return fault.with_traceback(trace)
 
 
 def describe_claim(claim: ClaimedTrigger) -> str:

@@ -14,7 +14,7 @@ from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import HandlerError, RemoteError
 from tidemill.store.calls.all_calls import Call, DeleteVariable, GetConnection, GetVariable, SetVariable
 from tidemill.store.calls.asked_secrets import find_secrets
-from tidemill.store.database import Caller
+from tidemill.store.database import StoreClient
 
 A = TypeVar("A")
 
@@ -30,7 +30,7 @@ class TriggerServices:
         secrets: Passwords of connections and secret variables are added, because nobody may be shown them.
     """
 
-    def __init__(self, calls: Caller, secrets: KnownSecrets) -> None:
+    def __init__(self, calls: StoreClient, secrets: KnownSecrets) -> None:
         """Ask nothing yet."""
         self._secrets = secrets
         self._calls = calls

@@ -53,12 +53,14 @@ def _key(name: str) -> sa.Column[int]:
 
 def _rename_sessions() -> None:
     op.drop_index("ix_session_live", "session")
-    op.rename_table("session", "service")
-    op.add_column("service", sa.Column("queues", sa.Text(), nullable=False, server_default=sa.text("'[]'")))
-    op.add_column("service", sa.Column("capacity", sa.BigInteger(), nullable=False, server_default=sa.text("0")))
-    op.add_column("service", _big("events_request", null=True))
-    op.add_column("service", _text("events_answer", null=True))
-    _create_index("ix_service_live", "service", ["kind"], "ended_us IS NULL")
+    op.rename_table("session", "service_session")
+    op.add_column("service_session", sa.Column("queues", sa.Text(), nullable=False, server_default=sa.text("'[]'")))
+    op.add_column(
+        "service_session", sa.Column("capacity", sa.BigInteger(), nullable=False, server_default=sa.text("0"))
+    )
+    op.add_column("service_session", _big("events_request", null=True))
+    op.add_column("service_session", _text("events_answer", null=True))
+    _create_index("ix_service_session_live", "service_session", ["kind"], "ended_us IS NULL")
 
 
 def _build_task_columns() -> list[sa.Column[object]]:

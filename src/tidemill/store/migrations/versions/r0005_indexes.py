@@ -19,8 +19,8 @@ def upgrade() -> None:
     op.drop_index("ix_dag_run_running", "dag_run")
     for state in ("queued", "running", "failed"):
         _create(f"ix_dag_run_{state}", "dag_run", ["dag", "state", "id"], f"state = '{state}'")
-    op.drop_index("ix_service_live", "service")
-    _create("ix_service_live", "service", ["id"], "ended_us IS NULL")
+    op.drop_index("ix_service_session_live", "service_session")
+    _create("ix_service_session_live", "service_session", ["id"], "ended_us IS NULL")
 
 
 def _create(name: str, table: str, columns: list[str], where: str) -> None:

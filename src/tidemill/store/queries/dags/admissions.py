@@ -26,7 +26,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from tidemill.core.tasks.admission import Active, Candidate, Limits, admit
+from tidemill.core.tasks.admission import Active, ActiveLimits, Candidate, admit
 from tidemill.core.tasks.inputs import Admit
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import RowSet, find_dialect
@@ -216,7 +216,7 @@ def _admit_page(
     return sum(by_number[number].pool_slots for number in board.tasks), len(board.tasks)
 
 
-def _find_limits(connection: Connection, rows: list[_Waiting]) -> dict[int, Limits]:
+def _find_limits(connection: Connection, rows: list[_Waiting]) -> dict[int, ActiveLimits]:
     """Lock the DAGs that have limits and return the limits of their newest versions."""
     numbers = {row.dag for row in rows}
     if not numbers:
@@ -244,7 +244,7 @@ def _versions(dialect: str) -> Select[Any]:
     )
 
 
-def _count_active(connection: Connection, limits: Mapping[int, Limits]) -> Active:
+def _count_active(connection: Connection, limits: Mapping[int, ActiveLimits]) -> Active:
     """Count the tasks that hold slots, are deferred, or wait to resume, as far as the limits need the counts."""
     per_dag, per_task, per_run = Counter[int](), Counter[tuple[int, str]](), Counter[tuple[int, str]]()
     whole = [number for number, one in limits.items() if one.per_dag is not None]

@@ -71,7 +71,7 @@ def claim_work(connection: Connection, turn: WorkerTurn, context: CallContext) -
 
 def _find_claimed(connection: Connection, turn: WorkerTurn) -> tuple[list[int], list[int], list[int]]:
     """Return the tasks and callbacks that this request claimed before, and the worker's tasks that are ending."""
-    found = _claimed.fetch(connection, {"service": turn.service, "request": turn.request})
+    found = _claimed.fetch(connection, {"session": turn.session, "request": turn.request})
     tasks, callbacks, ending = ([number for kind, number in found if kind == wanted] for wanted in (0, 1, 2))
     return tasks, callbacks, ending
 
@@ -79,16 +79,16 @@ def _find_claimed(connection: Connection, turn: WorkerTurn) -> tuple[list[int], 
 def _note_ended(connection: Connection, turn: WorkerTurn, ending: Sequence[int], context: CallContext) -> None:
     """Complete the ending of tasks whose old attempts the worker no longer holds, or whose claim it never received."""
     gone = set(ending) - {task for task, _ in turn.held}
-    move_held(connection, gone, turn.service, Ended, context, f"worker {turn.service}")
+    move_held(connection, gone, turn.session, Ended, context, f"worker {turn.session}")
 
 
 @Statement
 def _claimed(dialect: str) -> CompoundSelect[Any]:
-    service: BindParameter[int] = bindparam("service")
+    session: BindParameter[int] = bindparam("session")
     request: BindParameter[int] = bindparam("request")
-    mine = and_(_TASK.session_id == service, _TASK.claim_request == request, _TASK.state == literal_column("'running'"))
-    ending = and_(_TASK.session_id == service, _TASK.state == literal_column("'ending'"))
-    held = and_(_CALLBACK.session_id == service, _CALLBACK.claim_request == request)
+    mine = and_(_TASK.session_id == session, _TASK.claim_request == request, _TASK.state == literal_column("'running'"))
+    ending = and_(_TASK.session_id == session, _TASK.state == literal_column("'ending'"))
+    held = and_(_CALLBACK.session_id == session, _CALLBACK.claim_request == request)
     tasks = select(literal_column("0").label("kind"), _TASK.id.label("number")).where(mine)
     callbacks = select(literal_column("1"), _CALLBACK.id).where(held)
     ended = select(literal_column("2"), _TASK.id).where(ending)
@@ -101,7 +101,7 @@ def _claim_callbacks(connection: Connection, turn: WorkerTurn) -> list[int]:
     given = _name_queues(turn.queues) | {"most": turn.capacity}
     found = [number for (number,) in _due_callbacks.fetch(connection, given, len(turn.queues))]
     if found:
-        new = {"state": "running", "session_id": turn.service, "claim_request": turn.request}
+        new = {"state": "running", "session_id": turn.session, "claim_request": turn.request}
         connection.execute(update(task_callback).where(_CALLBACK.id.in_(found)).values(new))
     return found
 
@@ -118,8 +118,8 @@ def _claim_tasks(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntr
         return []
     claimed = []
     for entry in _take_queued(board, turn, capacity):
-        claim = Claim(entry.row.epoch, turn.service, f"s{turn.service}-{turn.request}")
-        if isinstance(board.give(entry, claim, f"worker {turn.service}"), Moved):
+        claim = Claim(entry.row.epoch, turn.session, f"s{turn.session}-{turn.request}")
+        if isinstance(board.give(entry, claim, f"worker {turn.session}"), Moved):
             entry.claim_request = turn.request
             claimed.append(entry)
     board.flush()
@@ -176,12 +176,12 @@ def _queued(dialect: str, queues: int, skips: bool) -> Select[Any]:
     return statement.with_for_update(skip_locked=True)
 
 
-def find_ended(connection: Connection, service: int, held: Collection[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def find_ended(connection: Connection, session: int, held: Collection[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Return the attempts, given as task and epoch, that a service no longer owns."""
     if not held:
         return ()
     numbers = sorted({task for task, _ in held})
-    mine = and_(_TASK.id.in_(numbers), _TASK.session_id == service, _TASK.state == TaskState.RUNNING.value)
+    mine = and_(_TASK.id.in_(numbers), _TASK.session_id == session, _TASK.state == TaskState.RUNNING.value)
     live = set(connection.execute(select(_TASK.id, _TASK.epoch).where(mine)))
     return tuple(one for one in held if one not in live)
 

@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tidemill.core.tasks.inputs import Stop
+from tidemill.core.tasks.inputs import TriggerStopReason
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_journal, xcom
@@ -65,10 +65,10 @@ _CALLBACKS = RowSet(
     created_us=int,
 )
 _STOP_STATES = {
-    Stop.DONE: TriggerState.FINISHED,
-    Stop.FAILED: TriggerState.FAILED,
-    Stop.TIMEOUT: TriggerState.CANCELLED,
-    Stop.USER: TriggerState.CANCELLED,
+    TriggerStopReason.DONE: TriggerState.FINISHED,
+    TriggerStopReason.FAILED: TriggerState.FAILED,
+    TriggerStopReason.TIMEOUT: TriggerState.CANCELLED,
+    TriggerStopReason.USER: TriggerState.CANCELLED,
 }
 
 
@@ -93,7 +93,7 @@ class MadeTrigger(NamedTuple):
     priority: int
 
 
-class Callback(NamedTuple):
+class DueCallback(NamedTuple):
     """A due user callback; `task` is None for a callback of the whole run."""
 
     run: int
@@ -123,8 +123,8 @@ class Effects:
     xcoms: list[tuple[int, str, str]] = field(default_factory=list)
     cleared: set[int] = field(default_factory=set)
     made: list[MadeTrigger] = field(default_factory=list)
-    stopped: list[tuple[int, int, Stop]] = field(default_factory=list)
-    callbacks: list[Callback] = field(default_factory=list)
+    stopped: list[tuple[int, int, TriggerStopReason]] = field(default_factory=list)
+    callbacks: list[DueCallback] = field(default_factory=list)
 
     def find_left(self, task: int, epoch: int) -> str | None:
         """Return the input with which a task left an epoch in this transaction, or None."""
@@ -250,7 +250,7 @@ def _cursor_insert(dialect: str) -> Insert:
     return insert(trigger_cursor).from_select(["trigger_id", "token", "next_index"], values)
 
 
-def _stop_triggers(connection: Connection, stopped: Sequence[tuple[int, int, Stop]], now_us: int) -> None:
+def _stop_triggers(connection: Connection, stopped: Sequence[tuple[int, int, TriggerStopReason]], now_us: int) -> None:
     dialect = find_dialect(connection)
     reasons = {task: reason for task, _, reason in stopped}
     keys = _OF_TASKS.build_parameters(dialect, [(task, epoch) for task, epoch, _ in stopped])
@@ -277,7 +277,7 @@ def _stop_update(dialect: str) -> Update:
     return update(trigger).where(trigger.c.id == given.c.id).values({name: given.c[name] for name in names})
 
 
-def write_callbacks(connection: Connection, callbacks: Sequence[Callback], now_us: int) -> None:
+def write_callbacks(connection: Connection, callbacks: Sequence[DueCallback], now_us: int) -> None:
     """Store due callbacks."""
     rows = [(*one._replace(cause=make_storable(one.cause)), now_us) for one in callbacks]
     dialect = find_dialect(connection)
@@ -287,7 +287,7 @@ def write_callbacks(connection: Connection, callbacks: Sequence[Callback], now_u
 @Statement
 def _callback_insert(dialect: str) -> Insert:
     given = _CALLBACKS.build_source(dialect)
-    copied = [*Callback._fields, "created_us"]
+    copied = [*DueCallback._fields, "created_us"]
     values = select(*[given.c[name] for name in copied], literal("due").label("state"), literal(0).label("lost"))
     return insert(task_callback).from_select([*copied, "state", "lost"], values.order_by(given.c.position))
 

@@ -39,7 +39,7 @@ _OF_TASKS = ((task_log, 200), (xcom, 50), (task_state, 50), (task_journal, 2_000
 _OF_TRIGGERS = ((trigger_event, 1_000), (trigger_identity, 1_000), (trigger_cursor, 1_000))
 
 
-class Removal(enum.Enum):
+class RunRemoval(enum.Enum):
     """The result of a transaction. PART: the run has more rows; DONE: it was removed; KEPT: it must not be removed."""
 
     PART = "part"
@@ -47,7 +47,7 @@ class Removal(enum.Enum):
     KEPT = "kept"
 
 
-class Seen(NamedTuple):
+class SeenRun(NamedTuple):
     """An examined run. `dag`: its DAG; `old`: whether it ended before the given time."""
 
     run: int
@@ -55,7 +55,7 @@ class Seen(NamedTuple):
     old: bool
 
 
-class Page(NamedTuple):
+class RunRetentionPage(NamedTuple):
     """A page of examined runs.
 
     Attributes:
@@ -63,7 +63,7 @@ class Page(NamedTuple):
         next: The run after which the next page starts; None: all later runs are too young.
     """
 
-    seen: list[Seen]
+    seen: list[SeenRun]
     next: int | None
 
 
@@ -90,26 +90,26 @@ def find_guarded(connection: Connection) -> set[int]:
     return set(connection.execute(select(_RUN.id).join(before, same)).scalars())
 
 
-def look_at_runs(connection: Connection, before_us: int, after: int, limit: int = PAGE) -> Page:
+def look_at_runs(connection: Connection, before_us: int, after: int, limit: int = PAGE) -> RunRetentionPage:
     """Examine the runs that were created before a time, oldest first.
 
     Args:
         connection: A connection inside a transaction.
         before_us: The time, in UTC microseconds since the epoch.
-        after: `Page.next` of the previous page; 0 for the first page.
+        after: `RunRetentionPage.next` of the previous page; 0 for the first page.
         limit: The maximum number of runs.
     """
     columns = select(_RUN.id, _RUN.dag, _RUN.state, _RUN.ended_us, _RUN.created_us)
     rows = connection.execute(columns.where(_RUN.id > after).order_by(_RUN.id).limit(limit)).all()
-    seen = [Seen(row.id, row.dag, _is_old(row, before_us)) for row in rows if row.created_us < before_us]
-    return Page(seen, rows[-1].id if len(seen) == limit else None)
+    seen = [SeenRun(row.id, row.dag, _is_old(row, before_us)) for row in rows if row.created_us < before_us]
+    return RunRetentionPage(seen, rows[-1].id if len(seen) == limit else None)
 
 
 def _is_old(row: Any, before_us: int) -> bool:
     return row.state in _ENDED and row.ended_us is not None and row.ended_us < before_us
 
 
-def remove_part(connection: Connection, run: int, before_us: int) -> Removal:
+def remove_part(connection: Connection, run: int, before_us: int) -> RunRemoval:
     """Remove a bounded part of a run and finally the run itself; call it until the run is removed.
 
     Args:
@@ -121,14 +121,14 @@ def remove_part(connection: Connection, run: int, before_us: int) -> Removal:
     row = connection.execute(statement).first()
     busy = exists().where(and_(task_callback.c.run == run, task_callback.c.state.in_(("due", "running"))))
     if row is None or not _is_old(row, before_us) or connection.execute(select(busy)).scalar():
-        return Removal.KEPT
+        return RunRemoval.KEPT
     if any(_remove_rows(connection, table, limit, condition) for table, limit, condition in _list_parts(run)):
-        return Removal.PART
+        return RunRemoval.PART
     connection.execute(delete(trigger).where(trigger.c.task_id.in_(_select_tasks(run))))
     connection.execute(delete(task_callback).where(task_callback.c.run == run))
     connection.execute(delete(task_instance).where(_TASK.run == run))
     connection.execute(delete(dag_run).where(_RUN.id == run))
-    return Removal.DONE
+    return RunRemoval.DONE
 
 
 def _select_tasks(run: int) -> Select[tuple[int]]:

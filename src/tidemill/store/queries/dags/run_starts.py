@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, literal_column, or_, select
 
-from tidemill.core.tasks.run_starts import RunPlace, find_yielding, plan_starts
+from tidemill.core.tasks.run_starts import StartCandidate, find_yielding, plan_starts
 from tidemill.core.tasks.task_row import STATES, TaskState
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run, task_instance
@@ -66,14 +66,14 @@ def _choose_runs(
     connection: Connection, context: CallContext, found: Row[Any], limit: int, passed: Sequence[ColumnElement[bool]]
 ) -> Sequence[int]:
     """Return the runs of a DAG to start, after other runs have yielded their slots."""
-    active = _fetch_places(connection, and_(_RUN.dag == found.id, IS_RUNNING), limit=None)
+    active = _fetch_candidates(connection, and_(_RUN.dag == found.id, IS_RUNNING), limit=None)
     room = max(0, found.max_active_runs - len(active))
     waits = and_(_RUN.dag == found.id, IS_QUEUED, *passed)
     latest_us = max((one.logical_us for one in active if one.logical_us is not None), default=None)
     if room:
-        waiting = _fetch_places(connection, waits, min(room, limit))
+        waiting = _fetch_candidates(connection, waits, min(room, limit))
     elif found.by_past and latest_us is not None:
-        waiting = _fetch_places(connection, and_(waits, _goes_before(latest_us)), limit)
+        waiting = _fetch_candidates(connection, and_(waits, _goes_before(latest_us)), limit)
     else:
         return ()
     yielding = [] if room else find_yielding(waiting, active)
@@ -92,9 +92,9 @@ def _goes_before(logical_us: int) -> ColumnElement[bool]:
     return or_(_RUN.logical_us.is_(None), _RUN.logical_us < logical_us)
 
 
-def _fetch_places(connection: Connection, wanted: ColumnElement[bool], limit: int | None) -> list[RunPlace]:
+def _fetch_candidates(connection: Connection, wanted: ColumnElement[bool], limit: int | None) -> list[StartCandidate]:
     statement = select(_RUN.id, _RUN.logical_us).where(wanted).order_by(_RUN.id).limit(limit)
-    return [RunPlace(*row) for row in connection.execute(statement)]
+    return [StartCandidate(*row) for row in connection.execute(statement)]
 
 
 def _find_idle(connection: Connection, runs: Collection[int]) -> set[int]:

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, func, select
 
 from tidemill.core.tasks.attempt import Moved
-from tidemill.core.tasks.dependencies import Outcome
+from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.inputs import Clear, Mark
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.all_calls import (
@@ -38,10 +38,10 @@ from tidemill.store.queries.dags.task_rows import RunEntry, compute_rank, is_res
 from tidemill.store.queries.dags.tasks import close_board, end_run
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.dags.xcoms import list_xcoms
-from tidemill.store.tables import service, trigger
+from tidemill.store.tables import service_session, trigger
 
 _TASK, _RUN, _JOURNAL = task_instance.c, dag_run.c, task_journal.c
-_BAD = (Outcome.FAILED, Outcome.UPSTREAM_FAILED)
+_BAD = (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
 
 
 def list_tasks(connection: Connection, request: ListTasks) -> Listed[TaskRecord]:
@@ -55,8 +55,8 @@ def list_tasks(connection: Connection, request: ListTasks) -> Listed[TaskRecord]
     plan = load_plan(connection, *connection.execute(version).one())
     waits = and_(trigger.c.task_id == _TASK.id, trigger.c.epoch == _TASK.epoch)
     statement = (
-        select(task_instance, service.c.host, service.c.pid, trigger.c.id.label("trigger"))
-        .outerjoin(service, service.c.id == _TASK.session_id)
+        select(task_instance, service_session.c.host, service_session.c.pid, trigger.c.id.label("trigger"))
+        .outerjoin(service_session, service_session.c.id == _TASK.session_id)
         .outerjoin(trigger, waits)
         .where(_TASK.run == run)
         .order_by(_TASK.number, _TASK.map_index)
@@ -92,7 +92,7 @@ def _build_task(row: Row[Any], plan: DagPlan, request: ListTasks) -> TaskRecord:
         started_us=row.started_us,
         ended_us=row.ended_us,
         due_us=row.next_due_us,
-        service=None if row.host is None else f"{row.host}, process {row.pid}",
+        worker=None if row.host is None else f"{row.host}, process {row.pid}",
         trigger=row.trigger,
         error=row.error,
     )
@@ -173,7 +173,7 @@ def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext)
     board, run = _lock_run(connection, request.dag_id, request.run_id, context)
     names = _select_names(run, request.task_ids)
     board.load((run.id, name) for name in names)
-    outcome = Outcome(request.state)
+    outcome = TaskOutcome(request.state)
     entries = [entry for name in names if (entry := board.find(run.id, name)) is not None]
     triggerers = board.find_triggerers(entries)
     marked = [
@@ -181,7 +181,7 @@ def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext)
         for entry in entries
         if isinstance(board.give(entry, Mark(outcome, triggerer=triggerers.get(entry.id)), request.by), Moved)
     ]
-    if outcome is Outcome.SUCCESS:
+    if outcome is TaskOutcome.SUCCESS:
         _clear_followers(board, run, marked, request.by, context)
     ended = run.state in ("success", "failed")
     close_board(board)
@@ -198,7 +198,7 @@ def _clear_followers(board: Board, run: RunEntry, marked: list[str], by: str, co
     board.load((run.id, name) for name in names)
     followers = [entry for name in names if (entry := board.find(run.id, name)) is not None]
     for entry in followers:
-        if entry.row.outcome is Outcome.UPSTREAM_FAILED:
+        if entry.row.outcome is TaskOutcome.UPSTREAM_FAILED:
             board.give(entry, Clear(), by)
             if run.state in ("success", "failed"):
                 queue_run(run, context)

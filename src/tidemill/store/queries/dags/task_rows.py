@@ -13,8 +13,8 @@ import msgspec
 from sqlalchemy import Connection, Select, SelectBase, Update, and_, bindparam, literal_column, select, union, update
 
 from tidemill.core.errors import InvariantError, describe_error
-from tidemill.core.tasks.dependencies import Outcome
-from tidemill.core.tasks.task_row import Ending, Resume, TaskRow, TaskState
+from tidemill.core.tasks.dependencies import TaskOutcome
+from tidemill.core.tasks.task_row import TaskEnding, TaskResume, TaskRow, TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_plan import Counts, DagPlan, PlanCache, TaskPlan, read_counts, write_counts
 from tidemill.store.dag_tables import dag_run, dag_version, task_instance
@@ -135,8 +135,8 @@ class TaskEntry:
         ) = row  # fmt: skip
         self.run = run
         self.plan: TaskPlan = run.plan.tasks[self.task_id]
-        resume = None if method is None else Resume(method, kwargs, payload)
-        ending = Ending(ending_outcome and Outcome(ending_outcome), error) if state == _ENDING else None
+        resume = None if method is None else TaskResume(method, kwargs, payload)
+        ending = TaskEnding(ending_outcome and TaskOutcome(ending_outcome), error) if state == _ENDING else None
         self.row = TaskRow(
             self.plan.policy, _STATES[state], epoch, tries, tries_before, max_tries, session, lost, deadline_us, due_us,
             resume, ending,

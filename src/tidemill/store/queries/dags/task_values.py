@@ -28,8 +28,7 @@ from tidemill.store.calls.all_calls import (
 )
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import connection as connections
-from tidemill.store.dag_tables import task_instance, task_state, variable
+from tidemill.store.dag_tables import connections, task_instance, task_state, variable
 from tidemill.store.queries.checks import check_name, check_text
 from tidemill.store.queries.dags.effects import write_xcoms
 from tidemill.store.queries.dags.xcoms import check_xcom

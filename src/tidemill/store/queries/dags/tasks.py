@@ -13,17 +13,17 @@ from sqlalchemy import Connection, and_, select
 
 from tidemill.core.retry import JITTER_BITS
 from tidemill.core.tasks.attempt import Answer
-from tidemill.core.tasks.dependencies import Outcome
+from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.inputs import Cancel, Channel, Input
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_instance
-from tidemill.store.queries.dags.effects import Callback
+from tidemill.store.queries.dags.effects import DueCallback
 from tidemill.store.queries.dags.task_rows import RunEntry
 from tidemill.store.queries.dags.transition import Board
 
 _TASK = task_instance.c
-_ENDED = tuple(outcome.value for outcome in Outcome)
+_ENDED = tuple(outcome.value for outcome in TaskOutcome)
 
 
 def move_tasks(
@@ -129,7 +129,7 @@ def end_run(board: Board, run: RunEntry) -> None:
         name = "on_failure" if state == "failed" else "on_success"
         if name in run.plan.structure.callbacks:
             cause = run.reason or (f"tasks failed: {', '.join(failed[:20])}" if failed else None)
-            board.add_callback(Callback(run.id, None, 0, name, cause, "default"))
+            board.add_callback(DueCallback(run.id, None, 0, name, cause, "default"))
             board.context.bells.add(Channel.WORKER)
         board.context.bells.add(Channel.SCHEDULER)
     run.state, run.ended_us, run.changed = state, board.context.now_us, True

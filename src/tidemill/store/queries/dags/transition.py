@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection
 
 from tidemill.core.tasks.attempt import Answer, Moved, feed
-from tidemill.core.tasks.dependencies import Outcome, Readiness, decide
+from tidemill.core.tasks.dependencies import Readiness, TaskOutcome, decide
 from tidemill.core.tasks.inputs import (
     Channel,
     ClearXComs,
@@ -39,7 +39,7 @@ from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import move_counts
 from tidemill.store.queries.dags.depends_on_past import find_next_tasks, is_past_done, mark_pending
-from tidemill.store.queries.dags.effects import Callback, Effects, JournalRow, MadeTrigger, write_effects
+from tidemill.store.queries.dags.effects import DueCallback, Effects, JournalRow, MadeTrigger, write_effects
 from tidemill.store.queries.dags.journal import find_left
 from tidemill.store.queries.dags.task_rows import (
     Found,
@@ -67,8 +67,8 @@ LIMIT = 500
 @dataclass(slots=True)
 class _Told:
     task: TaskEntry
-    before: Outcome | None
-    after: Outcome | None
+    before: TaskOutcome | None
+    after: TaskOutcome | None
 
 
 @dataclass(slots=True)
@@ -201,7 +201,7 @@ class Board:
             if isinstance(effect, RunCallback) and effect.error is not None:
                 error = effect.error
             self._keep(entry, effect, before.epoch, given.origin if isinstance(given, Failed) else None)
-        if after.state is TaskState.NONE or after.state is TaskState.RUNNING or after.outcome is Outcome.SUCCESS:
+        if after.state is TaskState.NONE or after.state is TaskState.RUNNING or after.outcome is TaskOutcome.SUCCESS:
             entry.error = None
         elif after.ending is not None:
             entry.error = after.ending.error
@@ -239,19 +239,26 @@ class Board:
                 if callback.value in structure.callbacks:
                     name, queue = callback.value, structure.queue
                     effects.callbacks.append(
-                        Callback(entry.run.id, entry.id, entry.row.epoch, name, error, queue, entry.started_us, origin)
+                        DueCallback(
+                            entry.run.id, entry.id, entry.row.epoch, name, error, queue, entry.started_us, origin
+                        )
                     )
             case _:
                 pass  # a worker learns which attempts to stop from its answer to `WorkerTurn.held`
 
-    def _tell(self, entry: TaskEntry, before: Outcome | None, after: Outcome | None) -> None:
+    def _tell(self, entry: TaskEntry, before: TaskOutcome | None, after: TaskOutcome | None) -> None:
         run = entry.run
         self._told.append(_Told(entry, before, after))
         if (before is None) != (after is None):
             run.unfinished += 1 if after is None else -1
             run.changed = True
         structure = entry.plan.structure
-        if after is Outcome.FAILED and run.plan.structure.fail_fast and not structure.is_teardown and run.stop is None:
+        if (
+            after is TaskOutcome.FAILED
+            and run.plan.structure.fail_fast
+            and not structure.is_teardown
+            and run.stop is None
+        ):
             run.stop, run.changed = "fail_fast", True
 
     def note_skips(self, entry: TaskEntry, names: Iterable[str], everything: bool) -> None:
@@ -276,7 +283,7 @@ class Board:
             return entry.run.plan.list_skipped(entry.task_id)
         return list(json.loads(entry.skips or "[]"))
 
-    def add_callback(self, callback: Callback) -> None:
+    def add_callback(self, callback: DueCallback) -> None:
         """Add a callback of a run."""
         self._effects.callbacks.append(callback)
 
@@ -323,7 +330,10 @@ class Board:
             run = one.task.run
             names = {(run.id, name): None for name, _ in one.task.plan.successors}
             wanted |= names
-            if one.after in (Outcome.SKIPPED, Outcome.UPSTREAM_FAILED) and not names.keys() <= self._named.keys():
+            if (
+                one.after in (TaskOutcome.SKIPPED, TaskOutcome.UPSTREAM_FAILED)
+                and not names.keys() <= self._named.keys()
+            ):
                 # Lock a long chain that ends with this task in one statement, not task by task.
                 after = run.plan.list_downstream([one.task.task_id], self.limit)
                 wanted |= {(run.id, name): None for name in after}

@@ -17,9 +17,8 @@ from tidemill.store.calls.all_calls import ConnectionRecord, DescribeTriggers, G
 from tidemill.store.calls.asked_secrets import find_secrets
 from tidemill.store.calls.call import Call
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import connection as connections
-from tidemill.store.dag_tables import variable
-from tidemill.store.tables import service, trigger, trigger_cursor
+from tidemill.store.dag_tables import connections, variable
+from tidemill.store.tables import service_session, trigger, trigger_cursor
 
 #: Longer arguments are truncated after masking.
 MAX_ARGUMENTS = 2_000
@@ -31,9 +30,9 @@ def describe_triggers(
 ) -> tuple[TriggerAbout, ...]:
     """Describe triggers; see `DescribeTriggers`."""
     statement = (
-        select(trigger.c.id, trigger.c.classpath, trigger.c.kwargs, service.c.host, service.c.pid)
+        select(trigger.c.id, trigger.c.classpath, trigger.c.kwargs, service_session.c.host, service_session.c.pid)
         .outerjoin(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
-        .outerjoin(service, service.c.id == trigger_cursor.c.session_id)
+        .outerjoin(service_session, service_session.c.id == trigger_cursor.c.session_id)
         .where(trigger.c.id.in_(request.triggers))
     )
     rows = connection.execute(statement).all()

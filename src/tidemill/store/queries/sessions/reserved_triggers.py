@@ -11,7 +11,7 @@ from sqlalchemy import Connection, and_, select, update
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.all_calls import ClaimTriggers, ListOwnedTriggers, OwnedTrigger, ReserveTriggers
 from tidemill.store.context import CallContext
-from tidemill.store.queries.sessions.services import check_service
+from tidemill.store.queries.sessions.services import check_session
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
 from tidemill.store.tables import trigger, trigger_cursor
 
@@ -23,7 +23,7 @@ def list_owned(connection: Connection, request: ListOwnedTriggers) -> tuple[Owne
     statement = (
         select(_CURSOR.trigger_id, _CURSOR.token, _CURSOR.claim_request, trigger.c.stream_key)
         .join(trigger, trigger.c.id == _CURSOR.trigger_id)
-        .where(and_(_CURSOR.session_id == request.service, trigger.c.task_id.is_not(None)))
+        .where(and_(_CURSOR.session_id == request.session, trigger.c.task_id.is_not(None)))
         .order_by(_CURSOR.trigger_id)
     )
     return tuple(
@@ -34,20 +34,20 @@ def list_owned(connection: Connection, request: ListOwnedTriggers) -> tuple[Owne
 
 def reserve_triggers(connection: Connection, request: ReserveTriggers, context: CallContext) -> int:
     """Reserve triggers of one session for another; see `ReserveTriggers`."""
-    check_service(connection, request.service)
+    check_session(connection, request.session)
     if not request.triggers:
         return 0
     lock_cursors(connection, request.triggers)
     given = IDS.build_parameters(find_dialect(connection), build_id_rows(request.triggers))
     wanted = select(IDS.build_source(find_dialect(connection)).c.id)
     owned = and_(_CURSOR.trigger_id.in_(wanted), _CURSOR.session_id == request.owner)
-    new = {"session_id": request.service, "claim_request": None, "token": _CURSOR.token + 1}
+    new = {"session_id": request.session, "claim_request": None, "token": _CURSOR.token + 1}
     return connection.execute(update(trigger_cursor).where(owned).values(new), given).rowcount
 
 
 def take_reserved(connection: Connection, request: ClaimTriggers, context: CallContext) -> list[int]:
     """Claim the triggers reserved for a session, up to its capacity, and return their ids."""
-    reserved = and_(_CURSOR.session_id == request.service, _CURSOR.claim_request.is_(None))
+    reserved = and_(_CURSOR.session_id == request.session, _CURSOR.claim_request.is_(None))
     statement = select(_CURSOR.trigger_id).where(reserved).order_by(_CURSOR.trigger_id).limit(max(request.capacity, 0))
     found = list(connection.execute(statement.with_for_update()).scalars())
     if found:

@@ -34,7 +34,7 @@ from tidemill.store.queries.dags.schedule import create_due_runs, select_next_du
 from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_tasks
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.isolation import work_on_runs
-from tidemill.store.queries.sessions.services import check_service
+from tidemill.store.queries.sessions.services import check_session
 from tidemill.store.queries.triggers.cursors import SKIPPED, build_id_rows
 from tidemill.store.statements import Statement
 
@@ -48,8 +48,8 @@ _OPEN = and_(_RUN.deadline_us.is_not(None), IS_RUNNING)
 
 def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: CallContext) -> SchedulerAnswer:
     """Do the scheduling work that is due; see `SchedulerTurn`."""
-    check_service(connection, turn.service)
-    by = f"scheduler {turn.service}"
+    check_session(connection, turn.session)
+    by = f"scheduler {turn.session}"
     work = _find_work(connection, turn, context)
     now_us = context.now_us
     skip = turn.skip_runs

@@ -14,7 +14,7 @@ from tidemill.core.tasks.attempt import MAX_LOST
 from tidemill.core.tasks.inputs import Channel, Lost
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
-from tidemill.store.calls.all_calls import BeginService, ListServices, LoseOthers, ServiceRecord
+from tidemill.store.calls.all_calls import BeginSession, ListSessions, LoseOtherSessions, ServiceSession
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance
@@ -24,22 +24,22 @@ from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cur
 from tidemill.store.queries.triggers.sessions import beat_session, end_session, is_session_live
 from tidemill.store.records import TriggerState
 from tidemill.store.statements import Statement
-from tidemill.store.tables import service, trigger, trigger_cursor
+from tidemill.store.tables import service_session, trigger, trigger_cursor
 
-_SERVICE, _TASK = service.c, task_instance.c
+_SESSION, _TASK = service_session.c, task_instance.c
 
 #: The advisory lock for starting a `dev` session ("tidemdev" in ASCII).
 _DEV_KEY = int.from_bytes(b"tidemdev", "big")
 
 
 @Statement
-def _lock_service(dialect: str) -> Select[int]:
-    live = and_(_SERVICE.id == bindparam("number"), _SERVICE.ended_us.is_(None))
-    return select(_SERVICE.id).where(live).with_for_update(key_share=True)
+def _lock_session(dialect: str) -> Select[int]:
+    live = and_(_SESSION.id == bindparam("number"), _SESSION.ended_us.is_(None))
+    return select(_SESSION.id).where(live).with_for_update(key_share=True)
 
 
-def begin_service(connection: Connection, request: BeginService, context: CallContext) -> int:
-    """Start a session; see `BeginService`.
+def begin_service_session(connection: Connection, request: BeginSession, context: CallContext) -> int:
+    """Start a session; see `BeginSession`.
 
     Sessions of kind `dev` start one after another, so that the one with the higher id sees the one with the lower id.
     """
@@ -59,15 +59,15 @@ def begin_service(connection: Connection, request: BeginService, context: CallCo
         "started_us": context.now_us,
         "beat_us": context.now_us,
     }
-    return int(connection.execute(insert(service).values(values).returning(_SERVICE.id)).scalar_one())
+    return int(connection.execute(insert(service_session).values(values).returning(_SESSION.id)).scalar_one())
 
 
-def beat_service(connection: Connection, number: int, context: CallContext) -> bool:
-    """Record a heartbeat; see `BeatService`."""
+def beat_service_session(connection: Connection, number: int, context: CallContext) -> bool:
+    """Record a heartbeat; see `BeatSession`."""
     return beat_session(connection, number, context.now_us)
 
 
-def check_service(connection: Connection, number: int) -> None:
+def check_session(connection: Connection, number: int) -> None:
     """Ensure that a session stays live until the transaction ends.
 
     Raises:
@@ -77,7 +77,7 @@ def check_service(connection: Connection, number: int) -> None:
         raise CallRefusedError(RefusalKind.FENCED, f"session {number} has ended; the service must start a new one")
 
 
-def take_service(connection: Connection, number: int) -> None:
+def lock_session(connection: Connection, number: int) -> None:
     """Ensure that a session stays live, and lock out its other requests, until the transaction ends.
 
     A repeated request therefore waits while the first one is being answered, and gets the same answer.
@@ -85,12 +85,12 @@ def take_service(connection: Connection, number: int) -> None:
     Raises:
         CallRefusedError: The session has ended.
     """
-    if not _lock_service.fetch(connection, {"number": number}):
+    if not _lock_session.fetch(connection, {"number": number}):
         raise CallRefusedError(RefusalKind.FENCED, f"session {number} has ended; the service must start a new one")
 
 
-def end_service(connection: Connection, number: int, by: int | None, context: CallContext) -> bool:
-    """End a session and release everything it holds; see `EndService` and `LoseService`."""
+def end_service_session(connection: Connection, number: int, by: int | None, context: CallContext) -> bool:
+    """End a session and release everything it holds; see `EndSession` and `LoseSession`."""
     if not end_session(connection, number, context.now_us, by):
         return False
     _free_all(connection, number, context)
@@ -103,19 +103,19 @@ def _free_all(connection: Connection, number: int, context: CallContext) -> None
     _free_triggers(connection, number, context)
 
 
-def lose_others(connection: Connection, request: LoseOthers, context: CallContext) -> tuple[int, ...]:
-    """End all live sessions except the given ones; see `LoseOthers`."""
+def lose_other_sessions(connection: Connection, request: LoseOtherSessions, context: CallContext) -> tuple[int, ...]:
+    """End all live sessions except the given ones; see `LoseOtherSessions`."""
     # Hosts of trigger lists may share the server with DAGs; they detect each other's death themselves.
     wanted: list[ColumnElement[bool]] = [
-        _SERVICE.ended_us.is_(None),
-        _SERVICE.id.not_in(request.keep),
-        _SERVICE.list == "",
+        _SESSION.ended_us.is_(None),
+        _SESSION.id.not_in(request.keep),
+        _SESSION.list == "",
     ]
     if request.host is not None:
-        wanted.append(_SERVICE.host == request.host)
+        wanted.append(_SESSION.host == request.host)
     if request.boot_id is not None:
-        wanted.append(_SERVICE.boot_id == request.boot_id)
-    found = connection.execute(select(_SERVICE.id).where(and_(*wanted)).order_by(_SERVICE.id)).scalars().all()
+        wanted.append(_SESSION.boot_id == request.boot_id)
+    found = connection.execute(select(_SESSION.id).where(and_(*wanted)).order_by(_SESSION.id)).scalars().all()
     # Lock services before tasks, as everywhere.
     ended = tuple(number for number in found if end_session(connection, number, context.now_us, None))
     for number in ended:
@@ -123,13 +123,13 @@ def lose_others(connection: Connection, request: LoseOthers, context: CallContex
     return ended
 
 
-def list_services(connection: Connection, request: ListServices, context: CallContext) -> tuple[ServiceRecord, ...]:
-    """Return the live sessions; see `ListServices`."""
-    statement = select(service).where(_SERVICE.ended_us.is_(None)).order_by(_SERVICE.id)
+def list_sessions(connection: Connection, request: ListSessions, context: CallContext) -> tuple[ServiceSession, ...]:
+    """Return the live sessions; see `ListSessions`."""
+    statement = select(service_session).where(_SESSION.ended_us.is_(None)).order_by(_SESSION.id)
     if request.kind:
-        statement = statement.where(_SERVICE.kind == request.kind)
+        statement = statement.where(_SESSION.kind == request.kind)
     return tuple(
-        ServiceRecord(
+        ServiceSession(
             row.id,
             row.kind,
             row.name,

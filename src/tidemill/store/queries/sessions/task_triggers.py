@@ -31,7 +31,7 @@ from sqlalchemy import (
 from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved
 from tidemill.core.tasks.inputs import Ended, Input, TriggerFailed, TriggerFired
-from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Refusal, Stored, StoreOutcome
+from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventStored, NewEvent, StoreOutcome
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.all_calls import (
@@ -51,12 +51,12 @@ from tidemill.store.dag_tables import dag, dag_run, task_instance
 from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_held
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.sessions.reserved_triggers import take_reserved
-from tidemill.store.queries.sessions.services import check_service, free_triggers, take_service
+from tidemill.store.queries.sessions.services import check_session, free_triggers, lock_session
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.queries.triggers.events import store_events
 from tidemill.store.queries.triggers.triggers import make_storable
 from tidemill.store.records import TriggerState
-from tidemill.store.tables import service, trigger, trigger_cursor
+from tidemill.store.tables import service_session, trigger, trigger_cursor
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +67,7 @@ _LOOKS = 20
 _STREAMS = RowSet("streams", key=str)
 #: The hash seed for stream keys ("tidestre" in ASCII), which separates them from other advisory locks.
 _STREAMS_SEED = int.from_bytes(b"tidestre", "big")
-_KINDS = {Refusal.UNKNOWN_TRIGGER: EventOutcomeKind.UNKNOWN, Refusal.FENCED: EventOutcomeKind.FENCED}
+_KINDS = {EventRefusal.UNKNOWN_TRIGGER: EventOutcomeKind.UNKNOWN, EventRefusal.FENCED: EventOutcomeKind.FENCED}
 _answers = msgspec.json.Encoder().encode
 _read_answers = msgspec.json.Decoder(tuple[EventOutcome, ...]).decode
 
@@ -76,8 +76,8 @@ def claim_task_triggers(
     connection: Connection, request: ClaimTriggers, context: CallContext
 ) -> tuple[ClaimedTrigger, ...]:
     """Claim unclaimed triggers; see `ClaimTriggers`."""
-    take_service(connection, request.service)
-    mine = and_(_CURSOR.session_id == request.service, _CURSOR.claim_request == request.request)
+    lock_session(connection, request.session)
+    mine = and_(_CURSOR.session_id == request.session, _CURSOR.claim_request == request.request)
     again = list(connection.execute(select(_CURSOR.trigger_id).where(mine)).scalars())
     found = again or (take_reserved if request.reserved else _take_free)(connection, request, context)
     return _describe_claimed(connection, found, context)
@@ -105,7 +105,7 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
             and_(
                 other.c.stream_key == _TRIGGER.stream_key,
                 other.c.state == _RUNNING,
-                holder.c.session_id != request.service,
+                holder.c.session_id != request.session,
             )
         )
     )
@@ -144,7 +144,7 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
         still = select(_TRIGGER.id).where(and_(_TRIGGER.id.in_(wanted), free[1], free[3])).order_by(_TRIGGER.id)
         found = list(connection.execute(still, given).scalars())
         given = IDS.build_parameters(dialect, build_id_rows(found))
-        new = {"token": _CURSOR.token + 1, "session_id": request.service, "claim_request": request.request}
+        new = {"token": _CURSOR.token + 1, "session_id": request.session, "claim_request": request.request}
         connection.execute(update(trigger_cursor).where(_CURSOR.trigger_id.in_(wanted)).values(new), given)
         state = {"state": _RUNNING, "reason": None, "changed_us": context.now_us}
         connection.execute(update(trigger).where(_TRIGGER.id.in_(wanted)).values(state), given)
@@ -214,15 +214,17 @@ def _build_claimed(row: Row[Any], context: CallContext) -> ClaimedTrigger:
 
 def store_task_events(connection: Connection, request: StoreEvents, context: CallContext) -> tuple[EventOutcome, ...]:
     """Store events and resume the tasks that wait for them; see `StoreEvents`."""
-    take_service(connection, request.service)
-    last = select(service.c.events_request, service.c.events_answer).where(service.c.id == request.service)
+    lock_session(connection, request.session)
+    last = select(service_session.c.events_request, service_session.c.events_answer).where(
+        service_session.c.id == request.session
+    )
     number, answer = connection.execute(last).one()
     if number == request.request:
         return _read_answers(answer)
     events = [NewEvent(*msgspec.structs.astuple(event)) for event in request.events]
     outcomes = tuple(_build_outcome(outcome) for outcome in store_and_resume(connection, events, context))
     said = {"events_request": request.request, "events_answer": _answers(outcomes).decode()}
-    connection.execute(update(service).where(service.c.id == request.service).values(said))
+    connection.execute(update(service_session).where(service_session.c.id == request.session).values(said))
     return outcomes
 
 
@@ -235,7 +237,7 @@ def store_and_resume(connection: Connection, events: Sequence[NewEvent], context
     given: list[tuple[int, Input]] = []
     for event, outcome in zip(events, outcomes, strict=True):
         row = tasks.get(event.trigger_id)
-        if row is not None and isinstance(outcome, Stored) and outcome.sequence_index == 0:
+        if row is not None and isinstance(outcome, EventStored) and outcome.sequence_index == 0:
             request = f"trigger-{event.trigger_id}"
             given.append((row.task_id, TriggerFired(row.epoch, event.payload, request)))
     board.give_all(given, "trigger")
@@ -253,7 +255,7 @@ def _find_tasks(connection: Connection, ids: Collection[int]) -> dict[int, Row[A
 
 def _build_outcome(outcome: StoreOutcome) -> EventOutcome:
     match outcome:
-        case Stored(index):
+        case EventStored(index):
             return EventOutcome(EventOutcomeKind.STORED, index)
         case Duplicate(index):
             return EventOutcome(EventOutcomeKind.DUPLICATE, index)
@@ -263,7 +265,7 @@ def _build_outcome(outcome: StoreOutcome) -> EventOutcome:
 
 def fail_trigger(connection: Connection, request: FailTrigger, context: CallContext) -> OutcomeKind:
     """Fail the task of a trigger that raised or ended without an event; see `FailTrigger`."""
-    check_service(connection, request.service)
+    check_session(connection, request.session)
     rows = _find_tasks(connection, [request.trigger])
     if not rows:
         return OutcomeKind.REFUSED
@@ -272,7 +274,7 @@ def fail_trigger(connection: Connection, request: FailTrigger, context: CallCont
     board.lock([row.task_id])
     token = connection.execute(select(_CURSOR.token).where(_CURSOR.trigger_id == request.trigger)).scalar_one()
     if token != request.token:
-        note_cleaned_up(connection, request.service, [request.trigger], context)
+        note_cleaned_up(connection, request.session, [request.trigger], context)
         return _recognise(connection, request, row)
     error = make_storable(request.error) or ""
     given = TriggerFailed(row.epoch, error, draw_bits(), f"trigger-{request.trigger}-{request.token}")
@@ -302,9 +304,9 @@ def _name(answer: Answer | None) -> OutcomeKind:
 def release_triggers(connection: Connection, request: ReleaseTriggers, context: CallContext) -> int:
     """Release triggers; see `ReleaseTriggers`."""
     held = dict(request.triggers)
-    note_cleaned_up(connection, request.service, held, context)
+    note_cleaned_up(connection, request.session, held, context)
     rows = _fetch_held(connection, held)
-    mine = [row.trigger_id for row in rows if row.session_id == request.service and row.token == held[row.trigger_id]]
+    mine = [row.trigger_id for row in rows if row.session_id == request.session and row.token == held[row.trigger_id]]
     free_triggers(connection, mine, context)
     return len(mine)
 
@@ -327,7 +329,7 @@ def find_stopped(connection: Connection, request: HeldTriggers) -> tuple[Stopped
     stopped = []
     for number, token in request.held:
         row = rows.get(number)
-        if row is not None and row.session_id == request.service and row.token == token:
+        if row is not None and row.session_id == request.session and row.token == token:
             continue
         reason = None if row is None or row.state in (_RUNNING, TriggerState.REGISTERED.value) else row.reason
         stopped.append(StoppedTrigger(number, token, reason or "hand-over"))

@@ -15,12 +15,12 @@ from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved, Refused
 from tidemill.core.tasks.inputs import Deferred, Failed, Input, Lost, Skipped, Succeeded
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.all_calls import (
+    AttemptReport,
+    AttemptReportOutcome,
     CallbackReport,
     Deferral,
     Failure,
     OutcomeKind,
-    Report,
-    ReportOutcome,
     Skip,
     Success,
     WorkerAnswer,
@@ -35,7 +35,7 @@ from tidemill.store.queries.dags.tasks import close_board, draw_bits
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.dags.xcoms import find_fault
 from tidemill.store.queries.isolation import is_fault_of_content
-from tidemill.store.queries.sessions.services import build_lost_callback, take_service
+from tidemill.store.queries.sessions.services import build_lost_callback, lock_session
 from tidemill.store.queries.triggers.triggers import make_storable
 from tidemill.store.statements import savepoint
 
@@ -51,16 +51,16 @@ _KINDS = {
 
 def take_worker_turn(connection: Connection, turn: WorkerTurn, context: CallContext) -> WorkerAnswer:
     """Store reports and claim new work; see `WorkerTurn`."""
-    take_service(connection, turn.service)
+    lock_session(connection, turn.session)
     outcomes = _store_reports(connection, turn, context)
     _store_callbacks(connection, turn, context)
     ends = [one.log_end for one in turn.reports] + [one.log_end for one in turn.callbacks]
     append_logs(connection, [part for part in ends if part is not None])
     claimed = claim_work(connection, turn, context)
-    return WorkerAnswer(outcomes, claimed, find_ended(connection, turn.service, turn.held), context.now_us)
+    return WorkerAnswer(outcomes, claimed, find_ended(connection, turn.session, turn.held), context.now_us)
 
 
-def _store_reports(connection: Connection, turn: WorkerTurn, context: CallContext) -> tuple[ReportOutcome, ...]:
+def _store_reports(connection: Connection, turn: WorkerTurn, context: CallContext) -> tuple[AttemptReportOutcome, ...]:
     """Store all reports together; if that fails, store them one by one and refuse those that fail."""
     if not turn.reports:
         return ()
@@ -73,7 +73,9 @@ def _store_reports(connection: Connection, turn: WorkerTurn, context: CallContex
     return tuple(_store_one(connection, turn, report, context) for report in turn.reports)
 
 
-def _store_one(connection: Connection, turn: WorkerTurn, report: Report, context: CallContext) -> ReportOutcome:
+def _store_one(
+    connection: Connection, turn: WorkerTurn, report: AttemptReport, context: CallContext
+) -> AttemptReportOutcome:
     try:
         with savepoint(connection):
             return _store_some(connection, turn, (report,), context)[0]
@@ -82,12 +84,12 @@ def _store_one(connection: Connection, turn: WorkerTurn, report: Report, context
             raise
         reason = f"cannot store the report: {describe_error(error)}"
         log.exception("cannot store the report of an attempt; its task stays unchanged", task=report.task)
-        return ReportOutcome(report.task, OutcomeKind.REFUSED, reason)
+        return AttemptReportOutcome(report.task, OutcomeKind.REFUSED, reason)
 
 
 def _store_some(
-    connection: Connection, turn: WorkerTurn, reports: Sequence[Report], context: CallContext
-) -> tuple[ReportOutcome, ...]:
+    connection: Connection, turn: WorkerTurn, reports: Sequence[AttemptReport], context: CallContext
+) -> tuple[AttemptReportOutcome, ...]:
     board = Board(connection, context)
     board.lock({report.task for report in reports})
     for report in reports:
@@ -96,12 +98,12 @@ def _store_some(
         if entry is not None and current and isinstance(report.result, Success):
             board.note_skips(entry, report.skip, report.skip_all_downstream)
     given = [(report.task, _build_input(report, context)) for report in reports]
-    answers = board.give_all(given, f"worker {turn.service}")
+    answers = board.give_all(given, f"worker {turn.session}")
     close_board(board)
     return tuple(_build_outcome(report, answer) for report, answer in zip(reports, answers, strict=True))
 
 
-def _build_input(report: Report, context: CallContext) -> Input:
+def _build_input(report: AttemptReport, context: CallContext) -> Input:
     epoch, request = report.epoch, report.request
     match report.result:
         case Success():
@@ -141,21 +143,21 @@ def _build_deferred(epoch: int, deferral: Deferral, request: str, context: CallC
     return Deferred(epoch, packed, deferral.method, kwargs, deferral.timeout_us, request)
 
 
-def _build_outcome(report: Report, answer: Answer | None) -> ReportOutcome:
+def _build_outcome(report: AttemptReport, answer: Answer | None) -> AttemptReportOutcome:
     if answer is None:
-        return ReportOutcome(report.task, OutcomeKind.REFUSED, "there is no such task")
+        return AttemptReportOutcome(report.task, OutcomeKind.REFUSED, "there is no such task")
     reason = answer.reason if isinstance(answer, Refused) else ""
-    return ReportOutcome(report.task, _KINDS[type(answer)], reason)
+    return AttemptReportOutcome(report.task, _KINDS[type(answer)], reason)
 
 
 def _store_callbacks(connection: Connection, turn: WorkerTurn, context: CallContext) -> None:
     for one in turn.callbacks:
-        connection.execute(_build_callback_update(turn.service, one, context.now_us))
+        connection.execute(_build_callback_update(turn.session, one, context.now_us))
 
 
-def _build_callback_update(service: int, one: CallbackReport, now_us: int) -> Update:
+def _build_callback_update(session: int, one: CallbackReport, now_us: int) -> Update:
     columns = task_callback.c
-    mine = and_(columns.id == one.id, columns.session_id == service, columns.state == "running")
+    mine = and_(columns.id == one.id, columns.session_id == session, columns.state == "running")
     if one.lost:
         return update(task_callback).where(mine).values(build_lost_callback(now_us))
     state = "done" if one.error is None else "failed"

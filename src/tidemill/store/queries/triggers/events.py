@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Insert, Row, Select, Update, and_, func, insert, select, update
 
-from tidemill.core.triggers.event_plan import EventRow, NewEvent, Plan, make_plan
+from tidemill.core.triggers.event_plan import EventPlan, EventRow, NewEvent, make_plan
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.queries.triggers.cursors import lock_cursors
 from tidemill.store.queries.triggers.triggers import name_trigger
@@ -32,7 +32,7 @@ _NEW = RowSet("new", trigger_id=int, identity=str, sequence_index=int, created_u
 _ROWS = RowSet("rows", trigger_id=int, sequence_index=int, identity=str, payload=str, created_us=int)
 
 
-def store_events(connection: Connection, events: Sequence[NewEvent], earlier: Plan | None = None) -> Plan:
+def store_events(connection: Connection, events: Sequence[NewEvent], earlier: EventPlan | None = None) -> EventPlan:
     """Store events of any triggers.
 
     Args:
@@ -53,7 +53,7 @@ def store_events(connection: Connection, events: Sequence[NewEvent], earlier: Pl
     return plan
 
 
-def _was_committed(connection: Connection, earlier: Plan) -> bool:
+def _was_committed(connection: Connection, earlier: EventPlan) -> bool:
     first = earlier.first
     if first is None:
         return False
@@ -85,7 +85,7 @@ def _select_known(dialect: str) -> Select[Any]:
     )
 
 
-def _insert(connection: Connection, plan: Plan) -> None:
+def _insert(connection: Connection, plan: EventPlan) -> None:
     dialect = find_dialect(connection)
     connection.execute(_build_event_insert(dialect), _ROWS.build_parameters(dialect, plan.rows))
     identified = [

@@ -29,14 +29,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.store.batches import RowSet, find_dialect
-from tidemill.store.records import SessionRecord
+from tidemill.store.records import ListHostSession
 from tidemill.store.statements import Statement
-from tidemill.store.tables import list_claim, service, trigger, trigger_cursor, trigger_list
+from tidemill.store.tables import list_claim, service_session, trigger, trigger_cursor, trigger_list
 
 #: The advisory lock for claims ("tideclai" in ASCII): concurrent sessions see each other's claims.
 _CLAIMS_KEY = int.from_bytes(b"tideclai", "big")
 
-_FIELDS = [service.c[field.name] for field in fields(SessionRecord)]
+_FIELDS = [service_session.c[field.name] for field in fields(ListHostSession)]
 _CLAIMS = RowSet("claims", claim=str)
 _NAMES = RowSet("names", name=str)
 _HELD = RowSet("held", id=int, token=int)
@@ -55,7 +55,7 @@ def begin_session(
     digest: str,
     now_us: int,
 ) -> int:
-    """Start a session and return its id; the arguments are those of `SessionRecord`.
+    """Start a session and return its id; the arguments are those of `ListHostSession`.
 
     If the call is repeated because its answer was lost, it starts a second session. The first one never sends a
     heartbeat
@@ -73,7 +73,7 @@ def begin_session(
         "started_us": now_us,
         "beat_us": now_us,
     }
-    return int(connection.execute(insert(service).values(values).returning(service.c.id)).scalar_one())
+    return int(connection.execute(insert(service_session).values(values).returning(service_session.c.id)).scalar_one())
 
 
 def beat_session(connection: Connection, session_id: int, now_us: int, digest: str | None = None) -> bool:
@@ -86,9 +86,13 @@ def beat_session(connection: Connection, session_id: int, now_us: int, digest: s
         digest: The digest of the list's content, if it may have changed.
     """
     statement = (
-        update(service)
-        .where(and_(service.c.id == session_id, service.c.ended_us.is_(None)))
-        .values(beat=service.c.beat + 1, beat_us=now_us, digest=service.c.digest if digest is None else digest)
+        update(service_session)
+        .where(and_(service_session.c.id == session_id, service_session.c.ended_us.is_(None)))
+        .values(
+            beat=service_session.c.beat + 1,
+            beat_us=now_us,
+            digest=service_session.c.digest if digest is None else digest,
+        )
     )
     return connection.execute(statement).rowcount > 0
 
@@ -106,8 +110,8 @@ def end_session(connection: Connection, session_id: int, now_us: int, by: int | 
         False if it had already ended or does not exist.
     """
     statement = (
-        update(service)
-        .where(and_(service.c.id == session_id, service.c.ended_us.is_(None)))
+        update(service_session)
+        .where(and_(service_session.c.id == session_id, service_session.c.ended_us.is_(None)))
         .values(ended_us=now_us, ended_by=by)
     )
     if not connection.execute(statement).rowcount:
@@ -124,14 +128,16 @@ def is_session_live(connection: Connection, session_id: int) -> bool:
 
 @Statement
 def _lock_live(dialect: str) -> Select[int]:
-    live = and_(service.c.id == bindparam("session_id"), service.c.ended_us.is_(None))
-    return select(service.c.id).where(live).with_for_update(read=True)
+    live = and_(service_session.c.id == bindparam("session_id"), service_session.c.ended_us.is_(None))
+    return select(service_session.c.id).where(live).with_for_update(read=True)
 
 
-def list_live_sessions(connection: Connection, kind: str) -> list[SessionRecord]:
+def list_live_sessions(connection: Connection, kind: str) -> list[ListHostSession]:
     """Return the live sessions of a kind, by id."""
     statement = (
-        select(*_FIELDS).where(and_(service.c.kind == kind, service.c.ended_us.is_(None))).order_by(service.c.id)
+        select(*_FIELDS)
+        .where(and_(service_session.c.kind == kind, service_session.c.ended_us.is_(None)))
+        .order_by(service_session.c.id)
     )
     return [_read_record(row) for row in connection.execute(statement)]
 
@@ -148,7 +154,9 @@ def take_list(connection: Connection, name: str, session_id: int) -> int | None:
     holder = connection.execute(statement).scalar_one()
     if holder is not None and holder != session_id:
         # Read without a lock: a session that is ending holds the lock on its own row while it waits for the list's row.
-        live = select(service.c.id).where(and_(service.c.id == holder, service.c.ended_us.is_(None)))
+        live = select(service_session.c.id).where(
+            and_(service_session.c.id == holder, service_session.c.ended_us.is_(None))
+        )
         if connection.execute(live).first() is not None:
             return int(holder)
     connection.execute(update(trigger_list).where(trigger_list.c.name == name).values(session_id=session_id))
@@ -174,12 +182,12 @@ def claim_upstreams(connection: Connection, session_id: int, claims: Collection[
     dialect = find_dialect(connection)
     given = _CLAIMS.build_source(dialect)
     parameters = _CLAIMS.build_parameters(dialect, [(claim,) for claim in sorted(set(claims))])
-    own = select(service.c.list).where(service.c.id == session_id).scalar_subquery()
+    own = select(service_session.c.list).where(service_session.c.id == session_id).scalar_subquery()
     taken = (
-        select(list_claim.c.claim, service.c.list)
+        select(list_claim.c.claim, service_session.c.list)
         .join(given, given.c.claim == list_claim.c.claim)
-        .join(service, service.c.id == list_claim.c.session_id)
-        .where(and_(service.c.ended_us.is_(None), service.c.list != own))
+        .join(service_session, service_session.c.id == list_claim.c.session_id)
+        .where(and_(service_session.c.ended_us.is_(None), service_session.c.list != own))
         .distinct()
     )
     found = sorted((row.claim, row.list) for row in connection.execute(taken, parameters))
@@ -238,8 +246,8 @@ def find_lost_triggers(connection: Connection, session_id: int, held: Mapping[in
     return [int(row.id) for row in connection.execute(statement, _HELD.build_parameters(dialect, held.items()))]
 
 
-def _read_record(row: Row[Any]) -> SessionRecord:
-    return SessionRecord(**row._mapping)
+def _read_record(row: Row[Any]) -> ListHostSession:
+    return ListHostSession(**row._mapping)
 
 
 def _insert(dialect: str) -> Any:

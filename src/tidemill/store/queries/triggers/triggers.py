@@ -17,8 +17,8 @@ from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, build_lock_statement, lock_cursors
 from tidemill.store.queries.triggers.sessions import is_session_live
-from tidemill.store.records import Page, ReportOutcome, TriggerRecord, TriggerReport, TriggerSpec, TriggerState
-from tidemill.store.tables import service, trigger, trigger_cursor
+from tidemill.store.records import Page, TriggerRecord, TriggerReport, TriggerReportOutcome, TriggerSpec, TriggerState
+from tidemill.store.tables import service_session, trigger, trigger_cursor
 
 #: The reasons of cancelled triggers that continue later or in another process.
 _GOES_ON = (CancelReason.SHUTDOWN, CancelReason.HAND_OVER)
@@ -34,9 +34,11 @@ _PART = 2_500
 _NO_SPECS: Mapping[str, TriggerSpec] = {}
 
 _RECORDS = (
-    select(trigger, trigger_cursor.c.token, trigger_cursor.c.next_index, service.c.host, service.c.pid)
+    select(trigger, trigger_cursor.c.token, trigger_cursor.c.next_index, service_session.c.host, service_session.c.pid)
     .join(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
-    .outerjoin(service, and_(service.c.id == trigger_cursor.c.session_id, service.c.ended_us.is_(None)))
+    .outerjoin(
+        service_session, and_(service_session.c.id == trigger_cursor.c.session_id, service_session.c.ended_us.is_(None))
+    )
 )
 
 
@@ -267,7 +269,7 @@ def _build_made_update(dialect: str) -> Update:
     return update(trigger).where(trigger.c.id == given.c.id).values(made=given.c.made)
 
 
-def report_triggers(connection: Connection, reports: Sequence[TriggerReport]) -> dict[int, ReportOutcome]:
+def report_triggers(connection: Connection, reports: Sequence[TriggerReport]) -> dict[int, TriggerReportOutcome]:
     """Store the states of triggers.
 
     Args:
@@ -278,16 +280,18 @@ def report_triggers(connection: Connection, reports: Sequence[TriggerReport]) ->
         The outcome per trigger id; repeating a report is accepted.
     """
     counters = lock_cursors(connection, {report.trigger_id for report in reports})
-    outcomes: dict[int, ReportOutcome] = {}
+    outcomes: dict[int, TriggerReportOutcome] = {}
     last: dict[int, TriggerReport] = {}
     for report in reports:
         number = report.trigger_id
         counter = counters.get(number)
         if counter is not None and counter.token == report.token:
             last[number] = report
-            outcomes[number] = ReportOutcome.MARKED
+            outcomes[number] = TriggerReportOutcome.MARKED
         else:
-            outcomes.setdefault(number, ReportOutcome.UNKNOWN if counter is None else ReportOutcome.FENCED)
+            outcomes.setdefault(
+                number, TriggerReportOutcome.UNKNOWN if counter is None else TriggerReportOutcome.FENCED
+            )
     if last:
         dialect = find_dialect(connection)
         rows = [

@@ -29,7 +29,7 @@ MAX_LANES = 1_000
 _FLUSH_SECONDS = 0.2
 
 
-class Seen(NamedTuple):
+class SeenTotals(NamedTuple):
     """The totals of a moment.
 
     Attributes:
@@ -61,7 +61,7 @@ class HostRecorder:
         self._sample = FailureSample(_PER_SECOND)
         self._waiting: list[RecordedEvent] = []
         self._flushing: asyncio.TimerHandle | None = None
-        self._seen: Seen | None = None
+        self._seen: SeenTotals | None = None
         # The greatest totals that were seen.
         self._before: dict[str, tuple[int, int, int]] = {}
 
@@ -139,11 +139,11 @@ class HostRecorder:
                 total[0] += count.outstanding
                 total[1] += count.resolved
             for name, (broadcast, resolved, advanced) in totals.items():
-                place = name_stream_lane(stream, clean_name(name))
-                if place not in lanes and len(lanes) >= MAX_LANES:
-                    place = OTHERS
-                known = lanes.get(place, (0, 0, 0))
-                lanes[place] = (known[0] + broadcast, known[1] + resolved, known[2] + advanced)
+                lane_key = name_stream_lane(stream, clean_name(name))
+                if lane_key not in lanes and len(lanes) >= MAX_LANES:
+                    lane_key = OTHERS
+                known = lanes.get(lane_key, (0, 0, 0))
+                lanes[lane_key] = (known[0] + broadcast, known[1] + resolved, known[2] + advanced)
         phases = {phase.value: count for phase, count in self._book.triggers.count_phases().items()}
         state: dict[str, object] = {
             "triggers": phases,
@@ -151,7 +151,7 @@ class HostRecorder:
             "outstanding": sum(lane.outstanding for stream in outstanding.values() for lane in stream),
             "advanced": self._book.counts.advanced,
         }
-        self._seen = Seen(lanes, state)
+        self._seen = SeenTotals(lanes, state)
         self._add_counts(self._sample.take_counts(time.monotonic()))
         self._flush()
 
@@ -183,13 +183,13 @@ class HostRecorder:
         if seen is None:
             return None
         counts = Counts(at)
-        for place, (broadcast, resolved, advanced) in seen.lanes.items():
-            before = self._before.get(place, (0, 0, 0))
+        for lane_key, (broadcast, resolved, advanced) in seen.lanes.items():
+            before = self._before.get(lane_key, (0, 0, 0))
             # What a stream that is closing holds is not seen for a moment.
             now = (max(broadcast, before[0]), max(resolved, before[1]), max(advanced, before[2]))
             if now != before:
-                counts.lanes[place] = LaneCounts(*(after - past for after, past in zip(now, before, strict=True)))
-                self._before[place] = now
+                counts.lanes[lane_key] = LaneCounts(*(after - past for after, past in zip(now, before, strict=True)))
+                self._before[lane_key] = now
         return counts, seen.state
 
 

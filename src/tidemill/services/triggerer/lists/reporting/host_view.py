@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemill.core.streams.members import LaneReport
-from tidemill.core.triggers.group_commit import Standing
-from tidemill.services.triggerer.hosting.trigger_book import Phase, TriggerEntry
+from tidemill.core.triggers.group_commit import ProducerStanding
+from tidemill.services.triggerer.hosting.trigger_book import TriggerEntry, TriggerPhase
 from tidemill.services.triggerer.lists.host import ListHost
 from tidemill.services.triggerer.lists.reporting.monitoring import HostMonitor, find_reasons
 from tidemill.triggers.streams.ack import AckStream
-from tidemill.triggers.streams.life import Stream
+from tidemill.triggers.streams.life import SharedStream
 from tidemill.triggers.streams.stream_counts import StreamTally, name_lane
 
 #: So many holders of an event are named; of the rest the number is told.
@@ -162,7 +162,7 @@ class HostView:
         return HostFacts(
             state,
             reasons,
-            standing.value if isinstance(standing, Standing) else "",
+            standing.value if isinstance(standing, ProducerStanding) else "",
             {phase.value: count for phase, count in self._book.triggers.count_phases().items()},
             len(streams),
             sum(len(stream.subscriptions) for stream in streams),
@@ -178,7 +178,7 @@ class HostView:
         self, after: str | None, limit: int, states: Collection[str] = (), text: str = ""
     ) -> tuple[list[TriggerFacts], bool]:
         """Return the next triggers by name, and whether there are more."""
-        phases = [Phase(state) for state in states]
+        phases = [TriggerPhase(state) for state in states]
         found, more = self._book.triggers.list_after(after, limit, phases, text)
         return [_describe_trigger(entry) for entry in found], more
 
@@ -187,9 +187,9 @@ class HostView:
         host = self._host
         if host is None:
             return [], False
-        places = ((self._book.names.find(key), self._book.names.find_id(key), key) for key in host.manager.streams)
-        later = (place for place in places if after is None or place[:2] > after)
-        found = heapq.nsmallest(limit + 1, later, key=lambda place: place[:2])
+        keyed = ((self._book.names.find(key), self._book.names.find_id(key), key) for key in host.manager.streams)
+        later = (one for one in keyed if after is None or one[:2] > after)
+        found = heapq.nsmallest(limit + 1, later, key=lambda one: one[:2])
         rows = [self._describe_stream(host, name, number, key) for name, number, key in found[:limit]]
         return rows, len(found) > limit
 
@@ -205,7 +205,7 @@ class HostView:
         """
         host = self._host
         find_id = self._book.names.find_id
-        streams: Mapping[Hashable, Stream] = {} if host is None else host.manager.streams
+        streams: Mapping[Hashable, SharedStream] = {} if host is None else host.manager.streams
         key = next((key for key in streams if find_id(key) == wanted), None)
         if host is None or key is None:
             return None
@@ -220,7 +220,7 @@ class HostView:
         return facts, lanes, names, len(found) > limit
 
     def _describe_stream(self, host: ListHost, name: str, number: str, key: Hashable) -> StreamFacts:
-        stream: Stream = host.manager.streams[key]
+        stream: SharedStream = host.manager.streams[key]
         tally = self._book.counts.tallies.get(key, StreamTally())
         failing = sum(one.end.failed_at is not None for one in stream.subscriptions.values())
         about = (number, name, isinstance(stream, AckStream), len(stream.subscriptions), failing)

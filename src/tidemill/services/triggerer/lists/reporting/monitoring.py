@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tidemill.config.metrics_settings import MetricsSettings
-from tidemill.core.triggers.group_commit import Standing
+from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.core.wording import format_count
 from tidemill.runtime.log.setup import version
 from tidemill.runtime.loop.loop_calls import call_on_loop
@@ -136,7 +136,7 @@ class HostMonitor:
             state,
             active=True,
             started=self.book.is_started,
-            store_open=host.events.standing is not Standing.DOWN,
+            store_open=host.events.standing is not ProducerStanding.DOWN,
             triggers=host.running,
             streams=host.report() if reports else (),
             failed_streams=host.manager.count_failed(),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.core.recorder.place import MessagePlace, parse_place
+from tidemill.core.recorder.position import MessagePosition, parse_position
 
 
 def test_a_place_is_topic_partition_and_offset():
-    assert parse_place("my.topic_1-x:0:9223372036854775807") == MessagePlace("my.topic_1-x", 0, 2**63 - 1)
+    assert parse_position("my.topic_1-x:0:9223372036854775807") == MessagePosition("my.topic_1-x", 0, 2**63 - 1)
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,4 @@ def test_a_place_is_topic_partition_and_offset():
     ],
 )
 def test_anything_else_is_not_a_place(text: str):
-    assert parse_place(text) is None
+    assert parse_position(text) is None

@@ -1,4 +1,4 @@
-"""Decides which stalls of engines are logged: a stall that lasts is logged once, and again at intervals while it
+"""Decides which waits of engines are logged: a stall that lasts is logged once, and again at intervals while it
 persists.
 
 A status line shows every stall. Without one, in a service or a container, the log has to say why a partition makes no
@@ -15,34 +15,34 @@ FIRST_SECONDS = 5.0
 AGAIN_SECONDS = 60.0
 
 
-class Stalls:
-    """The stalls of all engines of a pipeline.
+class LongWaits:
+    """The waits of all engines of a pipeline.
 
     Example:
-        >>> stalls = Stalls()
-        >>> stalls.feed(0, {"sinks.http.out": "no connection"}, 10.0)
+        >>> waits = LongWaits()
+        >>> waits.feed(0, {"sinks.http.out": "no connection"}, 10.0)
         []
-        >>> stalls.feed(0, {"sinks.http.out": "no connection"}, 15.0)
+        >>> waits.feed(0, {"sinks.http.out": "no connection"}, 15.0)
         [('sinks.http.out', 'no connection')]
     """
 
     def __init__(self) -> None:
         self._due: dict[int, dict[str, float]] = {}
 
-    def feed(self, engine: int, stalled: Mapping[str, str], now: float) -> list[tuple[str, str]]:
-        """Process the stalls of an engine; return the ones to report as (name, reason).
+    def feed(self, engine: int, waits: Mapping[str, str], now: float) -> list[tuple[str, str]]:
+        """Process the waits of an engine; return the ones to report as (name, reason).
 
         Args:
             engine: The engine's number.
-            stalled: The names of everything the engine waits for now, with the reasons.
+            waits: The names of everything the engine waits for now, with the reasons.
             now: Seconds of a monotonic clock.
         """
-        if not stalled:
+        if not waits:
             self._due.pop(engine, None)
             return []
         before = self._due.get(engine, {})
-        due = {name: before.get(name, now + FIRST_SECONDS) for name in stalled}
-        reports = [(name, stalled[name]) for name, moment in due.items() if now >= moment]
+        due = {name: before.get(name, now + FIRST_SECONDS) for name in waits}
+        reports = [(name, waits[name]) for name, moment in due.items() if now >= moment]
         due |= {name: now + AGAIN_SECONDS for name, _ in reports}
         self._due[engine] = due
         return reports
