@@ -63,14 +63,14 @@ class Cipher:
         if not path.exists() and (lost := list_encrypted()):
             raise ConfigError(
                 f"the key file {path} is missing, and the store has values that only its key decrypts: "
-                f"{'; '.join(lost)}. Put the file back, or set store.encryption_key to its key. If the key is lost, so "
-                "are these values: set store.encryption_key to a new key, and set them again"
+                f"{'; '.join(lost)}. Put the file back, or set store.encryption_key to its key. If the key is lost, "
+                "these values are lost too: set store.encryption_key to a new key, and set the values again"
             )
         self._key = _read_key_file(path)
         self._fernet = _build_fernet([self._key])
         if self._fernet is None:
             raise ConfigError(
-                f"the key file {path} does not hold a key; put back the one that it held, or set store.encryption_key; "
+                f"the key file {path} does not hold a key; restore the original file, or set store.encryption_key; "
                 "remove the file only if the store has no variables and connections"
             )
 

@@ -95,6 +95,7 @@ class RunRetention:
         while after is not None:
             seen, after = await self._database.read(partial(_look, before_us, after))
             for one in seen:
+                # The runs come oldest first, so `left` counts the later runs of the DAG.
                 left[one.dag] -= 1
                 if one.old and left[one.dag] >= self._keep and one.run not in guarded:
                     removed += await self._remove(one.run, before_us)

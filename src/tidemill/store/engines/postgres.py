@@ -196,14 +196,13 @@ class PostgresDatabase:
                     except _FAILURES as error:
                         if not is_conflict(error):
                             raise
+                        # If the time limit ends the retries, the conflict is reported, not the timeout.
                         refused = error
                     else:
                         self._note_back()
                         return result
                     conflicts += 1
-                    throttle(log, 10.0).info(
-                        "a transaction conflicts with another one and is repeated", times=conflicts
-                    )
+                    throttle(log, 10.0).info("a transaction conflicted with another one; repeating it", times=conflicts)
                     await asyncio.sleep(_CONFLICT_BACKOFF.compute_delay(conflicts, random.getrandbits(JITTER_BITS)))
                     refused = None
         except TimeoutError as error:

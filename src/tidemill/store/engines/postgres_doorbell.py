@@ -71,7 +71,7 @@ class PostgresDoorbell(Doorbell):
                 await self._serve()
             except _FAILURES as error:
                 throttle(log, 60.0).info(
-                    "the doorbell of the store has no connection; services look for work every two seconds",
+                    "the store's doorbell is disconnected; services poll for work every two seconds",
                     error=f"{type(error).__name__}: {error}",
                 )
             await asyncio.sleep(SCAN_SECONDS)

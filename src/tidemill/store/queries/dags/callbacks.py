@@ -58,7 +58,8 @@ def read_callback_log(connection: Connection, request: ReadCallbackLog) -> Liste
     own = and_(_CALLBACK.id == request.callback, _CALLBACK.run == run, _CALLBACK.task.is_(None))
     if connection.execute(select(_CALLBACK.id).where(own)).scalar() is None:
         raise CallRefusedError(
-            RefusalKind.UNKNOWN, f"run {request.run_id!r} has no callback {request.callback} of the run as a whole"
+            RefusalKind.UNKNOWN,
+            f"run {request.run_id!r} has no callback {request.callback}, or the callback belongs to a task",
         )
     first = request.callback * PART_BASE
     after = first - 1 if request.after is None else int(request.after)

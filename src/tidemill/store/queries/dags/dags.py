@@ -126,6 +126,7 @@ def _insert_dag(
         "created_us": context.now_us,
         "changed_us": context.now_us,
     }
+    # The version references the DAG, so it is inserted second and its id set afterwards.
     number = connection.execute(insert(dag).values(values).returning(_DAG.id)).scalar_one()
     version = _insert_version(connection, number, 1, compute_digest(text), text, context.now_us)
     connection.execute(update(dag).where(_DAG.id == number).values(version_id=version))
@@ -205,6 +206,7 @@ def list_dags(connection: Connection, request: ListDags) -> Listed[DagRecord]:
     if not request.inactive:
         statement = statement.where(_DAG.active == 1)
     if request.tag is not None:
+        # Searches the JSON list for the quoted tag. LIKE would treat `%` and `_` in the tag as wildcards.
         tag = msgspec.json.encode(request.tag).decode()
         statement = statement.where(func.replace(_DAG.tags, tag, "") != _DAG.tags)
     if request.after is not None:

@@ -184,6 +184,7 @@ def _choose_run_id(connection: Connection, number: int, request: CreateRun, now_
         if request.run_id is not None or request.logical_us is not None:
             what = f"a run {name!r}" if twin == name else f"a run with this logical date, {twin!r}"
             raise CallRefusedError(RefusalKind.CONFLICT, f"DAG {request.dag_id!r} already has {what}")
+        # Another run has the generated name; the next microsecond gives another name.
         time_us += 1
 
 

@@ -62,7 +62,7 @@ def check_params(plan: DagPlan, conf: dict[str, msgspec.Raw]) -> None:
             try:
                 mismatch = find_mismatch(param.schema, decode(bytes(given)), f"param {param.name!r}")
             except (ValueError, RecursionError) as error:
-                mismatch = f"param {param.name!r}: its schema cannot be used: {error}"
+                mismatch = f"the schema of param {param.name!r} is invalid: {error}"
             if mismatch:
                 raise CallRefusedError(
                     RefusalKind.INVALID, f"{mismatch}; no run of DAG {plan.structure.id!r} was created"

@@ -209,6 +209,7 @@ class Board:
             entry.error = error
         journal = JournalRow(entry.id, after.epoch, before.state.value, after.state.value, identify(given), by, error)
         self._effects.journal.append(journal)
+        # A cleared task waits again; whether it can run depends on its upstream.
         if after.state is TaskState.NONE:
             self._doubtful[entry.id] = entry
         return answer
@@ -360,6 +361,7 @@ class Board:
             return 0
         if entry.pending:
             entry.pending, entry.tallied = 0, True
+        # A run that is being stopped starts no tasks, except teardowns after a fail-fast stop.
         if run.stop is not None and not (run.stop == "fail_fast" and entry.plan.structure.is_teardown):
             return 0
         readiness = (

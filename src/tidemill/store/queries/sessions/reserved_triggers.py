@@ -1,4 +1,4 @@
-"""Task triggers reserved for one service session, which runs each of them apart from the others.
+"""Task triggers reserved for one service session: a trial, which runs the suspects of a crash in isolation.
 
 Invariants: a reserved trigger counts as running, so no other service claims a trigger of its stream. Its cursor names
 the session but no claim request. It is released when the session ends.

@@ -141,6 +141,7 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
         # Read again now that cursors and streams are locked: triggers may have changed and streams may have been
         # claimed in the
         # meantime.
+        # `free[1]` is the condition on the state, `free[3]` the one on the stream.
         still = select(_TRIGGER.id).where(and_(_TRIGGER.id.in_(wanted), free[1], free[3])).order_by(_TRIGGER.id)
         found = list(connection.execute(still, given).scalars())
         given = IDS.build_parameters(dialect, build_id_rows(found))
