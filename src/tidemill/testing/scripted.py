@@ -158,7 +158,7 @@ class ScriptedSink(Sink):
     """
 
     type = "scripted"
-    #: In place of a PostgreSQL sink's connections: there is no server.
+    #: Stands for the connection pool of a PostgreSQL sink; there is no server.
     pool = None
 
     def __init__(
