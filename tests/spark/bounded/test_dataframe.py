@@ -208,7 +208,7 @@ def test_columns_become_what_a_message_has(session, settings):
 @pytest.mark.parametrize(
     ("expressions", "said"),
     [
-        (["value"], r"no column 'key' \(it has value\).*binary or string.*withColumn\('key', lit\(None\)\)"),
+        (["value"], r"no column 'key' \(binary or string\) among value.*withColumn\('key', lit\(None\)\)"),
         (["key"], "no column 'value'"),
         (["CAST(1 AS INT) AS key", "value"], "column 'key' of the DataFrame is int, but must be binary or string"),
         (["key", "value", "'x' AS offset"], "'offset' of the DataFrame is string, but must be a whole number"),

@@ -56,7 +56,7 @@ def test_the_folder_of_another_backfill_is_refused(folder: BackfillFolder, asked
 def test_a_folder_with_something_else_is_refused(folder: BackfillFolder) -> None:
     folder.path.mkdir()
     (folder.path / "mine.txt").touch()
-    with folder.locked(), pytest.raises(ConfigError, match=r"holds something else \(mine.txt\)"):
+    with folder.locked(), pytest.raises(ConfigError, match=r"contains other files \(mine.txt\)"):
         folder.load("orders", "earliest", "latest")
 
 

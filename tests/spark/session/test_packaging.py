@@ -272,7 +272,7 @@ def test_an_attribute_of_a_class_that_travels_by_value_is_named() -> None:
 
 
 def test_what_cannot_be_unpickled_is_refused() -> None:
-    with pytest.raises(HandlerError, match="not unpickled as engines have to: ValueError"):
+    with pytest.raises(HandlerError, match="not unpickled, which every engine must do: ValueError"):
         pack_handler(Attributes(odd=NotBack()))
 
 
