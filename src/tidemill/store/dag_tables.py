@@ -38,8 +38,7 @@ dag_file = Table(
 
 #: One row per DAG that was ever stored. `next_us`: the due time of the next scheduled run; `last_us`: the due time of
 #: the last one; `known_us`: the time from which the schedule applies, that is, since it became known and was not
-#: paused.
-#: `by_past`: 1 if tasks of a run depend on the previous run.
+#: paused. `by_past`: 1 if tasks of a run depend on the previous run.
 dag = Table(
     "dag",
     metadata,
@@ -79,8 +78,7 @@ dag_version = Table(
 )
 
 #: One row per run. `unfinished`: the number of tasks that have not ended. `stop`: the reason why the remaining tasks
-#: are
-#: being stopped; NULL once none is left.
+#: are being stopped; NULL once none is left.
 dag_run = Table(
     "dag_run",
     metadata,
@@ -116,12 +114,11 @@ _partial("ix_dag_run_running", dag_run.c.dag, dag_run.c.state, dag_run.c.id, whe
 _partial("ix_dag_run_stop", dag_run.c.id, where="stop IS NOT NULL")
 _partial("ix_dag_run_deadline", dag_run.c.deadline_us, where="deadline_us IS NOT NULL AND state = 'running'")
 
-#: One row per task of a run: the fields of `core.tasks.attempt.TaskRow`, the outcomes of its upstream tasks (`tallies`:
-#: the counts of `core.tasks.dependencies.Upstream`), and the columns that queries search by. `pending`: 1 if the
-#: scheduler
-#: must still decide the task. `skip_votes`: the number of upstream tasks that skip it by name; `skips`: the tasks it
-#: skips. `rank`: the order of waiting tasks. `number`: the index in the structure. `ending_outcome`: the state that
-#: follows the ending; NULL: the task is queued again.
+#: One row per task of a run: the fields of `core.tasks.task_row.TaskRow`, the outcomes of its upstream tasks
+#: (`tallies`: the counts of `core.tasks.dependencies.Upstream`), and the columns that queries search by. `pending`: 1
+#: if the scheduler must still decide the task. `skip_votes`: the number of upstream tasks that skip it by name;
+#: `skips`: the tasks it skips. `rank`: the order of waiting tasks. `number`: the index in the structure.
+#: `ending_outcome`: the state that follows the ending; NULL: the task is queued again.
 task_instance = Table(
     "task_instance",
     metadata,

@@ -84,8 +84,7 @@ class Database(Protocol):
         ...
 
     async def recover(self) -> Path:
-        """Save the content of a store that lost its file to a new file beside it, together with its key; return the new
-        path.
+        """Save the content of a store that lost its file, and its key, to new files; return the path of the database.
 
         Raises:
             StoreLostError: The content cannot be saved.

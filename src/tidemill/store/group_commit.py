@@ -4,9 +4,9 @@ A trigger host uses three parts of an `EventStore`: `add`; `wait_open`, which it
 and `on_standing`, which tells it when to suspend deadlines. The core makes all decisions; one asyncio task writes one
 batch at a time.
 
-Invariants: `done` is called once per event, in order, on the loop, and only after the outcome of the event is known.
-An event whose outcome is `Stored` or `Duplicate` is on disk. While the database is unreachable, `done` is not called
-and no event fails. An event whose `done` was not called before shutdown is unconfirmed, though it may be stored.
+Invariants: `done` is called once per event, in order, on the loop, and only after the outcome of the event is known. An
+event whose outcome is `Stored` or `Duplicate` is on disk. While the database is unreachable, `done` is not called and
+no event fails. An event whose `done` was not called before shutdown is unconfirmed, though it may be stored.
 """
 
 from __future__ import annotations
@@ -119,8 +119,7 @@ class EventStore:
                 event refuses a stale token (FENCED).
             payload: JSON text that passes `content.check_payload`.
             identity: Identifies repeated events of this trigger; must pass `content.check_identity`. None: the event
-                has
-                no identity.
+                has no identity.
             done: Called once on the loop with the outcome.
         """
         event = NewEvent(trigger_id, token, payload, identity, time.time_ns() // 1000)

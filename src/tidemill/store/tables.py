@@ -84,8 +84,7 @@ Index("ix_list_claim_session", list_claim.c.session_id)
 
 #: One row per trigger that was ever registered: by a list under its stable name, or by a deferred task without a name.
 #: The row is wide and written only when the state changes. `epoch`: the epoch of the deferred task, which the first
-#: event
-#: resumes; `stream_key`: triggers with the same key run in the same service.
+#: event resumes; `stream_key`: triggers with the same key run in the same service.
 trigger = Table(
     "trigger",
     metadata,
@@ -118,8 +117,7 @@ for _name, _columns, _where in (
     Index(_name, *_columns, postgresql_where=text(_where), sqlite_where=text(_where))
 
 #: One narrow row per trigger: the claim that may store its events, and the index of its next event. Transactions lock
-#: it
-#: before any other row of the trigger and update it with every batch of events.
+#: it before any other row of the trigger and update it with every batch of events.
 trigger_cursor = Table(
     "trigger_cursor",
     metadata,
@@ -152,8 +150,7 @@ trigger_event = Table(
 Index("ix_trigger_event_created", trigger_event.c.created_us)
 
 #: One row per identity of an event; kept as long as repeated events must be recognised, which may be longer than the
-#: event
-#: itself.
+#: event itself.
 trigger_identity = Table(
     "trigger_identity",
     metadata,

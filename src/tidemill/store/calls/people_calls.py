@@ -1,7 +1,7 @@
 """The calls of the command line and the web pages about DAGs, runs and tasks.
 
-Invariants: lists are returned in keyset pages in a stable order; `after` is the `next` of the previous page. `by`
-names the user who makes a change and is recorded in the journal. Times are UTC microseconds since the epoch.
+Invariants: lists are returned in keyset pages in a stable order; `after` is the `next` of the previous page. `by` names
+the user who makes a change and is recorded in the journal. Times are UTC microseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
         run_id: The name of its run.
         task_id: Its name.
         map_index: The map index; -1: it is not mapped.
-        state: A `core.tasks.attempt.TaskState`.
+        state: A `core.tasks.task_row.TaskState`.
         epoch: How often its state has changed.
         tries: How many tries have started.
         max_tries: The number of tries after which a failure is final.
@@ -231,7 +231,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
         started_us: When its last try started.
         ended_us: When it ended.
         due_us: The time of its next retry or deadline.
-        session: The worker that runs it, for display; None: no worker runs it.
+        worker: The worker that runs it, for display; None: no worker runs it.
         trigger: The id of the trigger that it waits for; None: it is not deferred.
         error: The error of its last failure.
     """
@@ -268,7 +268,7 @@ class TriggerAbout(msgspec.Struct, frozen=True):
         classpath: The import path of its class.
         arguments: Its arguments as text, with secrets masked.
         due_us: The time that it waits for; None: it waits for something else.
-        session: The triggerer that runs it, for display; None: no triggerer runs it.
+        triggerer: The triggerer that runs it, for display; None: no triggerer runs it.
     """
 
     id: int
@@ -295,9 +295,7 @@ class ListTasks(Call[Listed[TaskRecord]], frozen=True):
 
 
 class HistoryRecord(msgspec.Struct, frozen=True):
-    """A change of a task's state. `given`: the input that caused it; `by`: the sender of the input; `detail`: further
-    text.
-    """
+    """A change of a task's state. `given`: the input that caused it; `by`: its sender; `detail`: more text."""
 
     epoch: int
     before: str

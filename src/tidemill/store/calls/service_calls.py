@@ -67,8 +67,7 @@ class LoseSession(Call[bool], frozen=True):
 
 
 class LoseOtherSessions(Call[tuple[int, ...]], frozen=True):
-    """End every live DAG service session except the given ones and return the ids; hosts of trigger lists are not
-    affected.
+    """End every live DAG service session except the given ones; return the ids. Hosts of trigger lists are excluded.
 
     Used by a process that holds the exclusive right to run services on a store: all other sessions must be dead.
 
@@ -84,9 +83,7 @@ class LoseOtherSessions(Call[tuple[int, ...]], frozen=True):
 
 
 class ServiceSession(msgspec.Struct, frozen=True):
-    """A service session with the fields of `BeginSession`. `beat`: heartbeat counter; `quiet_us`: time since the last
-    beat.
-    """
+    """A service session with the fields of `BeginSession`. `beat`: heartbeat counter; `quiet_us`: age of the beat."""
 
     id: int
     kind: str
@@ -208,8 +205,7 @@ class SchedulerTurn(Call[SchedulerAnswer], frozen=True):
     """Do all scheduling work that is due, in a bounded transaction.
 
     Create due runs, start queued runs, decide tasks whose upstream changed, process deadlines and retries, admit tasks
-    to
-    slots, and end runs. A run that raises an error is left unchanged, and the turn continues with the others.
+    to slots, and end runs. A run that raises an error is left unchanged, and the turn continues with the others.
 
     Attributes:
         session: The scheduler's session.

@@ -145,9 +145,8 @@ class ReleaseTriggers(Call[int], frozen=True):
 class StoppedTrigger(msgspec.Struct, frozen=True):
     """A trigger that its triggerer must stop.
 
-    `reason`: `done`, `failed`, `timeout` or `user` (see `core.tasks.inputs.Stop`), or `hand-over` if another triggerer
-    has
-    taken it over.
+    `reason`: `done`, `failed`, `timeout` or `user` (see `core.tasks.inputs.TriggerStopReason`), or `hand-over` if
+    another triggerer has taken it over.
     """
 
     id: int

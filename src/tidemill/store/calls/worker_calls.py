@@ -18,8 +18,7 @@ class OutcomeKind(enum.StrEnum):
     """The outcome of a report.
 
     MOVED: stored. ALREADY: stored before. FENCED: the epoch is stale, and the attempt does not count. REFUSED: the
-    report
-    does not apply.
+    report does not apply.
     """
 
     MOVED = "moved"

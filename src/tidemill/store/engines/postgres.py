@@ -125,8 +125,7 @@ class PostgresDatabase:
             await self.read(lambda connection: check_readable(connection, self._label))
         elif not await self.read(is_current):
             # No time limit: an upgrade may copy a large table while other processes wait for it. The planner settings
-            # for batches of
-            # keys do not suit whole tables.
+            # for batches of keys do not suit whole tables.
             await self._run(upgrade, None, _build_begin(False, self._attempt_seconds, {}))
 
     async def write(self, work: Callable[[Connection], T]) -> T:
@@ -257,8 +256,7 @@ class PostgresDatabase:
     def _make_engine(self, url: str) -> AsyncEngine:
         async def connect() -> Any:
             # asyncpg parses the URL itself, so libpq's forms work: several hosts, sslmode, a service, a socket folder.
-            # PgBouncer
-            # rejects most startup settings, but accepts the application name.
+            # PgBouncer rejects most startup settings, but accepts the application name.
             settings = {"application_name": "tidemill"}
             return await asyncpg.connect(
                 url, timeout=_CONNECT_SECONDS, statement_cache_size=0, server_settings=settings

@@ -51,10 +51,7 @@ class FileWatch:
         return None
 
     def list_folders(self) -> Iterator[Path]:
-        """Yield folders for a copy, best first: the original folder, the file's new folder, the working directory, and
-        the
-        temporary folder.
-        """
+        """Yield folders for a copy, best first: the original, the new one, the working and the temporary directory."""
         path, fd = self._files[0]
         yield path.parent
         if os.fstat(fd).st_nlink:

@@ -1,9 +1,8 @@
 """The store in a SQLite file: one writing process with one writer thread and one reader thread.
 
 Invariants: a returned commit is on disk (WAL, `synchronous=FULL`). A write transaction takes the write lock at its
-start
-(BEGIN IMMEDIATE), so that it never fails halfway. Each connection is used only by its own thread. Readers, in this and
-other processes, never block a writer.
+start (BEGIN IMMEDIATE), so that it never fails halfway. Each connection is used only by its own thread. Readers, in
+this and other processes, never block a writer.
 """
 
 from __future__ import annotations

@@ -73,8 +73,7 @@ def find_misspelt(plan: DagPlan, names: Collection[str]) -> tuple[str, ...]:
     """Return a warning for each name in the configuration that is probably a misspelt param.
 
     A name that resembles no param causes no warning, because tasks may read it from `dag_run.conf`; nor does a name
-    that
-    only resembles a param with a value.
+    that only resembles a param with a value.
     """
     params = [param.name for param in plan.structure.params if param.name not in names][:_MAX_NAMES]
     if not params:

@@ -81,6 +81,8 @@ class Board:
         limit: The maximum number of tasks to decide.
         moved: The number of transitions.
         left: Whether undecided tasks are left for the scheduler.
+        runs: The locked runs by id.
+        tasks: The locked tasks by id.
     """
 
     connection: Connection

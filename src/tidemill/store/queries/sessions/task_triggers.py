@@ -139,9 +139,7 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
         dialect = find_dialect(connection)
         wanted, given = select(IDS.build_source(dialect).c.id), IDS.build_parameters(dialect, build_id_rows(found))
         # Read again now that cursors and streams are locked: triggers may have changed and streams may have been
-        # claimed in the
-        # meantime.
-        # `free[1]` is the condition on the state, `free[3]` the one on the stream.
+        # claimed in the meantime. `free[1]` is the condition on the state, `free[3]` the one on the stream.
         still = select(_TRIGGER.id).where(and_(_TRIGGER.id.in_(wanted), free[1], free[3])).order_by(_TRIGGER.id)
         found = list(connection.execute(still, given).scalars())
         given = IDS.build_parameters(dialect, build_id_rows(found))
@@ -156,8 +154,7 @@ def _lock_streams(connection: Connection, keys: Collection[str]) -> Collection[s
     """Lock the streams and return those we got; the locks last until this transaction ends.
 
     Without the locks, two concurrent claims would not see each other and could split a stream between two services.
-    There
-    is no need to wait for the other streams: the transaction that locked them claims their triggers.
+    There is no need to wait for the other streams: the transaction that locked them claims their triggers.
     """
     if not keys or find_dialect(connection) != "postgresql":
         return keys  # a SQLite file has one writer

@@ -40,9 +40,7 @@ def remove_events(connection: Connection, before_us: int, since_us: int = 0) -> 
 
 
 def remove_identities(connection: Connection, before_us: int, since_us: int = 0) -> Removed:
-    """Remove the oldest identities, as `remove_events` does; a redelivered event whose identity was removed is stored
-    again.
-    """
+    """Remove the oldest identities; a redelivered event whose identity was removed is stored again."""
     keys = [trigger_identity.c.trigger_id, trigger_identity.c.identity]
     return _remove(connection, trigger_identity, keys, before_us, since_us)
 

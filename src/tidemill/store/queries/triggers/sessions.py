@@ -58,8 +58,7 @@ def begin_session(
     """Start a session and return its id; the arguments are those of `ListHostSession`.
 
     If the call is repeated because its answer was lost, it starts a second session. The first one never sends a
-    heartbeat
-    and is eventually found dead.
+    heartbeat and is eventually found dead.
     """
     values = {
         "kind": kind,
@@ -221,9 +220,7 @@ def find_foreign_names(connection: Connection, names: Iterable[str], list: str) 
 
 
 def count_held_triggers(connection: Connection, session_id: int) -> tuple[int, int]:
-    """Return the number of triggers that a session holds and the sum of their tokens, which changes when one is taken
-    over.
-    """
+    """Return the number of triggers that a session holds, and the sum of their tokens, which detects takeovers."""
     statement = select(func.count(), func.coalesce(func.sum(trigger_cursor.c.token), 0)).where(
         trigger_cursor.c.session_id == session_id
     )

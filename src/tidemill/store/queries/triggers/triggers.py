@@ -48,9 +48,8 @@ def register_triggers(
     """Register triggers.
 
     A known trigger keeps its state, unless a user cancelled it, or its class or arguments differ and it is a new
-    trigger
-    under an old name; then it starts over. Its events and their indexes stay in any case. A transaction that does other
-    work with triggers must call this first.
+    trigger under an old name; then it starts over. Its events and their indexes stay in any case. A transaction that
+    does other work with triggers must call this first.
 
     Args:
         connection: A connection inside a transaction.
