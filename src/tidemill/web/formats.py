@@ -98,7 +98,7 @@ def format_time(at: float | None) -> Markup | str:
 
 
 def format_moment(at: float | None) -> Markup | str:
-    """Return a time in milliseconds precision; see `format_time`."""
+    """Return a time with millisecond precision; see `format_time`."""
     return _format_moment(at, "milliseconds")
 
 

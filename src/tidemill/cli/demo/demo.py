@@ -59,7 +59,7 @@ def find_example() -> Path:
     """
     folder = (Path(tidemill.__file__).parent / "examples" / "access_log").resolve()
     if not (folder / "pipeline.py").is_file():
-        raise ConfigError(f"the example is missing from this installation ({folder}); install tidemill again")
+        raise ConfigError(f"the example is missing from this installation ({folder}); reinstall tidemill")
     return folder
 
 

@@ -115,7 +115,7 @@ def check_spark(master: str) -> str:
     try:
         import pyspark
     except ImportError as error:
-        raise ConfigError(f"pyspark cannot be imported: {error}; install tidemill again") from None
+        raise ConfigError(f"pyspark cannot be imported: {error}; reinstall tidemill") from None
     if master.startswith("spark://"):
         for address in master.removeprefix("spark://").split(","):
             _check_address(address)
