@@ -92,7 +92,7 @@ def test_an_open_list_follows_the_pipeline_and_says_when_it_is_old(browser: Brow
     engines = served.pipeline.engines
     with opened(browser, served, NARROW, "dark") as (page, _watch):
         page.goto(f"{served.base}/engines?state=link+lost")
-        page.wait_for_selector("text=No partition matches")
+        page.wait_for_selector("text=No engine matches")
         served.pipeline.engines = [msgspec.structs.replace(engines[0], state="link lost"), *engines[1:]]
         page.wait_for_selector("#list >> text=1 to 1 of 1")
         page.goto(f"{served.base}/partitions?engine=3")
