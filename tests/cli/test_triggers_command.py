@@ -98,7 +98,7 @@ def test_a_second_host_of_a_list_is_refused_and_told_what_to_do(site):
     site.until(lambda: "triggers started" in site.log)
     second = site.ask("run", "spec.yaml")
     assert second.returncode == ExitCode.CONFIG
-    assert f"is already run by process {first.pid} on this machine" in second.stderr
+    assert f"process {first.pid} on this machine already runs" in second.stderr
     first.kill()
     first.wait()
     third = site.host()  # one that was killed is in nobody's way

@@ -249,7 +249,7 @@ def test_a_list_with_a_name_of_another_live_list_is_refused_and_told_what_to_do(
     other.env["TIDEMILL_TRIGGERER__LIST_NAME"] = "bills"
     refused = other.ask("run", "spec.yaml")
     assert refused.returncode == ExitCode.CONFIG
-    assert f"the list bills cannot be run beside the list orders, which process {first.pid} on" in refused.stderr
+    assert f"the list bills cannot run beside the list orders, which process {first.pid} on" in refused.stderr
     assert "both have the trigger 'ticks'" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert first.poll() is None

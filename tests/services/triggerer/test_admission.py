@@ -57,7 +57,7 @@ async def test_a_name_of_a_live_list_is_refused_naming_its_owner(stage):
     await running(first, 1)
     second = await stage.started(waits(), waits("more"), list_name="two")
     said = await refused(second)
-    assert "the list two cannot be run beside the list one, which process" in said
+    assert "the list two cannot run beside the list one, which process" in said
     assert "both have the trigger 'waits'" in said
     assert DID["waits"].count("run") == 1
     assert DID["more"] == []

@@ -1,7 +1,7 @@
-"""The process of a trigger host: opens the store, runs the list or waits for it, and handles signals.
+"""The process of a trigger host: it opens the store, runs the list or waits for it, and handles signals.
 
-SIGTERM and SIGINT stop gracefully, a second one at once; SIGHUP reloads the list. A list with an error changes
-nothing: the old one keeps running.
+The first SIGTERM or SIGINT stops gracefully, the second at once; SIGHUP reloads the list. If the new list has an error,
+the old one keeps running.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ log = structlog.get_logger(__name__)
 
 
 class HostRunsError(ConfigError):
-    """Another host runs this list of triggers, and its store is for one process."""
+    """Another host runs this list of triggers, and the store supports only one process."""
 
 
 def run_host(settings: Settings, specs: Path, pace: SessionPace | None = None) -> ExitCode:
-    """Run the triggers of a list until a signal, or until none is left to run.
+    """Run the triggers of a list until a signal arrives or no trigger is left to run.
 
     Args:
-        settings: `store`, `triggerer` and `logging` are read.
-        specs: The YAML file.
+        settings: Uses the sections `store`, `triggerer` and `logging`.
+        specs: The YAML file of the list.
         pace: How fast the death of another host is noticed; None: within 35 seconds.
 
     Raises:
-        ConfigError: The list or the settings are wrong, or another process runs it.
-        RemoteError: The store cannot be reached at the start.
+        ConfigError: The list or the settings are wrong, or another process runs the list.
+        RemoteError: The store cannot be reached at startup.
     """
     signals = Signals()
     signals.listen()
@@ -85,8 +85,8 @@ def _find_url(settings: Settings, specs: Path) -> str:
 
 
 def list_name(settings: Settings, specs: Path) -> str:
-    """Return the name of a list: what is configured, else where its file is."""
-    # A path may contain bytes that are not UTF-8; they are escaped.
+    """Return the configured name of a list, or the path of its file."""
+    # A path may contain bytes that are not UTF-8; escape them.
     return settings.triggerer.list_name or os.fsencode(specs.resolve()).decode("utf-8", "backslashreplace")
 
 
@@ -95,12 +95,12 @@ async def _run(
 ) -> ExitCode:
     url, name = _find_url(settings, specs), list_name(settings, specs)
     exclusive = has_one_writer(url)
-    lock = ListLock(str(specs.resolve()) if exclusive else name)  # noqa: ASYNC240 - no I/O to speak of
+    lock = ListLock(str(specs.resolve()) if exclusive else name)  # noqa: ASYNC240 - hardly any I/O
     try:
         if not lock.acquire() and exclusive:
             raise HostRunsError(
-                f"{specs} is already run by process {lock.holder} on this machine; stop that process, or have it "
-                f"reload the list: kill -HUP {lock.holder}"
+                f"process {lock.holder} on this machine already runs {specs}; stop that process, or make it reload the "
+                f"list: kill -HUP {lock.holder}"
             )
         worker = find_worker_name(settings)
         monitor = HostMonitor(settings.metrics, worker, name, settings.debug.db_dir if settings.debug.enabled else "")
@@ -139,7 +139,7 @@ async def _run(
 
 
 async def _open_store(url: str, signals: Signals) -> Database | None:
-    """Open the store; None: a signal said to stop before it was open."""
+    """Open the store; return None if a signal stopped the host first."""
     signals.attach()
     opening = asyncio.ensure_future(open_store(url))
     stopping = asyncio.ensure_future(signals.stop.wait())
@@ -161,7 +161,8 @@ async def _take_part(
     signals: Signals,
     database: Database,
 ) -> int:
-    """Run the list, or wait for it, until a signal ends it or nothing is left to run; return what was not stored.
+    """Run the list, or wait for it, until a signal arrives or no trigger is left; return how many events were not
+    stored.
 
     Raises:
         StoreLostError: The file of the store was removed or moved away.

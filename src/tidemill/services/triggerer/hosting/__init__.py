@@ -1,1 +1,1 @@
-"""Hosts triggers, those of a list and those of deferred tasks alike."""
+"""Runs triggers on one event loop, both those of a list and those of deferred tasks."""

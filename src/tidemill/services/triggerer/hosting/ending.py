@@ -1,4 +1,4 @@
-"""How the end of a trigger's run is carried out, step by step, and what is reported of it."""
+"""Runs the steps at the end of a trigger's run, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _STATES = {
 }
 
 
-#: Of a longer error this many characters of each end are kept: it is masked and logged in the loop of all triggers.
+#: Longer errors are cut to this many characters at each end, because the loop of all triggers masks and logs them.
 _MAX_ERROR = 10_000
-#: And this many of the line that lists show.
+#: Length limit of the one-line summary that lists show.
 _MAX_SAID = 500
 
 
 class RefusedEventError(TriggerError):
-    """The store refuses an event; its raw event has failed, and the trigger may be on another one by now."""
+    """The store refused an event. Its raw event has already failed, and the trigger may be processing the next one."""
 
 
 async def run_step(trigger: str, what: str, step: Callable[[], Awaitable[Any]], timeout_seconds: float) -> None:
-    """Run one step of a trigger's end; what it raises, and that it takes too long, is logged."""
+    """Run one step of a trigger's end; log its errors and a timeout instead of raising them."""
     try:
         async with asyncio.timeout(timeout_seconds):
             await step()
     except TimeoutError:
         log.exception(
-            "a step of a trigger's end takes too long; it is cancelled",
+            "a step of a trigger's end timed out and was cancelled",
             trigger=trigger,
             step=what,
             seconds=timeout_seconds,
@@ -61,21 +61,21 @@ def report_ending(
     reason: CancelReason | None,
     fault: BaseException | None,
 ) -> StateChange:
-    """Log how a run ended, and return what the store is to say.
+    """Log how a run ended, and return the state change for the store.
 
     Args:
         spec: The trigger.
         number: Its id in the store.
-        token: That of the claim under which it ran.
-        following: What follows.
-        reason: Why it was cancelled, if that is how it ended.
-        fault: What went wrong, if anything did.
+        token: The token of the claim under which it ran.
+        following: The verdict, and whether the trigger restarts.
+        reason: Why the run was cancelled; None: it was not.
+        fault: The error that ended the run; None: there was none.
     """
     error = None
     if following.verdict is EndVerdict.FAILED:
         fault = fault or TriggerError("the trigger ended without having fired an event")
         if reason is CancelReason.TIMEOUT:
-            fault = TriggerError("the trigger failed its shared stream, and did not end for 30 s; it was cancelled")
+            fault = TriggerError("the trigger failed its shared stream, did not end within 30 s, and was cancelled")
         error = format_fault(fault)
         pause = following.pause_seconds
         log.error(
@@ -90,15 +90,15 @@ def report_ending(
         if following.pause_seconds is None:
             log.info("a trigger ended", trigger=spec.name, **about)
         else:
-            # It may begin again every second, for ever; its events are logged.
-            log.debug("a trigger ended, and begins again", trigger=spec.name, **about)
+            # A trigger may restart every second, indefinitely; its events are logged anyway.
+            log.debug("a trigger ended and restarts", trigger=spec.name, **about)
     return StateChange(number, token, _STATES[following.verdict], reason.value if reason is not None else None, error)
 
 
 def format_fault(fault: BaseException, mask: Callable[[str], str] = redact_text) -> str:
-    """Return an error with its traceback, secrets masked; without it, if the message is meant to say everything.
+    """Return an error with its traceback, secrets masked; a TidemillError without a cause comes without traceback.
 
-    The text is what every encoder and database accepts, and has a bounded length.
+    Every encoder and database accepts the text, and its length is bounded.
 
     Args:
         fault: The error.
@@ -110,19 +110,19 @@ def format_fault(fault: BaseException, mask: Callable[[str], str] = redact_text)
     text = escape_surrogates(text).replace("\0", "\\x00")
     if len(text) <= 2 * _MAX_ERROR:
         return mask(text)
-    # Each part is masked with what surrounds it, so that no half of a secret is taken for something else.
+    # Mask each part together with its surroundings, so that a secret on the cut is still recognized.
     head, tail = mask(text[: 2 * _MAX_ERROR])[:_MAX_ERROR], mask(text[-2 * _MAX_ERROR :])[-_MAX_ERROR:]
-    return f"{head}\n... {len(text) - 2 * _MAX_ERROR:,} characters are left out ...\n{tail}"
+    return f"{head}\n... {len(text) - 2 * _MAX_ERROR:,} characters omitted ...\n{tail}"
 
 
 def explain_fault(fault: BaseException, mask: Callable[[str], str] = redact_text) -> str:
-    """Return an error as `format_fault` does, and what happened in its last line, which lists of tasks show."""
+    """Return an error as `format_fault` does, with a summary in its last line, which lists of tasks show."""
     described = describe_error(fault)
     own = described.partition(": ")[2].strip() or described
     said = own if isinstance(fault, TidemillError) else f"the trigger raised {described}"
     said = mask(said.replace("\0", "\\x00")).splitlines()[0][:_MAX_SAID].rstrip(": ")
     try:
         text = format_fault(fault, mask).strip()
-    except Exception:  # its own `__str__` may raise, and its task must not wait for ever
+    except Exception:  # the error's own `__str__` may raise; its task must still end
         return said
     return text if text and "\n" not in text else f"{text}\n\n{said}".lstrip()

@@ -1,7 +1,7 @@
-"""Logs stored events, one line each, up to a limit; those beyond it are counted and summed up.
+"""Logs stored events, one line each up to a limit, and sums up the rest.
 
-Invariant: every stored event is in a line of its own or in the count of a later line. Payloads are not logged: they are
-the user's data, and `tidemill triggers events` has them.
+Invariant: every stored event has a line of its own or is counted in a later line. Payloads are not logged: they are the
+user's data, and `tidemill triggers events` shows them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from tidemill.core.triggers.event_plan import Duplicate, StoreOutcome
 
 log = structlog.get_logger(__name__)
 
-#: At most this many events have a line of their own in an interval of this length.
+#: At most this many events per interval have a line of their own.
 MAX_LINES = 10
 INTERVAL_SECONDS = 10.0
-#: Longer identities are cut in a line.
+#: Longer identities are cut.
 _MAX_SHOWN = 100
 
 
@@ -30,18 +30,17 @@ class HostEventLog:
     __slots__ = ("_began_at", "_left_out", "_lines")
 
     def __init__(self, now: float) -> None:
-        """Begin the first interval at this time, in seconds."""
         self._began_at = now
         self._lines = 0
         self._left_out = 0
 
     def note(self, trigger: str, outcome: StoreOutcome, identity: str | None) -> None:
-        """Log that an event is stored; one that the store had already is not mentioned.
+        """Log a stored event, unless it is a duplicate.
 
         Args:
-            trigger: Its trigger's name.
-            outcome: What became of it.
-            identity: What identifies it.
+            trigger: The trigger's name.
+            outcome: The store's answer.
+            identity: The identity of the event.
         """
         if isinstance(outcome, Duplicate):
             return
@@ -53,7 +52,7 @@ class HostEventLog:
         log.info("event stored", trigger=trigger, sequence=getattr(outcome, "sequence_index", None), **details)
 
     def flush(self, now: float, *, last: bool = False) -> None:
-        """Say how many events had no line of their own; call it regularly, and once with `last` at the end."""
+        """Log how many events had no line of their own. Call it regularly, and once with `last` at the end."""
         if not last and now - self._began_at < INTERVAL_SECONDS:
             return
         if self._left_out:

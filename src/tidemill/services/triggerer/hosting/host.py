@@ -1,13 +1,12 @@
 """Runs triggers side by side on one event loop, stores their events, and shares their streams.
 
-Theory of operation. Each trigger runs in a task of its own. Those with an equal key share one stream
+Theory of operation. Each trigger runs in a task of its own. Triggers with equal keys share one stream
 (`tidemill.triggers.streams`). Events go to the group commit of the store, which confirms them to the streams once they
-are durable. While the store cannot be reached, the clock of all deadlines stands still and no producer is pulled. Where
-the triggers come from, and what becomes of them, is known to the host's source (`trigger_source`): a list, or the tasks
-that have deferred.
+are durable. While the store is unreachable, the clock of all deadlines is paused and producers are not pulled. The
+host's source (`trigger_source`) supplies the triggers and records their outcomes: it is a list, or the deferred tasks.
 
-Invariants: all triggers of a key that are started together are subscribed before that key is polled for the first time;
-a trigger's failure is its own. Everything belongs to one event loop.
+Invariants: all triggers of a key that start together are subscribed before the first poll of that key; a trigger's
+failure affects no other trigger. Everything belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from tidemill.triggers.shared_stream import SharedStreamManager, StreamReport
 
 log = structlog.get_logger(__name__)
 
-#: A trigger that was forced to fail its stream and has not ended after this many seconds is cancelled.
+#: A trigger that was forced to fail its stream is cancelled if it has not ended after this many seconds.
 FORCED_SECONDS = 30.0
-LOOK_SECONDS = 1.0  # how often that is checked
-#: How often it is checked whether a trigger ignores its cancellation, which is repeated after half a minute.
+LOOK_SECONDS = 1.0  # how often forced failures are checked
+#: How often triggers that ignore a cancellation are looked for; the cancellation is repeated after half a minute.
 REPEAT_SECONDS = 5.0
 #: A write that takes longer counts as an outage.
 OUTAGE_SECONDS = 1.0
-#: At a stop: how long outstanding events of streams may take to finish, and events to be stored.
+#: At shutdown: how long outstanding stream events may take to finish, and fired events to be stored.
 DRAIN_SECONDS = 5.0
 STORE_SECONDS = 10.0
-#: And how long triggers may take to end.
+#: At shutdown: how long triggers may take to end.
 END_SECONDS = 65.0
-#: Triggers that are created or started before the loop gets its turn.
+#: Number of triggers created or started before the loop gets its turn.
 _BURST = 256
 
 
@@ -54,51 +53,51 @@ class HostedTrigger(Protocol):
     """A trigger on a host.
 
     Attributes:
-        reason: Why it was cancelled.
+        reason: Why it was cancelled; None: it was not.
     """
 
     reason: CancelReason | None
 
     @property
     def name(self) -> str:
-        """Its name, unique on its host."""
+        """The trigger's name, unique on its host."""
 
     def create(self) -> None:
-        """Create the trigger; if that fails, its run ends with the error."""
+        """Create the trigger; if that fails, the run ends with the error."""
 
     def route(self) -> None:
-        """Subscribe it to its stream, if it shares one; synchronous."""
+        """Subscribe the trigger to its shared stream, if it has one. Synchronous."""
 
-    def start(self) -> asyncio.Task[None]:
-        """Start running."""
+    def start(self) -> asyncio.Task[None]: ...
 
-    def cancel(self, reason: CancelReason) -> None:
-        """End it."""
+    def cancel(self, reason: CancelReason) -> None: ...
 
     def cancel_again(self, now: float) -> None:
-        """Repeat a cancellation that its own code has ignored for long; `now` is that of its clock."""
+        """Repeat a cancellation that the trigger's code has ignored for long; `now` is read from the host's monotonic
+        clock.
+        """
 
 
 R = TypeVar("R", bound=HostedTrigger)
 
 
 class TriggerHost(Generic[R]):
-    """Triggers on one event loop.
+    """Runs triggers on one event loop.
 
     Args:
-        source: Where they come from.
-        settings: `triggerer`.
+        source: Supplies the triggers and takes the reports about them.
+        settings: The section `triggerer`.
         clock: A monotonic clock, in seconds.
-        book: What happens is noted there; None: in a book of its own.
+        book: Statistics that outlive this host; None: use new ones.
 
     Attributes:
-        runs: The triggers that run, or wait to run again, by name.
+        runs: The triggers that run or wait to restart, by name.
         making: The trigger whose constructor or stream key is being called; None: no such call is under way.
-        manager: Their shared streams.
-        events: Where their events go.
-        event_log: Where it is noted what was stored.
-        stopping: Whether it is stopping: then it ends the streams once everything is stored.
-        book: What happens.
+        manager: The shared streams.
+        events: The group commit that stores events.
+        event_log: Logs stored events.
+        stopping: Whether the host is stopping; if so, it ends the streams once everything is stored.
+        book: Statistics for metrics, pages and recordings.
     """
 
     def __init__(
@@ -109,7 +108,6 @@ class TriggerHost(Generic[R]):
         clock: Callable[[], float] = time.monotonic,
         book: HostBook | None = None,
     ) -> None:
-        """Start nothing yet."""
         self._source = source
         self.book = book = book or HostBook()
         book.is_started = False
@@ -125,7 +123,7 @@ class TriggerHost(Generic[R]):
             may_open=source.wait_confirmed,
             counts=book.counts,
         )
-        # An outage has to be noticed long before it makes a subscriber too late.
+        # An outage must be noticed long before a subscriber's acknowledgement times out.
         outage_seconds = min(OUTAGE_SECONDS, settings.shared_stream_ack_timeout / 4)
         limits = CommitLimits(linger_seconds=source.linger_seconds, outage_seconds=outage_seconds)
         self.events = EventStore(source.writer, self._on_standing, limits)
@@ -137,20 +135,20 @@ class TriggerHost(Generic[R]):
         self._looking: asyncio.Task[None] | None = None
         self._repeat_at = -math.inf
         self._tasks: dict[asyncio.Task[None], R] = {}
-        # One callback in one context serves all tasks: thousands of triggers only wait.
+        # All tasks share one callback and one context, because thousands of triggers may be waiting.
         self._on_done, self._context = self._forget, contextvars.copy_context()
         self._idle = asyncio.Event()
 
     def now(self) -> float:
-        """Return the time of the deadlines, in seconds; it stands still while the store cannot be reached."""
+        """Return the time that deadlines use, in seconds; it is paused while the store is unreachable."""
         return self._clock.read(self._monotonic())
 
     def report(self) -> list[StreamReport]:
-        """Return what the shared streams are doing, in the time of `now`."""
+        """Return the state of the shared streams; its times are those of `now`."""
         return self.manager.report()
 
     async def wait_idle(self) -> None:
-        """Wait until no trigger is left to run."""
+        """Wait until no trigger is running or waiting to restart."""
         while self.runs:
             self._idle.clear()
             await self._idle.wait()
@@ -158,13 +156,13 @@ class TriggerHost(Generic[R]):
     # -- life -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Store events, and watch the loop, from now on."""
+        """Start storing events and watching the loop."""
         self.events.start()
         self._watch.start()
         self._looking = asyncio.get_running_loop().create_task(self._look(), name="trigger host")
 
     async def create(self, runs: Iterable[R]) -> None:
-        """Create triggers."""
+        """Create triggers, yielding to the loop now and then."""
         for count, run in enumerate(runs):
             self.making = run
             run.create()
@@ -173,7 +171,7 @@ class TriggerHost(Generic[R]):
                 await asyncio.sleep(0)
 
     def route(self, runs: Iterable[R]) -> None:
-        """Subscribe triggers that were created; all that share a key are there before its first poll."""
+        """Subscribe created triggers; all that share a key are subscribed before its first poll."""
         for run in runs:
             self.making = run
             run.route()
@@ -181,7 +179,7 @@ class TriggerHost(Generic[R]):
             self.runs[run.name] = run
 
     async def run_all(self, runs: Sequence[R]) -> None:
-        """Start all runs, even if this is interrupted, so that each of them ends properly."""
+        """Start all runs even if interrupted, so that each of them ends properly."""
         started = 0
         try:
             while started < len(runs):
@@ -191,7 +189,7 @@ class TriggerHost(Generic[R]):
             self._run_some(runs, started, len(runs))
 
     def leave_behind(self, runs: Iterable[R]) -> None:
-        """Forget those of these triggers that have not ended."""
+        """Forget the given triggers that have not ended."""
         for run in runs:
             if self.runs.get(run.name) is run:
                 del self.runs[run.name]
@@ -199,18 +197,18 @@ class TriggerHost(Generic[R]):
             self._idle.set()
 
     def begin_stop(self) -> None:
-        """Pull no producer any more."""
+        """Stop pulling producers."""
         self.stopping = True
         self.manager.hold()
 
     async def stop(self, reason: CancelReason) -> int:
-        """End all triggers, store what they fired, and advance what is resolved.
+        """End all triggers, store their events, and advance the streams past resolved ones.
 
         Returns:
-            How many events may not be stored, because the store does not work.
+            How many events may not be stored because the store does not work.
         """
         self.begin_stop()
-        if reason is not CancelReason.HAND_OVER:  # nothing more would be stored
+        if reason is not CancelReason.HAND_OVER:  # after a handover nothing more would be stored
             await self._wait_drained()
         for run in self.runs.values():
             run.cancel(reason)
@@ -222,7 +220,7 @@ class TriggerHost(Generic[R]):
         if unconfirmed:
             log.warning("events may not be stored; their brokers will redeliver them", events=unconfirmed)
         self.event_log.flush(self._monotonic(), last=True)
-        # What is stored by now is advanced, and nothing else.
+        # Advances only what is stored by now.
         await self.manager.stop_all()
         await self._source.close(max(0.1, until - time.monotonic()))
         self._watch.close()
@@ -252,14 +250,14 @@ class TriggerHost(Generic[R]):
             self._clock.hold(now)
         else:
             self._clock.release(now)
-        # A host that is stopping does not pull producers again, even if the store is back.
+        # A host that is stopping must not pull producers again, even if the store recovers.
         if standing is ProducerStanding.OPEN and not self.stopping:
             self.manager.release()
         else:
             self.manager.hold()
 
     async def _wait_drained(self) -> None:
-        """Wait a moment for events that are fanned out to be dealt with and stored."""
+        """Wait briefly until fanned-out events are resolved and stored."""
         deadline = time.monotonic() + DRAIN_SECONDS
         while time.monotonic() < deadline and self.events.standing is ProducerStanding.OPEN:
             if not self.events.pending and not any(report.outstanding for report in self.manager.report()):
@@ -267,14 +265,13 @@ class TriggerHost(Generic[R]):
             await asyncio.sleep(0.02)
 
     async def _wait_ended(self) -> None:
-        """Wait for the triggers to end."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=END_SECONDS)
         for name in self.runs:
             log.error("a trigger does not end; it is left behind", trigger=name)
 
     async def _look(self) -> None:
-        """Cancel triggers that were forced to fail and do not end, and repeat cancellations that were ignored."""
+        """Cancel triggers that were forced to fail and did not end, and repeat ignored cancellations."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -283,11 +280,11 @@ class TriggerHost(Generic[R]):
                 log.exception("the check of the triggers failed; this is a bug in tidemill")
 
     def look_once(self) -> None:
-        """Do what is to be done once a second."""
+        """Run the checks that are due once a second."""
         self.event_log.flush(self._monotonic())
         if (now := self._monotonic()) >= self._repeat_at:
             self._repeat_at = now + REPEAT_SECONDS
-            # Nearly all of them only wait: nothing is called for each.
+            # Nearly all triggers only wait, so call nothing for those that were not cancelled.
             for run in [run for run in self.runs.values() if run.reason is not None]:
                 run.cancel_again(now)
         self.book.look(self.manager)
@@ -295,5 +292,5 @@ class TriggerHost(Generic[R]):
         for name, failed_at in self.manager.list_forced().items():
             forced = self.runs.get(name)
             if forced is not None and forced.reason is None and stream_now - failed_at >= FORCED_SECONDS:
-                log.error("a trigger failed its shared stream and does not end; it is cancelled", trigger=name)
+                log.error("a trigger failed its shared stream and does not end; cancelling it", trigger=name)
                 forced.cancel(CancelReason.TIMEOUT)

@@ -1,4 +1,4 @@
-"""What a process knows of the list that it runs, over all of its sessions, for metrics, pages and recordings.
+"""Statistics of the list that a process runs, over all of its sessions, for metrics, pages and recordings.
 
 A `ListHost` belongs to one session; the book outlives it, so that no counter goes back when a list changes hands.
 Everything belongs to one event loop.
@@ -21,13 +21,13 @@ def _look_at_nothing(manager: SharedStreamManager) -> None:
 
 @dataclass(slots=True)
 class HostBook:
-    """What happened.
+    """Statistics about streams, triggers and the event loop.
 
     Attributes:
-        counts: What happened in streams.
+        counts: Counters of stream events.
         lags: How late the event loop was.
-        names: The names of streams.
-        triggers: What became of each trigger.
+        names: The display names of streams.
+        triggers: The state and history of each trigger.
         look: Called about once a second with the streams, on the loop.
         is_started: Whether all triggers of the list have been started in this session.
     """

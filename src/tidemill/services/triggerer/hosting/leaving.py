@@ -1,4 +1,4 @@
-"""How the process of a trigger host ends, even if tasks or threads of triggers do not."""
+"""Ends the process of a trigger host even if tasks or threads of triggers do not end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import threading
 from tidemill.runtime.log.writer import tell_repeats
 from tidemill.runtime.process.exitcode import ExitCode
 
-#: How long tasks and threads that triggers leave behind may take to end.
+#: How long leftover tasks and threads of triggers may take to end.
 _END_SECONDS = 5.0
 
 
 def end_anyway(code: ExitCode) -> threading.Timer:
-    """End the process in some seconds, unless the timer is cancelled.
+    """Start a timer that exits the process after some seconds; cancel it if the process ends by itself.
 
-    For when everything is stored, and only tasks and threads of triggers are left, which may never end.
+    Call it when everything is stored and only tasks and threads of triggers are left, which may never end.
     """
 
     def end() -> None:

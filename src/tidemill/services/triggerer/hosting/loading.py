@@ -1,6 +1,7 @@
-"""Creates triggers from a classpath and keyword arguments, and checks what they fire.
+"""Creates triggers from a classpath and keyword arguments, and checks the events that they fire.
 
-Invariant: what a class, its module or its constructor raises is that trigger's own failure, with its traceback.
+Invariant: an error of a class, its module or its constructor becomes a failure of that trigger alone, with its
+traceback.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tidemill.runtime.log.user_code import locate_error
 from tidemill.store.content import check_identity, check_payload
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
-#: Where the triggers of tidemill are; their names are suggested whatever module is named.
+#: The module of each built-in trigger. These names are suggested whatever module a classpath names.
 _BUILTIN = {
     "DateTimeTrigger": "temporal",
     "DirectoryTrigger": "directory",
@@ -35,20 +36,20 @@ BUILTIN_CLASSPATHS = tuple(f"tidemill.triggers.builtin.{module}.{name}" for name
 
 
 class TriggerError(HandlerError):
-    """A trigger cannot be created, or breaks a rule for triggers."""
+    """A trigger cannot be created, or violates a rule for triggers."""
 
 
 class MisspeltError(TriggerError):
-    """A classpath or an argument names nothing that exists: running the trigger can only fail."""
+    """A classpath or an argument names nothing that exists, so the trigger can only fail."""
 
 
 def create_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
-    """Return a trigger.
+    """Create a trigger.
 
     Args:
         name: Its stable id.
         classpath: `package.module.Class`.
-        kwargs: Text of `runtime.json.codec`.
+        kwargs: The keyword arguments, as text of `runtime.json.codec`.
 
     Raises:
         TriggerError: The classpath names no trigger class, or the constructor raised; the cause is chained.
@@ -69,7 +70,7 @@ def create_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
 
 
 def find_class(classpath: str) -> type[BaseTrigger]:
-    """Import the class of a trigger.
+    """Import a trigger class.
 
     Raises:
         MisspeltError: There is no such module or class, or it is not a trigger class.
@@ -95,15 +96,15 @@ def find_class(classpath: str) -> type[BaseTrigger]:
 
 
 def check_arguments(cls: type[BaseTrigger], classpath: str, kwargs: Mapping[str, Any]) -> None:
-    """Make sure that a class accepts keyword arguments of these names.
+    """Check that a class accepts keyword arguments of these names.
 
     Raises:
-        MisspeltError: It does not know one of them, or requires one that is missing.
+        MisspeltError: The class does not accept one of them, or requires one that is missing.
     """
     try:
         parameters = inspect.signature(cls).parameters.values()
     except (TypeError, ValueError):
-        return  # a class written in C, for example; the constructor says it
+        return  # for example a class written in C; its constructor raises the error
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         known = list(kwargs)
     else:
@@ -129,7 +130,7 @@ def _import_module(name: str, classpath: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # The missing module may be another one, which the trigger's module imports.
+        # The missing module may be one that the trigger's module imports.
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise TriggerError(
                 f"{classpath}: its module needs {error.name!r}, which is not installed; install it where the host runs"
@@ -140,7 +141,7 @@ def _import_module(name: str, classpath: str) -> ModuleType:
             + (advice or "put it beside the list, or start the host in the folder that contains it")
         ) from error
     except (Exception, SystemExit) as error:
-        # The text of a syntax error repeats file and line.
+        # The text of a SyntaxError already contains file and line.
         said = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else describe_error(error)
         raise TriggerError(f"{classpath}: importing its module failed: {said}{_at(error)}") from error
 
@@ -165,33 +166,33 @@ def _suggest_builtin(class_name: str) -> str:
 
 
 def _suggest_module(name: str) -> str:
-    """Return what is similar to a module's name among the modules beside it."""
+    """Return a hint naming the sibling module with the most similar name, or ''."""
     parent, _, last = name.rpartition(".")
     folders = getattr(sys.modules.get(parent), "__path__", []) if parent else sys.path[:3]
     return _suggest(last, {found.name for found in pkgutil.iter_modules(list(folders))}, f"{parent}." if parent else "")
 
 
 def serialize_trigger(trigger: BaseTrigger) -> tuple[str, str]:
-    """Return the classpath and kwargs (text of `runtime.json.codec`) from which the same trigger can be created.
+    """Return the classpath and kwargs (text of `runtime.json.codec`) from which an equal trigger can be created.
 
     Raises:
-        TriggerError: `serialize` raised, or returned something that cannot be written down.
+        TriggerError: `serialize` raised, or returned values that cannot be serialized.
     """
     try:
         classpath, kwargs = trigger.serialize()
         return str(classpath), codec.encode_sorted(_copy_kwargs(kwargs), "kwargs")
     except (Exception, SystemExit) as error:
         raise TriggerError(
-            f"serialize() of {type(trigger).__name__} must return a classpath and kwargs that can be written down: "
+            f"serialize() of {type(trigger).__name__} must return a classpath and kwargs that can be serialized: "
             f"{describe_error(error)}"
         ) from error
 
 
 def encode_payload(event: object) -> str:
-    """Return the payload of what a trigger fired as text of `runtime.json.codec`.
+    """Return the payload of a fired event as text of `runtime.json.codec`.
 
     Raises:
-        TriggerError: It is not an event, or its payload cannot be written as JSON or stored.
+        TriggerError: The object is not an event, or its payload cannot be written as JSON or stored.
     """
     if type(event) is not TriggerEvent and not isinstance(event, TriggerEvent):
         raise TriggerError(f"a trigger must yield TriggerEvents, not {type(event).__name__}")
@@ -207,9 +208,9 @@ def read_identity(event: TriggerEvent) -> str | None:
     """Return the identity of an event.
 
     Raises:
-        TriggerError: It is not text, or cannot be stored.
+        TriggerError: The identity is not a string, or cannot be stored.
     """
-    # Trigger classes may have an event class of their own.
+    # Trigger classes may yield a subclass with attributes of its own.
     identity = getattr(event, "identity", None)
     if identity is None:
         return None
@@ -219,7 +220,7 @@ def read_identity(event: TriggerEvent) -> str | None:
         check_identity(identity)
     except ValueError as error:
         raise TriggerError(str(error)) from error
-    # Databases do not accept a subclass of `str` (of NumPy, lxml, an enum).
+    # Databases do not accept subclasses of `str` (NumPy, lxml, enums).
     return str.__str__(identity)
 
 

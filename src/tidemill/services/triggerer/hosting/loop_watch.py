@@ -1,4 +1,4 @@
-"""Logs the trigger that blocks the event loop of a host, with the line where it does."""
+"""Logs which trigger blocks the event loop of a host, with the blocking line."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def watch_loop(threshold_seconds: float, triggers: Container[object], lags: Dura
 
     Args:
         threshold_seconds: Longer blocks are logged.
-        triggers: The names of the tasks that are triggers; read when something blocks.
-        lags: Where it is counted how late the loop was.
+        triggers: The task names that belong to triggers; read when the loop blocks.
+        lags: Collects how late the loop was.
     """
 
     def blocking(block: Block) -> dict[str, str | None]:

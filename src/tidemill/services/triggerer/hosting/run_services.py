@@ -1,4 +1,4 @@
-"""What the run of a trigger gets from its host: where its events go, its streams, and whom to tell what, as values."""
+"""The host's services for the run of a trigger: the event store, the streams and the callbacks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tidemill.triggers.shared_stream import SharedStreamManager
 
 
 class EventTarget(Protocol):
-    """Where events go; `store.group_commit.EventStore` is one."""
+    """Accepts events; `store.group_commit.EventStore` implements it."""
 
     @property
     def standing(self) -> ProducerStanding:
-        """Whether to go on."""
+        """Whether the store accepts events, is slow, or is down."""
 
     def add(
         self, trigger_id: int, token: int, payload: str, identity: str | None, done: Callable[[StoreOutcome], None]
     ) -> None:
-        """Accept an event; `done` is called once."""
+        """Accept an event; `done` is called exactly once."""
 
     async def wait_open(self) -> None:
         """Wait until the next event may be created."""
@@ -31,17 +31,17 @@ class EventTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ListTriggerServices:
-    """What a run needs of its host.
+    """The host's services for a run.
 
     Attributes:
         manager: The shared streams of the host.
-        events: Where events go.
-        is_stopping: Tells whether the host is stopping: then it ends the streams once everything is stored.
-        note_stored: Called with the trigger's name, the outcome and the identity of each event that is stored.
+        events: The store for events.
+        is_stopping: Returns whether the host is stopping; if so, it ends the streams once everything is stored.
+        note_stored: Called with the trigger's name, the outcome and the identity of each stored event.
         note_fenced: Called when the store refuses an event because another process has claimed the trigger.
         report_state: Called with each change of a trigger's state, to be written to the store.
-        triggers: What becomes of each trigger is noted there.
-        keep_serialized: Stores what triggers are created from after a failure, by their ids.
+        triggers: Records the state and history of each trigger.
+        keep_serialized: Stores, by trigger id, the kwargs from which triggers are created after a failure.
     """
 
     manager: SharedStreamManager

@@ -1,4 +1,4 @@
-"""What a host tells of a trigger, wherever it tells it."""
+"""A change of a trigger's state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidemill.store.records import TriggerState
 
 
 class StateChange(NamedTuple):
-    """A new state of a trigger; see `TriggerReport`."""
+    """A new state of a trigger, to be written to the store; see `TriggerReport`."""
 
     trigger_id: int
     token: int

@@ -1,4 +1,4 @@
-"""Shows the keys of shared streams to people."""
+"""Formats the keys of shared streams for display."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _MAX_CHARS = 1_000
 
 
 def describe_key(key: Hashable) -> str:
-    """Return a key without Python's punctuation: its parts one after another, empty ones left out.
+    """Return a key without Python's punctuation: its non-empty parts, separated by spaces.
 
-    Of a dataclass, fields without a default are given by their values, others by name if they differ from it.
+    Fields of a dataclass without a default are shown by value; the others are shown as `name=value` if they differ from
+    their default.
 
     Example:
         >>> describe_key(("kafka", "localhost:9092", "orders", None)), describe_key(3)
@@ -32,15 +33,14 @@ def describe_key(key: Hashable) -> str:
 
 
 class StreamNames:
-    """The names of streams, secrets masked; each is made once."""
+    """Caches the display names of streams, with secrets masked."""
 
     def __init__(self) -> None:
-        """Know none yet."""
         self._names: dict[Hashable, str] = {}
         self._ids: dict[Hashable, str] = {}
 
     def find_id(self, key: Hashable) -> str:
-        """Return what a stream is called in addresses while this process runs."""
+        """Return the id of a stream in URLs; it is valid while this process runs."""
         found = self._ids.get(key)
         if found is None:
             if len(self._ids) >= _MAX_KEYS:
@@ -50,14 +50,14 @@ class StreamNames:
         return found
 
     def find(self, key: Hashable) -> str:
-        """Return the name of a stream."""
+        """Return the display name of a stream."""
         name = self._names.get(key)
         if name is None:
             if len(self._names) >= _MAX_KEYS:
                 self._names.clear()
             try:
                 name = redact_text(escape_surrogates(describe_key(key)[:_MAX_CHARS]))
-            except Exception:  # a user's class may raise whatever it likes
+            except Exception:  # a user's class may raise anything
                 name = type(key).__name__
             self._names[key] = name
         return name

@@ -1,4 +1,4 @@
-"""The part that a trigger has in its shared stream, over all its runs: a subscription while it runs, else a seat."""
+"""A trigger's membership in its shared stream: a subscription while it runs, a seat between runs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from tidemill.triggers.streams.subscription import AckSubscription, FastSubscrip
 
 
 class StreamMembership:
-    """Where the events of one trigger come from.
+    """The source of one trigger's events, over all of its runs.
 
     Args:
         manager: The shared streams of the host.
-        name: The trigger's.
-        seat: The key of the stream in which the trigger that it replaces kept a seat.
+        name: The trigger's name.
+        seat: The key of the stream in which the replaced trigger kept a seat; None: it kept none.
 
     Attributes:
-        events: The events of the current run; None while there is none.
-        subscription: The current run's end of its stream, if it shares one.
-        seat: The key of the stream in which it keeps a seat, if it does.
+        events: The events of the current run; None between runs.
+        subscription: The current run's subscription; None: it shares no stream.
+        seat: The key of the stream in which the trigger keeps a seat; None: it keeps none.
     """
 
     __slots__ = ("_key", "_manager", "_name", "events", "seat", "subscription")
 
     def __init__(self, manager: SharedStreamManager, name: str, seat: Hashable | None) -> None:
-        """Take part in nothing yet."""
         self._manager = manager
         self._name = name
-        # The stream that it is subscribed to.
+        # The stream it is subscribed to.
         self._key: Hashable | None = None
         self.seat = seat
         self.events: AsyncIterator[TriggerEvent] | None = None
@@ -39,19 +38,19 @@ class StreamMembership:
 
     @property
     def taken(self) -> int:
-        """How many raw events the current run has taken from its stream."""
+        """The number of raw events that the current run has taken from its stream."""
         return self.subscription.taken if self.subscription is not None else 0
 
     @property
     def bind(self) -> Callable[[], int | None]:
-        """Binds what the run has derived to the raw event that it is on, if that is acknowledged."""
+        """Binds a derived event to the current raw event, if the stream is acknowledged."""
         return self.subscription.bind if isinstance(self.subscription, AckSubscription) else _bind_nothing
 
     def join(self, trigger: BaseTrigger) -> None:
         """Subscribe a trigger to its stream, if it shares one.
 
         Raises:
-            Exception: What its filter raised; it may have been subscribed before.
+            Exception: The filter's error; the trigger may already have been subscribed.
         """
         try:
             routed = route(self._manager, self._name, trigger)
@@ -68,8 +67,8 @@ class StreamMembership:
         """Return the events of the current run; none if it was cancelled before it began.
 
         Args:
-            fault: What was raised before it began; it is raised again.
-            reason: Why it was cancelled.
+            fault: The error that was raised before the run began; it is raised again.
+            reason: Why the run was cancelled.
         """
         if reason is not None:
             return yield_nothing()
@@ -84,28 +83,28 @@ class StreamMembership:
             self._manager.note_gone(self._name, seat)
 
     def fail_held(self, error: str | None) -> None:
-        """Fail the raw event that it is on; without an error it was interrupted, and is not blamed."""
+        """Fail the raw event being processed. Without an error the trigger was interrupted, and is not blamed."""
         if self.subscription is not None:
             self.subscription.fail_held(error)
 
     def end_run(self) -> None:
-        """Forget where the events of the current run came from."""
+        """Drop the event source of the current run."""
         self.events = self.subscription = None
 
     def keep_seat(self) -> None:
-        """Unsubscribe, and keep the seat for the next run or for the trigger that replaces this one."""
+        """Unsubscribe, and keep the seat for the next run or for the replacing trigger."""
         key, self._key = self._key, None
         if key is not None:
             self._manager.keep_seat(self._name, key)
             self.seat = key
 
     def hand_over(self) -> None:
-        """Leave the stream, or the seat there, to the process that has claimed the trigger."""
+        """Leave the stream, or the seat in it, to the process that has claimed the trigger."""
         if (key := self._take_key()) is not None:
             self._manager.hand_over(self._name, key)
 
     def leave(self) -> None:
-        """Leave the stream, or the seat there, for good."""
+        """Leave the stream, or give up the seat in it, for good."""
         if (key := self._take_key()) is not None:
             self._manager.note_gone(self._name, key)
 
@@ -116,7 +115,6 @@ class StreamMembership:
 
 
 async def yield_nothing() -> AsyncIterator[TriggerEvent]:
-    """Yield no event."""
     return
     yield
 

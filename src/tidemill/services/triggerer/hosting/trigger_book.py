@@ -1,7 +1,7 @@
-"""What became of each trigger of the list, for pages and the recording: kept in memory, beside what the store has.
+"""The state and history of each trigger of a list, in memory, for pages and recordings; the store has the durable part.
 
-Invariants: an entry for each trigger of the list, and for no other; a trigger that begins again at once, event by
-event, has been running all the time, so that its runs are counted and not told one by one. Everything belongs to one
+Invariants: each trigger of the list has an entry, and no other trigger has one. A trigger that restarts at once after
+each event counts as running throughout: its runs are counted, but not reported one by one. Everything belongs to one
 event loop.
 """
 
@@ -19,7 +19,7 @@ from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
 
 
 class TriggerChange(enum.StrEnum):
-    """What happened to a trigger."""
+    """A recorded event in the life of a trigger."""
 
     STARTED = "trigger_started"
     RESTARTED = "trigger_restarted"
@@ -29,7 +29,7 @@ class TriggerChange(enum.StrEnum):
 
 
 class TriggerPhase(enum.StrEnum):
-    """What a trigger does."""
+    """The phase of a trigger's life."""
 
     RUNNING = "running"
     RESTARTING = "restarting"
@@ -40,29 +40,29 @@ class TriggerPhase(enum.StrEnum):
 
 
 class ShownTrigger(Protocol):
-    """The run of a trigger, as far as it is shown."""
+    """The part of a trigger's run that is displayed."""
 
     spec: TriggerSpec
 
     @property
     def fired(self) -> int:
-        """How many events it has fired, over all of its runs here."""
+        """The number of events that it has fired, over all of its runs here."""
 
 
 @dataclass(slots=True)
 class TriggerEntry:
-    """A trigger.
+    """A trigger of the list.
 
     Attributes:
         spec: Its entry in the list.
-        phase: What it does.
-        since: Since when, in seconds since the epoch.
+        phase: Its current phase.
+        since: When the phase began, in seconds since the epoch.
         runs: How often it was started here.
         fired: How many events it fired here in runs of earlier sessions.
-        run: The current one, or the last one; None: there was none.
-        error: Why it failed last, with its traceback, masked; ''.
-        failed_at: When.
-        next_at: When it runs again; None: it runs, or never will.
+        run: The current or last run; None: there was none.
+        error: The last failure with its traceback, masked; '': there was none.
+        failed_at: The time of the last failure.
+        next_at: When it runs again; None: it is running, or will not run again.
     """
 
     spec: TriggerSpec
@@ -77,12 +77,12 @@ class TriggerEntry:
 
     @property
     def events(self) -> int:
-        """How many events it fired in this process."""
+        """The number of events that it fired in this process."""
         return self.fired + (self.run.fired if self.run is not None else 0)
 
 
 Facts = dict[str, str | int | float]
-#: The trigger's name, what happened, the reason or the error, and other facts.
+#: Takes the trigger's name, the change, the reason or error, and further facts.
 Tell = Callable[[str, TriggerChange, str, Facts], None]
 _MAX_CLASSES = 100
 _PHASES = {
@@ -101,7 +101,7 @@ class TriggerBook:
     """The triggers of a list.
 
     Args:
-        clock: Seconds since the epoch.
+        clock: Returns seconds since the epoch.
 
     Attributes:
         entries: The triggers, by name.
@@ -109,7 +109,6 @@ class TriggerBook:
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        """Start without triggers."""
         self._clock = clock
         self._names: list[str] | None = None
         self._first_runs: dict[str, Facts] = {}
@@ -117,7 +116,7 @@ class TriggerBook:
         self.tell: Tell = _tell_nobody
 
     def note_listed(self, records: Iterable[TriggerRecord]) -> None:
-        """Note which triggers are in the list, and what the store says of those that do not run."""
+        """Record the triggers of the list, with the stored state of those that do not run."""
         self._names = None
         for record in records:
             spec = record.spec
@@ -128,12 +127,12 @@ class TriggerBook:
                 self.entries[spec.name] = TriggerEntry(spec, phase, self._clock())
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Forget triggers that are not in the list any more."""
+        """Forget triggers that were removed from the list."""
         self._names = None
         self.entries = {name: entry for name, entry in self.entries.items() if name in names}
 
     def note_started(self, run: ShownTrigger) -> None:
-        """Note that a trigger begins to run."""
+        """Record the start of a trigger's run."""
         entry = self.entries.get(run.spec.name)
         if entry is None:
             return
@@ -149,14 +148,14 @@ class TriggerBook:
     def _describe_run(self, entry: TriggerEntry) -> Facts:
         if entry.runs > 1:
             return {"class": entry.spec.classpath, "run": entry.runs}
-        # Ten thousand triggers that start together share a few of these until they are recorded.
+        # Thousands of triggers that start together share these dicts until they are recorded.
         classpath = entry.spec.classpath
         if classpath not in self._first_runs and len(self._first_runs) >= _MAX_CLASSES:
             self._first_runs.clear()
         return self._first_runs.setdefault(classpath, {"class": classpath, "run": 1})
 
     def note_ended(self, run: ShownTrigger, following: Next, reason: str | None, error: str | None) -> None:
-        """Note how a run ended, and what follows."""
+        """Record how a run ended, and whether the trigger restarts."""
         entry = self.entries.get(run.spec.name)
         if entry is None or following.pause_seconds == 0:
             return
@@ -172,19 +171,19 @@ class TriggerBook:
             self.tell(run.spec.name, TriggerChange.ENDED, reason or following.verdict.value, data)
 
     def note_cancelled(self, run: ShownTrigger, reason: str) -> None:
-        """Note that a trigger is cancelled while it waits to run again."""
+        """Record that a trigger was cancelled while it waited to restart."""
         if (entry := self.entries.get(run.spec.name)) is not None:
             self._change(entry, TriggerPhase.CANCELLED)
             self.tell(run.spec.name, TriggerChange.ENDED, reason, {"events": entry.events})
 
     def note_handed_over(self, run: ShownTrigger) -> None:
-        """Note that another host runs a trigger now."""
+        """Record that another host now runs a trigger."""
         if (entry := self.entries.get(run.spec.name)) is not None and entry.phase is not TriggerPhase.ELSEWHERE:
             self._change(entry, TriggerPhase.ELSEWHERE)
             self.tell(run.spec.name, TriggerChange.HANDED_OVER, "another host runs it", {"events": entry.events})
 
     def count_phases(self) -> dict[TriggerPhase, int]:
-        """Return how many triggers there are in each phase."""
+        """Return the number of triggers in each phase."""
         counts = dict.fromkeys(TriggerPhase, 0)
         for entry in self.entries.values():
             counts[entry.phase] += 1
@@ -196,10 +195,10 @@ class TriggerBook:
         """Return the next triggers by name, and whether there are more.
 
         Args:
-            name: The last one of the page before; None: begin.
-            limit: How many.
-            phases: Only those in one of these; empty: all.
-            text: Only those with this text in their names or classes.
+            name: The last name of the previous page; None: begin with the first.
+            limit: The size of a page.
+            phases: Only triggers in one of these phases; empty: all.
+            text: Only triggers with this text in their name or class.
         """
         if self._names is None:
             self._names = sorted(self.entries)

@@ -1,11 +1,12 @@
-"""The event loop of all triggers, which none of them can end, and on which none can cancel the others.
+"""The event loop of all triggers. No trigger can end it, or cancel the tasks of others on it.
 
-Theory of operation. Each trigger runs in a context that names it (`RUN`), and what it creates inherits that: tasks,
-callbacks, timers. So it is known whose code calls `sys.exit`, stops the loop or cancels the tasks of others. That
-trigger fails; the loop goes on. What nobody's context explains (a plain thread) is logged, and ignored.
+Theory of operation. Each trigger runs in a context that names it (`RUN`), and everything it creates inherits that
+context: tasks, callbacks, timers. The context therefore identifies the code that calls `sys.exit`, stops the loop or
+cancels other triggers' tasks. That trigger fails; the loop continues. A call without such a context (from a plain
+thread) is logged and ignored.
 
-Invariants: the loop runs until the work that it was given is done; where it cannot, the process ends at once, and
-stores nothing, so that what ran is run again.
+Invariants: the loop runs until its work is done. If it cannot, the process exits at once and stores nothing, so that
+running triggers are run again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ T = TypeVar("T")
 _PACKAGE = Path(__file__).parents[3]
 _OURS = f"{_PACKAGE}{os.sep}"
 _ASYNCIO = f"{Path(asyncio.__file__).parent}{os.sep}"
-#: The coroutines of these files are parts of the host, in whichever trigger's context they were begun.
+#: Coroutines of these files are parts of the host, whichever trigger's context they were started in.
 _HOST = (
     *(f"{_PACKAGE / room}{os.sep}" for room in ("services", "store", "runtime", "triggers/producers")),
     *(str(_PACKAGE / "triggers/streams" / name) for name in ("life.py", "ack.py", "advancer.py")),
@@ -44,19 +45,19 @@ _STOPPED = "called loop.stop(), which would end all triggers; return from run() 
 
 
 class Blamed(Protocol):
-    """A trigger that can be told what its code has done, and what others have done to it.
+    """A trigger that can be failed for what its code has done to others.
 
     Attributes:
-        disturbed: Whether others have cancelled a task that it may wait for.
+        disturbed: Whether others have cancelled a task that it may be waiting for.
     """
 
     disturbed: bool
 
     def blame(self, error: str) -> None:
-        """Fail it, because its code did what harms others."""
+        """Fail the trigger, because its code harms others."""
 
 
-#: The trigger whose code runs.
+#: The trigger whose code is running.
 RUN: ContextVar[Blamed | None] = ContextVar("tidemill_trigger_run", default=None)
 
 
@@ -64,8 +65,8 @@ class TriggerLoopTask(asyncio.Task[Any]):
     """A task of the loop.
 
     Attributes:
-        owner: The trigger that it belongs to; None: it belongs to none.
-        creator: The trigger in whose context a part of the host has created it.
+        owner: The trigger that owns it; None: the host owns it.
+        creator: The trigger in whose context the host created it; None: there was none.
         guarded: Whether a trigger runs in it.
     """
 
@@ -76,7 +77,7 @@ class TriggerLoopTask(asyncio.Task[Any]):
     guarded: bool
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel it, unless it is not the caller's to cancel; return whether it will be."""
+        """Cancel the task, unless the caller has no right to; return whether it will be cancelled."""
         loop = self.get_loop()
         if isinstance(loop, TriggerLoop) and loop.is_guarding and not self.done():
             caller, code = RUN.get(), _find_code(sys._getframe(1).f_code.co_filename)
@@ -93,7 +94,7 @@ class TriggerLoop(asyncio.SelectorEventLoop):
     """The event loop of a trigger host.
 
     Attributes:
-        is_guarding: Whether it runs what it was given.
+        is_guarding: Whether `run_to_end` is running.
     """
 
     def __init__(self) -> None:
@@ -105,7 +106,7 @@ class TriggerLoop(asyncio.SelectorEventLoop):
         """Run work until it ends, whatever triggers do meanwhile.
 
         Raises:
-            BaseException: What the work raises.
+            BaseException: The error of the work.
         """
         running = self.create_task(work)
         self.is_guarding = True
@@ -121,7 +122,7 @@ class TriggerLoop(asyncio.SelectorEventLoop):
             self.is_guarding = False
 
     def stop(self) -> None:
-        """Stop, unless a trigger says so."""
+        """Stop the loop, unless a trigger calls this."""
         caller = RUN.get()
         if self.is_guarding and caller is not None:
             self.blame(caller, _STOPPED)
@@ -129,24 +130,22 @@ class TriggerLoop(asyncio.SelectorEventLoop):
             super().stop()
 
     def blame(self, run: Blamed | None, what: str) -> None:
-        """Fail a trigger for what its code did; None: it is not known which one did it."""
+        """Fail a trigger for what its code did; None: the trigger is unknown, so only log it."""
         if run is None:
-            throttle(log, 10.0).error(
-                f"code in the process of all triggers, of which trigger is not known, {what}; it is ignored"
-            )
+            throttle(log, 10.0).error(f"code of an unknown trigger or thread {what}; the call is ignored")
         else:
             run.blame(f"a task or callback of the trigger {what}")
 
     def _go_on_after(self, error: BaseException, running: asyncio.Task[Any]) -> None:
-        """Continue, if the loop can after this error; else end the process."""
+        """Continue if the loop can after this error; otherwise exit the process."""
         if isinstance(error, SystemExit | KeyboardInterrupt):
             said = describe_error(error).rstrip(": ")
             self.blame(_find_run(error), f"raised {said}, which would end all triggers; raise an Exception in run()")
         elif isinstance(error, RuntimeError) and not running.done() and not self.is_closed():
             self.blame(None, _STOPPED)
         else:
-            # Not even what runs can be cancelled: each trigger would take that for its own failure.
-            log.critical("the event loop of all triggers cannot go on; the process ends", exc_info=error)
+            # Cancelling the tasks would not help: each trigger would report that as its own failure.
+            log.critical("the event loop of all triggers cannot continue; the process exits", exc_info=error)
             tell_repeats()
             os._exit(ExitCode.INTERNAL)
 
@@ -163,7 +162,7 @@ def _create_task(
     is_host = code is not None and code.co_filename.startswith(_HOST)
     creator = None
     if is_host and run is not None and context is None:
-        # A trigger reads a variable, say, and with that connects the store for all.
+        # For example, a trigger reads a variable and thereby connects the store for all.
         context, creator, run = contextvars.copy_context(), run, None
         context.run(RUN.set, None)
     task = TriggerLoopTask(work, loop=loop, context=context, **options)
@@ -178,7 +177,7 @@ def _find_code(file: str) -> CallingCode:
 
 
 def _find_run(error: BaseException) -> Blamed | None:
-    """Return the trigger from whose callback or task an error came, as the loop was running it."""
+    """Return the trigger whose callback or task raised an error while the loop was running it."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code is asyncio.Handle._run.__code__:

@@ -1,4 +1,4 @@
-"""Where the triggers of a host come from, and where it reports to: a list, or the tasks that have deferred."""
+"""The source of a host's triggers, which also takes the reports about them: a list, or the deferred tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TriggerSource(Protocol):
 
     @property
     def name(self) -> str:
-        """The name under which their streams keep their place upstream."""
+        """The name under which their streams store their offsets upstream."""
 
     @property
     def linger_seconds(self) -> float:
@@ -20,10 +20,10 @@ class TriggerSource(Protocol):
 
     @property
     def writer(self) -> EventWriter:
-        """What stores their events."""
+        """The writer that stores their events."""
 
     async def wait_confirmed(self) -> None:
-        """Wait until it is known that no other process may run these triggers; then an upstream may be opened."""
+        """Wait until it is certain that no other process may run these triggers; only then open an upstream."""
 
     async def close(self, timeout_seconds: float) -> None:
-        """Store what has been reported of triggers, within this time at most."""
+        """Store the reports that are still pending, within this time."""

@@ -1,1 +1,1 @@
-"""Runs a list of triggers: its file, its sessions, its triggers and what a reload changes."""
+"""Runs a list of triggers: its file, its sessions, its triggers, and reloads."""

@@ -1,8 +1,8 @@
-"""What two running lists may not share: the name of a trigger, and an upstream that only one list may read.
+"""Prevents conflicts between running lists: trigger names, and upstreams that only one list may read.
 
-Invariants: a list is admitted in the transaction that registers its triggers, one list after another, so that only one
-of two that start at the same time is; the triggers of a list without a live session belong to the next list that names
-them; a list is refused only because of a session that was seen to be alive.
+Invariants: a list is admitted in the transaction that registers its triggers, and admissions are serialized, so only
+one of two lists that start at the same time is admitted. The triggers of a list without a live session belong to the
+next list that names them. A list is refused only because of a session that was seen alive.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: A message names this many triggers.
+#: A message names at most this many triggers.
 _NAMED = 5
-#: Longer claims are cut and completed with a digest: they are keys of an index.
+#: Longer claims are cut and completed with a digest, because claims are keys of an index.
 _CLAIM_LENGTH = 300
-#: Triggers that are checked before the loop gets its turn.
+#: Number of triggers checked before the loop gets its turn.
 _BURST = 256
 
 
 class _ConflictError(Exception):
-    """Another list has what this one needs; nothing is written.
+    """Another list owns a name or an upstream that this list needs; nothing is written.
 
     Attributes:
-        wanted: What each other list has, by its name.
+        wanted: The conflicting names and upstreams, by the name of the list that owns them.
         sessions: All sessions that have not ended.
     """
 
@@ -64,27 +64,26 @@ class _ConflictError(Exception):
 
 
 class ListAdmission:
-    """Admits a list beside the others that are running.
+    """Admits a list beside other running lists.
 
     Args:
         database: The store.
-        ownership: The session in which the list is run.
+        ownership: The session in which the list runs.
     """
 
     def __init__(self, database: Database, ownership: Ownership) -> None:
-        """Admit nothing yet."""
         self._database = database
         self._ownership = ownership
 
     async def write(self, specs: Collection[TriggerSpec], work: Callable[[Connection], T]) -> T:
-        """Admit the list and return what the work returned, in one transaction; waits for the store.
+        """Admit the list and run `work` in one transaction; return its result. Waits until the store is reachable.
 
         Args:
-            specs: The triggers of the list that are new or changed.
-            work: Writes; may be called twice.
+            specs: The new or changed triggers of the list.
+            work: Writes in the same transaction; it may be called twice.
 
         Raises:
-            ConfigError: A live list has one of these names, or reads an upstream that only one may read.
+            ConfigError: A live list has one of these names, or reads an upstream that only one list may read.
             SessionEndedError: Another process has taken this list over.
         """
         names, claims = [spec.name for spec in specs], await find_upstream_claims(specs)
@@ -107,7 +106,7 @@ class ListAdmission:
                 await asyncio.sleep(pace.look_seconds)
 
     async def reserve(self, new: Sequence[TriggerSpec], replaced: Sequence[TriggerSpec]) -> None:
-        """Reserve the names and upstreams of a changed list before anything of the old one ends.
+        """Reserve the names and upstreams of a changed list before any trigger of the old list ends.
 
         Raises:
             ConfigError: As `write`.
@@ -119,7 +118,8 @@ class ListAdmission:
         await self.write([*new, *replaced], lambda c: register_triggers(c, new, list_name, now_us))
 
     async def forget_unlisted(self, specs: Collection[TriggerSpec]) -> None:
-        """Cancel what was removed from the list while no host ran it, and free the names; waits for the store.
+        """Cancel triggers that were removed from the list while no host ran it, and free their names. Waits for the
+        store.
 
         Args:
             specs: The whole list.
@@ -137,11 +137,11 @@ class ListAdmission:
         gone = await write_patiently(self._database, cancel)
         if gone:
             log.info("triggers were removed from the list while no host ran it; they are cancelled", removed=gone)
-        # In a transaction of its own: both lock triggers, each in the order of their ids.
+        # A separate transaction, because both lock triggers, each in the order of their ids.
         await write_patiently(self._database, release)
 
     async def release(self, old: Collection[TriggerSpec], new: Collection[TriggerSpec]) -> None:
-        """Release upstreams that the list no longer reads; waits for the store.
+        """Release upstreams that the list no longer reads. Waits for the store.
 
         Args:
             old: The triggers that have ended here.
@@ -173,7 +173,7 @@ class ListAdmission:
             raise _ConflictError(wanted, sessions)
 
     async def _resolve_conflict(self, conflict: _ConflictError, watch: SessionWatch) -> bool:
-        """Refuse if another list is alive; return whether to retry at once, because all of them are dead."""
+        """Refuse if another list is alive; return True, to retry at once, if all of them are dead."""
         ownership = self._ownership
         rivals = [session for session in conflict.sessions if session.list in conflict.wanted]
         for session in rivals:
@@ -184,7 +184,7 @@ class ListAdmission:
         dead = [session.id for session in rivals if watch.judge(session.id) is SessionLife.DEAD]
         if len(dead) < len(rivals):
             throttle(log, 10.0).info(
-                "another list has a trigger or a stream of this one; waiting up to 30 s to see whether a host runs it",
+                "another list has a trigger or a stream of this one; waiting up to 30 s for its host to show life",
                 other=sorted(conflict.wanted),
             )
             return False
@@ -199,7 +199,7 @@ class ListAdmission:
 
 
 async def find_upstream_claims(specs: Collection[TriggerSpec]) -> list[str]:
-    """Return the upstreams that the triggers of a list claim, each once, sorted."""
+    """Return the upstreams that the triggers of a list claim, sorted and without duplicates."""
     found: set[str] = set()
     for count, spec in enumerate(specs):
         if count % _BURST == _BURST - 1:
@@ -211,14 +211,14 @@ async def find_upstream_claims(specs: Collection[TriggerSpec]) -> list[str]:
             if claim is not None:
                 found.add(_shorten_claim(str(claim)))
         except (Exception, SystemExit) as error:
-            # It fails when it runs, with its reason; it cannot read a stream that it cannot name.
+            # The same error will fail its run, and a stream that it cannot name it cannot read.
             if not isinstance(error, TriggerError):
                 log.warning("upstream_claim() of a trigger failed", trigger=spec.name, exc_info=error)
     return sorted(found)
 
 
 def digest_list(specs: Sequence[TriggerSpec]) -> str:
-    """Return a digest of a list's content, whatever the order of its entries."""
+    """Return a digest of a list's content that does not depend on the order of its entries."""
     rows = sorted([spec.name, spec.classpath, spec.kwargs, spec.restart] for spec in specs)
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
 
@@ -228,7 +228,7 @@ def _now_us() -> int:
 
 
 def _shorten_claim(claim: str) -> str:
-    """Return a claim that any database can store; equal ones stay equal."""
+    """Return the claim in a form that any database can store; equal claims stay equal."""
     text = make_storable(claim) or ""
     if len(text) <= _CLAIM_LENGTH:
         return text
@@ -236,7 +236,7 @@ def _shorten_claim(claim: str) -> str:
 
 
 def _may_claim(classpath: str) -> bool:
-    """Return whether a class may claim an upstream; most do not, and are not created just to find out."""
+    """Return whether a class may claim an upstream; the many that do not are not instantiated to find out."""
     module, _, name = classpath.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name, None)
@@ -249,7 +249,7 @@ def _may_claim(classpath: str) -> bool:
 def _describe_refusal(list_name: str, session: ListHostSession, what: list[str]) -> str:
     named = ", ".join(what[:_NAMED]) + (f" and {len(what) - _NAMED} more" if len(what) > _NAMED else "")
     return (
-        f"the list {list_name} cannot be run beside the list {session.list}, which process {session.pid} on "
-        f"{session.host} runs: both have {named}; rename or remove that in one of them (and have its host "
-        f"reload it: kill -HUP), give its streams a consumer group of their own, or stop process {session.pid}"
+        f"the list {list_name} cannot run beside the list {session.list}, which process {session.pid} on "
+        f"{session.host} runs: both have {named}; rename or remove the duplicates in one list (and reload it: "
+        f"kill -HUP), give its streams a consumer group of their own, or stop process {session.pid}"
     )

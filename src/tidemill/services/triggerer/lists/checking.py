@@ -1,8 +1,8 @@
 """Checks a list of triggers before any of them runs.
 
-What can only be a mistake in the list (no such module, class or argument) is an error of the list as a whole, at the
-start and at a reload. What a module or a constructor raises is that trigger's own failure when the list is run: the
-others run. `check_list` reports both.
+A definite mistake in the list (no such module, class or argument) is an error of the whole list, at startup and at a
+reload. An error raised by a module or a constructor fails only its trigger when the list runs; the others run.
+`check_list` reports both.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from tidemill.triggers.base import BaseTrigger
 
 
 def add_import_folders(specs: Path) -> None:
-    """Let the modules of triggers be found beside their list, and in the current folder."""
+    """Make the modules beside a list and in the current folder importable."""
     for folder in (str(specs.resolve().parent), str(Path.cwd())):
         if folder not in sys.path:
             sys.path.insert(0, folder)
 
 
 def read_checked(path: Path) -> list[TriggerSpec]:
-    """Return the triggers of a file whose classes and arguments exist.
+    """Return the triggers of a file after checking that their classes and arguments exist.
 
     Raises:
-        ConfigError: The file cannot be read, an entry is wrong, or there is no such class or argument; one line per
+        ConfigError: The file cannot be read, an entry is wrong, or a class or argument does not exist; one line per
             problem.
     """
     entries = read_entries(path)
-    importlib.invalidate_caches()  # modules may have been added since the start
+    importlib.invalidate_caches()  # modules may have been added since startup
     _refuse(_find_misspelt(entries))
     return [spec for _, spec in entries]
 
 
 def check_list(path: Path) -> int:
-    """Import and create every trigger of a list, and return how many there are; nothing is run.
+    """Import and create every trigger of a list without running it, and return their number.
 
     Raises:
         ConfigError: The list cannot be read, or a trigger of it cannot be created; one line per problem.

@@ -1,7 +1,7 @@
 """Queries the trigger hosts of a list over their control sockets.
 
-The names of the sockets begin with a digest of the list's path, so that the hosts of a list are found on this machine:
-the one that runs it, and those that wait to take over. A host ignores what it is sent.
+The names of the sockets begin with a digest of the list's path, which identifies the hosts of a list on this machine:
+the host that runs it, and those that wait to take over. A host ignores the content of requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KIND = "triggers"
 
 
 def control_server(specs: Path, report: Callable[[], dict[str, Any]]) -> ControlSocket:
-    """Return a server that reports what this process does.
+    """Return a server that reports the state of this process.
 
     Args:
         specs: The list of triggers of this host.
@@ -29,7 +29,7 @@ def control_server(specs: Path, report: Callable[[], dict[str, Any]]) -> Control
 
 
 def ask(specs: Path) -> ProcessAnswers:
-    """Return the reports of the hosts of a list; the one that runs the list first.
+    """Return the reports of the hosts of a list, beginning with the host that runs it.
 
     Raises:
         RemoteError: There is no host.
@@ -45,15 +45,15 @@ def ask_hosts(specs: Path | None, seconds: float) -> ProcessAnswers:
 
     Args:
         specs: The list; None: all hosts of this user.
-        seconds: How long to wait for an answer.
+        seconds: How long to wait for answers.
     """
     return control_socket.ask(f"{KIND}." if specs is None else _build_prefix(specs), {"do": "status"}, seconds)
 
 
 def build_silence_error(specs: Path) -> RemoteError:
-    """Return the error about a host that does not answer."""
+    """Return the error for a host that does not answer."""
     return RemoteError(
-        f"a host of {specs} does not answer within {control_socket.ANSWER_SECONDS:g} s; its log says what blocks it"
+        f"a host of {specs} did not answer within {control_socket.ANSWER_SECONDS:g} s; its log names what blocks it"
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads the list of triggers that a host runs: a YAML file of `name`, `classpath`, `kwargs` and `restart`.
+"""Reads the list of triggers that a host runs: a YAML file with `name`, `classpath`, `kwargs` and `restart`.
 
 Invariants: a list is accepted as a whole or not at all; all problems are reported at once, each with its entry; nothing
 is imported here.
@@ -25,10 +25,10 @@ _MAX_SHOWN = 40
 
 
 def require_list(path: Path) -> None:
-    """Make sure that the file of a list exists.
+    """Check that the file of a list exists.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: It does not exist, or is a folder.
     """
     if path.is_dir() or not path.exists():
         why = "is a folder" if path.is_dir() else "does not exist"
@@ -38,7 +38,7 @@ def require_list(path: Path) -> None:
 
 
 def read_entries(path: Path) -> list[tuple[str, TriggerSpec]]:
-    """Return the triggers of a file, in its order, each with the place of its entry, for messages.
+    """Return the triggers of a file in order, each with the location of its entry, for messages.
 
     Raises:
         ConfigError: The file cannot be read, or an entry is wrong; one line per problem.
@@ -55,7 +55,7 @@ def read_entries(path: Path) -> list[tuple[str, TriggerSpec]]:
     value = document.value
     if not isinstance(value, list):
         if value == {} and not problems:
-            # A file that is being written, or was truncated, must not remove every trigger; [] does.
+            # A file that is being written, or was truncated, must not remove every trigger; `[]` does.
             problems.append(f"{path} is empty; write [] for a list without triggers")
         elif not problems:
             given = _describe(value)
@@ -81,7 +81,7 @@ def read_entries(path: Path) -> list[tuple[str, TriggerSpec]]:
 
 
 def _count_entry(problem: ConfigProblem) -> ConfigProblem:
-    """Count entries from 1 in the path of a problem."""
+    """Number entries from 1 in the path of a problem."""
     number, _, rest = problem.path.partition(".")
     if not number.isdecimal():
         return problem
@@ -121,7 +121,7 @@ def _read_entry(where: str, entry: Any, problems: list[str]) -> TriggerSpec | No
 
 
 def _describe_name(name: Any) -> str:
-    """Return what is wrong with a name."""
+    """Return the problem of an invalid name."""
     if name is None:
         return "name is missing; give the trigger a name of its own"
     shown = _describe(name) if not isinstance(name, str) or len(name) <= _MAX_SHOWN else f"{len(name)} characters"
@@ -147,7 +147,7 @@ def _read_kwargs(where: str, value: Any, problems: list[str]) -> str:
 
 
 def encode_kwargs(kwargs: dict[str, Any]) -> str:
-    """Return arguments as JSON text with sorted keys, so that equal ones are equal.
+    """Return arguments as JSON text with sorted keys, so that equal arguments have equal texts.
 
     Raises:
         TypeError: JSON cannot represent a value.

@@ -1,7 +1,7 @@
 """Hosts the triggers of a list: starts them, changes to another list, and stops.
 
-Theory of operation. The triggers of the list are registered in the store and claimed (`source`), and run side by
-side (`host`).
+Theory of operation. `source` registers the triggers of the list in the store and claims them; the `TriggerHost` runs
+them side by side.
 
 Invariants: a finished trigger does not run again unless its restart is `always`; start, reload and stop exclude each
 other.
@@ -42,15 +42,15 @@ class ListHost:
 
     Args:
         database: The store, open for writing.
-        settings: `triggerer`.
-        ownership: The session in which the list is run; it has been acquired.
-        backoff: The bounds of the pauses before a trigger runs again.
+        settings: The section `triggerer`.
+        ownership: The session in which the list runs; it has been acquired.
+        backoff: The bounds of the pauses before a trigger restarts.
         clock: A monotonic clock, in seconds.
-        book: What happens is noted there; None: in a book of its own.
+        book: Statistics that outlive this host; None: use new ones.
 
     Attributes:
-        tokens: The tokens of all triggers that were claimed, by their ids.
-        host: What runs them.
+        tokens: The tokens of all claimed triggers, by their ids.
+        host: Runs the triggers.
     """
 
     def __init__(
@@ -63,7 +63,6 @@ class ListHost:
         clock: Callable[[], float] = time.monotonic,
         book: HostBook | None = None,
     ) -> None:
-        """Start nothing yet."""
         self._source = source = ListSource(database, ownership)
         self.host: TriggerHost[ListTrigger] = TriggerHost(source, settings, clock=clock, book=book)
         self._book = book = self.host.book
@@ -86,12 +85,11 @@ class ListHost:
 
     @property
     def manager(self) -> SharedStreamManager:
-        """The shared streams."""
         return self.host.manager
 
     @property
     def events(self) -> EventStore:
-        """Where events go."""
+        """The group commit that stores events."""
         return self.host.events
 
     @property
@@ -101,52 +99,52 @@ class ListHost:
 
     @property
     def stopping(self) -> bool:
-        """Whether it is stopping: then it ends the streams once everything is stored."""
+        """Whether the host is stopping; if so, it ends the streams once everything is stored."""
         return self._stopping is not None
 
     @property
     def running(self) -> int:
-        """How many triggers run, or wait to run again."""
+        """The number of triggers that run or wait to restart."""
         return len(self._runs)
 
     def now(self) -> float:
-        """Return the time of the deadlines, in seconds; it stands still while the store cannot be reached."""
+        """Return the time that deadlines use, in seconds; it is paused while the store is unreachable."""
         return self.host.now()
 
     def report(self) -> list[StreamReport]:
-        """Return what the shared streams are doing, in the time of `now`."""
+        """Return the state of the shared streams; its times are those of `now`."""
         return self.host.report()
 
     # -- life -------------------------------------------------------------------------------------------------
 
     async def start(self, specs: Sequence[TriggerSpec]) -> None:
-        """Run the triggers of a list; return when they run.
+        """Start the triggers of a list; return once they run.
 
         Raises:
-            HostStopsError: The host was stopped before that.
-            ConfigError: The list cannot be run beside another one.
+            HostStopsError: The host was stopped first.
+            ConfigError: The list cannot run beside another list.
             SessionEndedError: Another process has taken the list over.
         """
         await self._turns.take(lambda: self._start(specs), "start of the trigger host")
 
     async def reload(self, specs: Sequence[TriggerSpec]) -> Changes:
-        """Change to another list: what is gone ends (reason: user), what differs is replaced, what is new starts.
+        """Change to another list: end removed triggers (reason: user), replace changed ones, start new ones.
 
         Raises:
-            HostStopsError: The host was stopped before that was done.
-            ConfigError: The list cannot be run beside another one; the old one stays in effect.
+            HostStopsError: The host was stopped first.
+            ConfigError: The list cannot run beside another list; the old one stays in effect.
             SessionEndedError: Another process has taken the list over.
         """
         return await self._turns.take(lambda: self._reload(specs), "reload of the trigger host")
 
     async def stop(self, reason: CancelReason = CancelReason.SHUTDOWN) -> int:
-        """End all triggers, store what they fired, and advance what is resolved; the database stays open.
+        """End all triggers, store their events, and advance the streams past resolved ones; the database stays open.
 
-        A start or reload in progress is interrupted. A second call waits for the first one; cancelling a call does not
-        end the stop.
+        A start or reload in progress is interrupted. A second call waits for the first; cancelling a call does not
+        cancel the stop.
 
         Returns:
-            How many events may not be stored, because the store does not work.
+            How many events may not be stored because the store does not work.
         """
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().create_task(self._stop(reason), name="stop of the trigger host")
@@ -156,7 +154,7 @@ class ListHost:
         """End the runs of triggers that another session has claimed.
 
         Args:
-            taken: The tokens that they had here, by their ids.
+            taken: The tokens under which they ran here, by their ids.
         """
         gone = {number for number, token in taken.items() if self.tokens.get(number) == token}
         for number in gone:
@@ -164,11 +162,11 @@ class ListHost:
         for run in self._runs.values():
             if run.number in gone:
                 self._source.disowned = True
-                log.warning("another host has claimed a trigger; it is handed over", trigger=run.spec.name)
+                log.warning("another host has claimed a trigger; handing it over", trigger=run.spec.name)
                 run.cancel(CancelReason.HAND_OVER)
 
     async def wait_idle(self) -> None:
-        """Wait until no trigger is left to run."""
+        """Wait until no trigger is running or waiting to restart."""
         await self.host.wait_idle()
 
     # -- inside -----------------------------------------------------------------------------------------------
@@ -202,7 +200,7 @@ class ListHost:
         return changes
 
     async def _end(self, runs: Sequence[ListTrigger], listed: Container[str]) -> None:
-        """End triggers that were removed from the list or replaced in it, until the store says so."""
+        """End triggers that were removed from the list or replaced in it; return once the store has their states."""
         for run in runs:
             run.cancel(CancelReason.USER, succeeded=run.spec.name in listed)
         await asyncio.gather(*(run.wait_ended(END_SECONDS) for run in runs))
@@ -218,8 +216,8 @@ class ListHost:
         """Register, claim and run triggers.
 
         Args:
-            specs: The triggers; those that run already are left alone.
-            seats: The streams in which those that they replace kept their seats.
+            specs: The triggers; running ones are left alone.
+            seats: The stream keys in which replaced triggers kept their seats, by name.
         """
         if not specs:
             return
@@ -233,16 +231,16 @@ class ListHost:
             if record.id in tokens
         ]
         ended_before = len(records) - len(runs)
-        del records  # what the runs are created from takes its memory
+        del records  # release their memory before creating the triggers
         await self.host.create(runs)
         await self._source.keep_serialized({number: text for run in runs for number, text in run.serialize().items()})
-        # Nothing is awaited from here until all are routed.
+        # No await until all triggers are routed.
         self.host.route(runs)
         for name, key in seats.items():
             if name not in self._runs:
                 self.manager.note_gone(name, key)
         await self.host.run_all(runs)
-        trim_memory()  # registering thousands of triggers takes a few megabytes for a moment
+        trim_memory()  # registering thousands of triggers takes a few megabytes temporarily
         log.info("triggers started", started=len(runs), ended_before=ended_before)
 
     def _build_run(self, record: TriggerRecord, token: int, seat: Hashable | None) -> ListTrigger:

@@ -1,10 +1,10 @@
 """The lock of a list on one machine: its holder knows that no earlier process of this machine still runs the list.
 
-It only speeds up a takeover: the store decides which process runs a list.
+The lock only speeds up a takeover; the store decides which process runs a list.
 
-Invariants: the kernel releases it, however its process ends; its identity differs wherever another file was locked
-(another boot, another machine, a container or a user with another folder), so equal identities mean that the earlier
-holder is gone.
+Invariants: the kernel releases the lock however its process ends. The lock's identity differs wherever the locked file
+differs (another boot, another machine, a container or a user with another folder), so equal identities mean that the
+earlier holder has exited.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ class ListLock:
     """The lock of one list on this machine.
 
     Args:
-        list_name: The list.
-        directory: The folder of the lock file; by default one that only this user can write to.
+        list_name: The name of the list.
+        directory: The folder of the lock file; None: one that only this user can write to.
 
     Attributes:
-        identity: Names the file that is locked, among all machines and boots; empty: it is not held.
-        holder: The process that held it at the last attempt; empty: none did.
+        identity: Identifies the locked file among all machines and boots; '': the lock is not held.
+        holder: The process that held the lock at the last attempt; '': none did.
     """
 
     def __init__(self, list_name: str, directory: Path | None = None) -> None:
-        """Set the path of the lock; nothing is locked yet."""
         digest = hashlib.blake2b(list_name.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
         self._path = (directory or private_directory()) / f"triggers.{digest}.lock"
         self._fd: int | None = None
@@ -40,11 +39,11 @@ class ListLock:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds it."""
+        """Whether this process holds the lock."""
         return self._fd is not None
 
     def acquire(self) -> bool:
-        """Take the lock, and return whether it is held now.
+        """Try to take the lock; return whether this process holds it.
 
         Raises:
             ConfigError: The folder for locks cannot be used.

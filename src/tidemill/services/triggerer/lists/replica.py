@@ -1,7 +1,7 @@
-"""One process's part in a list of triggers: it waits until it may run the list, runs it, hands it over, waits again.
+"""One process's part in running a list: wait until it may run the list, run it, hand it over, wait again.
 
-Invariants: a `ListHost` belongs to one session and is not used again after it; the list that is run is the last
-one that was read without an error; a reload that is refused changes nothing.
+Invariants: a `ListHost` belongs to one session and is not reused after it; the list in effect is the last one that was
+read without an error; a refused reload changes nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tidemill.store.records import TriggerSpec
 
 log = structlog.get_logger(__name__)
 
-#: How long a host whose triggers ended as fenced waits to learn that another host has its list.
+#: How long a host whose triggers were fenced waits to learn that another host owns the list.
 DISOWNED_SECONDS = 5.0
 
 
 class Replica:
-    """Runs a list whenever it is this process's turn.
+    """Runs a list whenever this process owns it.
 
     Args:
-        ownership: Says whose turn it is.
+        ownership: Decides which process runs the list.
         create: Returns a host for the current session.
-        read: Returns the list as it is now; called on a thread.
-        beside: Runs as long as the list is run here.
+        read: Reads the list again; called on a thread.
+        beside: A background task that runs while the list runs here; None: there is none.
     """
 
     def __init__(
@@ -43,7 +43,6 @@ class Replica:
         read: Callable[[], list[TriggerSpec]],
         beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """Run nothing yet."""
         self._beside = beside
         self._ownership = ownership
         self._create = create
@@ -54,10 +53,10 @@ class Replica:
         self.host: ListHost | None = None
 
     async def run(self, specs: list[TriggerSpec]) -> None:
-        """Run the list until no trigger is left to run, nor a list that is being read.
+        """Run the list until no trigger is left to run and no reload is in progress.
 
         Raises:
-            ConfigError: The list cannot be run beside another one.
+            ConfigError: The list cannot run beside another list.
         """
         self._specs = specs
         while True:
@@ -71,7 +70,7 @@ class Replica:
             self.host = None
 
     async def _wait_until_over(self, host: ListHost) -> bool:
-        """Wait until there is nothing left to do (True) or another process has the list (False)."""
+        """Wait until nothing is left to do (True) or another process owns the list (False)."""
         living = asyncio.ensure_future(self._run_host(host))
         lost = asyncio.ensure_future(self._ownership.wait_lost())
         beside = asyncio.create_task(self._run_beside(), name="beside the list")
@@ -84,11 +83,11 @@ class Replica:
             except SessionEndedError:
                 return False
             if host.disowned:
-                # Its triggers may have ended because another host has the list by now; a beat finds out.
+                # The triggers may have ended because another host now owns the list; a heartbeat finds out.
                 await asyncio.wait({lost}, timeout=DISOWNED_SECONDS)
             if lost.done():
                 return False
-            log.info("no triggers are left to run; the host ends")
+            log.info("no triggers are left to run; the host exits")
             return True
         finally:
             for task in (living, lost, beside):
@@ -103,10 +102,10 @@ class Replica:
         try:
             await self._beside()
         except Exception:
-            log.exception("the task that removes old rows failed; the triggers keep running without it")
+            log.exception("removing old rows failed and is not retried; the triggers keep running")
 
     async def _run_host(self, host: ListHost) -> None:
-        # Set just before its start takes the first turn: a reload meanwhile must come after it.
+        # Set just before the start takes the first turn, so that a concurrent reload comes after it.
         self.host = host
         await host.start(self._specs)
         while True:
@@ -116,7 +115,7 @@ class Replica:
             await asyncio.wait([self._reading])
 
     def read_again(self) -> None:
-        """Reload the list; call it on the loop. Calls while it is being read count as one."""
+        """Reload the list; call it on the loop. Calls while the list is being read count as one."""
         if self._stopped:
             return
         self._reload_wanted = True
@@ -156,7 +155,7 @@ class Replica:
         )
 
     async def stop(self) -> int:
-        """Stop what runs, and let another process have the list.
+        """Stop the list, and release it to other processes.
 
         Returns:
             How many events may not be stored.
@@ -170,7 +169,7 @@ class Replica:
         return unconfirmed
 
     def report(self) -> dict[str, Any]:
-        """Return the session that this process waits for, if it does."""
+        """Return the list's name, and the session that this process waits for (None: it waits for none)."""
         holder = self._ownership.holder
         return {
             "list": self._ownership.list_name,

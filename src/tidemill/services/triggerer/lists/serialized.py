@@ -1,4 +1,4 @@
-"""Keeps in the store what triggers are created from after a failure; waits for the store."""
+"""Stores the kwargs from which triggers are created after a failure; waits for the store."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tidemill.store.write_retry import write_patiently
 
 
 async def keep_serialized(database: Database, ownership: Ownership, serialized: Mapping[int, str]) -> None:
-    """Store what triggers are created from, before they run.
+    """Store the kwargs from which triggers are created again, before they run.
 
     Args:
         database: The store.
         ownership: The session in which they run; if it has ended, nothing is stored.
-        serialized: By the ids of the triggers.
+        serialized: Results of `serialize()` as JSON, by trigger id.
     """
     if not serialized:
         return
@@ -28,5 +28,5 @@ async def keep_serialized(database: Database, ownership: Ownership, serialized: 
         ownership.guard(connection)
         store_serialized(connection, serialized)
 
-    with contextlib.suppress(SessionEndedError):  # the beat of the session learns it as well, and acts on it
+    with contextlib.suppress(SessionEndedError):  # the session's heartbeat fails with the same error and handles it
         await write_patiently(database, write)

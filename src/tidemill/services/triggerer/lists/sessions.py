@@ -1,15 +1,14 @@
-"""Who runs a list of triggers: this process, or another one that it waits for.
+"""Ownership of a list of triggers: by this process, or by another one that it waits for.
 
-Theory of operation. Each time this process wants to run its list it begins a session in the store, and beats in it
-from the loop that runs the triggers. It checks about every second whether it may take the list: when no session has it,
-when the session that has it is dead (`core.triggers.session_watch`), or when this process holds the lock of the list on
-the machine and boot where that session held it. A takeover is one transaction: it ends the other session and takes the
-list, or does neither. A process whose session was ended learns that with its next beat, stops what it runs, and waits
-in a new session like any other. Everything that a session writes about its list goes through `guard`, which makes sure
-in the same transaction that the session has not been ended.
+Theory of operation. Each time this process wants to run its list it begins a session in the store, which it renews with
+heartbeats. It takes the list when the owning session is dead (`core.triggers.session_watch`), or when this process
+holds the list's lock on the machine and boot where that session held it. A takeover is one transaction: it ends the
+other session and takes the list, or does neither. A process whose session was ended learns that with its next
+heartbeat, stops its triggers, and waits in a new session like any other. Everything that a session writes about its
+list goes through `guard`, which checks in the same transaction that the session has not been ended.
 
-Invariants: a list belongs to one session at a time; a session that was ended stays dead; a process that cannot reach
-the store declares no session dead, and opens no upstream once half of its lease has passed; a store that only one
+Invariants: a list belongs to one session at a time. An ended session never comes back to life. A process that cannot
+reach the store declares no session dead, and opens no upstream once half of its lease has passed. A store that only one
 process can write to has no other live session.
 """
 
@@ -50,12 +49,12 @@ from tidemill.store.write_retry import write_patiently
 log = structlog.get_logger(__name__)
 
 KIND = "triggerer"
-#: At a stop: how long writing the end of the session may take, in seconds.
+#: At shutdown: how long writing the end of the session may take, in seconds.
 END_SECONDS = 5.0
 
 
 class SessionEndedError(Exception):
-    """This session was ended by another process, which may run its triggers now."""
+    """Another process has ended this session, and may run its triggers now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +62,9 @@ class SessionPace:
     """How fast dead sessions are noticed.
 
     Attributes:
-        lease_seconds: How long a beat may stand still before its session counts as dead.
-        beat_seconds: How often a session beats.
-        look_seconds: How often others look.
+        lease_seconds: How long a heartbeat may be missing before its session counts as dead.
+        beat_seconds: The interval of a session's heartbeats.
+        look_seconds: The interval at which waiting processes check the heartbeats.
     """
 
     lease_seconds: float = 30.0
@@ -75,11 +74,11 @@ class SessionPace:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a look at the store found.
+    """The result of a look at the store.
 
     Attributes:
-        holder: The session that has the list; None: this one has it now.
-        sessions: All that have not ended, by id.
+        holder: The session that owns the list; None: this one owns it now.
+        sessions: All sessions that have not ended, by id.
     """
 
     holder: int | None
@@ -91,15 +90,15 @@ class Ownership:
 
     Args:
         database: The store, open for writing.
-        list_name: The list.
+        list_name: The name of the list.
         name: The name of this process, the same after each start.
         lock: The list's lock on this machine, which need not be held; None: there is none.
         pace: How fast dead sessions are noticed.
-        clock: The observer's own time, in seconds.
+        clock: A monotonic clock, in seconds.
 
     Attributes:
-        list_name: The list.
-        holder: The session that has the list, while this process waits for it.
+        list_name: The name of the list.
+        holder: The session that owns the list while this process waits for it.
     """
 
     def __init__(
@@ -112,7 +111,6 @@ class Ownership:
         pace: SessionPace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start without a session."""
         self.list_name = list_name
         self.holder: ListHostSession | None = None
         self.pace = pace or SessionPace()
@@ -128,23 +126,23 @@ class Ownership:
         self._held: Callable[[], Mapping[int, int]] = dict
         self._on_taken: Callable[[Mapping[int, int]], None] = lambda taken: None
         self._logged_holder: tuple[int, str, str] | None = None
-        # When a transaction began that found this session alive.
+        # The start of the last transaction that found this session alive.
         self._confirmed_at = -math.inf
         self._confirmation = asyncio.Event()
 
     @property
     def session_id(self) -> int:
-        """The session in which the list is run."""
+        """The session in which the list runs."""
         assert self._session is not None, "the list is not owned"
         return self._session
 
     # -- taking the list ----------------------------------------------------------------------------------------
 
     async def acquire(self, digest: str = "") -> None:
-        """Wait until this process has the list, however long that takes.
+        """Wait until this process owns the list, however long that takes.
 
         Args:
-            digest: A digest of the list's content: a difference between hosts is logged.
+            digest: A digest of the list's content, to log differences between hosts.
         """
         self._digest = digest
         watch = SessionWatch(self.pace.lease_seconds, self.pace.look_seconds)
@@ -161,7 +159,7 @@ class Ownership:
                     raise
                 watch.note_failure()
                 throttle(log, 10.0).warning(
-                    "the store cannot be asked which host runs this list; retrying", error=str(error)
+                    "cannot read from the store which host runs this list; retrying", error=str(error)
                 )
                 await asyncio.sleep(self.pace.look_seconds)
                 continue
@@ -175,11 +173,11 @@ class Ownership:
         self._beating.add_done_callback(self._note_silence)
 
     async def _take_over(self, sight: Sight, watch: SessionWatch, began: float) -> bool:
-        """Take the list from a dead session; return whether that worked."""
+        """Try to take the list from a dead session; return whether that worked."""
         watch.note_beats({number: session.beat for number, session in sight.sessions.items()}, began)
         holder = sight.sessions.get(sight.holder or 0)
         if holder is None:
-            return False  # it began after the look, or ended; the next look finds out
+            return False  # its session began after the look, or has ended; the next look finds out
         self.holder = holder
         self._tell(holder)
         if self._lock is not None and not self._lock.held and self._lock.acquire():
@@ -207,14 +205,14 @@ class Ownership:
         self.guard(connection)
         sessions = {session.id: session for session in list_live_sessions(connection, KIND)}
         if self._database.exclusive:
-            # No other process can write here: what has not ended was killed.
+            # No other process can write here, so sessions that have not ended belong to killed processes.
             for number in sessions.keys() - {self._session}:
                 end_session(connection, number, _now_us(), by=self._session)
         return Sight(take_list(connection, self.list_name, self.session_id), sessions)
 
     def _take_from(self, connection: Connection, dead: list[int]) -> bool:
         self.guard(connection)
-        for number in dead:  # including others that waited for this list: nothing else would ever end their sessions
+        for number in dead:  # including processes that waited for this list: nothing else would ever end their sessions
             end_session(connection, number, _now_us(), by=self._session)
         return take_list(connection, self.list_name, self.session_id) is None
 
@@ -239,8 +237,8 @@ class Ownership:
         self._session = await write_patiently(self._database, begin)
 
     async def _renew(self) -> None:
-        """Continue in a new session, which records whether this process holds the lock now."""
-        with contextlib.suppress(RemoteError):  # then the old one runs out
+        """Continue in a new session, which records whether this process holds the lock."""
+        with contextlib.suppress(RemoteError):  # then the lease of the old session expires
             await self._end()
         await self._begin()
 
@@ -252,15 +250,15 @@ class Ownership:
             log.info("another host runs this list; this one waits to take over", **describe_session(holder))
         if holder.digest != self._digest:
             log.warning(
-                "the host that runs this list runs other triggers than the file of this host has; hosts with one list "
-                "name are replicas, and should have the same file",
+                "the active host of this list runs other triggers than the file of this host names; hosts with one "
+                "list name are replicas: give them the same file",
                 **describe_session(holder),
             )
 
     # -- running the list ------------------------------------------------------------------------------------------
 
     def guard(self, connection: Connection) -> None:
-        """Make sure that this session is not ended before the transaction ends.
+        """Check that this session has not been ended, and cannot be ended before the transaction ends.
 
         Raises:
             SessionEndedError: It has been ended.
@@ -271,20 +269,20 @@ class Ownership:
     def compare_tokens(
         self, held: Callable[[], Mapping[int, int]], on_taken: Callable[[Mapping[int, int]], None]
     ) -> None:
-        """Compare, with every beat, the triggers that this process believes to run with those in the store.
+        """With every heartbeat, compare the triggers that this process holds with those in the store.
 
         Args:
             held: Returns the tokens of the triggers that were claimed in this session, by their ids.
-            on_taken: Called with those of them that another session has claimed, and the tokens they had here.
+            on_taken: Called with the triggers that another session has claimed, and the tokens they had here.
         """
         self._held, self._on_taken = held, on_taken
 
     def relist(self, digest: str) -> None:
-        """Publish a new digest of the list with the next beat."""
+        """Publish a new digest of the list with the next heartbeat."""
         self._digest = digest
 
     def check(self) -> None:
-        """Beat now: this session may have been ended."""
+        """Send a heartbeat now, because this session may have been ended."""
         self._doubted.set()
 
     async def wait_lost(self) -> None:
@@ -292,10 +290,10 @@ class Ownership:
         await self._lost.wait()
 
     async def wait_confirmed(self) -> None:
-        """Wait until the store has confirmed, less than half a lease ago, that this session lives.
+        """Wait until the store has confirmed, less than half a lease ago, that this session is alive.
 
-        To others, a session that cannot beat may be dead, and another process may run its list already: opening an
-        upstream then could take it away from that process.
+        Other processes may consider a session without heartbeats dead, and run its list already. Opening an upstream
+        then could take it away from them.
         """
         while not self._database.exclusive and self._clock() - self._confirmed_at > self.pace.lease_seconds / 2:
             self._confirmation.clear()
@@ -320,7 +318,7 @@ class Ownership:
                 self._note_confirmed(began)
             except SessionEndedError:
                 log.warning(
-                    "another host has taken over this list; the triggers that run here are handed over",
+                    "another host has taken over this list; handing over the triggers that run here",
                     list=self.list_name,
                 )
                 self._confirmed_at = -math.inf
@@ -335,7 +333,7 @@ class Ownership:
                 log.exception("the heartbeat of the session failed; this is a bug in tidemill")
 
     def _note_silence(self, beating: asyncio.Task[None]) -> None:
-        """Stop running in a session that no longer beats: others are about to declare it dead."""
+        """Stop running in a session without heartbeats, because other processes are about to declare it dead."""
         if self._beating is beating and not self._lost.is_set():
             log.error("the heartbeat of the session has ended; this is a bug in tidemill", list=self.list_name)
             self._lost.set()
@@ -349,18 +347,18 @@ class Ownership:
     # -- giving the list up --------------------------------------------------------------------------------------------
 
     async def release(self) -> None:
-        """End the session, so that another host can take the list at once; does nothing without one."""
+        """End the session, so that another host can take the list at once; does nothing without a session."""
         await self.pause()
         try:
             async with asyncio.timeout(END_SECONDS):
                 await self._end()
         except (TimeoutError, RemoteError):
             log.warning(
-                "the store could not be told that this host has stopped; other hosts notice when its heartbeat stops"
+                "cannot record in the store that this host has stopped; other hosts notice when its lease expires"
             )
 
     async def pause(self) -> None:
-        """Stop beating."""
+        """Stop the heartbeats."""
         self._confirmed_at = -math.inf
         beating, self._beating = self._beating, None
         if beating is not None:
@@ -375,7 +373,7 @@ class Ownership:
 
 
 def describe_session(session: ListHostSession) -> dict[str, object]:
-    """Return a description of a session for people."""
+    """Return a description of a session, for logs and reports."""
     return {
         "list": session.list,
         "host": session.host,

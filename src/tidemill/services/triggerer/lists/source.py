@@ -1,6 +1,6 @@
-"""The triggers of one list in the store: registers and claims them, and stores what becomes of them.
+"""The triggers of one list in the store: registers and claims them, and stores their states.
 
-Invariant: what is written about the list is written only while the session in which it is run has not ended.
+Invariant: the list is written only while the session in which it runs has not ended.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ class ListSource:
 
     Args:
         database: The store, open for writing.
-        ownership: The session in which the list is run; it has been acquired.
+        ownership: The session in which the list runs; it has been acquired.
 
     Attributes:
         name: The list's name.
         linger_seconds: How long an event waits for others.
-        writer: What stores events.
+        writer: Stores events.
         disowned: Whether the store has reported that another process owns triggers of this list.
     """
 
     linger_seconds = LINGER_SECONDS
 
     def __init__(self, database: Database, ownership: Ownership) -> None:
-        """Register nothing yet."""
         self._database, self._ownership = database, ownership
         self._admission = ListAdmission(database, ownership)
         self._states = StateWriter(database)
@@ -56,23 +55,23 @@ class ListSource:
         self.disowned = False
 
     async def wait_confirmed(self) -> None:
-        """Wait until it is known that no other process may run this list."""
+        """Wait until it is certain that no other process may run this list."""
         await self._ownership.wait_confirmed()
 
     async def claim(
         self, specs: Sequence[TriggerSpec], running: Container[str]
     ) -> tuple[list[TriggerRecord], dict[int, int]]:
-        """Register triggers, and claim those that are to be run.
+        """Register triggers, and claim those that should run.
 
         Args:
             specs: The triggers.
-            running: The names of those that run already; they are left alone.
+            running: The names of running triggers, which are left alone.
 
         Returns:
-            What the store says of all, and the tokens of those that were claimed, by their ids.
+            The stored records of all, and the tokens of the claimed ones, by their ids.
 
         Raises:
-            ConfigError: The list cannot be run beside another one.
+            ConfigError: The list cannot run beside another list.
             SessionEndedError: Another process has taken the list over.
         """
         now_us = time.time_ns() // 1000
@@ -89,7 +88,7 @@ class ListSource:
         await self._admission.reserve(new, replaced)
 
     async def forget_unlisted(self, specs: Collection[TriggerSpec]) -> None:
-        """Cancel what was removed from the list while no host ran it; see `ListAdmission.forget_unlisted`."""
+        """Cancel triggers that were removed from the list while no host ran it; see `ListAdmission.forget_unlisted`."""
         await self._admission.forget_unlisted(specs)
 
     async def release(self, old: Collection[TriggerSpec], new: Collection[TriggerSpec]) -> None:
@@ -97,24 +96,24 @@ class ListSource:
         await self._admission.release(old, new)
 
     async def keep_serialized(self, serialized: Mapping[int, str]) -> None:
-        """Store what triggers are created from after a failure, by their ids."""
+        """Store the kwargs from which triggers are created after a failure, by trigger id."""
         await keep_serialized(self._database, self._ownership, serialized)
 
     def report_state(self, change: StateChange) -> None:
-        """Accept a change of a trigger's state; it is written soon."""
+        """Accept a change of a trigger's state, to be written soon."""
         self._states.put(change)
 
     def note_fenced(self) -> None:
-        """Beat now: the store has refused an event, because another process owns its trigger."""
+        """Send a heartbeat now, because the store has refused an event: another process owns its trigger."""
         self.disowned = True
         self._ownership.check()
 
     async def settle(self) -> None:
-        """Wait until all changes of state are stored."""
+        """Wait until all state changes are stored."""
         await self._states.settled()
 
     async def close(self, timeout_seconds: float) -> None:
-        """Store the changes of state, within this time at most."""
+        """Store the pending state changes, within this time."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._states.settled()

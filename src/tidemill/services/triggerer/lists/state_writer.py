@@ -1,8 +1,8 @@
-"""Writes the states of triggers: many changes in one transaction, in order, waiting for the store.
+"""Writes the states of triggers: many changes per transaction, in order; during an outage the changes wait.
 
-Invariants: the changes of a trigger are written in order; nothing is lost in an outage, it waits. A
-chunk that fails is halved before it is retried: one that takes longer than a transaction may is not retried forever,
-and what the database refuses is refused alone in the end.
+Invariants: the changes of a trigger are written in order, and no outage loses one. A failed chunk is halved before the
+retry: a chunk that exceeds the transaction timeout is not retried forever, and in the end only the change that the
+database refuses is dropped.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from tidemill.store.write_retry import BACKOFF
 
 log = structlog.get_logger(__name__)
 
-#: Most reports of one transaction: some tens of milliseconds, during which events of these triggers wait.
+#: Maximum number of reports per transaction. It takes some tens of milliseconds, during which events of these triggers
+#: wait.
 CHUNK_COUNT = 1_000
 
 
 class StateWriter:
-    """The changes that wait to be written.
+    """Queues state changes and writes them.
 
     Args:
-        database: Where to.
+        database: The store.
         backoff: The waits between attempts.
     """
 
     def __init__(self, database: Database, backoff: Backoff = BACKOFF) -> None:
-        """Start without any."""
         self._database = database
         self._backoff = backoff
         self._waiting: list[TriggerReport] = []
         self._task: asyncio.Task[None] | None = None
 
     def put(self, change: StateChange) -> None:
-        """Accept a change; it is written soon."""
+        """Accept a change, to be written soon."""
         number, token, state, reason, error = change
         self._waiting.append(TriggerReport(number, token, state, time.time_ns() // 1000, reason, error))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._write(), name="trigger reports")
 
     async def settled(self) -> None:
-        """Wait until everything that was put is written."""
+        """Wait until all accepted changes are written."""
         while self._task is not None:
             await asyncio.shield(self._task)
 
@@ -75,7 +75,7 @@ class StateWriter:
                     if error.retryable:
                         failures += 1
                         throttle(log, 10.0).warning(
-                            "the store cannot be written to; changes of state wait", error=str(error)
+                            "cannot write trigger states to the store; retrying", error=str(error)
                         )
                         await asyncio.sleep(self._backoff.compute_delay(failures, random.getrandbits(JITTER_BITS)))
                         continue

@@ -1,16 +1,17 @@
-"""Runs one trigger: creates it, lets it wait, has its events stored, and cleans up after it, as often as it restarts.
+"""Runs one trigger, as often as it restarts: creates it, waits for its events, has them stored, and cleans up.
 
 `core.triggers.lifecycle` decides what follows an end.
 
 Invariants:
-1. Whatever a trigger does, or its class, is its own failure: nothing leaves `run` but the cancellation of the host.
+
+1. Any error of a trigger or its class fails that trigger alone: `run` raises nothing but the cancellation of the host.
 2. A trigger counts as finished only when all its events are stored.
-3. `cleanup` runs after every run, `on_kill` before it when a user cancelled; both are bounded.
+3. `cleanup` runs after every run, and `on_kill` before it if a user cancelled; both have a time limit.
 4. An event is encoded, then bound to the raw event it was derived from, before anything is awaited.
-5. The raw event that a trigger is on when its run ends without finishing fails at once; it is blamed on the trigger
-   only if the trigger raised or was too late. An event that the store refuses is blamed on the trigger in its own raw
-   event and in no other, and not at all when another host has claimed the trigger.
-6. A trigger that runs again keeps its seat in its stream; one that is gone for good is released from all it holds.
+5. If a run ends without finishing, the raw event being processed fails at once. The trigger is blamed only if it raised
+   or timed out. An event that the store refuses is blamed on the trigger in its own raw event and no other, and not at
+   all if another host has claimed the trigger.
+6. A trigger that restarts keeps its seat in its stream; one that ends for good releases everything it holds.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ from tidemill.triggers.base import BaseTrigger
 
 log = structlog.get_logger(__name__)
 
-#: `on_kill`, `cleanup` and the end of the trigger's own generator may take this many seconds, each.
+#: Time limit, in seconds, of each of `on_kill`, `cleanup` and the end of the trigger's own generator.
 END_SECONDS = 30.0
 #: A trigger that never waits yields to the loop after this many events.
 _BURST = 64
 
-#: Why a run is cancelled that continues elsewhere, or later.
+#: Reasons for cancelling a run that continues elsewhere or later.
 _ELSEWHERE = (CancelReason.HAND_OVER, CancelReason.SHUTDOWN)
 
 
@@ -63,21 +64,22 @@ class ListTrigger:
     """One trigger on this host.
 
     Args:
-        services: What its host offers.
+        services: The services of its host.
         spec: Its entry in the list.
         number: Its id in the store.
-        token: That of the claim under which it runs.
-        serialized: Classpath and kwargs to create it from, where they differ from the spec's: an earlier run left them.
-        seat: The key of the stream in which the trigger that it replaces kept a seat.
+        token: The token of the claim under which it runs.
+        serialized: Classpath and kwargs left by an earlier run, if they differ from the spec's; the trigger is created
+            from them.
+        seat: The key of the stream in which the replaced trigger kept a seat; None: it kept none.
         backoff: The bounds of the pauses before restarts.
-        clock: Seconds, monotonic.
+        clock: A monotonic clock, in seconds.
 
     Attributes:
         spec: Its entry in the list.
         number: Its id in the store.
-        disturbed: Whether another trigger has cancelled a task that this run may wait for.
+        disturbed: Whether another trigger has cancelled a task that this run may be waiting for.
         fired: How many events it has fired, over all of its runs.
-        reason: Why it was cancelled.
+        reason: Why it was cancelled; None: it was not.
     """
 
     __slots__ = (
@@ -130,7 +132,7 @@ class ListTrigger:
         self._factory = TriggerFactory(spec, serialized)
         self._stream = StreamMembership(services.manager, spec.name, seat)
         self._backoff = backoff
-        self._life: TriggerLife | None = None  # while it has not ended
+        self._life: TriggerLife | None = None  # None once it has ended
         self._trigger: BaseTrigger | None = None
         self._task: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
@@ -138,13 +140,13 @@ class ListTrigger:
         self._stored: asyncio.Future[None] | None = None
         self._alive = True
         self._since = 0.0
-        self._waits = False  # in the trigger's own code, and not in what follows it
-        # Where a cancellation may reach it: not before its task has begun, nor while it cleans up.
+        self._waits = False  # in the trigger's own code, not in the steps after it
+        # Whether a cancellation may interrupt the task: not before it has begun, nor during cleanup.
         self._interruptible = False
         self._cancelled_at = 0.0
         self._abandoned = self.disturbed = False
         self._succeeded = False
-        self._stored_error: str | None = None  # the error that the store has of it while it runs
+        self._stored_error: str | None = None  # its error in the store while it runs
 
     @property
     def name(self) -> str:
@@ -152,23 +154,25 @@ class ListTrigger:
 
     @property
     def seat(self) -> Hashable | None:
-        """The key of the shared stream in which it keeps its seat, if it does."""
+        """The key of the shared stream in which it keeps its seat; None: it keeps none."""
         return self._stream.seat
 
     def create(self) -> None:
         """Create the trigger; if that fails, the first run ends with the error."""
         try:
             self._trigger = self._factory.create()
-        except BaseException as error:  # its constructor may raise KeyboardInterrupt, too
+        except BaseException as error:  # its constructor may also raise KeyboardInterrupt
             self._fault = error
 
     def serialize(self) -> dict[int, str]:
-        """Return what the store is to keep of the trigger, by its id; empty if the list already says it all."""
+        """Return the serialized trigger for the store, by its id; empty if the list entry suffices."""
         text = None if self._trigger is None else self._factory.remember(self._trigger)
         return {} if text is None else {self.number: text}
 
     def route(self) -> None:
-        """Subscribe it to its stream, if it shares one; synchronous, so that all of a key are there before a poll."""
+        """Subscribe the trigger to its shared stream, if it has one. Synchronous, so that all triggers of a key
+        subscribe before its first poll.
+        """
         if self._trigger is None or self.reason is not None:
             return
         try:
@@ -183,17 +187,17 @@ class ListTrigger:
         return self._task
 
     def relist(self, spec: TriggerSpec) -> None:
-        """Take on an entry that differs in nothing but its restart."""
+        """Replace its entry by one that differs only in `restart`."""
         self.spec = spec
         if self._life is not None:
             self._life.restart = Restart(spec.restart)
 
     def cancel(self, reason: CancelReason, *, succeeded: bool = False) -> None:
-        """End it; the first reason counts, except that any other replaces a timeout, after which it would run again.
+        """End the trigger. The first reason wins, except that any reason replaces a timeout, which would restart it.
 
         Args:
             reason: Why.
-            succeeded: Whether another trigger takes its name, and its seat.
+            succeeded: Whether another trigger takes over its name and its seat.
         """
         if self.reason in (None, CancelReason.TIMEOUT) and self.reason is not reason and self._alive:
             self.reason = reason
@@ -203,19 +207,19 @@ class ListTrigger:
                 self._task.cancel(reason.value)
 
     def cancel_again(self, now: float) -> None:
-        """Repeat a cancellation that its own code has ignored for long; `now` is that of its clock."""
+        """Repeat a cancellation that the trigger's code has ignored for long; `now` is read from its clock."""
         if self._cancelled_at and self._waits and self._task is not None and now - self._cancelled_at >= END_SECONDS:
             log.error("a trigger does not end when it is cancelled; it is cancelled again", trigger=self.spec.name)
             self._cancelled_at = now
             self._task.cancel((self.reason or CancelReason.TIMEOUT).value)
 
     def blame(self, error: str) -> None:
-        """Fail this run, because its code did what harms other triggers; one that is over has nothing left to fail."""
+        """Fail this run, because its code harms other triggers; a run that has ended is not changed."""
         log.error("a trigger harms others", trigger=self.spec.name, error=error)
         self._fail(TriggerError(error))
 
     async def wait_ended(self, timeout_seconds: float) -> None:
-        """Wait until it has ended for good; one that does not is left behind, without its stream."""
+        """Wait until the trigger has ended for good; abandon it at the timeout, after it left its stream."""
         if self._task is None:
             return
         await asyncio.wait([self._task], timeout=timeout_seconds)
@@ -235,12 +239,12 @@ class ListTrigger:
             ending = TriggerEnding.RETURNED
             self._waits = self._interruptible = True
             try:
-                # Thousands of triggers wait here: a coroutine of its own would take more memory.
+                # Thousands of triggers wait here: a separate coroutine would take more memory.
                 bind, left = self._stream.bind, _BURST
                 async for event in self._stream.open_events(self._fault, self.reason):
                     if self.reason is not None:
                         break  # it was cancelled and still fires
-                    # What cannot be stored is not bound.
+                    # An event that cannot be encoded must not be bound.
                     payload, identity = encode_payload(event), read_identity(event)
                     done = partial(self._settle, bind(), identity)
                     services.events.add(self.number, self._token, payload, identity, done)
@@ -263,13 +267,13 @@ class ListTrigger:
                 self._alive = False
                 return
             self.create()
-            # `open_events` looks at the reason next: what was created is cleaned up whatever happens here.
+            # `open_events` checks the reason next: the created trigger is cleaned up whatever happens here.
             with contextlib.suppress(asyncio.CancelledError):
                 await services.keep_serialized(self.serialize())
             self.route()
 
     def _settle(self, seq: int | None, identity: str | None, outcome: StoreOutcome) -> None:
-        """Note that an event is stored, or never will be."""
+        """Handle the store's outcome of an event."""
         self._pending -= 1
         if not isinstance(outcome, EventRefused):
             self._services.note_stored(self.spec.name, outcome, identity)
@@ -292,7 +296,7 @@ class ListTrigger:
             self._fail(fault)
 
     def _fail(self, fault: TriggerError) -> None:
-        """End the run with an error, unless it has one."""
+        """End the run with an error, unless it already has one."""
         if self._fault is None:
             self._fault = fault
             if self._waits and self._task is not None:
@@ -309,11 +313,11 @@ class ListTrigger:
         )
 
     async def _finish(self, following: Next, reason: CancelReason | None) -> Next:
-        """Clean up after a run, report what became of it, and return what follows.
+        """Clean up after a run, report its outcome, and return what follows.
 
         Args:
-            following: What follows, unless an event is refused yet.
-            reason: Why it was cancelled, if that is how it ended; another reason may come meanwhile.
+            following: What follows, unless the store still refuses an event.
+            reason: Why the run was cancelled (None: it was not); another reason may arrive meanwhile.
         """
         name, trigger, close = self.spec.name, self._trigger, getattr(self._stream.events, "aclose", None)
         self._leave_run(following, reason)
@@ -331,7 +335,7 @@ class ListTrigger:
         self._stream.end_run()
         self._leave(for_good=following.pause_seconds is None)
         unsure = following.verdict is EndVerdict.FINISHED and self._pending
-        # The last word belongs to another host, or to nobody yet, or to the call that left this one behind.
+        # No report if another host owns the trigger, the outcome is open, or `wait_ended` has already reported it.
         if not (self.reason is CancelReason.HAND_OVER or unsure or self._abandoned or following.pause_seconds == 0):
             change = report_ending(self.spec, self.number, self._token, following, reason, self._fault)
             self._services.report_state(change)
@@ -341,20 +345,20 @@ class ListTrigger:
         return following
 
     def _leave_run(self, following: Next, reason: CancelReason | None) -> None:
-        """Fail the raw event that it is on, unless it has finished, and leave its stream or keep a seat there."""
+        """Fail the current raw event unless the run has finished, then leave the stream or keep a seat in it."""
         finished = following.verdict is EndVerdict.FINISHED
         comes_back = self._succeeded or following.pause_seconds is not None
         if not finished and (comes_back or reason in _ELSEWHERE):
             fault = self._fault if reason is None and not isinstance(self._fault, RefusedEventError) else None
             self._stream.fail_held(describe_error(fault) if fault is not None else None)
         if comes_back or (finished and reason is None):
-            # Until it is known whether it runs again, it must not miss anything.
+            # It must not miss events before it is certain whether it restarts.
             self._stream.keep_seat()
         else:
             self._leave()
 
     def _leave(self, *, for_good: bool = True) -> None:
-        """Leave its shared stream, or its seat there, unless somebody comes back to that."""
+        """Leave the shared stream, or the seat in it, unless this trigger or its successor needs it again."""
         if self._services.is_stopping():
             return
         if self._succeeded:
@@ -372,7 +376,7 @@ class ListTrigger:
         self._services.report_state(StateChange(self.number, self._token, TriggerState.CANCELLED, reason.value))
 
     async def _wait_for_restart(self, following: Next) -> bool:
-        """Wait for the next run; tell whether there is one."""
+        """Wait for the next run; return whether there is one."""
         if following.pause_seconds is None:
             return False
         if self.reason is CancelReason.TIMEOUT:
@@ -389,7 +393,7 @@ class ListTrigger:
             return False
         text = format_fault(error) if error is not None else None
         if following.pause_seconds or text != self._stored_error:
-            # One that begins again at once, event by event, has been running all the time.
+            # A trigger that restarts at once after each event counts as running throughout.
             self._stored_error = text
             self._services.report_state(StateChange(self.number, self._token, TriggerState.RUNNING, error=text))
         self._fault, self.disturbed = None, False
@@ -399,7 +403,9 @@ class ListTrigger:
         return True
 
     async def _wait_stored(self) -> None:
-        """Wait until the outcome of all its events is known; a cancellation ends the wait: the next host runs it."""
+        """Wait until the outcome of all its events is known. A cancellation ends the wait: the next host runs the
+        trigger again.
+        """
         self._interruptible = True
         while self._pending and self.reason is None:
             self._stored = asyncio.get_running_loop().create_future()

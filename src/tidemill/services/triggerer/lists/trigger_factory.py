@@ -1,4 +1,4 @@
-"""What a trigger is created from: its entry in the list, or what its own `serialize()` returned earlier."""
+"""Creates a trigger from its entry in the list, or from the result of its earlier `serialize()`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ class TriggerFactory:
 
     Args:
         spec: Its entry in the list.
-        serialized: Classpath and kwargs that an earlier run left, where they differ from those of the entry.
+        serialized: Classpath and kwargs left by an earlier run, if they differ from the entry's.
     """
 
     __slots__ = ("_serialized", "_spec")
 
     def __init__(self, spec: TriggerSpec, serialized: tuple[str, str] | None) -> None:
-        """Create nothing yet."""
         self._spec = spec
         self._serialized = serialized
 
@@ -33,7 +32,7 @@ class TriggerFactory:
         """Return a new trigger.
 
         Raises:
-            TriggerError: It cannot be created as listed either.
+            TriggerError: It cannot be created even as listed.
         """
         spec = self._spec
         if self._serialized is not None:
@@ -41,7 +40,7 @@ class TriggerFactory:
                 return create_trigger(spec.name, *self._serialized)
             except TriggerError as error:
                 log.warning(
-                    "a trigger cannot be created from what serialize() returned earlier; it starts over as listed",
+                    "a trigger cannot be created from its earlier serialize(); it starts over as listed",
                     trigger=spec.name,
                     error=str(error),
                 )
@@ -49,27 +48,27 @@ class TriggerFactory:
         return create_trigger(spec.name, spec.classpath, spec.kwargs)
 
     def remember(self, trigger: BaseTrigger) -> str | None:
-        """Create the next one from what `serialize()` returns, if that differs from the list.
+        """Create the next trigger from the result of `serialize()`, if that differs from the list.
 
         Returns:
-            What to keep of it, as JSON; None: nothing.
+            The result to store, as JSON; None: there is nothing to store.
         """
         try:
             found = serialize_trigger(trigger)
         except TriggerError as error:
             log.warning(
-                "what serialize() returned cannot be kept; a restart creates the trigger as it is listed",
+                "the result of serialize() cannot be stored; a restart creates the trigger as listed",
                 trigger=self._spec.name,
                 error=str(error),
             )
             return None
         classpath, kwargs = found
-        # The list's own kwargs are plain JSON, written differently.
+        # The list's kwargs are plain JSON, which may be written differently.
         if classpath == self._spec.classpath and codec.decode(kwargs) == codec.decode(self._spec.kwargs):
             return None
         self._serialized = found
         return json.dumps(found)
 
     def forget(self) -> None:
-        """Create the next one as it is listed."""
+        """Create the next trigger as it is listed."""
         self._serialized = None

@@ -1,7 +1,8 @@
-"""The steps of a host's life, one at a time: start and reload in the order of their calls, until a stop ends them all.
+"""Serializes the steps of a host's life: starts and reloads run in the order of their calls, until a stop ends them
+all.
 
 Invariants: no two steps overlap; after `close` no step begins, and none is under way; an interrupted step has ended
-before its caller learns that.
+before its caller learns of the interruption.
 """
 
 from __future__ import annotations
@@ -14,20 +15,19 @@ T = TypeVar("T")
 
 
 class HostStopsError(Exception):
-    """The host stops, so nothing more is started or changed."""
+    """The host is stopping, so nothing more is started or changed."""
 
 
 class Turns:
     """Runs steps one after another."""
 
     def __init__(self) -> None:
-        """Start without a step."""
         self._turn = asyncio.Lock()
         self._step: asyncio.Task[Any] | None = None
         self.closed = False
 
     async def take(self, step: Callable[[], Coroutine[Any, Any, T]], name: str) -> T:
-        """Run a step when those before it have ended, and return its result.
+        """Run a step after the steps before it have ended, and return its result.
 
         Args:
             step: Called when its turn comes.
@@ -51,7 +51,7 @@ class Turns:
                 self._step = None
 
     async def close(self) -> None:
-        """Start no more steps; interrupt the current one, and wait until it has ended."""
+        """Start no more steps, interrupt the current one, and wait until it has ended."""
         self.closed = True
         if self._step is not None:
             self._step.cancel("the host stops")

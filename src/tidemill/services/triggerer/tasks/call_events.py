@@ -1,6 +1,6 @@
-"""Stores the events of tasks' triggers by named calls, so that their process needs no connection to a database.
+"""Stores the events of tasks' triggers by named calls, so that the triggerer needs no database connection.
 
-Invariant: a batch that is tried again keeps its number, by which the store recognises it.
+Invariant: a retried batch keeps its number, by which the store recognizes it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ class CallEvents:
     Args:
         calls: The store.
         session: The service that runs the triggers.
-        on_fenced: Called when the store says that the service has ended.
+        on_fenced: Called when the store answers that the service has ended.
     """
 
     def __init__(self, calls: StoreClient, session: int, on_fenced: Callable[[], None]) -> None:
-        """Store nothing yet."""
         self._calls, self._session, self._on_fenced = calls, session, on_fenced
         self._request = 0
         self._last: tuple[NewEvent, ...] | None = None

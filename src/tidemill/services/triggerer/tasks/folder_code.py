@@ -1,7 +1,7 @@
-"""The modules of the folder of DAGs, imported in a process that lives longer than they do.
+"""Imports the modules of the DAG folder in a process that outlives their versions.
 
-Invariants: what is imported after a file has changed is the changed one; what was created from the old one keeps it; no
-clock is asked, since those of files and of this process may differ.
+Invariants: an import after a file has changed gets the new code; objects that were created from old code keep it. No
+clock is used, because the clocks of the file system and of this process may differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemill.dags.loading import ImportedFiles, digest_file
 log = structlog.get_logger(__name__)
 
 _Mark = tuple[int, ...] | None
-#: Of a file that may have changed while it was imported; no file has it.
+#: The mark of a file that may have changed while it was imported; it equals no file's mark.
 _UNSURE: _Mark = (-1, -1)
 
 
@@ -27,24 +27,23 @@ class FolderCode:
     """The code of a folder.
 
     Args:
-        folder: The folder; it is put on the path of imports.
+        folder: The folder; it is added to the import path.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Import nothing yet."""
-        # By its link, if it has one: what that leads to may be replaced.
+        # Keep symbolic links unresolved, because their targets may be replaced.
         self._folder = Path(os.path.abspath(folder))  # noqa: PTH100
         if str(self._folder) not in sys.path:
             sys.path.insert(0, str(self._folder))
         self._marks: dict[str, _Mark] = {}
-        #: Files of modules that have been looked at, of this folder or not: there are thousands, and `Path` takes long.
+        #: Caches the paths of all module files, inside the folder or not: there are thousands, and `Path` is slow.
         self._paths: dict[str, Path | None] = {}
         self._imported = _watch_imports(self._folder)
 
     def forget_changed(self) -> list[str]:
-        """Forget all modules of the folder if a file of one has changed, and return the names of those that have.
+        """Forget all modules of the folder if the file of any has changed; return the names of the changed modules.
 
-        All, because modules that have not changed may hold what those that have defined before.
+        All are forgotten because unchanged modules may refer to objects of changed ones.
         """
         modules = self._find_modules()
         changed = sorted(name for name, mark in self._marks.items() if name in modules and mark != _mark(modules[name]))
@@ -54,20 +53,22 @@ class FolderCode:
             self._marks.clear()
             self._imported.digests.clear()
             importlib.invalidate_caches()
-            log.info("code of triggers has changed; it is imported again", changed=changed)
-        # What code of triggers has imported by itself.
+            log.info("the code of triggers has changed; importing it again", changed=changed)
+        # Covers modules that the triggers' code has imported by itself.
         self.note_imported()
         return changed
 
     def note_imported(self) -> None:
-        """Note how the files of modules are that have been imported; one that was saved meanwhile counts as changed."""
+        """Store the marks of newly imported modules' files. A file saved during its import counts as changed."""
         for name, path in self._find_modules().items():
             if name not in self._marks:
                 mark, known = _mark(path), self._imported.digests.get(str(path))
                 self._marks[name] = mark if known in (None, digest_file(path)) else _UNSURE
 
     def import_modules(self, names: Iterable[str]) -> None:
-        """Import modules, on any thread; what fails is told when it is used."""
+        """Import modules; callable from any thread. Errors are ignored here, and reported when a trigger uses the
+        module.
+        """
         importlib.invalidate_caches()
         for name in names:
             _try(lambda name=name: importlib.import_module(name))  # type: ignore[misc]
@@ -82,7 +83,7 @@ class FolderCode:
         return found
 
     def _find_path(self, file: str) -> Path | None:
-        """Return the path of a file of this folder; None for other files."""
+        """Return the path of a file of this folder, or None for other files."""
         try:
             return self._paths[file]
         except KeyError:
@@ -91,7 +92,7 @@ class FolderCode:
 
 
 def _watch_imports(folder: Path) -> ImportedFiles:
-    """Return what hashes the modules of a folder before they are imported, in this process from now on."""
+    """Install and return an import hook that hashes the modules of a folder before this process imports them."""
     found = [finder for finder in sys.meta_path if isinstance(finder, ImportedFiles) and finder.folder == str(folder)]
     if not found:
         found = [ImportedFiles(folder)]

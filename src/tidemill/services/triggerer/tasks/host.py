@@ -1,11 +1,11 @@
-"""Hosts the triggers of deferred tasks: claims them from the store, runs them, and gives them up when it stops.
+"""Hosts the triggers of deferred tasks: claims them from the store, runs them, and releases them at shutdown.
 
-Theory of operation. Each time it is connected it begins a service in the store, in which it claims and runs triggers
-(`source`, `trigger`). When the store says that the service has ended, because others believe that it died
-or because the process that has the store was started again, it gives up what it runs and begins another service.
+Theory of operation. Each time the host connects it begins a service in the store, in which it claims and runs triggers
+(`source`, `trigger`). When the store answers that the service has ended (other processes presumed it dead, or the
+process that owns the store was restarted), the host releases its triggers and begins another service.
 
-Invariants: no trigger fails because of a stop, a hand-over or an outage; `on_kill` runs for none of them; whatever
-happens to one claim, later ones are made.
+Invariants: no trigger fails because of a shutdown, a handover or an outage, and `on_kill` runs for none of them; an
+error in one claim does not prevent later claims.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 
-#: The shortest pause between two comparisons of what runs with the store; they may take a twentieth of the time.
+#: The shortest pause between two comparisons of running triggers with the store. Comparisons take at most a twentieth
+#: of the time.
 COMPARE_SECONDS = 0.25
 _COMPARE_SHARE = 20
-#: Before another service is begun, and when the store cannot be reached.
+#: The pause before another service is begun, and while the store is unreachable.
 PAUSE_SECONDS = 0.5
-#: How long the end of a service may take to be stored.
+#: How long storing the end of a service may take.
 END_SECONDS = 5.0
 
 
@@ -56,20 +57,21 @@ class TaskHost:
 
     Args:
         calls: The store.
-        settings: `triggerer`.
-        about: What it says of itself when it begins a service: queues and capacity, too.
-        code: The folder that the classes of triggers may be in.
-        log_bytes: How much of each trigger's log is kept.
-        secrets: Where what triggers were given is noted, for this process to mask it.
-        clock: Seconds, monotonic.
-        on_stuck: Called on a thread when the loop is blocked for ever: with the service, the trigger that blocks it
-            (None: it is not known), and where that stands; None: nobody watches.
+        settings: The section `triggerer`.
+        about: The request that begins a service, with queues and capacity.
+        code: The folder that may define the classes of triggers.
+        log_bytes: The limit of each trigger's log.
+        secrets: The secrets that this process masks; those given to triggers are added.
+        clock: A monotonic clock, in seconds.
+        on_stuck: Called on a thread when a trigger blocks the loop forever, with the service, the trigger (None:
+            unknown), and its stack. None: the loop is not watched.
         grace_seconds: How long a task that a user cleared waits for the cleanup of its trigger.
-        is_told: Asked at a stop whether the parent wants it; None: every stop is meant. One that is not, such as the
-            SIGTERM of a trigger to its own process, counts as a crash: what ran stays claimed, for the parent to judge.
+        is_told: Returns, at shutdown, whether the parent requested it; None: every shutdown is intended. An unrequested
+            one, such as a SIGTERM that a trigger sends to its own process, counts as a crash: the triggers stay
+            claimed, and the parent decides about them.
 
     Attributes:
-        host: What runs triggers at present; None: no service has begun.
+        host: Runs the triggers; None: no service has begun.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class TaskHost:
         self.host: TriggerHost[TaskTrigger] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run triggers until it is to stop, then give them up."""
+        """Run triggers until `stop` is set, then release them."""
         stopping = asyncio.create_task(stop.wait(), name="stop of the triggerer")
         try:
             while not stop.is_set():
@@ -104,13 +106,13 @@ class TaskHost:
                     return
                 await self._serve(beginning.result(), stopping)
                 if not stop.is_set():
-                    log.warning("the store has ended this triggerer's service; it begins another one")
+                    log.warning("the store has ended this triggerer's service; beginning another one")
                     await asyncio.wait({stopping}, timeout=PAUSE_SECONDS)
         finally:
             stopping.cancel()
 
     async def try_out(self, session: int, seconds: float, stop: asyncio.Event) -> None:
-        """Run the triggers that are reserved for a service, until they have ended, or for some seconds."""
+        """Run the triggers that are reserved for a service until they have ended, but at most this long."""
         stopping = asyncio.create_task(stop.wait(), name="stop of the triggerer")
         try:
             await self._serve(session, stopping, seconds)
@@ -118,12 +120,12 @@ class TaskHost:
             stopping.cancel()
 
     async def _serve(self, session: int, stopping: asyncio.Task[Any], trial_seconds: float | None = None) -> None:
-        """Run triggers in one service, until it ends.
+        """Run triggers in one service until it ends.
 
         Args:
             session: The service.
-            stopping: Done when it is to stop.
-            trial_seconds: For how long it runs only what is reserved for it; None: it runs everything.
+            stopping: Done at shutdown.
+            trial_seconds: How long to run only the triggers that are reserved for the service; None: run all triggers.
         """
         secrets = self._secrets
         logs = TaskLogs(self._calls, self._log_bytes, secrets)
@@ -155,7 +157,7 @@ class TaskHost:
         try:
             done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # What a plain thread does belongs to no trigger.
+            # A plain thread may have cancelled the tasks; it belongs to no trigger.
             is_broken = not done or any(task.cancelled() for task in done)
             for task in tasks:
                 task.cancel()
@@ -168,7 +170,7 @@ class TaskHost:
             is_meant = not is_broken and (not stopping.done() or self._is_told is None or await self._is_told())
             if not is_meant:
                 by = "code that cancels its tasks" if is_broken else "a signal that tidemill did not send"
-                log.error(f"{by} stops the triggerer; this counts as a crash")
+                log.error(f"{by} stopped the triggerer; this counts as a crash")
                 source.keep_claims()
             await host.stop(CancelReason.HAND_OVER if source.ended.is_set() else CancelReason.SHUTDOWN)
             self.host = None
@@ -179,10 +181,10 @@ class TaskHost:
                 async with asyncio.timeout(END_SECONDS):
                     await self._calls.call(EndSession(session))
             except (TimeoutError, TidemillError) as error:
-                log.warning("the store could not be told that the triggerer has stopped", error=str(error))
+                log.warning("cannot record in the store that the triggerer has stopped", error=str(error))
 
     def _watch(self, session: int, host: TriggerHost[TaskTrigger]) -> StuckWatch | None:
-        """Watch for a trigger that blocks the loop for ever."""
+        """Start a watch for a trigger that blocks the loop forever."""
         on_stuck = self._on_stuck
         if on_stuck is None:
             return None
@@ -227,7 +229,7 @@ class _Turns:
         self._pause = SCAN_SECONDS
 
     async def run(self) -> None:
-        """Look for work whenever there may be some.
+        """Claim and stop triggers whenever there may be some.
 
         Raises:
             ServiceSessionEndedError: The service has ended.
@@ -240,23 +242,23 @@ class _Turns:
                 except ServiceSessionEndedError:
                     return
                 except RemoteError as error:
-                    throttle(log, 10.0).warning("the store cannot be asked for triggers; retrying", error=str(error))
+                    throttle(log, 10.0).warning("cannot claim triggers from the store; retrying", error=str(error))
                     await asyncio.sleep(PAUSE_SECONDS)
                     continue
                 except Exception:
-                    log.exception("triggers cannot be claimed; this is a bug in tidemill")
+                    log.exception("claiming triggers failed; this is a bug in tidemill")
                     await asyncio.sleep(SCAN_SECONDS)
                     continue
                 await self._wait()
         finally:
-            # What they have routed they start, so that it is ended properly.
+            # They still start triggers that they have routed, so that those end properly.
             for task in self._starting:
                 task.cancel()
             if self._starting:
                 await asyncio.wait(self._starting)
 
     async def _look(self) -> bool:
-        """Claim and stop; return whether there may be more to claim at once."""
+        """Claim and stop triggers; return whether there may be more to claim at once."""
         self._source.freed.clear()
         claimed = await self._source.claim()
         self._start(claimed)
@@ -271,7 +273,7 @@ class _Turns:
         return len(claimed) == CLAIM_COUNT
 
     async def _wait(self) -> None:
-        """Wait until the bell rings, a place is free if all were taken, or a comparison or scan is due."""
+        """Wait until the doorbell rings, a slot becomes free if none was, or a comparison or scan is due."""
         pause = self._pause
         waits: list[Coroutine[Any, Any, Any]] = [self._bell.wait(Channel.TRIGGERER, pause)]
         if not self._source.triggers.room:
@@ -289,7 +291,7 @@ class _Turns:
                     task.result()
 
     def _start(self, claimed: Sequence[ClaimedTrigger]) -> None:
-        """Run triggers; those whose modules are not imported yet are started when that is done, on a thread."""
+        """Run triggers. Modules that are not imported yet are imported on a thread before their triggers start."""
         if not claimed:
             return
         self._code.forget_changed()

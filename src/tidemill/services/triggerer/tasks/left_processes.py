@@ -1,9 +1,9 @@
-"""Ends what triggers have started with the process that they run in, however that ends.
+"""Ends the programs that triggers have started when the triggerer ends, for whatever reason.
 
-A trigger may start programs. While the triggerer runs they are the trigger's business; a warden ends them when the
-triggerer is gone, whatever they did to their environments, sessions and parents.
+While the triggerer runs, a trigger manages its own programs. When the triggerer has exited, a warden ends them,
+whatever they did to their environments, sessions and parents.
 
-Invariant: programs get no settings, and with them secrets, in their environment, as those of tasks.
+Invariant: as with tasks, the environment of programs contains no settings of tidemill, and thus no secrets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemill.services.zygote.client import build_mark, clean_environment
 
 @contextlib.contextmanager
 def end_left_processes() -> Iterator[None]:
-    """Have all that is started in this block end with it; call it on the loop, once the settings are read."""
+    """End all programs started in this block when it ends. Call it on the loop, after reading the settings."""
     mark, before = build_mark(os.environ), read_number(os.getpid())
     warden = KeptWarden(Warden(mark))
     warden.start()
@@ -31,5 +31,5 @@ def end_left_processes() -> Iterator[None]:
     try:
         yield
     finally:
-        carry_number(before)  # the warden ends everything that carries the tree's
+        carry_number(before)  # the warden ends everything that carries the tree's number
         warden.close()

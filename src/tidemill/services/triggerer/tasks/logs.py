@@ -1,8 +1,8 @@
-"""The logs of the tasks whose triggers run here: kept for a moment, then stored in compressed parts.
+"""The logs of the tasks whose triggers run here: buffered briefly, then stored in compressed parts.
 
-Invariants: a line is stored within half a second while the store can be reached; the parts of a deferral come after
-those of the attempt before it and before those of the next one; what one trigger may write is limited as for an
-attempt; secrets are masked.
+Invariants: a line is stored within half a second while the store is reachable; the parts of a deferral come after those
+of the attempt before it and before those of the next attempt; a trigger's log has the same size limit as an attempt's;
+secrets are masked.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 
-#: How long lines wait for others.
+#: How long lines are buffered.
 FLUSH_SECONDS = 0.4
-#: The most parts of one call.
+#: Maximum number of parts per call.
 _CALL_PARTS = 64
 
 
@@ -41,7 +41,6 @@ class TaskLog:
     __slots__ = ("_lock", "_log", "_logs")
 
     def __init__(self, claim: ClaimedTrigger, logs: TaskLogs) -> None:
-        """Start without lines."""
         self._logs = logs
         self._lock = threading.Lock()  # triggers may write from threads
         self._log = AttemptLog(claim.task, claim.try_number, claim.epoch, logs.max_bytes, logs.secrets)
@@ -59,12 +58,12 @@ class TaskLog:
         self._logs.note_written(self)
 
     def take_parts(self) -> list[LogPart]:
-        """Return what has been written since the last call."""
+        """Return the lines since the last call, as parts."""
         with self._lock:
             return self._log.take(_now_us())
 
     def finish(self) -> None:
-        """Store the rest: the trigger has ended."""
+        """Store the rest, because the trigger has ended."""
         with self._lock:
             parts = self._log.finish(_now_us())
         self._logs.add(parts)
@@ -75,16 +74,15 @@ class TaskLogs:
 
     Args:
         calls: The store.
-        max_bytes: How much of each trigger's log is kept.
-        secrets: What must not appear, such as the passwords of connections that triggers asked for.
+        max_bytes: The limit of each trigger's log.
+        secrets: The secrets to mask, such as passwords of connections that triggers asked for.
 
     Attributes:
-        max_bytes: How much of each trigger's log is kept.
-        secrets: What must not appear.
+        max_bytes: The limit of each trigger's log.
+        secrets: The secrets to mask.
     """
 
     def __init__(self, calls: StoreClient, max_bytes: int, secrets: KnownSecrets) -> None:
-        """Store nothing yet."""
         self.max_bytes, self.secrets = max_bytes, secrets
         self._calls = calls
         self._written: dict[TaskLog, None] = {}
@@ -94,30 +92,29 @@ class TaskLogs:
         self._hurry = asyncio.Event()
 
     def open(self, claim: ClaimedTrigger) -> TaskLog:
-        """Return the log of a trigger."""
         return TaskLog(claim, self)
 
     def note_written(self, written: TaskLog) -> None:
-        """Note that there are lines to store; from any thread."""
+        """Schedule a flush of a log that has new lines; callable from any thread."""
         with contextlib.suppress(RuntimeError):  # a thread of a trigger has outlived the loop
             self._loop.call_soon_threadsafe(self._note_written, written)
 
     def add(self, parts: Iterable[LogPart]) -> None:
-        """Store these, too."""
+        """Add parts to store."""
         self._parts += parts
         if self._parts:
             self._begin()
 
     async def close(self, timeout_seconds: float) -> None:
-        """Store what is left, within this time at most; later lines are stored at once."""
+        """Store what is left, within this time; lines written later are stored without delay."""
         self._hurry.set()
         try:
             async with asyncio.timeout(timeout_seconds):
-                await asyncio.sleep(0)  # what threads have written just now
+                await asyncio.sleep(0)  # for lines that threads have just written
                 while self._flushing is not None:
                     await asyncio.shield(self._flushing)
         except TimeoutError:
-            log.warning("the last lines of triggers could not be stored in the logs of their tasks")
+            log.warning("cannot store the last log lines of triggers; they are lost")
             if self._flushing is not None:
                 self._flushing.cancel()
 
@@ -146,8 +143,8 @@ class TaskLogs:
         for start in range(0, len(parts), _CALL_PARTS):
             try:
                 await call_patiently(self._calls, AppendLog(tuple(parts[start : start + _CALL_PARTS])))
-            except Exception:  # whatever it is, the lines of others are stored
-                log.exception("the store refuses lines of triggers; they are dropped")
+            except Exception:  # a refused part must not prevent storing the lines of others
+                log.exception("the store refuses log lines of triggers; dropping them")
 
 
 def _now_us() -> int:

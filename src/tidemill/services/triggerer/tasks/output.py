@@ -1,8 +1,8 @@
-"""Where the lines of tasks' triggers go that share a process: each to the log of its own task.
+"""Routes the output of triggers that share a process: each line goes to the log of its own task.
 
-A trigger writes by `self.log`, by the standard library's `logging`, and by `print`. Which task a line belongs to is
-known from the context in which the trigger runs; threads that it starts by `asyncio.to_thread` have it, too. Lines of
-nobody's context go where they would have gone.
+A trigger writes with `self.log`, with the standard library's `logging`, and with `print`. The context in which the
+trigger runs tells which task a line belongs to; threads started by `asyncio.to_thread` inherit it. Lines without such a
+context go to their usual destination.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ class LineSink(Protocol):
     """Takes the lines of one trigger."""
 
     def write(self, level: str, text: str) -> None:
-        """Add an entry; a text of several lines stays one entry. Never raises, and may be called by any thread."""
+        """Add an entry; a text of several lines stays one entry. Never raises; callable from any thread."""
 
     def write_piece(self, level: str, text: str, stream: str, *, ended: bool) -> None:
-        """Add a piece of an entry. `stream`: tells it from others; `ended`: whether the entry ends with it."""
+        """Add a piece of an entry. `stream` separates concurrent entries; `ended` tells whether this piece ends the
+        entry.
+        """
 
 
-#: The log of the task whose trigger's code runs.
+#: The log of the task whose trigger is running.
 SINK: ContextVar[LineSink | None] = ContextVar("tidemill_task_log", default=None)
 
 
 class _LevelSink:
-    """What structlog writes to: a method for each level."""
+    """The output of structlog: a method for each level."""
 
     def __init__(self, sink: LineSink) -> None:
         self._sink = sink
@@ -75,7 +77,7 @@ class SinkHandler(logging.Handler):
             return
         try:
             text = self.format(record)
-        except Exception as error:  # the arguments of the user do not fit, or their `__str__` raises
+        except Exception as error:  # the arguments do not fit the format, or their `__str__` raises
             text = f"{record.msg!r} cannot be formatted: {type(error).__name__}: {error}"
         sink.write(record.levelname.lower(), text)
 
@@ -85,38 +87,34 @@ def _is_nobodys(record: logging.LogRecord) -> bool:
 
 
 class SinkStream(io.TextIOBase):
-    """Sends what is printed to the task whose trigger prints it, line by line.
+    """Sends printed text to the task whose trigger prints it, line by line.
 
     Args:
-        stream: Where everything else goes.
+        stream: Receives all other text.
         level: The level of the lines.
     """
 
     def __init__(self, stream: TextIO, level: str) -> None:
         self._stream, self._level = stream, level
         self._begun: ContextVar[str] = ContextVar("tidemill_begun_line", default="")
-        #: Whether a piece of the line has been written.
+        #: Whether a piece of the current line has been written.
         self._is_open: ContextVar[bool] = ContextVar("tidemill_open_line", default=False)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the stream."""
         return self._stream.encoding
 
     def fileno(self) -> int:
-        """Return that of the stream."""
         return self._stream.fileno()
 
     def isatty(self) -> bool:
-        """Return whether the stream is a terminal."""
         return self._stream.isatty()
 
     def writable(self) -> bool:
-        """Return that it is."""
         return True
 
     def write(self, text: str) -> int:
-        """Write text; a line without its end waits for that."""
+        """Write text; an incomplete line is buffered."""
         sink = SINK.get()
         if sink is None:
             return self._stream.write(text)
@@ -130,7 +128,7 @@ class SinkStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Write what the line has so far."""
+        """Write the buffered part of the current line."""
         sink = SINK.get()
         if sink is None:
             self._stream.flush()
@@ -142,7 +140,7 @@ class SinkStream(io.TextIOBase):
 
 @contextlib.contextmanager
 def route_output() -> Iterator[None]:
-    """Send the lines of triggers to their tasks while the block runs."""
+    """Send the output of triggers to their tasks while the block runs."""
     root, handler = logging.getLogger(), SinkHandler()
     others = list(root.handlers)
     for other in others:

@@ -1,12 +1,12 @@
 """The process that runs the triggers of deferred tasks: `python -m tidemill.services.triggerer.tasks.process ADDRESS`.
 
-It reaches the store by named calls over a Unix socket, and has no connection to a database. SIGTERM stops it: triggers
-are given up, and run by the next one; without the word of its parent that counts as a crash. It ends with its parent,
-too, which holds the other end of its standard input. With `--session` it runs what is reserved for that one, for a
-while: triggers that may have ended an earlier process.
+It reaches the store by named calls over a Unix socket, and has no database connection. SIGTERM stops it: its triggers
+are released, and run by the next triggerer; if the parent did not request the stop, that counts as a crash. It also
+ends with its parent, which holds the other end of its standard input. With `--session` it runs only the triggers
+reserved for that service, for a limited time: triggers that may have killed an earlier process.
 
-Invariants: it outlives a store that is away or was started again; no trigger fails because of its end; programs that
-triggers started end with it.
+Invariants: it survives an outage or restart of the store; no trigger fails because of its end; programs that triggers
+started end with it.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ from tidemill.store.wire.remote import RemoteStore
 
 log = structlog.get_logger(__name__)
 
-#: How long after a signal the word of the parent may come.
+#: How long after a signal the parent's stop request may arrive.
 _WORD_SECONDS = 1.0
-#: How long triggers may take to clean up once the parent is gone, and nothing can be stored.
+#: How long triggers may take to clean up once the parent has exited and nothing can be stored.
 _ORPHAN_SECONDS = 3.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run triggers until a signal, or the end of the parent; return the exit code."""
+    """Run triggers until a signal or the end of the parent; return the exit code."""
     parser = argparse.ArgumentParser(prog="tidemill.services.triggerer.tasks.process", description=__doc__)
-    parser.add_argument("address", help="the Unix socket of the process that has the store")
+    parser.add_argument("address", help="the Unix socket of the process that serves the store")
     parser.add_argument("--config", help="the configuration file")
     parser.add_argument("--folder", default=".", help="the folder of DAGs, whose modules may define triggers")
     parser.add_argument("--session", type=int, help="run only the triggers that are reserved for this service")
-    parser.add_argument("--seconds", type=float, default=0.0, help="for how long, with --session")
+    parser.add_argument("--seconds", type=float, default=0.0, help="with --session: how long to run")
     given = parser.parse_args(arguments)
     signals = Signals(is_child=True)
     signals.listen()
-    # Ctrl-C reaches all processes of a terminal; the parent says when this one stops.
+    # Ctrl-C reaches all processes of a terminal; the parent decides when this one stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     runner = asyncio.Runner(loop_factory=TriggerLoop)
     code = ExitCode.OK
     try:
         settings = load_settings(given.config)
         name = find_worker_name(settings)
-        # Said in so many words: what triggers write to `sys.stderr` goes to the logs of their tasks.
+        # Pass the real stream: `sys.stderr` is about to send what triggers write to the logs of their tasks.
         secrets = KnownSecrets()
         configure(settings.logging, stream=sys.stderr, relayed=True, secrets=secrets, worker_id=name)
         with route_output():
@@ -137,7 +137,7 @@ async def _run(
 
 
 async def _wait_told(told: threading.Event) -> bool:
-    """Return whether the parent has said that this process is to stop; its word may come after its signal."""
+    """Return whether the parent has requested the stop; its request may arrive after its signal."""
     until = time.monotonic() + _WORD_SECONDS
     while not told.is_set() and time.monotonic() < until:  # noqa: ASYNC110 - a thread sets it
         await asyncio.sleep(0.02)

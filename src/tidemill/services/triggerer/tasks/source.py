@@ -1,11 +1,12 @@
-"""The triggers of deferred tasks, as one triggerer takes them from the store and reports on them.
+"""The triggers of deferred tasks: one triggerer claims them from the store, and reports on them.
 
-Theory of operation. Whenever the doorbell rings, something has ended, or two seconds have passed, it claims what there
-is room for, and asks which of the triggers that it runs are to be stopped. The first event of a trigger resumes its
-task as it is stored (`CallEvents`); one that ends without an event is reported as failed, however long the store takes.
+Theory of operation. Whenever the doorbell rings, a trigger has ended, or two seconds have passed, the triggerer claims
+as many triggers as it has room for, and asks which of its triggers to stop. Storing the first event of a trigger
+(`CallEvents`) resumes its task. A trigger that ends without an event is reported as failed, however long the store
+takes.
 
 Invariants: a failure is reported until the store has answered; once the service has ended in the store, nothing more is
-claimed, and whatever runs is given up.
+claimed, and all running triggers are released.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ log = structlog.get_logger(__name__)
 
 A = TypeVar("A")
 
-#: A triggerer is presumed dead when its beat has stood still for this long; then others run its triggers.
+#: A triggerer is presumed dead when its heartbeat has been missing for this long; then others run its triggers.
 LEASE_SECONDS = 30.0
 BEAT_SECONDS = 5.0
-#: How long an event waits for others. Tasks wait for it, and the store batches calls anyway.
+#: How long an event waits for others. Tasks are waiting, and the store batches calls anyway.
 LINGER_SECONDS = 0.002
-#: The most triggers of one claim.
+#: Maximum number of triggers per claim.
 CLAIM_COUNT = 500
 
 
 class ServiceSessionEndedError(Exception):
-    """The store says that this service has ended: other processes may run its triggers."""
+    """The service has ended in the store; other processes may run its triggers."""
 
 
 class TaskSource:
@@ -61,21 +62,21 @@ class TaskSource:
     Args:
         calls: The store.
         session: The service that runs them.
-        capacity: How many it runs at once.
-        queues: Whose triggers; empty: all.
+        capacity: How many run at once.
+        queues: The queues whose triggers are claimed; empty: all.
         logs: The logs of their tasks.
-        clock: Seconds, monotonic.
-        reserved: Whether it runs only what is reserved for the service.
+        clock: A monotonic clock, in seconds.
+        reserved: Whether to claim only triggers that are reserved for the service.
         grace_seconds: How long a task that a user cleared waits for the cleanup of its trigger.
 
     Attributes:
-        name: What its streams are called upstream.
+        name: The name under which streams store their offsets upstream.
         linger_seconds: How long an event waits for others.
-        writer: What stores events.
-        ended: Set once the store has said that the service has ended.
+        writer: Stores events.
+        ended: Set once the store has answered that the service has ended.
         freed: Set when a trigger has ended.
-        exhausted: Set once a claim has found less than there was room for.
-        triggers: Which triggers it runs.
+        exhausted: Set once a claim has returned fewer triggers than there was room for.
+        triggers: The triggers that are running.
     """
 
     name = "tasks"
@@ -93,7 +94,6 @@ class TaskSource:
         reserved: bool = False,
         grace_seconds: float = 5.0,
     ) -> None:
-        """Claim nothing yet."""
         self._grace_seconds = grace_seconds
         self._calls, self._session, self._queues, self._clock = calls, session, queues, clock
         self._reserved = reserved
@@ -115,10 +115,10 @@ class TaskSource:
     # -- claims and stops ---------------------------------------------------------------------------------------
 
     async def claim(self) -> list[ClaimedTrigger]:
-        """Claim triggers that nobody runs, as many as there is room for, and return those that are to be started.
+        """Claim as many free triggers as there is room for; return those to start.
 
         Raises:
-            RemoteError: The store cannot be reached; the same claim is repeated by the next call.
+            RemoteError: The store cannot be reached; the next call repeats the claim.
             ServiceSessionEndedError: The service has ended.
         """
         room = min(self.triggers.room, CLAIM_COUNT)
@@ -135,7 +135,7 @@ class TaskSource:
         return [one for one in claimed if (one.id, one.token) in started]
 
     async def find_stops(self) -> list[tuple[ClaimKey, CancelReason]]:
-        """Return which triggers are to be cancelled, because their tasks have moved on or others run them, and why.
+        """Return the triggers to cancel, with the reasons: their tasks have moved on, or other processes run them.
 
         Raises:
             RemoteError: The store cannot be reached.
@@ -148,7 +148,7 @@ class TaskSource:
         found = self.triggers.note_stops([(ClaimKey(stop.id, stop.token), stop.reason) for stop in stops])
         for key, reason in found:
             if reason is CancelReason.USER:
-                # Its task waits until it has cleaned up, but not longer than it would wait for a process.
+                # Its task waits for the cleanup, but no longer than it would wait for a process.
                 late = asyncio.get_running_loop().call_later(self._grace_seconds, self._give_up, key)
                 self._cleaning_up[key] = late
         return found
@@ -163,7 +163,7 @@ class TaskSource:
             raise
 
     def note_ended(self, key: ClaimKey, end: TaskEnd) -> None:
-        """Note that a trigger has ended: there is room for another one; one that was given up is free for others."""
+        """Handle the end of a trigger: its slot is free again, and a released trigger is reported to the store."""
         self.triggers.note_ended(key)
         self.freed.set()
         if (late := self._cleaning_up.pop(key, None)) is not None:
@@ -172,18 +172,18 @@ class TaskSource:
             self._give_up(key)
 
     def keep_claims(self) -> None:
-        """Free nothing for others from now on: the parent, which ends the service, judges what ran in it."""
+        """Release nothing from now on: the parent ends the service, and decides about its triggers."""
         self._keeps = True
 
     def _give_up(self, key: ClaimKey) -> None:
-        """Tell the store soon that a trigger is free for others, or that its task need not wait for it any longer."""
+        """Report soon that a trigger may be claimed by others, or that its task need not wait for it any longer."""
         if not self.ended.is_set():
             self._given_up.append(key)
             if len(self._given_up) == 1:
                 self._begin(self._release(), "release of triggers")
 
     async def _release(self) -> None:
-        """Release what was given up meanwhile; whatever is not released is when the service ends."""
+        """Release the queued triggers; the end of the service releases the rest."""
         given_up, self._given_up = self._given_up, []
         with contextlib.suppress(TidemillError):
             keys = tuple((key.id, key.token) for key in given_up)
@@ -192,11 +192,10 @@ class TaskSource:
     # -- reports ------------------------------------------------------------------------------------------------
 
     def open_log(self, claim: ClaimedTrigger) -> TaskLog:
-        """Return the log of the task of a trigger."""
         return self._logs.open(claim)
 
     def report_failure(self, claim: ClaimedTrigger, error: str) -> None:
-        """Accept that a trigger has failed; its task is told soon."""
+        """Accept the failure of a trigger, to be reported to its task soon."""
         self._begin(self._report(claim, error), "failure of a trigger")
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -205,22 +204,22 @@ class TaskSource:
         report.add_done_callback(self._reports.discard)
 
     async def _report(self, claim: ClaimedTrigger, error: str) -> None:
-        for said in (error, "the trigger failed, and how cannot be stored; the log of the triggerer has it"):
+        for said in (error, "the trigger failed, and its error cannot be stored; see the log of the triggerer"):
             try:
                 await call_patiently(self._calls, FailTrigger(self._session, claim.id, claim.token, said))
             except CallRefusedError as refusal:
                 # Its task has moved on, or another triggerer runs it.
-                log.warning("the store does not accept that a trigger failed", trigger=claim.id, error=str(refusal))
+                log.warning("the store refused the failure of a trigger", trigger=claim.id, error=str(refusal))
             except Exception:
-                # Its task would wait for ever.
-                log.exception("the store cannot be told how a trigger failed", trigger=claim.id)
+                # Without a report its task would wait forever.
+                log.exception("cannot store the failure of a trigger", trigger=claim.id)
                 continue
             return
 
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def beat(self) -> None:
-        """Beat until the service has ended, or for ever."""
+        """Send heartbeats until the service has ended."""
         pause = BEAT_SECONDS
         lag = 0.0
         while not self.ended.is_set():
@@ -233,7 +232,7 @@ class TaskSource:
                 self._confirmed_at, pause = began, BEAT_SECONDS
                 self._confirmation.set()
             except RemoteError as error:
-                throttle(log, 10.0).warning("the beat of the triggerer cannot be stored; retrying", error=str(error))
+                throttle(log, 10.0).warning("cannot store the heartbeat of the triggerer; retrying", error=str(error))
                 pause = 1.0
             except CallRefusedError:
                 self.ended.set()
@@ -243,7 +242,7 @@ class TaskSource:
             lag = max(0.0, self._clock() - due)
 
     async def wait_over(self, seconds: float) -> None:
-        """Wait until all that it could claim has ended, or until this time has passed since it was claimed."""
+        """Wait until all claimable triggers have ended, but at most this long after they were claimed."""
         await self.exhausted.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -252,17 +251,17 @@ class TaskSource:
                     self.freed.clear()
 
     async def wait_confirmed(self) -> None:
-        """Wait until the store has confirmed, less than half a lease ago, that this service lives."""
+        """Wait until the store has confirmed, less than half a lease ago, that this service is alive."""
         while self.ended.is_set() or self._clock() - self._confirmed_at > LEASE_SECONDS / 2:
             self._confirmation.clear()
             await self._confirmation.wait()
 
     async def close(self, timeout_seconds: float) -> None:
-        """Store the failures and the last lines, within this time at most."""
+        """Store pending failures and the last log lines, within this time."""
         until = self._clock() + timeout_seconds
         if self._reports:
             await asyncio.wait(set(self._reports), timeout=timeout_seconds)
         for report in set(self._reports):
             report.cancel()
-            log.warning("the store could not be told how a trigger ended; the next triggerer runs it again")
+            log.warning("cannot record in the store how a trigger ended; the next triggerer runs it again")
         await self._logs.close(max(0.1, until - self._clock()))

@@ -1,7 +1,8 @@
-"""Ends a triggerer that a trigger blocks for ever, and has that trigger's task fail; the next one runs the others.
+"""Ends a triggerer whose loop a trigger blocks forever, and fails the task of that trigger; the next triggerer runs the
+others.
 
-The loop can do nothing any more, so a thread watches it. Invariants: only a trigger whose own step lasted as long as
-is allowed is named; what ends the process has been stored before, or else the death names nobody.
+The blocked loop can do nothing, so a thread watches it. Invariants: a trigger is blamed only if its own step has
+exceeded the limit; the failure is stored before the process ends, or else no trigger is blamed for its death.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from tidemill.store.wire.remote import RemoteStore
 
 log = structlog.get_logger(__name__)
 
-#: How often to look, at least; a limit is divided into this many looks.
+#: The longest interval between looks; a shorter limit is divided into `_LOOKS` looks.
 _LOOK_SECONDS = 5.0
 _LOOKS = 8
-#: How long it may take to store whose fault it was.
+#: How long storing the failure may take.
 _STORE_SECONDS = 10.0
-#: Where our own code is; what it calls first is the trigger.
+#: The folder of tidemill's own code; the first frame outside it belongs to the trigger.
 _PACKAGE = str(Path(__file__).parents[3])
 
 #: Called on the watching thread with the name of the task that blocks the loop (None: a callback does), and its stack.
@@ -44,11 +45,10 @@ class StuckWatch:
 
     Args:
         limit_seconds: How long one step of the loop may take.
-        on_stuck: Called when one has taken longer; once for each.
+        on_stuck: Called once for each step that has taken longer.
     """
 
     def __init__(self, limit_seconds: float, on_stuck: OnStuck) -> None:
-        """Watch nothing yet."""
         self._limit, self._on_stuck = limit_seconds, on_stuck
         self._pulse = min(_LOOK_SECONDS, limit_seconds / _LOOKS)
         self._beats = 0
@@ -57,14 +57,13 @@ class StuckWatch:
         self._thread = threading.Thread(target=self._watch, name="tidemill-stuckwatch", daemon=True)
 
     def start(self) -> None:
-        """Begin; call it in the loop."""
+        """Start watching; call it on the loop."""
         self._loop = asyncio.get_running_loop()
         self._ident = threading.get_ident()
         self._beat()
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching."""
         if self._handle is not None:
             self._handle.cancel()
         self._ended.set()
@@ -88,17 +87,17 @@ class StuckWatch:
 
 
 def end_stuck(address: Path, session: int, claim: ClaimedTrigger | None, stack: str, limit_seconds: float) -> None:
-    """Have the task of a trigger fail, and end this process, whose loop that trigger blocks.
+    """Fail the task of a trigger, and end this process, whose loop that trigger blocks.
 
     Args:
-        address: The Unix socket of the process that has the store.
+        address: The Unix socket of the process that serves the store.
         session: The service of this process.
-        claim: The trigger; None: it is not known which one it is.
-        stack: Where it stands.
-        limit_seconds: How long it was allowed to.
+        claim: The trigger; None: it is unknown.
+        stack: The stack of the blocking step.
+        limit_seconds: The exceeded limit.
     """
     log.error(
-        "the event loop has been blocked for too long; the triggerer ends, and is started again",
+        "the event loop has been blocked for too long; the triggerer exits and is restarted",
         trigger=None if claim is None else claim.id,
         task=None if claim is None else claim.task_id,
         limit_seconds=limit_seconds,
@@ -117,7 +116,7 @@ async def _fail(address: Path, session: int, claim: ClaimedTrigger, error: str) 
         async with asyncio.timeout(_STORE_SECONDS):
             await store.call(FailTrigger(session, claim.id, claim.token, error))
     except Exception as problem:
-        log.warning("it cannot be stored which trigger blocks the event loop", error=describe_error(problem))
+        log.warning("cannot store which trigger blocks the event loop", error=describe_error(problem))
         return False
     finally:
         await store.close()

@@ -1,14 +1,15 @@
-"""Runs the trigger of one deferred task: until its first event is stored, which resumes the task.
+"""Runs the trigger of one deferred task until its first event is stored, which resumes the task.
 
-`core.triggers.task_triggers` decides what its end means.
+`core.triggers.task_triggers` decides what the end of a trigger means.
 
 Invariants:
-1. Whatever a trigger does, or its class, is its own failure, and fails its task: nothing leaves `run`.
-2. It is asked for one event, and for no more; until that is stored, its raw event counts as not dealt with.
-3. `cleanup` runs after every run that began, `on_kill` before it when a user cleared, marked or cancelled the task, and
-   never otherwise; both are bounded.
-4. A failure is reported after the trigger has cleaned up, and only if it ended by itself: one whose tasks others have
-   cancelled is given up, and runs again.
+
+1. Any error of a trigger or its class fails its task alone: `run` raises nothing.
+2. The trigger is asked for one event only. Until that event is stored, its raw event counts as unresolved.
+3. `cleanup` runs after every run that began. `on_kill` runs before it only when a user cleared, marked or cancelled the
+   task. Both have a time limit.
+4. A failure is reported after the trigger has cleaned up, and only if the trigger ended by itself: a trigger whose
+   tasks were cancelled by others is released, and runs again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tidemill.triggers.shared_stream import SharedStreamManager
 
 log = structlog.get_logger(__name__)
 
-#: `on_kill`, `cleanup` and the end of the trigger's own generator may take this many seconds, each.
+#: Time limit, in seconds, of each of `on_kill`, `cleanup` and the end of the trigger's own generator.
 END_SECONDS = 30.0
 _NO_EVENT = object()
 
@@ -51,8 +52,8 @@ class TriggerOwner:
         dag_id: The DAG.
         run_id: The run.
         task_id: The task.
-        map_index: -1: it is not mapped.
-        try_number: Which try, from 1.
+        map_index: The index of a mapped task; -1: it is not mapped.
+        try_number: The number of the try, from 1.
     """
 
     dag_id: str
@@ -64,18 +65,18 @@ class TriggerOwner:
 
 @dataclass(frozen=True, slots=True)
 class TaskTriggerServices:
-    """What a run needs of its host.
+    """The host's services for a run.
 
     Attributes:
         manager: The shared streams.
-        events: Where events go.
-        is_stopping: Tells whether the host is stopping: then it ends the streams once everything is stored.
-        note_stored: Called with the trigger's name, the outcome and the identity of an event that is stored.
-        report_failure: Called with the claim and the error of a trigger that has failed.
-        note_ended: Called when a run has ended, and cleaned up.
+        events: The store for events.
+        is_stopping: Returns whether the host is stopping; if so, it ends the streams once everything is stored.
+        note_stored: Called with the trigger's name, the outcome and the identity of a stored event.
+        report_failure: Called with the claim and the error of a failed trigger.
+        note_ended: Called when a run has ended and cleaned up.
         open_log: Returns the log of the task of a claim.
-        serve: Lets variables and connections be read in the block.
-        mask: Masks secrets in a text, those that triggers were given among them.
+        serve: Provides variables and connections to the block.
+        mask: Masks secrets in a text, including those given to triggers.
     """
 
     manager: SharedStreamManager
@@ -90,19 +91,19 @@ class TaskTriggerServices:
 
 
 class TaskTrigger:
-    """The trigger of one deferred task, on this host; a `HostedTrigger`.
+    """The trigger of one deferred task, on this host; a `HostedRun`.
 
     Args:
-        services: What its host offers.
+        services: The services of its host.
         claim: The trigger.
-        clock: Seconds, monotonic.
+        clock: A monotonic clock, in seconds.
 
     Attributes:
         claim: The trigger.
-        disturbed: Whether another trigger has cancelled a task that this one may wait for.
-        key: What identifies the claim.
-        name: A name for people, unique on this host.
-        reason: Why it was cancelled.
+        disturbed: Whether another trigger has cancelled a task that this one may be waiting for.
+        key: Identifies the claim.
+        name: A display name, unique on this host.
+        reason: Why it was cancelled; None: it was not.
     """
 
     __slots__ = (
@@ -129,7 +130,6 @@ class TaskTrigger:
     def __init__(
         self, services: TaskTriggerServices, claim: ClaimedTrigger, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Do nothing yet."""
         self.claim = claim
         self.key = ClaimKey(claim.id, claim.token)
         self.name = describe_claim(claim)
@@ -137,7 +137,7 @@ class TaskTrigger:
         self._services = services
         self._clock = clock
         self._log = services.open_log(claim)
-        # Everything of the trigger runs in it, so that what it prints is known to be its own.
+        # All code of the trigger runs in this context, which identifies its output.
         self._context = contextvars.copy_context()
         self._context.run(SINK.set, self._log)
         self._context.run(RUN.set, self)
@@ -148,7 +148,7 @@ class TaskTrigger:
         self._stored: asyncio.Future[StoreOutcome] | None = None
         self._outcome: StoreOutcome | None = None
         self._alive = True
-        # Where a cancellation may reach it: not before its task has begun, nor while it cleans up.
+        # Whether a cancellation may interrupt the task: not before it has begun, nor during cleanup.
         self._interruptible = False
         self._cancelled_at = 0.0
         self.disturbed = False
@@ -159,11 +159,13 @@ class TaskTrigger:
         """Create the trigger; if that fails, its run ends with the error."""
         try:
             self._trigger = self._context.run(self._create)
-        except BaseException as error:  # its constructor may raise KeyboardInterrupt, too
+        except BaseException as error:  # its constructor may also raise KeyboardInterrupt
             self._fault = error
 
     def route(self) -> None:
-        """Subscribe it to its stream, if it shares one; synchronous, so that all of a key are there before a poll."""
+        """Subscribe the trigger to its shared stream, if it has one. Synchronous, so that all triggers of a key
+        subscribe before its first poll.
+        """
         if self._trigger is None or self.reason is not None:
             return
         try:
@@ -172,13 +174,12 @@ class TaskTrigger:
             self._fault = error
 
     def start(self) -> asyncio.Task[None]:
-        """Start running."""
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._run(), name=self.name, context=self._context)
         return self._task
 
     def cancel(self, reason: CancelReason) -> None:
-        """End it; the first reason counts."""
+        """End the trigger; the first reason wins."""
         if self.reason is None and self._alive:
             self.reason = reason
             self._cancelled_at = self._clock()
@@ -186,7 +187,7 @@ class TaskTrigger:
                 self._task.cancel(reason.value)
 
     def cancel_again(self, now: float) -> None:
-        """Repeat a cancellation that its own code has ignored for long; `now` is that of its clock."""
+        """Repeat a cancellation that the trigger's code has ignored for long; `now` is read from its clock."""
         if self._interruptible and self.reason is not None and now - self._cancelled_at >= END_SECONDS:
             log.error("a trigger does not end when it is cancelled; it is cancelled again", trigger=self.name)
             self._cancelled_at = now
@@ -194,7 +195,7 @@ class TaskTrigger:
             self._task.cancel(self.reason.value)
 
     def blame(self, error: str) -> None:
-        """Fail it, because its code did what harms other triggers; one that is over has nothing left to fail."""
+        """Fail the trigger, because its code harms other triggers; a run that has ended is not changed."""
         log.error("a trigger harms others", trigger=self.name, error=error)
         if self._interruptible and self.reason is None and self._task is not None:
             self._fault = self._fault or TriggerError(error)
@@ -232,16 +233,16 @@ class TaskTrigger:
                 self._log.finish()
             except Exception:
                 log.exception("the end of a trigger failed; this is a bug in tidemill", trigger=self.name)
-                if end is TaskEnd.FAILED:  # its task would wait for ever
-                    self._services.report_failure(self.claim, "the trigger failed; the log of the triggerer says more")
+                if end is TaskEnd.FAILED:  # otherwise its task would wait forever
+                    self._services.report_failure(self.claim, "the trigger failed; see the log of the triggerer")
         self._alive = False
         self._services.note_ended(self.key, end)
 
     async def _wait_for_event(self) -> None:
-        """Let the trigger run until its first event is stored.
+        """Run the trigger until its first event is stored.
 
         Raises:
-            TriggerError: It fired none, or one that cannot be stored.
+            TriggerError: It fired no event, or one that cannot be stored.
         """
         if self._fault is not None:
             raise self._fault
@@ -268,7 +269,7 @@ class TaskTrigger:
             raise RefusedEventError(f"its event is refused by the store: {outcome.reason.value}. {outcome.detail}")
 
     def _settle(self, seq: int | None, identity: str | None, outcome: StoreOutcome) -> None:
-        """Note that its event is stored, or never will be."""
+        """Handle the store's outcome of the event."""
         manager = self._services.manager
         if self._alive and self._interruptible:
             self._outcome = outcome
@@ -282,7 +283,7 @@ class TaskTrigger:
             self._stored.set_result(outcome)
 
     async def _finish(self, end: TaskEnd) -> None:
-        """Leave its stream, clean up, and report what became of it."""
+        """Leave the stream, clean up, and report the outcome."""
         trigger, close = self._trigger, getattr(self._stream.events, "aclose", None)
         self._leave(end)
         if close is not None:
@@ -305,16 +306,16 @@ class TaskTrigger:
             log.debug("the trigger of a task ended", trigger=self.name, end=end.value, **about)
 
     def _leave(self, end: TaskEnd) -> None:
-        """Leave its stream, unless that ends with the host; who runs the trigger next gets its raw event again."""
+        """Leave the stream, unless it ends with the host. A released trigger gets its raw event again."""
         if end is TaskEnd.GIVEN_UP:
             self._stream.fail_held(None)
         if not self._services.is_stopping():
-            # Not handed over: that would end the stream for the triggers of other tasks.
+            # A handover would end the stream for the triggers of other tasks.
             self._stream.leave()
 
 
 def _cut_frames(fault: BaseException) -> BaseException:
-    """Return an error without the frames of this module at the beginning of its traceback."""
+    """Remove the leading frames of this module from an error's traceback."""
     trace = fault.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -322,6 +323,6 @@ def _cut_frames(fault: BaseException) -> BaseException:
 
 
 def describe_claim(claim: ClaimedTrigger) -> str:
-    """Return a name for people; it has the ids, because an earlier trigger of the task may still clean up."""
+    """Return a display name. It contains the ids, because an earlier trigger of the task may still be cleaning up."""
     index = f"[{claim.map_index}]" if claim.map_index >= 0 else ""
     return f"{claim.dag_id}.{claim.task_id}{index} of {claim.run_id}, trigger {claim.id}/{claim.token}"

@@ -1,7 +1,7 @@
-"""What a trigger of a task can ask for while it runs: variables and connections, through the store's calls.
+"""Variables and connections for a running trigger of a task, through the store's calls.
 
-Invariant: the event loop, which all triggers share, never waits for an answer; code of a trigger asks on a thread of
-its own.
+Invariant: the event loop, which all triggers share, never waits for an answer; a trigger must ask on a thread of its
+own.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ ANSWER_SECONDS = 30.0
 
 
 class TriggerServices:
-    """What `tidemill.dags.task_services.TaskServices` offers, as far as triggers have it.
+    """The part of `tidemill.dags.task_services.TaskServices` that triggers may use.
 
     Args:
-        calls: The store; asked on the running loop.
-        secrets: Passwords of connections and secret variables are added, because nobody may be shown them.
+        calls: The store; called on the running loop.
+        secrets: Passwords of connections and secret variables are added, so that they are masked.
     """
 
     def __init__(self, calls: StoreClient, secrets: KnownSecrets) -> None:
-        """Ask nothing yet."""
         self._secrets = secrets
         self._calls = calls
         self._loop = asyncio.get_running_loop()
@@ -41,11 +40,10 @@ class TriggerServices:
         return self._ask(GetVariable(key), f"Variable.get, {key!r}")
 
     def set_variable(self, key: str, value: str, description: str | None = None) -> None:
-        """Set a variable."""
         self._ask(SetVariable(key, value, description), f"Variable.set, {key!r}, VALUE")
 
     def delete_variable(self, key: str) -> bool:
-        """Delete a variable; False: it did not exist."""
+        """Delete a variable; return whether it existed."""
         return self._ask(DeleteVariable(key), f"Variable.delete, {key!r}")
 
     def get_connection(self, conn_id: str) -> str | None:
@@ -65,19 +63,19 @@ class TriggerServices:
         dag_id: str | None = None,
         run_id: str | None = None,
     ) -> tuple[str | None, ...]:
-        """Refuse: what a trigger needs is given to it as an argument."""
+        """Refuse: a trigger gets its inputs as arguments."""
         _refuse("XComs")
 
     def get_earlier_run(self, state: str | None) -> None:
-        """Refuse likewise."""
+        """Refuse: a trigger gets its inputs as arguments."""
         _refuse("other runs")
 
     def get_run(self, dag_id: str, run_id: str) -> None:
-        """Refuse likewise."""
+        """Refuse: a trigger gets its inputs as arguments."""
         _refuse("other runs")
 
     def push_xcom(self, key: str, value: str) -> None:
-        """Refuse: what a trigger has found goes into its event."""
+        """Refuse: a trigger returns its results in its event."""
         _refuse("XComs")
 
     def get_task_state(self, key: str) -> str | None:
@@ -109,7 +107,7 @@ class TriggerServices:
         try:
             return asyncio.run_coroutine_threadsafe(self._call(request), self._loop).result(ANSWER_SECONDS)
         except TimeoutError:
-            raise RemoteError(f"the store has not answered for {ANSWER_SECONDS:g} s") from None
+            raise RemoteError(f"the store has not answered within {ANSWER_SECONDS:g} s") from None
 
     async def _call(self, request: Call[A]) -> A:
         answer = await self._calls.call(request)

@@ -1,7 +1,7 @@
-"""The metrics of a trigger host, from the report that its loop makes.
+"""The metrics of a trigger host, from its state at one moment.
 
-Invariant: the key of a stream and the names of triggers are the user's, so they are in no label; of a lane only a topic
-and a partition are.
+Invariant: stream keys and trigger names are the user's data, so no label contains them; of lanes, only topics and
+partitions appear.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tidemill.services.triggerer.lists.reporting.host_state import HostState
 WORKER = Definition("worker_info", Kind.INFO, "The worker: the value is always 1.", ("worker_id", "version", "list"))
 
 
-#: Before the first.
+#: Before the first sample.
 _NO_LAGS = [0] * (len(DURATION_BOUNDS) + 1)
 
 Read = Callable[[HostState], Iterable[Sample]]
 
 
 def _read_head_ages(state: HostState) -> list[Sample]:
-    """Return the age of the oldest event of each lane; of lanes that are not partitions, the oldest of all."""
+    """Return the age of the oldest event of each partition; all other lanes share one sample with the oldest of all."""
     ages: dict[str, float] = {}
     for stream in state.streams:
         for lane in stream.lanes:
@@ -56,11 +56,11 @@ HOST_METRICS: tuple[tuple[Definition, Read], ...] = (
         lambda state: [((), state.store_open)],
     ),
     (
-        Definition("triggers", Kind.GAUGE, "Triggers that run, or wait to run again."),
+        Definition("triggers", Kind.GAUGE, "Triggers that run or wait to restart."),
         lambda state: [((), state.triggers)],
     ),
     (
-        Definition("stream_subscribers", Kind.GAUGE, "Triggers that take part in shared streams."),
+        Definition("stream_subscribers", Kind.GAUGE, "Triggers that are subscribed to shared streams."),
         lambda state: [((), sum(len(stream.subscribers) for stream in state.streams))],
     ),
     (
@@ -77,19 +77,19 @@ HOST_METRICS: tuple[tuple[Definition, Read], ...] = (
         _read_head_ages,
     ),
     (
-        Definition("stream_advances_total", Kind.COUNTER, "Events of shared streams that are done upstream."),
+        Definition("stream_advances_total", Kind.COUNTER, "Events of shared streams that were acknowledged upstream."),
         lambda state: [((), state.advanced)],
     ),
     (
         Definition(
             "stream_redeliveries_total",
             Kind.COUNTER,
-            "Events that were delivered once more.",
+            "Events that were delivered again.",
         ),
         lambda state: [((), state.redelivered)],
     ),
     (
-        Definition("stream_failed", Kind.GAUGE, "Shared streams that have failed, and are not read again yet."),
+        Definition("stream_failed", Kind.GAUGE, "Shared streams that have failed and are not being read again yet."),
         lambda state: [((), state.failed_streams)],
     ),
     (
@@ -120,11 +120,11 @@ DEFINITIONS: tuple[Definition, ...] = (WORKER, *(definition for definition, _ in
 
 
 def collect_metrics(worker: tuple[str, str, str], state: HostState) -> Iterator[Family]:
-    """Yield all metrics of a moment.
+    """Yield all metrics of a host.
 
     Args:
         worker: The values of the labels of `worker_info`.
-        state: The moment.
+        state: The state to report.
     """
     yield Family(WORKER, [(worker, 1)])
     for definition, read in HOST_METRICS:

@@ -1,7 +1,7 @@
-"""What a trigger host gives to its recording: changes of triggers, incidents of streams, counts per second and lane.
+"""Feeds a trigger host's recording: changes of triggers, incidents of streams, counts per second and lane.
 
-Invariants: what the loop calls neither waits nor raises; above `_PER_SECOND` incidents a second a sample is stored, and
-all of them are counted by their error class; of lanes only numbers cross to the writer's thread.
+Invariants: calls from the loop neither wait nor raise. Above `_PER_SECOND` incidents a second only a sample is stored,
+and all of them are counted by their error class. Of lanes, only numbers reach the writer's thread.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tidemill.triggers.shared_stream import SharedStreamManager
 from tidemill.triggers.streams.stream_counts import OTHERS, Incident, LaneTally, name_lane
 
 _PER_SECOND = 1_000
-#: So many lanes are counted for each second, over all streams; the rest together.
+#: Per second, at most this many lanes are counted separately, over all streams; the others share one entry.
 MAX_LANES = 1_000
-#: What happens in this time is written together.
+#: Events within this time are written together.
 _FLUSH_SECONDS = 0.2
 
 
 class SeenTotals(NamedTuple):
-    """The totals of a moment.
+    """The totals at one moment.
 
     Attributes:
-        lanes: Broadcast, resolved and advanced, by stream and lane.
-        state: What is stored at intervals.
+        lanes: Broadcast, resolved and advanced events, by stream and lane.
+        state: The state that is stored at intervals.
     """
 
     lanes: dict[str, tuple[int, int, int]]
@@ -45,28 +45,27 @@ class HostRecorder:
     """Records a trigger host.
 
     Args:
-        book: What happens.
-        clock: Seconds since the epoch.
+        book: The statistics of the host.
+        clock: Returns seconds since the epoch.
 
     Attributes:
-        writer: Where it goes; set before anything happens.
+        writer: Writes the recording; set it before the first event.
     """
 
     writer: RecordWriter
 
     def __init__(self, book: HostBook, clock: Callable[[], float] = time.time) -> None:
-        """Record nothing yet."""
         self._book = book
         self._clock = clock
         self._sample = FailureSample(_PER_SECOND)
         self._waiting: list[RecordedEvent] = []
         self._flushing: asyncio.TimerHandle | None = None
         self._seen: SeenTotals | None = None
-        # The greatest totals that were seen.
+        # The greatest totals so far.
         self._before: dict[str, tuple[int, int, int]] = {}
 
     def follow(self) -> None:
-        """Record what the book is told from now on."""
+        """Start recording the changes that the book reports."""
         self._book.triggers.tell = self._tell_trigger
         self._book.counts.tell = self._tell_incident
         self._book.look = self._look
@@ -75,7 +74,7 @@ class HostRecorder:
 
     def _tell_trigger(self, name: str, change: TriggerChange, text: str, data: dict[str, str | int | float]) -> None:
         error = _last_line(text)
-        # Pages show the beginning of a text; of a traceback, the end says what happened. It is masked already.
+        # Pages show the beginning of a text, but the end of a traceback has the error. The text is already masked.
         told = text if "\n" not in text else f"{error}\n\n{text}"
         kind = EventKind(change.value)
         if (error_class := self._admit(kind, error)) is not None:
@@ -107,14 +106,14 @@ class HostRecorder:
         self._put(event)
 
     def _admit(self, kind: EventKind, error: str) -> str | None:
-        """Return the error class of what is recorded by itself; None: it is only counted."""
+        """Return the error class of an incident that is recorded by itself; None: it is only counted."""
         if kind in ORDINARY:
             return ""
         error_class = classify_error(error) if error else ""
         return error_class if self._sample.admits(time.monotonic(), kind.value, error_class) else None
 
     def _put(self, event: RecordedEvent) -> None:
-        # The writer's thread is woken for many at a time: it would take the loop's turns from it.
+        # Events are collected, because waking the writer's thread for each would delay the loop.
         self._waiting.append(event)
         if self._flushing is None:
             self._flushing = asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._flush)
@@ -128,7 +127,7 @@ class HostRecorder:
             self.writer.add_events(events)
 
     def _look(self, manager: SharedStreamManager) -> None:
-        """Note the totals of this moment."""
+        """Store the totals of this moment."""
         outstanding = manager.count_lanes()
         lanes: dict[str, tuple[int, int, int]] = {}
         for key, tally in self._book.counts.tallies.items():
@@ -156,7 +155,7 @@ class HostRecorder:
         self._flush()
 
     def finish(self) -> None:
-        """Record what waits, and the counts of what was not recorded one by one."""
+        """Record waiting events, and the counts of those that were not recorded individually."""
         self._add_counts(self._sample.take_last_counts())
         self._flush()
 
@@ -178,14 +177,14 @@ class HostRecorder:
     # -- on the writer's thread ----------------------------------------------------------------------------------------
 
     def sample(self, at: int) -> tuple[Counts, object] | None:
-        """Return what happened since the last call, and the state."""
+        """Return the counts since the last call, and the state."""
         seen = self._seen
         if seen is None:
             return None
         counts = Counts(at)
         for lane_key, (broadcast, resolved, advanced) in seen.lanes.items():
             before = self._before.get(lane_key, (0, 0, 0))
-            # What a stream that is closing holds is not seen for a moment.
+            # While a stream closes, its outstanding events are briefly in no total.
             now = (max(broadcast, before[0]), max(resolved, before[1]), max(advanced, before[2]))
             if now != before:
                 counts.lanes[lane_key] = LaneCounts(*(after - past for after, past in zip(now, before, strict=True)))
@@ -206,6 +205,6 @@ def _find_partition(lane: Hashable) -> tuple[str | None, int | None]:
 
 
 def _last_line(text: str) -> str:
-    """Return the error of a traceback, without the way to it."""
+    """Return the last line of a traceback, which has the error."""
     lines = text.rstrip().splitlines()
     return lines[-1] if lines else ""

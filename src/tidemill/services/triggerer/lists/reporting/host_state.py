@@ -15,16 +15,16 @@ class HostState:
 
     Attributes:
         store_known: Whether the store has been opened.
-        active: Whether this process runs the list; other hosts of it stand by.
+        active: Whether this process runs the list; its other hosts stand by.
         started: Whether all of its triggers have been started.
         store_open: Whether the store can be written to.
-        triggers: How many triggers run, or wait to run again.
+        triggers: The number of triggers that run or wait to restart.
         streams: The shared streams.
-        failed_streams: How many shared streams have failed, and are not read again yet.
-        now: The time, of the clock of the streams.
-        advanced: Events that producers were told about.
-        redelivered: Events that were delivered once more.
-        dead_lettered: Events whose dead letters are confirmed, by what happened to them.
+        failed_streams: The number of shared streams that have failed and are not being read again yet.
+        now: The time of the streams' clock.
+        advanced: Events that were acknowledged to producers.
+        redelivered: Events that were delivered again.
+        dead_lettered: Events with a confirmed dead letter, by kind.
         lags: How late the event loop was.
         recorder_dropped: Events that could not be recorded.
         standby: Whether another process runs the list.

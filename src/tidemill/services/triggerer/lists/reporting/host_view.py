@@ -1,6 +1,6 @@
-"""What a trigger host shows of itself: questions that are answered on its loop, in copies that other threads may keep.
+"""Answers the web UI's queries about a trigger host: on the host's loop, with copies that other threads may keep.
 
-Invariant: the cost of an answer is bounded by its page, and by the triggers that take part in the streams on it.
+Invariant: the cost of an answer is bounded by its page and by the subscribers of the streams on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemill.triggers.streams.ack import AckStream
 from tidemill.triggers.streams.life import SharedStream
 from tidemill.triggers.streams.stream_counts import StreamTally, name_lane
 
-#: So many holders of an event are named; of the rest the number is told.
+#: At most this many holders of an event are named; the others are counted.
 MAX_HOLDERS = 5
 
 
@@ -29,17 +29,17 @@ class HostFacts:
 
     Attributes:
         state: "starting", "standing by" or "running".
-        problems: Why it is not ready.
+        problems: Why the host is not ready.
         store: "open", "full", "down"; '': not known.
-        triggers: How many triggers there are in each phase.
-        streams: Shared streams.
-        subscribers: Triggers that take part in them.
+        triggers: The number of triggers in each phase.
+        streams: The number of shared streams.
+        subscribers: The number of their subscribers.
         outstanding: Events that are not advanced.
-        advanced: Events that producers were told about.
-        redelivered: Events that were delivered once more.
+        advanced: Events that were acknowledged to producers.
+        redelivered: Events that were delivered again.
         dead_lettered: Events with a dead letter.
-        holder: Which process runs the list, if another one does; ''.
-        at: When this was, in seconds since the epoch.
+        holder: The other process that runs the list; '': there is none.
+        at: The time of this answer, in seconds since the epoch.
     """
 
     state: str
@@ -78,12 +78,12 @@ class LaneFacts:
 
     Attributes:
         lane: Its name; '' if it has none.
-        outstanding: How many of its events are not advanced.
+        outstanding: The number of its events that are not advanced.
         head: The number of the oldest of them.
-        age_seconds: How long ago that was fanned out, without the time in which the store was down.
-        since: When that was, in seconds since the epoch.
-        holders: The triggers that hold it, the first ones; without any, it waits to be advanced.
-        more_holders: How many others.
+        age_seconds: The time since that event was fanned out, without the time in which the store was down.
+        since: When that event was fanned out, in seconds since the epoch.
+        holders: The first triggers that hold that event; empty: it waits to be advanced.
+        more_holders: The number of other holders.
     """
 
     lane: str
@@ -100,19 +100,19 @@ class StreamFacts:
     """A shared stream.
 
     Attributes:
-        id: What it is called in addresses.
+        id: Its id in URLs.
         name: Its key, secrets masked.
-        acknowledged: Whether its producer is told what was dealt with.
-        subscribers: Triggers that take part.
-        failing: Of these, those that failed and have not left yet.
+        acknowledged: Whether its events are acknowledged to its producer.
+        subscribers: The number of its subscribers.
+        failing: The subscribers that have failed and have not left yet.
         outstanding: Events that are not advanced.
-        full_seconds: For how long its producer is not pulled because too much is outstanding; None: it is pulled.
-        lanes: Lanes with such events.
+        full_seconds: How long its producer has not been pulled because too much is outstanding; None: it is pulled.
+        lanes: The number of lanes with outstanding events.
         oldest: The lane with the oldest event; None: there is none.
-        advanced: Events that the producer was told about.
-        failed: Of these, those that a subscriber failed.
-        rejected: Of these, those that a subscriber rejected.
-        forced: How often a subscriber was too late or too slow.
+        advanced: Events that were acknowledged to the producer.
+        failed: The advanced events that a subscriber failed.
+        rejected: The advanced events that a subscriber rejected.
+        forced: How often a subscriber was forced to fail because it was late or slow.
         ended: How often the stream failed.
     """
 
@@ -133,15 +133,14 @@ class StreamFacts:
 
 
 class HostView:
-    """Answers questions about a host; everything is called on its loop.
+    """Answers queries about a host; call everything on the host's loop.
 
     Args:
-        monitor: What is known of the process.
-        clock: Seconds since the epoch.
+        monitor: The monitor of the process.
+        clock: Returns seconds since the epoch.
     """
 
     def __init__(self, monitor: HostMonitor, clock: Callable[[], float] = time.time) -> None:
-        """Look at nothing yet."""
         self._monitor = monitor
         self._book = monitor.book
         self._clock = clock
@@ -152,7 +151,6 @@ class HostView:
         return None if replica is None else replica.host
 
     def describe_host(self) -> HostFacts:
-        """Return the state of the host."""
         host, replica, counts = self._host, self._monitor.replica, self._book.counts
         waits_for = None if replica is None else replica.report()["waits_for"]
         standing = host.events.standing if host is not None else None
@@ -196,12 +194,13 @@ class HostView:
     def find_stream(
         self, wanted: str, after: int, limit: int
     ) -> tuple[StreamFacts, list[LaneFacts], list[str], bool] | None:
-        """Return a stream, its next lanes by their oldest events, its first subscribers, and whether there are more.
+        """Return a stream, its next lanes by their oldest events, its first subscribers, and whether there are more
+        lanes.
 
         Args:
             wanted: The id of the stream.
-            after: The event of the last lane of the page before; -1: begin.
-            limit: How many lanes, and how many subscribers.
+            after: The head of the last lane on the previous page; -1: begin with the first.
+            limit: The maximum number of lanes, and of subscribers.
         """
         host = self._host
         find_id = self._book.names.find_id

@@ -1,7 +1,7 @@
-"""Serves the metrics and the health of a trigger host; nothing of it is imported if they are off.
+"""Serves the metrics and the health of a trigger host; if both are off, their modules are not imported.
 
-The state of a host belongs to its event loop. The endpoint's threads ask the loop for it, so that a loop that does not
-answer shows, too: in `/healthz`.
+The state of a host belongs to its event loop. The endpoint's threads query the loop, so `/healthz` also shows a loop
+that does not answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: A loop that does not answer for this long hangs: triggers that block it are named after a fraction of a second.
+#: A loop that does not answer within this time hangs. The log names a blocking trigger after a fraction of a second.
 LOOP_SECONDS = 5.0
 _HANGS = f"the event loop has not answered for {LOOP_SECONDS:g} s; the log names the trigger that blocks it"
 
@@ -38,7 +38,7 @@ class HostMonitor:
     """The endpoint of a trigger host.
 
     Args:
-        settings: Where it listens.
+        settings: The section `metrics`.
         worker: The worker's name.
         list_name: The name of the trigger list.
         db_dir: The folder of its recordings; '': it has none.
@@ -46,14 +46,14 @@ class HostMonitor:
     Attributes:
         worker: The worker's name.
         list_name: The name of the trigger list.
-        book: What happens; the host notes it there.
-        replica: What runs the list, or waits for it; None: the store is not open yet.
-        recorder: What is recorded goes there; None: nothing is.
-        address: The URL, or None if there is no endpoint.
+        book: The statistics of the host.
+        replica: Runs the list, or waits for it; None: the store is not open yet.
+        recorder: Records the host; None: nothing is recorded.
+        address: The URL; None: there is no endpoint.
     """
 
     def __init__(self, settings: MetricsSettings, worker: str, list_name: str, db_dir: str = "") -> None:
-        """Serve nothing yet; what is known belongs to the running loop."""
+        """Bind to the running loop, which owns the state."""
         self._settings = settings
         self._db_dir = db_dir
         self._about = (worker, version(), list_name)
@@ -66,7 +66,7 @@ class HostMonitor:
 
     @contextlib.contextmanager
     def serve(self) -> Iterator[None]:
-        """Answer while the block runs.
+        """Serve while the block runs.
 
         Raises:
             ConfigError: The address cannot be listened on.
@@ -94,7 +94,7 @@ class HostMonitor:
                 yield
 
     def find_dead(self) -> list[str]:
-        """Return why the process should be restarted; from any thread but the loop's."""
+        """Return why the process should be restarted. Callable from any thread but the loop's."""
         try:
             self._ask()
         except TimeoutError:
@@ -102,7 +102,7 @@ class HostMonitor:
         return []
 
     def find_unready(self) -> list[str]:
-        """Return why the process is not ready; likewise."""
+        """Return why the process is not ready. Callable from any thread but the loop's."""
         try:
             return find_reasons(self._ask())
         except TimeoutError:
@@ -117,7 +117,7 @@ class HostMonitor:
         return call_on_loop(self._loop, self.read_state, LOOP_SECONDS)
 
     def read_state(self, *, reports: bool = True) -> HostState:
-        """Return the state, with or without reports of the streams; call it on the loop."""
+        """Return the state, with or without reports of the streams. Call it on the loop."""
         replica, counts = self.replica, self.book.counts
         state = HostState(
             store_known=replica is not None,
@@ -145,9 +145,9 @@ class HostMonitor:
 
 
 def find_reasons(state: HostState) -> list[str]:
-    """Return why a trigger host is not ready; one that stands by for another one is.
+    """Return why a trigger host is not ready; a host that stands by for another one is ready.
 
-    There is no user's text in them: who reads them needs no login.
+    The reasons contain no user data, because they can be read without a login.
     """
     if state.standby:
         return []

@@ -1,4 +1,4 @@
-"""Opens the recording of a trigger host, unless it is off: then nothing of it is imported."""
+"""Opens the recording of a trigger host; if it is off, its modules are not imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.services.triggerer.hosting.host_book import HostBook
 if TYPE_CHECKING:
     from tidemill.services.triggerer.lists.reporting.host_recorder import HostRecorder
 
-#: How long the end of the host may wait for the disk.
+#: How long the shutdown of the host may wait for the disk.
 END_SECONDS = 1.0
 
 
@@ -22,10 +22,10 @@ def record_host(settings: Settings, worker: str, list_name: str, book: HostBook)
     """Record while the block runs; yields None if nothing is recorded.
 
     Args:
-        settings: `debug` says what and where.
+        settings: Uses the section `debug`.
         worker: The worker's name.
-        list_name: The name of the list of triggers.
-        book: What happens.
+        list_name: The name of the trigger list.
+        book: The statistics of the host.
     """
     if not settings.debug.enabled:
         yield None

@@ -1,6 +1,7 @@
-"""Opens a trigger host's web UI, unless it is off: then nothing of it is imported.
+"""Opens a trigger host's web UI; if it is off, its modules are not imported.
 
-What it shows belongs to the host's event loop: the threads of the web UI ask that loop, which answers between triggers.
+The displayed state belongs to the host's event loop: the threads of the web UI query that loop, which answers between
+triggers.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 _BUILDER = "tidemill.web.triggers.start"
-#: A loop that does not answer for this long is blocked; the log names the trigger that blocks it.
+#: A loop that does not answer within this time is blocked; the log names the trigger that blocks it.
 LOOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedHost:
-    """What the web UI shows of a trigger host, from its own threads.
+    """A trigger host, as seen by the threads of its web UI.
 
     Attributes:
-        settings: As they were read.
+        settings: The settings of the host.
         worker: The worker's name.
-        list_name: The name of the list of triggers.
-        view: Answers questions, on the loop of the host only.
-        loop: That loop.
-        recorder: What is recorded goes there; None: nothing is.
+        list_name: The name of the trigger list.
+        view: Answers queries, on the loop of the host only.
+        loop: The loop of the host.
+        recorder: Records the host; None: nothing is recorded.
         metrics_address: The URL of the metrics; None: there is none.
-        find_dead: Why the process should be restarted.
-        find_unready: Why it is not ready.
+        find_dead: Returns why the process should be restarted.
+        find_unready: Returns why it is not ready.
     """
 
     settings: Settings
@@ -61,7 +62,7 @@ class WatchedHost:
     metrics_address: str | None = None
 
     def ask(self, question: Callable[[HostView], T]) -> T:
-        """Return the answer to a question; blocks.
+        """Return the answer to a query; blocks.
 
         Raises:
             TimeoutError: The loop does not answer.
@@ -71,11 +72,11 @@ class WatchedHost:
 
 @contextlib.contextmanager
 def serve_host_web(settings: Settings, monitor: HostMonitor) -> Iterator[WebThread | None]:
-    """Serve while the block runs, about what happens on the running loop; yields None if there is no web UI.
+    """Serve the host of the running loop while the block runs; yields None if there is no web UI.
 
     Args:
-        settings: `debug` says where, and who may use it.
-        monitor: What is known of the process.
+        settings: Uses the section `debug`.
+        monitor: The monitor of the process.
 
     Raises:
         ConfigError: The address cannot be listened on.
