@@ -13,13 +13,13 @@ otherwise a stray line would shift every later answer to another message.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
-_LENGTH = struct.Struct(">I")
+from tidemill.runtime.framing import FrameSplitter, FrameTooLargeError, add_length
+
 #: An answer may have this many bytes of JSON in addition to the output itself.
 SLACK_BYTES = 65_536
 #: The most bytes that JSON needs for one byte of output (as \u0000).
@@ -132,7 +132,7 @@ class LengthFrames:
         size = len(header) + 1 + len(stdin)
         if size > 0xFFFFFFFF:
             raise ValueError(f"a request of {size} bytes is too long for a frame")
-        return b"".join((_LENGTH.pack(size), header, b"\n", stdin))
+        return add_length(header, b"\n", stdin)
 
     def make_reader(self) -> FrameReader:
         """Return a reader for a new copy."""
@@ -207,34 +207,23 @@ def _decode_output(raw: msgspec.Raw) -> bytes:
 
 
 class _FrameReader:
-    __slots__ = ("_buffer", "_max_bytes")
+    __slots__ = ("_frames", "_max_bytes")
 
     _decode = msgspec.json.Decoder(_Header).decode
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._buffer = bytearray()
+        self._frames = FrameSplitter(max_bytes + SLACK_BYTES)
 
     @property
     def is_amid(self) -> bool:
-        return bool(self._buffer)
+        return self._frames.is_amid
 
     def feed(self, chunk: bytes) -> list[ResidentAnswer]:
-        buffer = self._buffer
-        buffer += chunk
-        answers: list[ResidentAnswer] = []
-        start = 0
-        while len(buffer) - start >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(buffer, start)
-            if size > self._max_bytes + SLACK_BYTES:
-                raise TooMuchError
-            end = start + _LENGTH.size + size
-            if len(buffer) < end:
-                break
-            answers.append(self._answer(bytes(buffer[start + _LENGTH.size : end])))
-            start = end
-        del buffer[:start]
-        return answers
+        try:
+            return [self._answer(frame) for frame in self._frames.feed(chunk)]
+        except FrameTooLargeError:
+            raise TooMuchError from None
 
     def _answer(self, frame: bytes) -> ResidentAnswer:
         header, feed, stdout = frame.partition(b"\n")

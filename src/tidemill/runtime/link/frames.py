@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 
 import msgspec
 
 from tidemill.core.pipeline.message_stage import MessageStage
+from tidemill.runtime.framing import LENGTH, FrameTooLargeError, add_length, read_body
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link.beats import Beat
 from tidemill.runtime.link.live_tasks import LiveState
@@ -23,7 +23,6 @@ from tidemill.runtime.link.progress import EngineSummary
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 #: Before its hello, a peer gets no more memory than a hello needs.
 MAX_HELLO_BYTES = 4096
-_LENGTH = struct.Struct(">I")
 
 
 class LinkAddress(msgspec.Struct, frozen=True):
@@ -290,21 +289,21 @@ def pack_frame(frame: FromEngine | FromDriver) -> bytes:
     body = _encode(frame)
     if len(body) > MAX_FRAME_BYTES:
         raise BadFrameError(f"a frame of {len(body)} bytes is too large")
-    return _LENGTH.pack(len(body)) + body
+    return add_length(body)
 
 
 def send_frame(writer: asyncio.StreamWriter, frame: FromEngine | FromDriver) -> bytes:
     """Send a frame and return its message; raises like `pack_frame`, before anything is sent."""
     data = pack_frame(frame)
     writer.write(data)
-    return data[_LENGTH.size :]
+    return data[LENGTH.size :]
 
 
 async def receive_frame(reader: asyncio.StreamReader, limit: int) -> bytes:
-    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    if length > limit:
-        raise BadFrameError(f"a frame of {length} bytes is too large")
-    return await reader.readexactly(length)
+    try:
+        return await read_body(reader, limit)
+    except FrameTooLargeError as error:
+        raise BadFrameError(str(error)) from None
 
 
 def enable_keepalive(writer: asyncio.StreamWriter) -> None:

@@ -6,12 +6,11 @@ worker passes on.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
+from tidemill.runtime.framing import add_length
 from tidemill.store.calls.call import Call, find_answer_type
 from tidemill.store.calls.people_calls import GetRun
 from tidemill.store.calls.task_calls import (
@@ -31,7 +30,6 @@ from tidemill.store.calls.worker_calls import ClaimedAttempt, Result
 
 #: What a task process calls.
 TASK_TARGET = "tidemill.services.worker.task_process:main"
-_LENGTH = struct.Struct("!I")
 #: The largest message; an XCom has at most 1 MiB.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -139,8 +137,7 @@ _words = msgspec.msgpack.Decoder(Word)
 
 def frame(message: Order | Word) -> bytes:
     """Return a message with its length in front."""
-    data = _encoder.encode(message)
-    return _LENGTH.pack(len(data)) + data
+    return add_length(_encoder.encode(message))
 
 
 def decode_order(data: bytes | bytearray | memoryview) -> Order:
@@ -163,29 +160,3 @@ def encode_answer(value: object) -> bytes:
 def decode_answer(call: Call[Any], data: bytes) -> Any:
     """Return the answer to a call."""
     return msgspec.msgpack.decode(data, type=find_answer_type(type(call)))
-
-
-class Frames:
-    """Cuts a stream into messages."""
-
-    def __init__(self) -> None:
-        """Start with nothing."""
-        self._data = bytearray()
-
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Add what was read, and yield each message that is whole.
-
-        Raises:
-            ValueError: What was read is not a message.
-        """
-        self._data += chunk
-        while len(self._data) >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._data)
-            if size > MAX_MESSAGE_BYTES:
-                raise ValueError(f"a message of {size} bytes")
-            end = _LENGTH.size + size
-            if len(self._data) < end:
-                return
-            message = bytes(self._data[_LENGTH.size : end])
-            del self._data[:end]
-            yield message

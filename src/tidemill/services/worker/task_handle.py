@@ -18,15 +18,16 @@ from typing import Protocol
 import msgspec
 import structlog
 
+from tidemill.runtime.framing import FrameSplitter
 from tidemill.runtime.log.task_lines import WrittenLine
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.services.worker.messages import (
+    MAX_MESSAGE_BYTES,
     TASK_TARGET,
     AskStore,
     AttemptFinished,
     FileLoaded,
     ForkedTask,
-    Frames,
     Leave,
     Order,
     decode_word,
@@ -100,7 +101,7 @@ class TaskHandle:
         self._link: ForkLink | None = None
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._frames = Frames()
+        self._frames = FrameSplitter(MAX_MESSAGE_BYTES)
         self._unsent = b""
         self._wanted: list[tuple[int, bool]] = []
         self._worker: socket.socket | None = None

@@ -41,14 +41,15 @@ from tidemill.dags.results import (
     Ending,
 )
 from tidemill.dags.running import run_attempt
+from tidemill.runtime.framing import FrameSplitter
 from tidemill.services.worker.kill_watch import start_kill_watch
 from tidemill.services.worker.messages import (
+    MAX_MESSAGE_BYTES,
     AskStore,
     AttemptFinished,
     AttemptOrder,
     FileLoaded,
     ForkedTask,
-    Frames,
     Leave,
     StoreAnswered,
     StoreNotAnswered,
@@ -135,7 +136,7 @@ class TaskProcess:
         self._task = task
         self._worker = worker
         self._output = output
-        self._frames = Frames()
+        self._frames = FrameSplitter(MAX_MESSAGE_BYTES)
         self._received: list[bytes] = []
         self._pid = os.getpid()
         self._lock = threading.RLock()

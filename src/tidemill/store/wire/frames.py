@@ -1,6 +1,6 @@
 """The frames between the process that has a store open and its clients, over a Unix socket.
 
-A frame is a four-byte length followed by MessagePack. The server starts with a `CallHello`. The client then sends
+A frame (`runtime.framing`) holds MessagePack. The server starts with a `CallHello`. The client then sends
 numbered calls; the server answers them in any order and relays bells.
 """
 
@@ -16,12 +16,12 @@ import msgspec
 
 from tidemill.core.errors import ConfigError, InvariantError, RemoteError
 from tidemill.core.tasks.inputs import Channel
+from tidemill.runtime.framing import FrameTooLargeError, add_length, read_body
 from tidemill.store.calls import all_calls
 from tidemill.store.calls.call import Call, CallRefusedError, RefusalKind, find_answer_type
 
 #: The maximum frame size; a worker turn with XComs and logs stays far below it.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
-_LENGTH_BYTES = 4
 
 
 class CallHello(msgspec.Struct, frozen=True, tag=True):
@@ -147,7 +147,7 @@ def build_error(frame: CallRefused) -> Exception:
 def _frame(body: bytes) -> bytes:
     if len(body) > MAX_FRAME_BYTES:
         raise RemoteError(f"a call of {len(body)} bytes is too large for the store's socket", retryable=False)
-    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+    return add_length(body)
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
@@ -157,7 +157,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
         asyncio.IncompleteReadError: The peer closed the connection.
         ConnectionError: The connection was lost, or the peer does not speak this protocol.
     """
-    length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
-    if length > MAX_FRAME_BYTES:
-        raise ConnectionError(f"received an invalid frame of {length} bytes from the store's socket")
-    return await reader.readexactly(length)
+    try:
+        return await read_body(reader, MAX_FRAME_BYTES)
+    except FrameTooLargeError as error:
+        raise ConnectionError(f"received an invalid frame from the store's socket: {error}") from None
