@@ -184,14 +184,14 @@ async def test_a_name_that_is_probably_a_misspelt_param_is_answered_with_the_run
         ('{"day": "2026-01-01", "size": 0}', "param 'size': 0 is less than the minimum of 1"),
         ('{"day": "2026-01-01", "names": ["a", 1]}', r"param 'names'\[1\]: 1 is not of type 'string'"),
         ('{"day": "2026-01-01", "names": "' + "x" * 5000 + '"}', "^param 'names': 'xxx.{,400} is not of type 'array'"),
-        ('{"day": "2026-01-01", "far": 1}', "param 'far': its schema cannot be used: Unresolvable: http://127.0.0.1:9"),
+        ('{"day": "2026-01-01", "far": 1}', "the schema of param 'far' is invalid: Unresolvable: http://127.0.0.1:9"),
         ('{"day": "2026-01-01", "word": "' + "a" * 5000 + '!"}', "param 'word': 'aaa.* does not match"),
         ('{"day": "2026-01-01", "size": ' + "[" * 50_000 + "]" * 50_000 + "}", "a run is nested too deeply"),
         (
             '{"day": "2026-01-01", "more": "' + "x" * 1_048_576 + '"}',
             "a run may have up to 1,048,576 bytes; pass a ref",
         ),
-        ('{"day": "2026-01-01", "round": 1}', "param 'round': its schema cannot be used: it refers to itself"),
+        ('{"day": "2026-01-01", "round": 1}', "the schema of param 'round' is invalid: it refers to itself"),
     ],
 )
 async def test_a_run_whose_configuration_does_not_match_a_param_is_not_created(
