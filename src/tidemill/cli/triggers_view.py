@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tidemill.cli.terminal.tables import Column, format_age, format_table, wrap
-from tidemill.core.wording import format_count
+from tidemill.core.wording import format_count, shorten
 
 if TYPE_CHECKING:
     from tidemill.store.records import EventRecord, TriggerRecord
@@ -93,7 +93,7 @@ def format_triggers(records: Sequence[TriggerRecord], width: int | None) -> Iter
             record.spec.restart,
             record.session or "",
             (record.list or "") if several else "",
-            _shorten(record.reason or find_last_words(record.error or "")),
+            shorten(record.reason or find_last_words(record.error or ""), _MAX_SHOWN),
         )
         for record in records
     ]
@@ -114,8 +114,8 @@ def format_events(records: Sequence[EventRecord], width: int | None) -> Iterator
             record.trigger_name,
             str(record.sequence_index),
             format_age(now - record.created_us / 1e6),
-            _shorten(record.identity or ""),
-            _shorten(record.payload),
+            shorten(record.identity or "", _MAX_SHOWN),
+            shorten(record.payload, _MAX_SHOWN),
         )
         for record in records
     ]
@@ -170,10 +170,6 @@ def _build_lane_row(lane: dict[str, Any]) -> tuple[str, ...]:
         format_age(lane["age_seconds"]),
         ", ".join(lane["holders"]) or "no trigger; it is being acknowledged",
     )
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _format_time(microseconds: int) -> str:

@@ -28,3 +28,13 @@ def to_one_line(text: str) -> str:
         return text
     joined = " ".join(line.strip() for line in text.splitlines() if line.strip())
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in joined)
+
+
+def shorten(text: str, length: int = 200) -> str:
+    """Return a text, cut to `length` characters and "..." if it is longer.
+
+    Example:
+        >>> shorten("a long text", 6), shorten("short", 6)
+        ('a long...', 'short')
+    """
+    return text if len(text) <= length else f"{text[:length]}..."

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from tidemill.core.errors import describe_error, escape_surrogates
+from tidemill.core.wording import shorten
 from tidemill.dags.arguments import check_duration, check_text
 from tidemill.dags.context import build_context
 from tidemill.dags.current import is_interrupted, killing, running
@@ -224,21 +225,20 @@ def _classify(error: BaseException, task: Any = None) -> Ending:
     if isinstance(error, TaskSkipped):
         reason = str(error)
         log.info("skipped: %s", reason or "TaskSkipped was raised")
-        return AttemptSkipped(_shorten(escape_surrogates(reason)))
+        return AttemptSkipped(_make_storable(escape_surrogates(reason)))
     if isinstance(error, TaskTimeout) and task is not None:
         kill(task)
     # The frames of this module would only distract in the traceback.
     shown = error.with_traceback(_skip_own_frames(error))
     log.error("the attempt failed: %s", describe_error(error), exc_info=(type(error), shown, shown.__traceback__))
     if isinstance(error, SystemExit):
-        return AttemptFailed(_shorten(f"the task called sys.exit({error.code!r})"))
-    return AttemptFailed(_shorten(describe_error(error)), not isinstance(error, TaskFailed), write_origin(shown))
+        return AttemptFailed(_make_storable(f"the task called sys.exit({error.code!r})"))
+    return AttemptFailed(_make_storable(describe_error(error)), not isinstance(error, TaskFailed), write_origin(shown))
 
 
-def _shorten(text: str) -> str:
+def _make_storable(text: str) -> str:
     """Return a text that every database accepts: without NUL, and cut at the limit."""
-    text = text.replace("\0", "\\x00")
-    return text if len(text) <= _MAX_ERROR else f"{text[:_MAX_ERROR]}..."
+    return shorten(text.replace("\0", "\\x00"), _MAX_ERROR)
 
 
 def _skip_own_frames(error: BaseException) -> Any:

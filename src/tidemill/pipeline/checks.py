@@ -29,10 +29,10 @@ def check_tasks(hook: str, tasks: Any) -> list[ExecutorTask]:
         ValueError: A time limit is not above 0.
     """
     if not isinstance(tasks, (list, tuple)):
-        raise TypeError(f"{hook} must return a list of ExecutorTask, not {_shorten(tasks)}")
+        raise TypeError(f"{hook} must return a list of ExecutorTask, not {_describe(tasks)}")
     for index, task in enumerate(tasks):
         if not isinstance(task, ExecutorTask):
-            raise TypeError(f"{hook} must return a list of ExecutorTask; item {index} is {_shorten(task)}")
+            raise TypeError(f"{hook} must return a list of ExecutorTask; item {index} is {_describe(task)}")
         _check(task)
     return list(tasks)
 
@@ -123,10 +123,10 @@ def check_known(task: ExecutorTask, known: object) -> None:
 
 def _make_error(task: ExecutorTask, field: str, wanted: str, given: object, within: str = "") -> TypeError:
     of = "" if field == "task_id" else f" of task {repr(task.task_id)[:200]}"
-    return TypeError(f"{field}{of} must be {wanted}, not {within}{_shorten(given)}")
+    return TypeError(f"{field}{of} must be {wanted}, not {within}{_describe(given)}")
 
 
-def _shorten(value: object) -> str:
+def _describe(value: object) -> str:
     return f"{type(value).__name__} ({repr(value)[:200]})"
 
 
@@ -166,7 +166,7 @@ def check_action(action: Any) -> ErrorAction | list[ExecutorTask]:
     except ValueError:
         known = ", ".join(each.name for each in ErrorAction)
         wanted = f"an ErrorAction ({known}) or a list of ExecutorTask"
-        raise TypeError(f"on_error must return {wanted}, not {_shorten(action)}") from None
+        raise TypeError(f"on_error must return {wanted}, not {_describe(action)}") from None
 
 
 def check_collect_result(value: Any) -> CollectResult | None:
@@ -178,5 +178,5 @@ def check_collect_result(value: Any) -> CollectResult | None:
     if value is None:
         return None
     if not isinstance(value, CollectResult):
-        raise TypeError(f"a hook must return a CollectResult or None, not {_shorten(value)}")
+        raise TypeError(f"a hook must return a CollectResult or None, not {_describe(value)}")
     return value if value.has_outputs else None

@@ -17,6 +17,7 @@ import msgspec
 
 from tidemill.config.sink_types import name_sink_section
 from tidemill.core.errors import RemoteError, SinkNotConfiguredError
+from tidemill.core.wording import shorten
 from tidemill.sinks.non_finite import NonFinite, describe_non_finite, has_non_finite, is_model, spell_non_finite
 
 #: The advice for a target that does not answer; the name of the setting follows.
@@ -276,11 +277,6 @@ def to_mapping(data: Any) -> Mapping[str, Any]:
         if not isinstance(name, str):
             raise TypeError(f"data has the name {name!r}, which is not text")
     return data
-
-
-def shorten(text: str, length: int = 200) -> str:
-    """Return a text, cut to `length` characters and '...' if it is longer."""
-    return text if len(text) <= length else text[:length] + "..."
 
 
 def _dump_model(value: Any) -> Any:

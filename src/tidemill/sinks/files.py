@@ -31,8 +31,9 @@ import structlog
 
 from tidemill.config.sink_settings import FilesystemSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, TargetMissingError
+from tidemill.core.wording import shorten
 from tidemill.sinks import file_replacement
-from tidemill.sinks.base import Encoded, Refusal, Sink, shorten
+from tidemill.sinks.base import Encoded, Refusal, Sink
 from tidemill.sinks.base_folder import BaseFolder, OutsideError, sync_folder
 from tidemill.sinks.payloads import FilePayload
 

@@ -27,8 +27,9 @@ from tidemill.core.delivery.http_delivery import HttpVerdict, describe_body, jud
 from tidemill.core.delivery.http_request import build_headers, build_url, encode_form
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.core.retry import Backoff, GiveUp, decide
+from tidemill.core.wording import shorten
 from tidemill.runtime.sockets.http_proxy import find_proxy
-from tidemill.sinks.base import CHECK, WAITS, Encoded, Refusal, Sink, close_within, shorten
+from tidemill.sinks.base import CHECK, WAITS, Encoded, Refusal, Sink, close_within
 from tidemill.sinks.payloads import HttpPayload
 
 CONNECT_SECONDS = 10.0

@@ -9,7 +9,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tidemill.sinks.base import shorten
+from tidemill.core.wording import shorten
 
 #: Partitions are numbered in 32 bits, timestamps in 64.
 _MAX_PARTITION = 2**31 - 1

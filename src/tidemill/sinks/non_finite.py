@@ -15,6 +15,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from tidemill.core.wording import shorten
+
 #: What to write for NaN and infinities: `delivery.non_finite`.
 NonFinite = Literal["refuse", "null", "string"]
 
@@ -72,7 +74,7 @@ def describe_non_finite(value: Any) -> str:
                 break
         elif type(value) not in _LEAVES:
             todo += [(path + _bracket(name), item) for name, item in reversed(_list_parts(value))]
-    found = f"{_spell(number)} at {_shorten(path, _MAX_PATH_CHARS)}" if path else _spell(number)
+    found = f"{_spell(number)} at {shorten(path, _MAX_PATH_CHARS)}" if path else _spell(number)
     return f"{found}, which JSON cannot represent; return None or text instead, or set delivery.non_finite"
 
 
@@ -113,7 +115,7 @@ def _list_parts(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _bracket(name: Any) -> str:
-    return "" if name is None else f"[{_shorten(repr(name), 60)}]"
+    return "" if name is None else f"[{shorten(repr(name), 60)}]"
 
 
 def read_dump(model: Any) -> Any:
@@ -123,7 +125,3 @@ def read_dump(model: Any) -> Any:
 
 def _spell(number: float) -> str:
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
-
-
-def _shorten(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[:length]}..."

@@ -19,8 +19,9 @@ from tidemill.config.redaction import find_url_secrets, mask_secrets, redact_tex
 from tidemill.config.sink_settings import PostgresSinkSettings
 from tidemill.core.delivery.sql_plan import Row, RowOperation, Shape
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
+from tidemill.core.wording import shorten
 from tidemill.runtime.poolers import is_wrong_login
-from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within, shorten, to_mapping
+from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within, to_mapping
 from tidemill.sinks.payloads import PostgresPayload
 from tidemill.sinks.postgres_codecs import JsonCodec, set_codecs, writing_payloads
 from tidemill.sinks.postgres_connections import CONNECT_SECONDS, PoolerFoundError, open_pool

@@ -16,7 +16,8 @@ from typing import Any
 
 from tidemill.config.redaction import redact
 from tidemill.core.delivery.sql_plan import Row
-from tidemill.sinks.base import shorten, to_json
+from tidemill.core.wording import shorten
+from tidemill.sinks.base import to_json
 from tidemill.sinks.non_finite import is_model, read_dump
 
 #: Immutable types that the client sends unchanged; text needs a check in addition.

@@ -19,7 +19,8 @@ from redis.backoff import NoBackoff
 from tidemill.config.redaction import find_url_secrets, mask_secrets, redact_text
 from tidemill.config.sink_settings import RedisSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
-from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within, shorten
+from tidemill.core.wording import shorten
+from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within
 from tidemill.sinks.payloads import RedisPayload
 from tidemill.sinks.redis_commands import MAX_VALUE_BYTES, Command, build_command, describe_command
 

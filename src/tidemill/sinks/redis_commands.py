@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tidemill.sinks.base import shorten, to_mapping
+from tidemill.core.wording import shorten
+from tidemill.sinks.base import to_mapping
 from tidemill.sinks.payloads import RedisPayload
 
 #: Redis does not store longer values.

@@ -12,6 +12,7 @@ import typer
 
 from tidemill.cli.terminal.tables import Column, find_width, format_age, format_table
 from tidemill.cli.triggers_view import find_last_words
+from tidemill.core.wording import shorten
 
 if TYPE_CHECKING:
     from tidemill.store.calls.callback_calls import CallbackRecord
@@ -221,7 +222,7 @@ def build_task_row(task: TaskRecord) -> tuple[str, ...]:
         format_age(time.time() - task.since_us / 1e6),
         task.operator,
         task.pool,
-        shorten(find_last_words(task.error or "")),
+        shorten(find_last_words(task.error or ""), _MAX_SHOWN),
     )
 
 
@@ -245,7 +246,7 @@ def build_callback_row(callback: CallbackRecord) -> tuple[str, ...]:
         "the run" if callback.task_id is None else f"{callback.task_id}{index}",
         callback.state,
         format_age(time.time() - (callback.ended_us or callback.created_us) / 1e6),
-        shorten(find_last_words(callback.error or "")),
+        shorten(find_last_words(callback.error or ""), _MAX_SHOWN),
     )
 
 
@@ -263,7 +264,7 @@ def encode_change(change: HistoryRecord) -> dict[str, Any]:
 
 def build_change_row(change: HistoryRecord) -> tuple[str, ...]:
     why = change.given.partition(" ")[0]
-    detail = shorten(find_last_words(change.detail or ""))
+    detail = shorten(find_last_words(change.detail or ""), _MAX_SHOWN)
     return format_clock(change.at_us), change.before, change.after, why, change.by, detail
 
 
@@ -279,9 +280,4 @@ def encode_xcom(xcom: XComRecord) -> dict[str, Any]:
 
 
 def build_xcom_row(xcom: XComRecord) -> tuple[str, ...]:
-    return xcom.task_id, xcom.key, shorten(xcom.value)
-
-
-def shorten(text: str) -> str:
-    """Return a text truncated for a table."""
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    return xcom.task_id, xcom.key, shorten(xcom.value, _MAX_SHOWN)

@@ -24,6 +24,7 @@ import msgspec
 
 from tidemill.core.errors import TidemillError
 from tidemill.core.plain_times import make_plain_duration
+from tidemill.core.wording import shorten
 
 _MARK: Final = "$tidemill"
 _VALUE: Final = "value"
@@ -127,7 +128,8 @@ def _mark(value: Any, path: str, depth: int, *, is_sorted: bool) -> Any:
     """Return a value of plain JSON, with marks for values that JSON lacks; `is_sorted`: see `encode_sorted`."""
     if depth > MAX_DEPTH:
         raise EncodingError(
-            f"{_shorten(path)} is nested more than {MAX_DEPTH} levels deep; check whether a part contains itself"
+            f"{shorten(path, _MAX_PATH)} is nested more than {MAX_DEPTH} levels deep; "
+            "check whether a part contains itself"
         )
     match value:
         case None | bool():
@@ -183,7 +185,7 @@ def _mark_scalar(value: Any, path: str) -> Any:
             return _marked("bytes", base64.b64encode(value).decode())
     kind = type(value)
     raise EncodingError(
-        f"{_shorten(path)} is of type {kind.__module__}.{kind.__qualname__}, which cannot be encoded; "
+        f"{shorten(path, _MAX_PATH)} is of type {kind.__module__}.{kind.__qualname__}, which cannot be encoded; "
         "use numbers, text, bytes, times, lists, tuples, sets and dicts"
     )
 
@@ -206,7 +208,9 @@ def _split_moment(moment: datetime) -> list[Any]:
 
 def _format_plain_time(value: date | time, path: str) -> str:
     if isinstance(value, time) and value.tzinfo is not None:
-        raise EncodingError(f"{_shorten(path)} is a time of day with a time zone; use one without, or a datetime")
+        raise EncodingError(
+            f"{shorten(path, _MAX_PATH)} is a time of day with a time zone; use one without, or a datetime"
+        )
     return value.isoformat()
 
 
@@ -214,7 +218,9 @@ def _check_text(text: str, path: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise EncodingError(f"{_shorten(path)} is not Unicode text: {error.reason} at {error.start}") from None
+        raise EncodingError(
+            f"{shorten(path, _MAX_PATH)} is not Unicode text: {error.reason} at {error.start}"
+        ) from None
     return str.__str__(text)
 
 
@@ -223,16 +229,14 @@ def _write_digits(number: int, path: str) -> str:
         return str(number)
     except ValueError:  # Python limits the number of digits, because their conversion takes quadratic time
         most = sys.get_int_max_str_digits()
-        raise EncodingError(f"{_shorten(path)} is a number of more than {most:,} digits; use bytes, or hex()") from None
+        raise EncodingError(
+            f"{shorten(path, _MAX_PATH)} is a number of more than {most:,} digits; use bytes, or hex()"
+        ) from None
 
 
 def _check_finite(finite: bool, value: object, path: str) -> None:
     if not finite:
-        raise EncodingError(f"{_shorten(path)} is {value}, which JSON cannot represent; use None or text")
-
-
-def _shorten(path: str) -> str:
-    return path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}..."
+        raise EncodingError(f"{shorten(path, _MAX_PATH)} is {value}, which JSON cannot represent; use None or text")
 
 
 def _restore(value: Any) -> Any:

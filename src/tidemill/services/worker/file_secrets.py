@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from tidemill.config.known_secrets import KnownSecrets
+from tidemill.core.wording import shorten
 from tidemill.store.calls.worker_calls import Failure
 
 #: A longer error is cut; the log has all of it.
@@ -45,8 +46,4 @@ class FileSecrets:
         known = self.find(file)
         # A form that only looks like a secret would break the JSON of the origin.
         origin = None if failure.origin is None else known.mask_known(failure.origin)
-        return msgspec.structs.replace(failure, error=_shorten(known.mask(failure.error)), origin=origin)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."
+        return msgspec.structs.replace(failure, error=shorten(known.mask(failure.error), MAX_ERROR), origin=origin)
