@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from tidemill.cli.terminal.tables import Column, format_age, format_table, wrap
+from tidemill.core.times import format_iso
 from tidemill.core.wording import format_count, shorten
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def encode_trigger(record: TriggerRecord) -> str:
             "state": record.state.value,
             "events": record.next_index,
             "restart": record.spec.restart,
-            "since": _format_time(record.changed_us),
+            "since": format_iso(record.changed_us),
             "reason": record.reason,
             "error": record.error,
             "list": record.list,
@@ -67,7 +68,7 @@ def encode_event(record: EventRecord) -> str:
             "id": record.id,
             "trigger": record.trigger_name,
             "sequence": record.sequence_index,
-            "time": _format_time(record.created_us),
+            "time": format_iso(record.created_us),
             "identity": record.identity,
             "payload": json.loads(record.payload),
         }
@@ -170,7 +171,3 @@ def _build_lane_row(lane: dict[str, Any]) -> tuple[str, ...]:
         format_age(lane["age_seconds"]),
         ", ".join(lane["holders"]) or "no trigger; it is being acknowledged",
     )
-
-
-def _format_time(microseconds: int) -> str:
-    return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="milliseconds")

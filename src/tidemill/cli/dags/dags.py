@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import uuid
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from tidemill.cli.dags.asking import AsJson, Config, DagId, Folder, StoreAsker, 
 from tidemill.cli.help import App
 from tidemill.cli.reporting import divert_prints, reporting
 from tidemill.core.errors import ConfigError
+from tidemill.core.times import parse_moment
 from tidemill.runtime.process.exitcode import ExitCode
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def build_unknown_error(dag: str) -> ConfigError:
 def errors(config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
     """Show the files that cannot be parsed, with their errors."""
     with reporting():
-        from tidemill.cli.dags.views import format_time
+        from tidemill.core.times import format_iso
         from tidemill.store.calls.service_calls import ListFiles
 
         with asking(config, folder) as store:
@@ -115,7 +115,7 @@ def errors(config: Config = None, folder: Folder = None, as_json: AsJson = False
             nothing = f"no errors{_explain_nothing(store)}"
         for file in files:
             if as_json:
-                document = {"file": file.path, "error": file.error, "time": format_time(file.parsed_us)}
+                document = {"file": file.path, "error": file.error, "time": format_iso(file.parsed_us)}
                 typer.echo(json.dumps(document))
             else:
                 typer.echo(f"{file.path}:\n{file.error}\n")
@@ -145,7 +145,7 @@ def trigger(
         call = CreateRun(
             dag,
             run,
-            parse_time(logical_date),
+            parse_logical_date(logical_date),
             encode_conf(conf),
             by=find_user(),
             request=uuid.uuid4().hex,
@@ -196,7 +196,12 @@ def run_once(
         settings = load_settings(config)
         stop_on_signals()  # at a signal, processes of tasks are stopped, and temporary files removed
         state = run_dag_test(
-            settings, choose_folder(settings, folder), dag, parse_conf(conf), parse_time(logical_date), typer.echo
+            settings,
+            choose_folder(settings, folder),
+            dag,
+            parse_conf(conf),
+            parse_logical_date(logical_date),
+            typer.echo,
         )
         typer.echo(f"{dag}: {state}")
         if state != "success":
@@ -281,21 +286,19 @@ def _read_conf(text: str) -> str:
         raise ConfigError(f"--conf {text} cannot be read: {error.strerror}") from None
 
 
-def parse_time(text: str | None) -> int | None:
+def parse_logical_date(text: str | None) -> int | None:
     """Return a time in UTC microseconds; a time without a zone is UTC.
 
     Raises:
         ConfigError: The text is not a time.
 
     Example:
-        >>> parse_time("1970-01-02")
+        >>> parse_logical_date("1970-01-02")
         86400000000
     """
     if text is None:
         return None
     try:
-        found = datetime.fromisoformat(text)
-        found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    except (ValueError, OverflowError):
+        return parse_moment(text)
+    except ValueError:
         raise ConfigError(f"--logical-date {text}: not a time; write 2026-03-01 or 2026-03-01T12:00:00+01:00") from None
-    return round((found - datetime.fromtimestamp(0, UTC)).total_seconds() * 1_000_000)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from tidemill.cli.terminal.tables import Column, find_width, format_age, format_table
 from tidemill.cli.triggers_view import find_last_words
+from tidemill.core.times import format_iso, format_utc
 from tidemill.core.wording import shorten
 
 if TYPE_CHECKING:
@@ -109,21 +109,9 @@ def _build_lines(
     return format_table(columns, [build_row(row) for row in rows], find_width())
 
 
-def format_time(microseconds: int | None) -> str | None:
-    """Return a time as ISO 8601 in UTC.
-
-    Example:
-        >>> format_time(1_000_000)
-        '1970-01-01T00:00:01.000+00:00'
-    """
-    if microseconds is None:
-        return None
-    return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="milliseconds")
-
-
 def format_clock(microseconds: int) -> str:
     """Return a time for tables, in UTC."""
-    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return format_utc(microseconds)[:19]
 
 
 def encode_dag(dag: DagRecord) -> dict[str, Any]:
@@ -135,7 +123,7 @@ def encode_dag(dag: DagRecord) -> dict[str, Any]:
         "active": dag.active,
         "paused": dag.paused,
         "schedule": dag.schedule or None,
-        "next": format_time(dag.next_us),
+        "next": format_iso(dag.next_us),
         "tags": list(dag.tags),
     }
 
@@ -161,10 +149,10 @@ def encode_run(run: RunRecord) -> dict[str, Any]:
         "state": run.state,
         "reason": run.reason,
         "version": run.version,
-        "logical_date": format_time(run.logical_us),
-        "created": format_time(run.created_us),
-        "started": format_time(run.started_us),
-        "ended": format_time(run.ended_us),
+        "logical_date": format_iso(run.logical_us),
+        "created": format_iso(run.created_us),
+        "started": format_iso(run.started_us),
+        "ended": format_iso(run.ended_us),
         "conf": json.loads(run.conf),
         "by": run.by,
     }
@@ -204,10 +192,10 @@ def encode_task(task: TaskRecord) -> dict[str, Any]:
         "pool": task.pool,
         "pool_slots": task.pool_slots,
         "priority": task.priority,
-        "since": format_time(task.since_us),
-        "started": format_time(task.started_us),
-        "ended": format_time(task.ended_us),
-        "due": format_time(task.due_us),
+        "since": format_iso(task.since_us),
+        "started": format_iso(task.started_us),
+        "ended": format_iso(task.ended_us),
+        "due": format_iso(task.due_us),
         "worker": task.worker,
         "trigger": task.trigger,
         "error": task.error,
@@ -233,8 +221,8 @@ def encode_callback(callback: CallbackRecord) -> dict[str, Any]:
         "task": callback.task_id,
         "map_index": callback.map_index,
         "state": callback.state,
-        "due": format_time(callback.created_us),
-        "ended": format_time(callback.ended_us),
+        "due": format_iso(callback.created_us),
+        "ended": format_iso(callback.ended_us),
         "error": callback.error,
     }
 
@@ -256,7 +244,7 @@ def encode_change(change: HistoryRecord) -> dict[str, Any]:
         "from": change.before,
         "to": change.after,
         "input": change.given,
-        "time": format_time(change.at_us),
+        "time": format_iso(change.at_us),
         "by": change.by,
         "detail": change.detail,
     }
@@ -275,7 +263,7 @@ def encode_xcom(xcom: XComRecord) -> dict[str, Any]:
         "map_index": xcom.map_index,
         "key": xcom.key,
         "value": json.loads(xcom.value),
-        "time": format_time(xcom.created_us),
+        "time": format_iso(xcom.created_us),
     }
 
 

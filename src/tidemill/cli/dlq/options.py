@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 
 from tidemill.cli.completion import complete_kinds, complete_sinks
 from tidemill.core.errors import ConfigError
+from tidemill.core.times import parse_ago, parse_moment
 
 if TYPE_CHECKING:
     from tidemill.core.deadletters.redrive import LetterCriteria, Target
@@ -52,9 +52,6 @@ Text = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-_AGO = re.compile(r"(\d+)\s*([smhdw])", re.ASCII)
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-
 
 def parse_time(option: str, text: str | None, *, relative: bool = True) -> float | None:
     """Return a time in seconds since the epoch; a time without a zone is UTC.
@@ -69,23 +66,23 @@ def parse_time(option: str, text: str | None, *, relative: bool = True) -> float
     """
     if text is None:
         return None
-    ago = _AGO.fullmatch(text)
-    if ago is not None:
+    try:
+        ago = parse_ago(text)
+        at = None if ago is None else datetime.now(UTC) - timedelta(microseconds=ago)
+    except (OverflowError, ValueError):  # ValueError: too many digits
+        raise ConfigError(f"{option} {text}: too far in the past; write a smaller number") from None
+    if at is not None:
         if not relative:
             raise ConfigError(
                 f"{option} {text}: a redrive needs an absolute time (2026-05-01T12:00), so that the same command "
                 "selects the same letters when it is run again"
             )
-        try:
-            return (datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).timestamp()
-        except (OverflowError, ValueError):  # ValueError: too many digits
-            raise ConfigError(f"{option} {text}: too far in the past; write a smaller number") from None
+        return at.timestamp()
     try:
-        at = datetime.fromisoformat(text)
+        return parse_moment(text) / 1_000_000
     except ValueError:
         example = "2026-05-01T12:00 (UTC)" + (", or 2h for two hours ago" if relative else "")
         raise ConfigError(f"{option} {text}: not a valid time; write {example}") from None
-    return (at.replace(tzinfo=UTC) if at.tzinfo is None else at).timestamp()
 
 
 def make_criteria(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tidemill.core.times import format_utc
 from tidemill.core.wording import format_count
 from tidemill.deadletters.letter import HISTORY_HEADER, LetterSource, read_history_header
 from tidemill.deadletters.payloads import Blob
@@ -38,9 +39,9 @@ def plain(text: str, *, lines: bool = False) -> str:
     return "".join(char if char.isprintable() or char in kept else f"\\x{ord(char):02x}" for char in text)
 
 
-def format_time(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Return a time in UTC for display."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return format_utc(seconds * 1_000_000)[:19]
 
 
 def locate(source: LetterSource) -> str:
@@ -90,7 +91,7 @@ def _describe_sent(sent: Sequence[Redriven]) -> str:
     if not sent:
         return "-"
     times = f" ({len(sent)} times)" if len(sent) > 1 else ""
-    return f"{format_time(sent[-1].at)[5:16]} to {sent[-1].to}{times}"
+    return f"{format_seconds(sent[-1].at)[5:16]} to {sent[-1].to}{times}"
 
 
 def _make_row(found: FoundLetter) -> tuple[str, ...]:
@@ -132,7 +133,7 @@ def describe_letter(
         ("error", letter.error),
         ("attempts", str(letter.attempt_count)),
         ("redrives", str(letter.redrives)),
-        ("redriven", "\n".join(f"{format_time(each.at)} UTC to {each.to}" for each in sent)),
+        ("redriven", "\n".join(f"{format_seconds(each.at)} UTC to {each.to}" for each in sent)),
         ("sink", f"sinks.{letter.sink_type}.{letter.sink_name}" if letter.sink_name else ""),
         ("task", letter.task_id or ""),
         ("arguments", " ".join(letter.args)),
@@ -152,7 +153,7 @@ def describe_letter(
 
 
 def _describe_source(source: LetterSource) -> list[str]:
-    at = f" of {format_time(source.timestamp / 1000)} UTC" if source.timestamp >= 0 else ""
+    at = f" of {format_seconds(source.timestamp / 1000)} UTC" if source.timestamp >= 0 else ""
     lines = [f"{'message':<11} {locate(source)}{at}"]
     lines.append(f"{'  key':<11} {_describe_value(source.key)}")
     if source.headers_error is not None:
@@ -216,7 +217,7 @@ def describe_stats(stats: LetterStats) -> str:
     """Return counts as readable text, with the first ten of each group."""
     lines = [f"{format_count(stats.letters, 'dead letter')}, {format_count(stats.messages, 'message')}"]
     if stats.oldest is not None and stats.newest is not None:
-        lines.append(f"oldest {format_time(stats.oldest)}, newest {format_time(stats.newest)} (UTC)")
+        lines.append(f"oldest {format_seconds(stats.oldest)}, newest {format_seconds(stats.newest)} (UTC)")
     if stats.redriven:
         lines.append(f"{stats.redriven:,} of these letters hold messages that had been redriven before")
     if stats.no_letters:

@@ -61,12 +61,12 @@ def _columns() -> list[Column]:
 
 
 def _row(info: RecordingInfo) -> list[str]:
-    from tidemill.cli.recordings.trace_view import format_time
+    from tidemill.core.times import format_utc
 
-    first, last = (format_time(at)[:19] if at is not None else "" for at in (info.first_us, info.last_us))
+    first, last = (format_utc(at)[:19] if at is not None else "" for at in (info.first_us, info.last_us))
     return [
         info.recording,
-        first or format_time(info.started_us)[:19],
+        first or format_utc(info.started_us)[:19],
         last,
         f"{info.messages:,}",
         f"{info.tasks:,}",

@@ -9,13 +9,13 @@ import base64
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.key_text import write_key
+from tidemill.core.times import format_utc
 from tidemill.core.wording import format_count
 from tidemill.recorder.format.schema import MAX_KEY_BYTES
 from tidemill.recorder.reading.queries import (
@@ -139,7 +139,7 @@ def _event_line(row: RecordedEventRow) -> _Line:
 def _draw(lines: Sequence[_Line], start: int) -> Iterator[str]:
     for number, (at, text, details) in enumerate(lines):
         last = number == len(lines) - 1
-        when = format_time(at) if number == 0 else _relative(at - start)
+        when = format_utc(at) if number == 0 else _relative(at - start)
         yield f"{'└' if last else '├'}─ {when}  {text}"
         for index, detail in enumerate(details):
             corner = "└" if index == len(details) - 1 else "├"
@@ -155,15 +155,6 @@ def _span(microseconds: int) -> str:
     if microseconds < 1_000_000:
         return f"{microseconds / 1000:.1f} ms"
     return f"{microseconds / 1_000_000:.2f} s"
-
-
-def format_time(microseconds: int) -> str:
-    """Return a time in UTC for display."""
-    try:
-        at = datetime.fromtimestamp(microseconds / 1_000_000, UTC)
-    except (OverflowError, ValueError, OSError):
-        return f"{microseconds} us"
-    return at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def _cut(text: str) -> str:
@@ -191,8 +182,8 @@ def describe_nothing(what: str, where: str, span: tuple[int | None, int | None])
     if first is None or last is None:
         return f"{escape_control(what)} is not recorded; there are no messages in {where}"
     return (
-        f"{escape_control(what)} is not recorded in {where}, which has messages from {format_time(first)} to "
-        f"{format_time(last)} (UTC)"
+        f"{escape_control(what)} is not recorded in {where}, which has messages from {format_utc(first)} to "
+        f"{format_utc(last)} (UTC)"
     )
 
 

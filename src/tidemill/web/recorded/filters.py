@@ -8,23 +8,21 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import Depends, Query
 
 from tidemill.core.recorder.key_text import read_key
+from tidemill.core.times import parse_ago, parse_moment
 from tidemill.recorder.format.events import EventKind
 from tidemill.recorder.reading.queries import TASK_KINDS, EventQuery, MessageQuery, TaskQuery
 from tidemill.recorder.reading.runs import RunFilter
 from tidemill.web.problems import RequestProblem
 
 _MILLION = 1_000_000
-_AGO = re.compile(r"(\d{1,6})(s|m|h|d)", re.ASCII)
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 #: A message as logs and pages write it: topic:partition:offset, or with slashes.
-_PLACE = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)[:/](?P<partition>\d{1,9})[:/](?P<offset>\d{1,18})", re.ASCII)
+_POSITION = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)[:/](?P<partition>\d{1,9})[:/](?P<offset>\d{1,18})", re.ASCII)
 STATUSES = ("done", "failed", "rejected")
 
 Text = Annotated[str, Query(max_length=1024)]
@@ -37,7 +35,7 @@ def parse_position(text: str) -> tuple[str, int, int] | None:
         >>> parse_position("orders:3:4711"), parse_position("orders/3/4711"), parse_position("A-17")
         (('orders', 3, 4711), ('orders', 3, 4711), None)
     """
-    found = _PLACE.fullmatch(text.strip())
+    found = _POSITION.fullmatch(text.strip())
     return (found["topic"], int(found["partition"]), int(found["offset"])) if found else None
 
 
@@ -58,16 +56,13 @@ def parse_time(name: str, text: str, now: float) -> int | None:
     """
     if not text:
         return None
-    if ago := _AGO.fullmatch(text):
-        return int((now - int(ago[1]) * _UNITS[ago[2]]) * _MILLION)
     try:
-        moment = datetime.fromisoformat(text)
-        at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
+        ago = parse_ago(text)
+        return parse_moment(text) if ago is None else max(0, int(now * _MILLION) - ago)
+    except ValueError:
         raise RequestProblem(
             422, f"{name}: expected a time such as 2026-05-01T12:00, or 15m, 2h or 1d ago, not {text!r}"
         ) from None
-    return int(at * _MILLION)
 
 
 def parse_number(name: str, text: str, kind: type[int] | type[float]) -> int | float | None:
