@@ -13,9 +13,7 @@ from collections.abc import Callable
 
 from tidemill.dags.current import get_current_operator
 from tidemill.dags.running import kill
-
-#: No program uses it by chance.
-KILL_SIGNAL = signal.SIGRTMIN + 7
+from tidemill.services.worker.attempt_signals import KILL_SIGNAL
 
 
 def start_kill_watch(flush: Callable[[], None]) -> None:

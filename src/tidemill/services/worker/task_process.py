@@ -42,6 +42,7 @@ from tidemill.dags.results import (
 )
 from tidemill.dags.running import run_attempt
 from tidemill.runtime.framing import FrameSplitter
+from tidemill.services.worker.attempt_signals import END_SIGNAL, TIMEOUT_SIGNAL
 from tidemill.services.worker.kill_watch import start_kill_watch
 from tidemill.services.worker.messages import (
     MAX_MESSAGE_BYTES,
@@ -77,10 +78,6 @@ from tidemill.store.calls.worker_calls import (
 log = logging.getLogger(__name__)
 
 A = TypeVar("A")
-
-#: What the worker sends to interrupt an attempt; no program uses these by chance.
-TIMEOUT_SIGNAL = signal.SIGRTMIN + 5
-END_SIGNAL = signal.SIGRTMIN + 6
 
 _CHUNK_BYTES = 262_144
 #: How often somebody who waits for an answer looks whether the attempt was interrupted.

@@ -35,6 +35,7 @@ from tidemill.core.tasks.worker_slots import (
     StartProcess,
     WorkerSlots,
 )
+from tidemill.services.worker.attempt_signals import END_SIGNAL, KILL_SIGNAL, TIMEOUT_SIGNAL
 from tidemill.services.worker.endings import explain_end, report_callback
 from tidemill.services.worker.file_secrets import FileSecrets
 from tidemill.services.worker.log_budget import LogBudget
@@ -81,10 +82,6 @@ _SHORT_SECONDS = 0.05
 CALLBACK_SECONDS = 60.0
 #: How long the store may be away at the very end.
 _LAST_SECONDS = 10.0
-#: See `task_process`, which is not imported here: it imports everything that tasks need.
-_TIMEOUT_SIGNAL = signal.SIGRTMIN + 5
-_END_SIGNAL = signal.SIGRTMIN + 6
-_KILL_SIGNAL = signal.SIGRTMIN + 7
 
 
 @dataclass(slots=True)
@@ -297,10 +294,10 @@ class Worker:
                         handle.log = self._running[attempt.key].log
                         handle.tell(AttemptOrder(self._running[attempt.key].claim, attempt.reuses))
                 case Interrupt(number, why):
-                    self._handles[number].signal(_TIMEOUT_SIGNAL if why is InterruptReason.TIMEOUT else _END_SIGNAL)
+                    self._handles[number].signal(TIMEOUT_SIGNAL if why is InterruptReason.TIMEOUT else END_SIGNAL)
                     # Where its code cannot be interrupted.
                     half = self._config.limits.grace_seconds / 2
-                    self._loop.call_later(half, self._handles[number].signal, _KILL_SIGNAL)
+                    self._loop.call_later(half, self._handles[number].signal, KILL_SIGNAL)
                 case RetireProcess(number):
                     self._handles[number].leave()
                 case KillProcess(number):
