@@ -292,7 +292,8 @@ def test_a_damaged_segment_is_named_where_a_key_is_not_found_and_in_the_list(fol
     assert result.exit_code == 6, result.output
     assert "messages-000001 is damaged and was skipped" in result.stderr
     info = json.loads(run("record", "list", "pipeline.yaml", "--json").stdout)
-    assert info["problems"] == ["messages-000001 is damaged and was skipped: not a whole Parquet file"]
+    (problem,) = info["problems"]
+    assert problem.startswith("messages-000001 is damaged")
 
 
 def test_recordings_are_listed_with_what_is_in_them(folder: Path):

@@ -1,1 +1,3 @@
-"""The flight recorder: what happened to each message, written by one thread of the driver, read while it grows."""
+"""The flight recorder stores the history of each message: one thread of the driver writes it, and readers may follow it
+live.
+"""

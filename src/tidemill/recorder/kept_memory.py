@@ -1,6 +1,6 @@
-"""Gives memory back to the system that reading and sealing needed for a moment: allocators would keep it for later.
+"""Returns memory to the system after bursts of reading and sealing.
 
-A driver lives for months, and seals and answers in bursts.
+A driver runs for months, and its allocators would otherwise hold the memory of the largest burst.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from tidemill.runtime.process.malloc import keep_memory, trim_memory
 
 _MAPPED_BYTES = 32 * 1024 * 1024
 _FREE_BYTES = 256 * 1024 * 1024
-#: What sealing needed is given back when nothing was sealed for this long.
+#: Memory used for sealing is released when nothing was sealed for this long.
 KEEP_SECONDS = 10.0
-#: And whatever else is not used, this often: the C library gives back nothing by itself.
+#: All unused memory is released this often, because the C library returns none by itself.
 RELEASE_SECONDS = 60.0
 
 
 def use_system_memory() -> None:
-    """Let Arrow take its memory from the C library, and that from one heap, which keeps it until it is released.
+    """Make Arrow allocate from the C library, and the C library from one heap that holds memory until it is released.
 
-    Arrow's own allocator keeps 25 MB more while a segment is sealed; a heap for each of the threads that answer
-    requests keeps 40 MB more. A page that was given back costs a microsecond when it is used again, 0.15 µs per message
-    if that happens to all that sealing needs.
+    Arrow's own allocator holds 25 MB more while a segment is sealed; one heap per request thread holds 40 MB more.
+    Reusing a released page costs a microsecond, or 0.15 µs per message if all memory for sealing was released.
     """
     import pyarrow as pa
 
@@ -32,7 +31,7 @@ def use_system_memory() -> None:
 
 
 def release_memory() -> None:
-    """Give back what Arrow and the C library hold and do not use; takes about a millisecond."""
+    """Release what Arrow and the C library hold unused; takes about a millisecond."""
     import pyarrow as pa
 
     pa.default_memory_pool().release_unused()
@@ -40,24 +39,23 @@ def release_memory() -> None:
 
 
 class KeptMemory:
-    """The memory that sealing needs: kept while segments follow each other, given back afterwards, and once a minute.
+    """Memory for sealing: held while segments follow each other, released after a pause and at least once a minute.
 
     Args:
-        clock: Seconds on a clock that never goes back.
+        clock: Returns seconds of a monotonic clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with none."""
         self._clock = clock
         self._released_at = clock()
         self._release_at = self._released_at + RELEASE_SECONDS
 
     def note_use(self) -> None:
-        """Take note that something was sealed."""
+        """Note that a segment was sealed."""
         self._release_at = min(self._clock() + KEEP_SECONDS, self._released_at + RELEASE_SECONDS)
 
     def tick(self) -> None:
-        """Give it back if that is due."""
+        """Release unused memory if that is due."""
         now = self._clock()
         if now >= self._release_at:
             self._released_at, self._release_at = now, now + RELEASE_SECONDS

@@ -312,7 +312,7 @@ def test_a_pipeline_runs_without_a_recording_where_sqlite_cannot_make_one(
     on = Settings.model_validate({"debug": {"enabled": True, "db_dir": str(tmp_path / "on")}})
     with capture_logs() as logs, record_run(on, "w", EngineProgress) as recorder:
         assert recorder is None
-    assert [line["event"] for line in logs] == ["nothing is recorded: SQLite cannot make the database"]
+    assert [line["event"] for line in logs] == ["nothing is recorded: SQLite cannot create the database"]
 
 
 def test_off_means_that_nothing_of_it_is_imported() -> None:

@@ -1,1 +1,1 @@
-"""The files of a recording: their layout, columns, frames, indexes and database."""
+"""The format of a recording: file layout, columns, frames, indexes and the database."""

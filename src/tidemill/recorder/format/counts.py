@@ -1,4 +1,4 @@
-"""What is counted each second, as differences of the sums over all engines, which the driver has anyway."""
+"""Counts per second: differences between the sums over all engines, which the driver has in any case."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NO_FLOW: Flow = (0, 0, 0)
 
 
 class PartitionCounts(msgspec.Struct, array_like=True):
-    """What happened in a partition.
+    """The counts of a partition.
 
     Attributes:
-        consumed: Messages taken.
+        consumed: Messages consumed.
         committed: Messages committed.
-        committed_to: The next offset, as committed at the end of this time; None: not known.
-        lag: The lag at the end; None: not known.
+        committed_to: The committed offset (the next one to read) at the end of the interval; None: unknown.
+        lag: The lag at the end of the interval; None: unknown.
     """
 
     consumed: int = 0
@@ -34,7 +34,9 @@ class PartitionCounts(msgspec.Struct, array_like=True):
 
 
 class SinkCounts(msgspec.Struct, array_like=True):
-    """What happened at a sink; the buckets are batches by duration, by `runtime.loop.durations.DURATION_BOUNDS`."""
+    """The counts of a sink; `send_counts` are batches by duration, in the buckets of
+    `runtime.loop.durations.DURATION_BOUNDS`.
+    """
 
     delivered: int = 0
     errors: int = 0
@@ -43,7 +45,7 @@ class SinkCounts(msgspec.Struct, array_like=True):
 
 
 class LaneCounts(msgspec.Struct, array_like=True):
-    """What happened in a lane of a shared stream."""
+    """The counts of a lane of a shared stream."""
 
     broadcast: int = 0
     resolved: int = 0
@@ -51,15 +53,15 @@ class LaneCounts(msgspec.Struct, array_like=True):
 
 
 class Counts(msgspec.Struct, omit_defaults=True):
-    """What happened in `seconds` seconds from `at` on, seconds since the epoch.
+    """The counts of an interval of `seconds` seconds that begins at `at`, in seconds since the epoch.
 
     Attributes:
-        lag: The lag of all partitions at the end; None: not known.
+        lag: The lag of all partitions at the end; None: unknown.
         in_flight: The messages in flight at the end.
-        attempt_counts: Attempts of tasks by duration, by `runtime.loop.durations.DURATION_BOUNDS`.
-        partitions: By "topic/partition"; of many partitions not every second.
-        sinks: By place in the configuration.
-        lanes: Of a trigger host, by stream and lane: see `name_stream_lane`.
+        attempt_counts: Attempts of tasks by duration, in the buckets of `runtime.loop.durations.DURATION_BOUNDS`.
+        partitions: By "topic/partition". With many partitions, only some seconds have them.
+        sinks: By the sink's path in the configuration.
+        lanes: A trigger host's lanes, by `name_stream_lane`.
     """
 
     at: int
@@ -81,7 +83,7 @@ class Counts(msgspec.Struct, omit_defaults=True):
     lanes: dict[str, LaneCounts] = {}
 
     def add(self, later: Counts) -> None:
-        """Add what happened afterwards."""
+        """Add the counts of a later interval."""
         for name in (*_COUNTED, "committed", "attempt_seconds"):
             setattr(self, name, getattr(self, name) + getattr(later, name))
         self.lag = self.lag if later.lag is None else later.lag
@@ -113,7 +115,7 @@ class Counts(msgspec.Struct, omit_defaults=True):
 
 
 def add_workers(counts: Counts, other: Counts) -> None:
-    """Add what another worker did at the same time."""
+    """Add another worker's counts of the same interval."""
     lag = [each for each in (counts.lag, other.lag) if each is not None]
     in_flight = counts.in_flight + other.in_flight
     counts.add(other)
@@ -121,27 +123,26 @@ def add_workers(counts: Counts, other: Counts) -> None:
 
 
 def name_stream_lane(stream: str, lane: str) -> str:
-    """Return the name under which a lane of a stream is counted."""
+    """Return the key under which a lane of a stream is counted."""
     return f"{stream}\t{lane}"
 
 
 class CountSampler:
-    """Turns sums into counts."""
+    """Computes counts as differences between successive sums."""
 
     def __init__(self) -> None:
-        """Nothing happened before."""
         self._before = EngineProgress()
         self._flow: dict[str, Flow] = {}
         self._committed: dict[str, int] = {}
         self._partitions_at = 0
 
     def take(self, now: EngineProgress, at: int, *, last: bool = False) -> Counts:
-        """Return what happened since the last call.
+        """Return the counts since the last call.
 
         Args:
-            now: The sums over all engines; kept, so that it must not change any more.
+            now: The sums over all engines. The sampler keeps this object, so the caller must not change it afterwards.
             at: Seconds since the epoch.
-            last: Whether partitions are counted however short ago they were: there is no later time.
+            last: Whether this is the last call, which counts partitions even if they were counted a moment ago.
         """
         before, self._before = self._before, now
         counts = Counts(at, in_flight=now.in_flight, lag=sum(now.lag.values()) if now.lag else None)

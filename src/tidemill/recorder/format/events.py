@@ -1,4 +1,4 @@
-"""What is recorded one by one, because it is rare: failures, retries, rebalances, actions of people."""
+"""Rare events that are recorded one by one: failures, retries, rebalances and operators' actions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class EventKind(enum.StrEnum):
-    """What happened."""
+    """The kind of an event."""
 
     TASK_FAILED = "task_failed"
     TASK_RETRY = "task_retry"
@@ -42,7 +42,7 @@ class EventKind(enum.StrEnum):
     STREAM_FAILED = "stream_failed"
 
 
-#: What happens to triggers and their streams: `task_id` is a trigger's name.
+#: Events of triggers and their streams; in these, `task_id` is the trigger's name.
 OF_TRIGGERS = frozenset(kind for kind in EventKind if kind.name.startswith("TRIGGER_")) | {
     EventKind.ACK_TIMEOUT,
     EventKind.OVERFLOW,
@@ -50,7 +50,7 @@ OF_TRIGGERS = frozenset(kind for kind in EventKind if kind.name.startswith("TRIG
     EventKind.SEAT_ENDED,
 }
 
-#: What happens when all is well: the texts are reasons, not errors, and have no class.
+#: Events of normal operation; their texts are reasons, not errors, and have no error class.
 ORDINARY = frozenset(
     {
         EventKind.ASSIGNED,
@@ -69,20 +69,21 @@ ORDINARY = frozenset(
 
 
 class RecordedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that happened.
+    """A recorded event.
 
     Attributes:
-        at_us: When, in UTC microseconds since the epoch.
-        kind: What.
-        topic: Where it happened, if to a message or a partition; None otherwise.
-        partition: Likewise.
-        offset: Likewise; of a task with several messages, the first one. A dead letter has an event for each of its
-            messages, of which only the first has an error class.
-        task_id: The task it happened to; of a trigger host, the trigger.
-        sink: The sink's place in the configuration ("sinks.kafka.out"); of a trigger host, the shared stream.
-        text: The error or the reason, secrets masked, up to `schema.MAX_ERROR_CHARS`.
-        error_class: By which failures are grouped: `core.deadletters.letter_stats.generalize_error`.
-        data: Other facts: the attempt, the number of letters, who did it.
+        at_us: The time in UTC microseconds since the epoch.
+        kind: The kind of the event.
+        topic: The topic of the message or partition concerned; None if there is none.
+        partition: The partition, likewise.
+        offset: The offset, likewise; the first offset if a task has several messages. A dead letter gets an event for
+            each of its messages, and only the first carries an error class.
+        task_id: The task's id; in a trigger host's recording, the trigger's name.
+        sink: The sink's path in the configuration ("sinks.kafka.out"); in a trigger host's recording, the shared
+            stream.
+        text: The error or the reason, with secrets masked, up to `schema.MAX_ERROR_CHARS` characters.
+        error_class: The class by which failures are grouped: `core.deadletters.letter_stats.generalize_error`.
+        data: Other facts, for example the attempt, the number of letters or the user who acted.
     """
 
     at_us: int

@@ -1,8 +1,11 @@
-"""The database of a period: events, with a search over their texts; counts per second; configuration and state.
+"""The database of a period: searchable events, counts per second, configuration and state.
 
-Invariants: one thread writes, any process of this user may read meanwhile (WAL), also when the writer was killed at any
-moment: there is never a rollback journal, which a reader could not roll back; identical texts are stored once; the
-counts per error class are exact even where only a sample of the events is stored.
+Invariants:
+- One thread writes; any process of the same user may read at the same time (WAL).
+- The database stays readable if the writer is killed at any moment: it never leaves a rollback journal, which a reader
+  could not roll back.
+- Identical texts are stored once.
+- The counts per error class are exact even where only a sample of the events is stored.
 """
 
 from __future__ import annotations
@@ -18,14 +21,15 @@ from tidemill.recorder.format.events import RecordedEvent
 from tidemill.recorder.format.schema import MAX_ERROR_CHARS
 from tidemill.recorder.format.summary import SegmentSummary
 
-#: Of the tables below; a reader that knows another one leaves the file alone.
+#: The version of the tables below; a reader rejects files of any other version.
 VERSION = 1
-#: Failures are counted for each minute.
+#: Failures are counted per minute.
 COUNT_SECONDS = 60
-#: Distinct error classes of a period; more than these are counted as others.
+#: The maximum number of distinct error classes per period; further classes are counted as `OTHERS`.
 MAX_CLASSES = 10_000
 OTHERS = "(others)"
-#: It writes a single page, so a kill leaves it as it was or as it is to be; `delete` would write a rollback journal.
+#: Leaving WAL mode this way writes a single page, so a kill leaves the old or the new state; `delete` would write a
+#: rollback journal.
 _LEAVE_WAL = "pragma journal_mode = memory"
 
 _TABLES = """
@@ -57,7 +61,7 @@ create table about (
 
 
 class SegmentRow(msgspec.Struct, frozen=True):
-    """A sealed segment as the database lists it."""
+    """A sealed segment as listed in the database."""
 
     name: str
     summary: SegmentSummary
@@ -69,15 +73,15 @@ class EventsDatabase:
     """Writes the database of a period.
 
     Args:
-        path: The file, which exists and is empty; or the name of a database in memory (`open_memory`).
+        place: The path of an existing, empty file, or the name of a database in memory (`open_memory`).
         group: The consumer group.
         worker: The worker's name.
-        started_at_us: When the period began.
-        keep_hours: For how long it is to be kept.
-        bounded: Whether it is of a bounded run, which records failures only.
+        started_at_us: The start of the period in microseconds since the epoch.
+        keep_hours: The retention of the period.
+        bounded: Whether a bounded run writes it, which records failures only.
 
     Raises:
-        sqlite3.Error: It cannot be written.
+        sqlite3.Error: The database cannot be written.
     """
 
     def __init__(
@@ -90,15 +94,14 @@ class EventsDatabase:
         *,
         bounded: bool = False,
     ) -> None:
-        """Create the tables."""
-        # The writer's thread uses it; it is created and closed by others.
+        # The writer's thread uses the connection; other threads create and close it.
         if isinstance(path, Path):
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
             self._db.execute("pragma journal_mode = memory")
             self._db.execute("pragma journal_mode = wal")
         else:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, uri=True)
-        # What a crash of the machine takes is what was not flushed; a crash of this process takes nothing.
+        # A crash of the machine loses what was not flushed; a crash of this process loses nothing.
         self._db.execute("pragma synchronous = off")
         self._db.executescript(f"begin; {_TABLES} pragma user_version = {VERSION}; commit;")
         self._db.execute(
@@ -109,10 +112,10 @@ class EventsDatabase:
         self.events = 0
 
     def add_events(self, events: Sequence[RecordedEvent]) -> None:
-        """Store events, all or none.
+        """Store all of the events, or none.
 
         Raises:
-            sqlite3.Error: It cannot be written.
+            sqlite3.Error: The database cannot be written.
         """
         known = dict(self._classes)
         try:
@@ -147,7 +150,7 @@ class EventsDatabase:
         )
 
     def _count(self, events: Sequence[RecordedEvent]) -> None:
-        """Count failures by class, kind and minute; most events of a batch are alike."""
+        """Count failures by class, kind and minute; grouped first, because most events of a batch are alike."""
         counted: dict[tuple[int, str, int], list[int]] = {}
         for event in events:
             if not event.error_class:
@@ -188,10 +191,10 @@ class EventsDatabase:
         return number
 
     def remove_oldest(self, number: int) -> None:
-        """Remove this many events, the oldest first, and texts that nothing has any more.
+        """Remove the oldest events, and texts that no other event uses.
 
         Raises:
-            sqlite3.Error: It cannot be written.
+            sqlite3.Error: The database cannot be written.
         """
         try:
             self._db.execute("begin immediate")
@@ -210,29 +213,28 @@ class EventsDatabase:
         self.events -= gone
 
     def add_counts(self, step: int, at: int, body: bytes) -> None:
-        """Store what was counted in `step` seconds from `at` on, seconds since the epoch."""
+        """Store the counts of `step` seconds from `at` on, in seconds since the epoch."""
         self._db.execute("insert into counts (step, at, body) values (?, ?, ?)", (step, at, body))
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has happened: there are no events, and nothing was counted."""
+        """Whether the database has neither events nor counts."""
         return not self.events and self._db.execute("select 1 from counts limit 1").fetchone() is None
 
     def add_config(self, at_us: int, body: str) -> None:
-        """Store the configuration, in which secrets are masked already."""
+        """Store the configuration, whose secrets the caller has masked."""
         self._db.execute("insert or replace into worker_config values (?, ?)", (at_us, body))
 
     def add_state(self, at_us: int, body: str) -> None:
-        """Store the state of the engines."""
         self._db.execute("insert or replace into worker_state values (?, ?)", (at_us, body))
 
     def trim(self, now: float, keep_seconds: float, keep_count_seconds: float) -> None:
-        """Remove what is older than it is kept, and all states but the newest; events stay.
+        """Remove expired counts and failures, and all states but the newest; events stay.
 
         Args:
             now: Seconds since the epoch.
-            keep_seconds: How old failures and the counts of minutes may be.
-            keep_count_seconds: How old the counts of seconds may be.
+            keep_seconds: The maximum age of failures and of counts per minute.
+            keep_count_seconds: The maximum age of counts per second.
         """
         oldest = now - keep_seconds
         self._db.execute("delete from counts where step = 1 and at < ?", (now - keep_count_seconds,))
@@ -241,7 +243,7 @@ class EventsDatabase:
         self._db.execute("delete from failures where last_us < ?", (int(oldest * 1_000_000),))
 
     def add_segment(self, row: SegmentRow) -> None:
-        """List a sealed segment."""
+        """Add a sealed segment to the list of segments."""
         about = row.summary
         self._db.execute(
             "insert or replace into segments values (?, ?, ?, ?, ?, ?, ?)",
@@ -249,17 +251,17 @@ class EventsDatabase:
         )
 
     def remove_segment(self, name: str) -> None:
-        """List a segment no longer."""
+        """Remove a segment from the list of segments."""
         self._db.execute("delete from segments where name = ?", (name,))
 
     def flush(self) -> None:
-        """Move what was written into the database itself, and force it to the disk."""
+        """Checkpoint the WAL into the database file and force it to disk."""
         self._db.execute("pragma synchronous = full")
         self._db.execute("pragma wal_checkpoint(passive)")
         self._db.execute("pragma synchronous = off")
 
     def close(self) -> None:
-        """Close it; it is one file then, unless somebody reads it at this moment."""
+        """Close the database, and merge the WAL into its file unless a reader has it open."""
         try:
             self._db.execute(_LEAVE_WAL)
         except sqlite3.Error:
@@ -273,10 +275,10 @@ class EventsDatabase:
 
 
 def list_in_database(database: Path, rows: Sequence[SegmentRow]) -> None:
-    """List segments in the database of a period that was left by a process that was killed.
+    """List segments in the database that a killed process left behind.
 
     Raises:
-        sqlite3.Error: It cannot be written, or was never completed.
+        sqlite3.Error: The database is incomplete or cannot be written.
     """
     db = sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=5.0)
     try:

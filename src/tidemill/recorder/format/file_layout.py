@@ -1,14 +1,15 @@
-"""The files of a recording: a folder for each worker, in it a database and a folder of segments for each period.
+"""The files of a recording: each worker has a folder with one database and one folder of segments per period.
 
     <db_dir>/<group>.<worker>/<worker>-<UTC start>.db
     <db_dir>/<group>.<worker>/<worker>-<UTC start>/lock, messages-000001.open | .idx, .parquet, tasks-000001...
-    <db_dir>/<group>.<worker>/<worker>-live.db -> the current one
+    <db_dir>/<group>.<worker>/<worker>-live.db -> the current database
 
-The folder of a trigger host is `triggers.<list>.<digest>`; several hosts of a list on one machine share it.
+The folder of a trigger host is `triggers.<list>.<digest>`; all hosts of a list on one machine share it.
 
-Invariants: folders have mode 0700 and files 0600; no symbolic link below `db_dir` is followed; who writes to a period
-holds the lock of its folder, and only who holds it changes what is in it. A segment's index is there before the
-segment; while both the open and the sealed file of a segment are there, the sealed one counts.
+Invariants:
+- Folders have mode 0700 and files 0600; no symbolic link below `db_dir` is followed.
+- A process changes a period's folder only while it holds the lock there.
+- A segment's index is written before the segment; while the open and the sealed file both exist, the sealed one counts.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ LOCK = "lock"
 
 
 def name_worker_folder(group: str, worker: str) -> str:
-    """Return the name of a worker's folder; names that cannot be a file's are changed, and stay different.
+    """Return the name of a worker's folder, with a digest where the plain name would be unsafe or ambiguous.
 
-    A dot in a group or a worker would let two pairs have one folder: these have a digest, too.
+    A dot in the group or the worker is ambiguous, because two pairs could then share a folder.
 
     Example:
         >>> name_worker_folder("orders", "host-1")
@@ -68,15 +69,15 @@ def name_list_folder(list_name: str) -> str:
 
 
 def name_list_group(list_name: str) -> str:
-    """Return what stands in recordings of a trigger list for the consumer group of a pipeline."""
+    """Return the value that recordings of a trigger list have in place of a pipeline's consumer group."""
     return f"triggers {list_name}"
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder that only this user can use, or make sure that it is one.
+    """Create a folder that only this user can access, or restrict an existing one.
 
     Raises:
-        OSError: It is a link, a file, another user's, or cannot be created.
+        OSError: The path is a link, a file or another user's folder, or the folder cannot be created.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -86,10 +87,10 @@ def make_private_folder(folder: Path) -> None:
 
 
 def check_private_folder(folder: Path) -> None:
-    """Make sure that a folder is one, and this user's.
+    """Check that a path is a folder of this user.
 
     Raises:
-        OSError: It is not.
+        OSError: The path is anything else.
     """
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
@@ -102,15 +103,15 @@ def create_file(path: Path) -> int:
     """Create a new file of mode 0600 and return its descriptor.
 
     Raises:
-        OSError: There is something of this name, or it cannot be created.
+        OSError: The path exists, or the file cannot be created.
     """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def identify_folder(folder: Path) -> str:
-    """Return what tells a folder from all others, on any machine; '' if it is not there.
+    """Return an opaque id that distinguishes a folder from all others on any machine; '' if the folder does not exist.
 
-    It says nothing about the folder, and changes when the machine is started again.
+    The id changes when the machine restarts.
     """
     try:
         status = folder.stat()
@@ -121,7 +122,7 @@ def identify_folder(folder: Path) -> str:
 
 
 class SegmentName(msgspec.Struct, frozen=True, order=True):
-    """A segment of a period; they are numbered in the order in which they were begun."""
+    """A segment of a period, numbered in order of creation."""
 
     number: int
     table: RowTable
@@ -129,7 +130,7 @@ class SegmentName(msgspec.Struct, frozen=True, order=True):
 
     @property
     def stem(self) -> str:
-        """What the names of its files begin with."""
+        """The common part of its file names."""
         return f"{self.table}-{self.number:06d}"
 
 
@@ -138,7 +139,7 @@ class Period(msgspec.Struct, frozen=True):
 
     Attributes:
         worker_folder: The folder of its worker.
-        name: The name of its folder, and of its database without the ending.
+        name: The name of its folder, and of its database without the suffix.
     """
 
     worker_folder: Path
@@ -146,7 +147,7 @@ class Period(msgspec.Struct, frozen=True):
 
     @property
     def database(self) -> Path:
-        """Its database."""
+        """The path of its database."""
         return self.worker_folder / f"{self.name}.db"
 
     @property
@@ -156,12 +157,12 @@ class Period(msgspec.Struct, frozen=True):
 
     @property
     def started(self) -> str:
-        """When it was begun, as its name says."""
+        """The start of the period as written in its name."""
         found = _PERIOD.fullmatch(f"{self.name}.db")
         return found[2] if found else ""
 
     def list_segments(self) -> list[SegmentName]:
-        """Return its segments, the oldest first; of one that is being sealed only one file counts."""
+        """Return the segments, oldest first; a segment that is being sealed appears once."""
         found: dict[tuple[int, str], SegmentName] = {}
         with contextlib.suppress(OSError):
             check_private_folder(self.folder)
@@ -176,7 +177,10 @@ class Period(msgspec.Struct, frozen=True):
         return sorted(found.values())
 
     def list_missing(self) -> list[SegmentName]:
-        """Return the segments of which only the index is left, the oldest first; retention removes that before rows."""
+        """Return the segments that have an index but no rows, oldest first.
+
+        Retention removes the index before the rows, so rows of these segments were lost.
+        """
         found = []
         with contextlib.suppress(OSError):
             check_private_folder(self.folder)
@@ -184,13 +188,13 @@ class Period(msgspec.Struct, frozen=True):
             for match in filter(None, map(_INDEX.fullmatch, names)):
                 name = SegmentName(int(match[2]), RowTable(match[1]), sealed=True)
                 rows = [f"{name.stem}.parquet", f"{name.stem}.open"]
-                # It may have been sealed or removed while the folder was read.
+                # The segment may have been sealed or removed while the folder was read, so check again.
                 if names.isdisjoint(rows) and self.path_of(name, "idx").exists():
                     found += [] if any((self.folder / row).exists() for row in rows) else [name]
         return sorted(found)
 
     def list_files(self) -> list[Path]:
-        """Return all of its files."""
+        """Return all files of the period."""
         files = [self.database.with_name(f"{self.database.name}{ending}") for ending in ("", "-wal", "-shm")]
         with contextlib.suppress(OSError):
             check_private_folder(self.folder)
@@ -198,21 +202,21 @@ class Period(msgspec.Struct, frozen=True):
         return files
 
     def path_of(self, segment: SegmentName, ending: str) -> Path:
-        """Return a file of a segment."""
+        """Return the path of a segment's file."""
         return self.folder / f"{segment.stem}.{ending}"
 
     def lock(self) -> int:
-        """Lock it until the returned descriptor is closed.
+        """Lock the period until the returned descriptor is closed.
 
         Raises:
-            HeldError: Somebody writes to it.
-            OSError: It cannot be locked.
+            HeldError: Another process writes to the period.
+            OSError: The period cannot be locked.
         """
         check_private_folder(self.folder)
         return lock_file(self.folder / LOCK)
 
     def is_live(self) -> bool:
-        """Tell whether somebody writes to it."""
+        """Return whether a process writes to the period."""
         try:
             fd = os.open(self.folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -229,7 +233,7 @@ class Period(msgspec.Struct, frozen=True):
 
 
 def name_start(at: float) -> str:
-    """Return a time as periods are named by it: later ones compare as greater; '' if no calendar has it.
+    """Return the form of a time used in period names, which sort by time; '' if the time is outside the calendar.
 
     Example:
         >>> name_start(1_800_000_000)
@@ -242,10 +246,10 @@ def name_start(at: float) -> str:
 
 
 def create_period(worker_folder: Path, worker: str, now: float) -> tuple[Period, int]:
-    """Create a period and lock it; returns it and the descriptor of its lock.
+    """Create a period and lock it; returns the period and the descriptor of its lock.
 
     Raises:
-        OSError: Its files cannot be created.
+        OSError: The files cannot be created.
     """
     start = name_start(now)
     readable = _UNSAFE.sub("_", worker)[:_MAX_NAME].lstrip(".") or "_"
@@ -255,10 +259,10 @@ def create_period(worker_folder: Path, worker: str, now: float) -> tuple[Period,
         try:
             period.folder.mkdir(mode=0o700)
         except FileExistsError:
-            continue  # a clock that was set back, or another process of this name
+            continue  # the clock was set back, or another process has this name
         try:
             lock = period.lock()
-        except HeldError:  # by a process that looks for what is left to seal
+        except HeldError:  # a process that looks for segments to seal has locked it
             continue
         try:
             os.close(create_file(period.database))
@@ -271,7 +275,7 @@ def create_period(worker_folder: Path, worker: str, now: float) -> tuple[Period,
 
 
 def list_worker_folders(db_dir: Path) -> list[Path]:
-    """Return the folders of workers; what is a link, or not this user's, is none."""
+    """Return the folders of workers; links and other users' folders are skipped."""
     found = []
     with contextlib.suppress(OSError):
         for entry in sorted(os.scandir(db_dir), key=lambda entry: entry.name):
@@ -282,7 +286,7 @@ def list_worker_folders(db_dir: Path) -> list[Path]:
 
 
 def list_periods(worker_folder: Path) -> list[Period]:
-    """Return the periods of a worker, the oldest first; one with segments is a period without its database, too."""
+    """Return a worker's periods, oldest first, including those with segments but no database."""
     return sorted(_find_periods(worker_folder), key=lambda period: (period.started, period.name))
 
 
@@ -293,6 +297,6 @@ def _find_periods(worker_folder: Path) -> Iterator[Period]:
                 yield Period(worker_folder, entry.name.removesuffix(".db"))
             elif entry.is_dir(follow_symlinks=False) and _PERIOD.fullmatch(f"{entry.name}.db"):
                 period = Period(worker_folder, entry.name)
-                # One that is being created or removed has none.
+                # A period that is being created or removed has no segments.
                 if period.list_segments() and not os.path.lexists(period.database):
                     yield period

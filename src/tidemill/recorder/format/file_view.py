@@ -1,7 +1,7 @@
-"""The bytes of a file, read where they are asked for.
+"""Byte access to a file, read on demand.
 
-Files are read, never mapped: where one is cut or removed by somebody else (on NFS: by another host), reading raises,
-and touching a mapping would end the process.
+Files are read, never mapped: if another process (on NFS: another host) truncates or removes a file, a read raises an
+error, whereas access to a mapping would kill the process.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Protocol
 
 
 class ByteView(Protocol):
-    """Bytes of which parts are read: a `FileView`, or a `memoryview` of what is in memory."""
+    """Random access to bytes: a `FileView`, or a `memoryview` of data in memory."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, wanted: slice, /) -> memoryview: ...
 
 
 class FileView:
-    """A file as it is now; what is written to it later is not seen.
+    """A file at its current size; data appended later is not visible.
 
     Args:
         path: The file.
 
     Raises:
-        OSError: It cannot be read, or is not an ordinary file of this user; so does each read of a file that was cut.
+        OSError: The file cannot be read, or is not an ordinary file of this user. Reads raise it too if the file was
+            truncated.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open it."""
         self._path = path
         self._fd = -1
         self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -40,27 +40,29 @@ class FileView:
         self._size = status.st_size
 
     def __len__(self) -> int:
-        """Return how many bytes there are."""
+        """Return the number of bytes."""
         return self._size
 
     def __getitem__(self, wanted: slice, /) -> memoryview:
-        """Read a part."""
+        """Read a slice of the file."""
         start, end, _ = wanted.indices(self._size)
         parts: list[bytes] = []
         while start < end:
             part = os.pread(self._fd, end - start, start)
             if not part:
-                raise OSError(f"{self._path} is shorter than it was")
+                raise OSError(f"{self._path} was truncated while it was read")
             parts.append(part)
             start += len(part)
         return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
 
     @property
     def reopened(self) -> str:
-        """A path that opens the same file again, whatever has its name now; for as long as this is kept."""
+        """A path that opens the same file again, even if its name now belongs to another one; valid while this view
+        exists.
+        """
         return f"/proc/self/fd/{self._fd}"
 
     def __del__(self) -> None:
-        """Close it."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)

@@ -1,7 +1,7 @@
-"""The file of an open segment: batches as they came, one frame each, so that it is readable while it grows.
+"""The file of an open segment: one frame per batch in order of arrival, so that the file is readable while it grows.
 
-A file begins with `MAGIC`; a frame is a header, what is the same for the whole batch, and the batch itself. What a
-process that was killed left unfinished at the end is not a frame, and neither is what comes after a damaged one.
+A file begins with `MAGIC`. A frame consists of a header, the values common to the whole batch, and the batch itself. A
+frame that a killed process left unfinished is ignored, as is everything after a damaged frame.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tidemill.recorder.format.schema import RowTable
 MAGIC = b"TIDEREC1"
 _HEADER = struct.Struct("<4sIII")
 _MARK = b"FRAM"
-#: A frame that says it is longer than this is damaged, not unfinished.
+#: A frame with a greater length is damaged, not unfinished.
 _MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 
 class FrameInfo(msgspec.Struct, frozen=True, array_like=True):
-    """Whose rows a batch has."""
+    """The origin and table of a batch of rows."""
 
     engine_id: str
     engine: int
@@ -32,7 +32,7 @@ class FrameInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A batch of rows as it is stored; `end` is where the next one begins."""
+    """A stored batch of rows; `end` is the position of the next frame."""
 
     info: FrameInfo
     body: bytes | memoryview
@@ -40,23 +40,22 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 def pack_frame(info: FrameInfo, body: bytes) -> bytes:
-    """Return a frame's bytes."""
     about = msgspec.msgpack.encode(info)
     return _HEADER.pack(_MARK, len(about), len(body), zlib.crc32(body, zlib.crc32(about))) + about + body
 
 
 class DamagedSegmentError(Exception):
-    """A file of a recording is not what was written; what comes after this place cannot be read."""
+    """A file of a recording is damaged; nothing after the damage can be read."""
 
 
 def read_frames(data: ByteView, start: int = len(MAGIC)) -> Iterator[Frame]:
-    """Yield the whole frames from a position on; ends where one is unfinished.
+    """Yield the complete frames from a position on, up to an unfinished one.
 
     Raises:
-        DamagedSegmentError: What is there is not a frame.
+        DamagedSegmentError: The data at the position is not a frame.
     """
     if len(data) < len(MAGIC):
-        return  # it was created a moment ago
+        return  # the file was created a moment ago
     if data[: len(MAGIC)] != MAGIC:
         raise DamagedSegmentError("not a file of rows")
     at = start

@@ -1,7 +1,7 @@
-"""An index from hashes to the row groups of a segment that have them: about three bytes per different value.
+"""An index from hashes to the row groups that contain them; it takes about three bytes per distinct value.
 
-The upper bits of a hash are a place in `starts`, the next 16 are searched for in the sorted entries of that place. What
-is found may belong to another value with the same hash: the rows say. Written little-endian.
+The upper bits of a hash select an entry of `starts`; the next 16 bits are searched in that bucket's sorted entries. A
+match may belong to another value with the same hash, so readers must check the rows. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ _BUCKET_BITS = 12
 _BUCKETS = 1 << _BUCKET_BITS
 _LOW_BITS = 16
 _UNUSED_BITS = 32 - _BUCKET_BITS - _LOW_BITS
-#: So many values are hashed at a time.
+#: Values are hashed in chunks of this size.
 _HASHED = 10_000
-#: A row group's number is one byte.
+#: A row group's number is stored in one byte.
 MAX_GROUPS = 256
 
 
 def hash_value(value: bytes) -> int:
-    """Return the hash under which a value is found."""
+    """Return the hash by which a value is indexed."""
     return zlib.crc32(value)
 
 
 def hash_values(values: pa.Array) -> pa.Array:
-    """Return the hashes of a column of bytes; null where there is no value."""
+    """Return the hashes of a column of bytes; null where the value is null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     numbers = array.array("I")
-    for at in range(0, len(values), _HASHED):  # as Python's objects, all of them would take ten times as much memory
+    for at in range(0, len(values), _HASHED):  # chunks, because Python objects take ten times the memory of the column
         numbers.extend(map(zlib.crc32, pc.fill_null(values[at : at + _HASHED], b"").to_pylist()))
     hashes = pa.Array.from_buffers(pa.uint32(), len(values), [None, pa.py_buffer(numbers)])
     return pc.if_else(values.is_valid(), hashes, pa.scalar(None, pa.uint32())) if values.null_count else hashes
 
 
 def build_index(hashes: Sequence[pa.Array]) -> bytes:
-    """Return the index of hashes, an array (uint32) for each row group; nulls have no entry."""
+    """Return the index of hashes, given as one array (uint32) per row group; nulls are not indexed."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -69,10 +69,10 @@ def build_index(hashes: Sequence[pa.Array]) -> bytes:
 
 
 def _sort_short(short: pa.Array) -> pa.Array:
-    """Return the order of shortened hashes; equal ones stay as they are.
+    """Return the stable sort order of shortened hashes.
 
-    It goes by a few bits after the other, the lowest first: Arrow counts numbers below 4,096, and compares larger ones,
-    which takes ten times as long.
+    This is a radix sort from the lowest bits up: Arrow sorts numbers below 4,096 by counting, and larger ones by
+    comparison, which takes ten times as long.
     """
     import pyarrow.compute as pc
 
@@ -85,14 +85,13 @@ def _sort_short(short: pa.Array) -> pa.Array:
 
 
 def _cut_bits(numbers: pa.Array, start: int, count: int) -> pa.Array:
-    """Return some of the bits of each number."""
     import pyarrow.compute as pc
 
     return pc.bit_wise_and(pc.shift_right(numbers, _u32(start)), _u32((1 << count) - 1))
 
 
 def _find_starts(buckets: pa.Array) -> bytes:
-    """Return where each bucket begins, and the end of the last one, as uint32."""
+    """Return the start of each bucket and the end of the last one, as uint32."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -111,19 +110,18 @@ def _bytes_of(values: pa.Array) -> bytes:
 
 
 class HashIndex:
-    """An index as it was written.
+    """Reads an index.
 
     Args:
-        data: A file with it; only small parts of it are read.
-        at: Where it begins.
-        size: Its size.
+        data: The file that contains it; only small parts of it are read.
+        at: The position of the index in the file.
+        size: The length of the index.
 
     Raises:
-        ValueError: That is not an index.
+        ValueError: The data is not an index.
     """
 
     def __init__(self, data: ByteView, at: int, size: int) -> None:
-        """Read where its parts are."""
         head = 4 * (_BUCKETS + 1)
         if size < head or (size - head) % 3 or len(data) < at + size:
             raise ValueError("not an index")
@@ -133,15 +131,15 @@ class HashIndex:
         self._low_at = at + head
         self._groups_at = at + head + 2 * count
         if self._starts[_BUCKETS] != count:
-            raise ValueError("not a whole index")
+            raise ValueError("the index is truncated")
 
     def find_groups(self, value: bytes) -> list[int]:
-        """Return the row groups that may have a value, in order; wrong ones are rare."""
+        """Return the row groups that may contain a value, in order; false matches are rare."""
         short = hash_value(value) >> _UNUSED_BITS
         bucket, low = short >> _LOW_BITS, short & ((1 << _LOW_BITS) - 1)
         start, end = self._starts[bucket], self._starts[bucket + 1]
         if not 0 <= start <= end:
-            raise ValueError("not a whole index")
+            raise ValueError("the index is damaged")
         entries = self._data[self._low_at + 2 * start : self._low_at + 2 * end].cast("H")
         first, last = bisect.bisect_left(entries, low), bisect.bisect_right(entries, low)
         return sorted(set(self._data[self._groups_at + start + first : self._groups_at + start + last]))

@@ -1,4 +1,4 @@
-"""Opens the database of a period for reading, while its writer goes on."""
+"""Opens the database of a period for reading, even while it is written."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tidemill.recorder.format.file_layout import Period
 
 
 class PeriodAbout(msgspec.Struct, frozen=True):
-    """What a period is called.
+    """The identity of a period.
 
     Attributes:
         group: The consumer group.
         worker: The worker's name.
-        started_us: When it was begun, in UTC microseconds since the epoch.
-        keep_seconds: For how long it is to be kept.
-        bounded: Whether it is of a bounded run, which records failures only.
+        started_us: The start in UTC microseconds since the epoch.
+        keep_seconds: The retention.
+        bounded: Whether a bounded run wrote it, which records failures only.
     """
 
     group: str
@@ -31,27 +31,27 @@ class PeriodAbout(msgspec.Struct, frozen=True):
 
 
 def read_about(db: sqlite3.Connection) -> PeriodAbout | None:
-    """Return what a period is called; None: its process was killed before it said that.
+    """Return the identity of a period; None if its process was killed before it was stored.
 
     Raises:
-        sqlite3.Error: It cannot be read.
+        sqlite3.Error: The database cannot be read.
     """
     found = db.execute("select * from about")
     row = found.fetchone()
     if row is None:
         return None
     facts = dict(zip((column[0] for column in found.description), row, strict=True))
-    # A recording of a version without bounded runs has no such column.
+    # Recordings of older versions have no such column.
     bounded = bool(facts.get("bounded"))
     return PeriodAbout(facts["group"], facts["worker"], facts["started_at_us"], facts["keep_seconds"], bounded)
 
 
 def open_database(period: Period) -> sqlite3.Connection:
-    """Return a connection that cannot write.
+    """Return a read-only connection.
 
     Raises:
-        OSError: It is missing, empty, a link, or not this user's.
-        sqlite3.Error: It is damaged, or of another version.
+        OSError: The file is missing, empty, a link or another user's.
+        sqlite3.Error: The database is damaged or of another version.
     """
     status = period.database.lstat()
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
@@ -62,20 +62,20 @@ def open_database(period: Period) -> sqlite3.Connection:
 
 
 def check_version(db: sqlite3.Connection) -> sqlite3.Connection:
-    """Return the same connection, if its tables are those of this version.
+    """Return the same connection after a check of the database's version.
 
     Raises:
-        sqlite3.Error: It is damaged, or of another version.
+        sqlite3.Error: The database is damaged or of another version.
     """
     try:
         version = db.execute("pragma user_version").fetchone()[0]
     except BaseException:
         db.close()
         raise
-    if version == 0:  # it was begun a moment ago, or its process was killed at that moment
+    if version == 0:  # it was created a moment ago, or its process was killed at that moment
         db.close()
         raise FileNotFoundError(2, "the database has no tables yet")
     if version != VERSION:
         db.close()
-        raise sqlite3.DatabaseError(f"its tables have version {version}, not {VERSION}")
+        raise sqlite3.DatabaseError(f"the database has version {version}; this tidemill reads version {VERSION}")
     return db

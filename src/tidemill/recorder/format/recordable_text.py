@@ -1,6 +1,6 @@
-"""Makes texts of users, programs and servers fit to be recorded: encodable, masked as in logs and letters, and short.
+"""Prepares texts of users, programs and servers for recording: encodable, short, and masked as in logs and letters.
 
-Invariant: a text is masked before it is cut, so that no half of a secret is left.
+Invariant: a text is masked before it is cut, so that no half of a secret remains.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from tidemill.core.deadletters.letter_stats import generalize_error
 from tidemill.core.errors import escape_surrogates
 from tidemill.recorder.format.schema import MAX_ERROR_CHARS
 
-#: Ids, labels and names are kept up to this length.
+#: Ids, labels and names are cut to this length.
 MAX_NAME_CHARS = 1_000
-#: Only this much of a text is masked; what is kept is less.
+#: Only this much of a text is masked; less than that is stored.
 _MASKED_CHARS = 4 * MAX_ERROR_CHARS
-#: The error class is made of less than this.
+#: The error class is computed from at most this many characters.
 _CLASS_CHARS = 1_000
 
 
 def clean_name(name: object) -> str:
-    """Return an id, a label or a name."""
-    # A text of another type may have a length of its own, or be shown as something else than it is.
+    """Return an id, label or name as recordable text."""
+    # A subclass of str may override its length or its representation, so convert it to a plain str.
     text = name if type(name) is str else str.__str__(name) if isinstance(name, str) else str(name)
     if len(text) <= MAX_NAME_CHARS and text.isascii():
         return text
@@ -30,15 +30,15 @@ def clean_name(name: object) -> str:
 
 
 def clean_error(text: str) -> str:
-    """Return an error text."""
+    """Return an error text with secrets masked, cut to its maximum length."""
     return redact_text(escape_surrogates(text[:_MASKED_CHARS]))[:MAX_ERROR_CHARS]
 
 
 def classify_error(text: str) -> str:
-    """Return the class by which failures with this error are grouped, the one of `tidemill dlq stats`."""
+    """Return the class by which failures with this error are grouped, as in `tidemill dlq stats`."""
     if len(text) <= _CLASS_CHARS:
         return _classify_short_text(text)
-    # Masked before it is cut; but not kept whole by the cache, which keeps what it is asked for.
+    # Mask before cutting. The long text itself bypasses the cache, which would hold it as a key.
     return _generalize_masked_text(redact_text(escape_surrogates(text[:_MASKED_CHARS]))[:_CLASS_CHARS])
 
 

@@ -1,7 +1,7 @@
-"""The columns of what is recorded, and how a batch of rows travels: one Arrow stream with compressed buffers.
+"""The columns of recorded rows, and the encoding of a batch of rows: one Arrow stream with compressed buffers.
 
-All times are UTC microseconds since the epoch. What is the same for a whole batch (engine, slot) is not a column here:
-it travels beside the batch, and becomes columns of the sealed segment. pyarrow is loaded with the first batch only.
+All times are UTC microseconds since the epoch. Values common to a whole batch (engine, slot) are sent beside it, and
+become columns of the sealed segment. pyarrow is imported when the first batch is encoded or decoded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: A batch that is larger than this is split by rows before it is sent.
+#: Larger batches are split by rows before they are sent.
 MAX_BODY_BYTES = 128 * 1024
 #: Longer keys and errors are cut.
 MAX_KEY_BYTES = 256
@@ -21,14 +21,14 @@ MAX_ERROR_CHARS = 4096
 
 
 class RowTable(enum.StrEnum):
-    """What a row is about."""
+    """The tables of recorded rows."""
 
     MESSAGES = "messages"
     TASKS = "tasks"
 
 
 def schema_of(table: RowTable) -> pa.Schema:
-    """Return the columns of a table, as engines send them."""
+    """Return the columns that engines send for a table."""
     return messages_schema() if table is RowTable.MESSAGES else tasks_schema()
 
 
@@ -36,8 +36,8 @@ def schema_of(table: RowTable) -> pa.Schema:
 def messages_schema() -> pa.Schema:
     """Return the columns of finished messages.
 
-    `committed_at` is null if the commit was not known when the row was taken, `error` if nothing failed; it is the
-    error class by which `tidemill dlq stats` groups.
+    `committed_at` is null if the commit was not yet known when the row was taken. `error` is the error class by which
+    `tidemill dlq stats` groups, and null if nothing failed.
     """
     import pyarrow as pa
 
@@ -67,7 +67,9 @@ def messages_schema() -> pa.Schema:
 
 @functools.cache
 def tasks_schema() -> pa.Schema:
-    """Return the columns of tasks that ran; `slot` is the place in the pool, `parent` the task that it replaced."""
+    """Return the columns of executed tasks; `slot` is the slot in the process pool, `parent` the task that this one
+    replaced.
+    """
     import pyarrow as pa
 
     word = pa.dictionary(pa.int32(), pa.string())
@@ -99,12 +101,12 @@ def tasks_schema() -> pa.Schema:
 
 
 def encode_rows(batch: pa.RecordBatch) -> bytes:
-    """Return a batch as it travels and is stored until its segment is sealed."""
+    """Return a batch encoded for sending; it is stored in this form until its segment is sealed."""
     import pyarrow as pa
 
     batch = _leave_out_items(batch)
     sink = pa.BufferOutputStream()
-    # Threads of its own would make it faster only where nothing else runs.
+    # A batch is small; Arrow's threads would help only on an idle machine.
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as stream:
         stream.write_batch(batch)
@@ -112,9 +114,9 @@ def encode_rows(batch: pa.RecordBatch) -> bytes:
 
 
 def _leave_out_items(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch whose lists and maps have the items of its own rows only, where these have none.
+    """Drop the shared items of list and map columns whose rows in this batch are all empty.
 
-    With rows that were cut out of more, and have no items, Arrow writes those of all of them.
+    For a slice with only empty lists, Arrow would otherwise write the items of the whole original column.
     """
     import pyarrow as pa
 
@@ -127,19 +129,19 @@ def _leave_out_items(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def decode_rows(table: RowTable, body: bytes | memoryview) -> pa.RecordBatch:
-    """Return the batch in a body.
+    """Return the batch encoded in a body.
 
     Raises:
-        ValueError: It is not a whole batch with the columns of this table.
+        ValueError: The body is not a complete batch with the columns of this table.
     """
     import pyarrow as pa
 
-    # A batch is small: to hand its columns to other threads costs more than to decompress them.
+    # A batch is small: handing its columns to other threads costs more than decompressing them.
     options = pa.ipc.IpcReadOptions(use_threads=False)
     try:
         with pa.ipc.open_stream(pa.py_buffer(body), options=options) as stream:
             if not stream.schema.equals(schema_of(table)):
-                raise ValueError(f"not the columns of {table}: {', '.join(stream.schema.names)}")
+                raise ValueError(f"the batch has other columns than {table}: {', '.join(stream.schema.names)}")
             batch = stream.read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
         raise ValueError(f"not a batch of {table}: {error}") from error

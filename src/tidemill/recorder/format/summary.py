@@ -1,7 +1,8 @@
-"""What a sealed segment has, without looking at its rows: the head of its index file.
+"""The summary of a sealed segment, in the head of its index file, so that readers can skip segments without reading
+rows.
 
-An index file is `MAGIC`, the length of the head and the checksum of everything after it, the head as JSON, and the
-indexes one after the other. It is there before its segment is, so a reader that sees a segment can rely on it.
+An index file contains `MAGIC`, the length of the head, the checksum of everything that follows, the head as JSON, and
+the indexes one after another. It is written before its segment, so a reader that sees a segment can rely on its index.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _HEADER = struct.Struct("<8sII")
 
 
 class OffsetSpan(msgspec.Struct, frozen=True, array_like=True):
-    """The offsets of a partition from the first to the last, and how many rows they have."""
+    """The first and last offset of a partition in a segment, and the number of its rows."""
 
     topic: str
     partition: int
@@ -32,17 +33,17 @@ class OffsetSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SegmentSummary(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is in a segment.
+    """The contents of a segment.
 
     Attributes:
-        table: What its rows are about.
-        rows: How many there are.
-        first_at: The time of the earliest row in UTC microseconds: when a message was resolved, a task ended.
-        last_at: That of the latest.
-        longest_us: The longest time from consumed to resolved, or from the start to the end of a task.
-        kinds: Rows by status (of messages) or kind (of tasks).
-        spans: The offsets.
-        indexes: The lengths of the indexes, by name and in the order in which they are in the file.
+        table: The table of its rows.
+        rows: The number of rows.
+        first_at: The time of the earliest row in UTC microseconds: a message's resolution or a task's end.
+        last_at: The time of the latest row.
+        longest_us: The longest duration, from a message's consumption to its resolution, or of a task.
+        kinds: The number of rows by status (messages) or kind (tasks).
+        spans: The offsets by partition.
+        indexes: The lengths of the indexes by name, in the order of the file.
     """
 
     table: RowTable
@@ -55,7 +56,7 @@ class SegmentSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     indexes: dict[str, int] = {}
 
     def has_offset(self, topic: str | None, partition: int | None, first: int | None, last: int | None) -> bool:
-        """Tell whether a row of these offsets may be in it; None: any."""
+        """Return whether the segment may have a row of these offsets; None matches all."""
         return any(
             (topic is None or span.topic == topic)
             and (partition is None or span.partition == partition)
@@ -66,7 +67,6 @@ class SegmentSummary(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def pack_index_file(summary: SegmentSummary, indexes: Mapping[str, bytes]) -> bytes:
-    """Return the bytes of an index file."""
     lengths = {name: len(index) for name, index in indexes.items()}
     head = msgspec.json.encode(msgspec.structs.replace(summary, indexes=lengths))
     rest = b"".join((head, *indexes.values()))
@@ -74,10 +74,10 @@ def pack_index_file(summary: SegmentSummary, indexes: Mapping[str, bytes]) -> by
 
 
 def unpack_index_file(data: ByteView) -> tuple[SegmentSummary, dict[str, HashIndex]]:
-    """Return what is in an index file.
+    """Return the summary and the indexes of an index file.
 
     Raises:
-        DamagedSegmentError: It is not what was written.
+        DamagedSegmentError: The file is damaged or incomplete.
     """
     if len(data) < _HEADER.size:
         raise DamagedSegmentError("the index is empty")

@@ -1,1 +1,1 @@
-"""Reads recordings while they grow: searches rows and events, traces messages, exports and copies."""
+"""Reads recordings, even while they grow: searches rows and events, traces messages, exports and copies."""

@@ -1,8 +1,8 @@
-"""Copies recordings into another folder: consistent, sealed, readable like any other.
+"""Copies recordings into another folder, where they are consistent, sealed, and readable like any other.
 
-A period that is being written is copied as it is at one moment: its open segments are sealed in the copy, its database
-is copied by SQLite. A period that the target has already, as its database says, is brought up to date: what the source
-has more is copied, and what the source does not have any more stays.
+The copy of a period that is being written is a snapshot: its open segments are sealed in the copy, and SQLite copies
+its database. A period that the target already has, by the identity in its database, is updated: new data is added, and
+data that the source has removed stays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tidemill.recorder.writing.sealed_files import read_open, write_sealed
 from tidemill.recorder.writing.sealing import seal
 
 ValueT = TypeVar("ValueT")
-#: So much of a file is copied at once.
+#: Files are copied in pieces of this size.
 _PART_BYTES = 1024 * 1024
 
 
@@ -41,11 +41,11 @@ def copy_recordings(sources: Iterable[Path], target: Path) -> tuple[list[Period]
     """Copy all periods below some folders.
 
     Args:
-        sources: Folders of recordings, of several hosts perhaps.
-        target: The folder for all of them; created if it is missing.
+        sources: Folders of recordings, possibly of several hosts.
+        target: The folder for all copies; created if it is missing.
 
     Returns:
-        The copies, and what could not be read.
+        The copies, and descriptions of data that could not be read.
 
     Raises:
         OSError: The target cannot be written.
@@ -60,7 +60,7 @@ def copy_recordings(sources: Iterable[Path], target: Path) -> tuple[list[Period]
 
 
 def copy_period(period: Period, target: Path, problems: list[str]) -> Period:
-    """Copy a period; what cannot be read of it is added to the problems.
+    """Copy a period; unreadable parts are described in `problems`.
 
     Raises:
         OSError: The target cannot be written.
@@ -75,7 +75,7 @@ def copy_period(period: Period, target: Path, problems: list[str]) -> Period:
 
 
 def copy_in_steps(period: Period, target: Path, problems: list[str]) -> Generator[None, None, Period]:
-    """Do the same, and yield now and then, so that somebody can end it.
+    """Copy a period like `copy_period`, but yield now and then, so that the caller can stop.
 
     Raises:
         OSError: The target cannot be written.
@@ -89,7 +89,7 @@ def copy_in_steps(period: Period, target: Path, problems: list[str]) -> Generato
         try:
             _copy_segment(period, name, copy)
         except FileNotFoundError:
-            continue  # removed meanwhile
+            continue  # retention has removed it
         except (DamagedSegmentError, ValueError) as error:
             problems.append(f"{period.name}: {name.stem} is damaged and was left out: {error}")
         yield
@@ -105,12 +105,14 @@ def copy_in_steps(period: Period, target: Path, problems: list[str]) -> Generato
 
 
 def _count_events(db: sqlite3.Connection) -> int:
-    """Return how many events a database has had, with those that retention has removed."""
+    """Return how many events a database has ever had, including those that retention has removed."""
     return int(db.execute("select coalesce(max(id), 0) from events").fetchone()[0])
 
 
 def _choose_copy(period: Period, target: Path) -> tuple[Period, bool]:
-    """Return the copy, and whether it is new, with an empty folder; two hosts may have recordings of the same name."""
+    """Return the copy's period, and whether it is new and its folder empty; two hosts may have recordings of the same
+    name.
+    """
     worker = target / period.worker_folder.name
     make_private_folder(worker)
     identity = _identify(period)
@@ -128,7 +130,7 @@ def _choose_copy(period: Period, target: Path) -> tuple[Period, bool]:
 
 
 def _identify(period: Period) -> tuple[str, str, int] | None:
-    """Return the group, the worker and the start of a period, which all of its copies have; None: nobody knows."""
+    """Return group, worker and start of a period, which all its copies share; None if they cannot be read."""
     with contextlib.suppress(OSError, sqlite3.Error), contextlib.closing(open_database(period)) as db:
         found: tuple[str, str, int] | None = db.execute('select "group", worker, started_at_us from about').fetchone()
         return found
@@ -136,7 +138,7 @@ def _identify(period: Period) -> tuple[str, str, int] | None:
 
 
 def _make_room(copy: Period, name: SegmentName, rows: int) -> bool:
-    """Tell whether a segment is to be copied, and remove a copy that has fewer rows."""
+    """Return whether a segment must be copied, and remove an existing copy that has fewer rows."""
     if _count_rows(copy, name) >= rows:
         return False
     for ending in ("parquet", "idx"):
@@ -145,7 +147,7 @@ def _make_room(copy: Period, name: SegmentName, rows: int) -> bool:
 
 
 def _count_rows(period: Period, name: SegmentName) -> int:
-    """Return how many rows a sealed segment has; -1 if it is not there, or damaged."""
+    """Return the number of rows of a sealed segment; -1 if it is missing or damaged."""
     with contextlib.suppress(OSError, DamagedSegmentError):
         if period.path_of(name, "parquet").exists():
             return unpack_index_file(FileView(period.path_of(name, "idx")))[0].rows
@@ -154,7 +156,7 @@ def _count_rows(period: Period, name: SegmentName) -> int:
 
 def _copy_segment(period: Period, name: SegmentName, copy: Period) -> None:
     if not name.sealed:
-        # One that is sealed meanwhile has lost its open file, and is copied as what it is now.
+        # A segment that was just sealed has lost its open file; the sealed one is copied.
         with contextlib.suppress(FileNotFoundError):
             batches, _ = _read(lambda: read_open(period.path_of(name, "open"), name))
             worker = period.name.removesuffix(f"-{period.started}")
@@ -164,12 +166,12 @@ def _copy_segment(period: Period, name: SegmentName, copy: Period) -> None:
             return
     if not _make_room(copy, name, max(0, _count_rows(period, name))):
         return
-    # The index first, as everywhere.
+    # The index is written first, as always.
     for path, ending in [(period.path_of(name, ending), ending) for ending in ("idx", "parquet")]:
         try:
             view = _read(functools.partial(FileView, path))
         except FileNotFoundError:
-            if ending == "idx":  # readers of the copy build it again
+            if ending == "idx":  # readers of the copy rebuild it
                 continue
             raise
         fd = create_file(copy.path_of(name, ending))
@@ -182,11 +184,11 @@ def _copy_segment(period: Period, name: SegmentName, copy: Period) -> None:
 
 
 def _read(read: Callable[[], ValueT]) -> ValueT:
-    """Return what is read; what cannot be read is damaged, other than a target that cannot be written.
+    """Read from the source, and report its read errors as damage, to distinguish them from errors of the target.
 
     Raises:
-        FileNotFoundError: It is not there.
-        DamagedSegmentError: It cannot be read.
+        FileNotFoundError: The file does not exist.
+        DamagedSegmentError: The file cannot be read.
     """
     try:
         return read()

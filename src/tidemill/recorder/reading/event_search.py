@@ -25,29 +25,29 @@ _COLUMNS = (
 )
 _SELECT = f"select {_COLUMNS} from events"  # noqa: S608
 _ORDER = "order by at_us desc, events.id desc limit ?"
-#: So many events are looked through before the index is asked.
+#: The newest events that are scanned before the index is used.
 _RECENT = 2_000
-#: The shortest text that the index can find; shorter ones are looked for in all texts.
+#: The shortest text that the index can find; for shorter ones, all texts are scanned.
 _TRIGRAM = 3
-#: The types of a sort key: the time backwards, the period, the number in its database backwards.
+#: The types of a sort key: negated time, period, negated id of the event.
 KEY_KINDS: tuple[type[int] | type[str], ...] = (int, str, int)
 _MINUTE = 60
 
 
 class FoundEvent(msgspec.Struct, frozen=True):
-    """An event, and its sort key."""
+    """An event with its sort key."""
 
     key: tuple[int, str, int]
     row: RecordedEventRow
 
 
 def ask_database(store: SegmentStore, read: Callable[[sqlite3.Connection], None], problems: list[str]) -> None:
-    """Call a function with the database of a period; what is wrong with the database is added to the problems."""
+    """Call a function with the database of a period; errors of the database are described in `problems`."""
     try:
         with contextlib.closing(store.connect()) as db:
             read(db)
     except FileNotFoundError:
-        return  # retention was faster
+        return  # retention has removed it
     except (OSError, sqlite3.Error, msgspec.MsgspecError, ValueError) as error:
         problems.append(
             f"{store.recording}: a database is damaged or not complete and was skipped: {to_one_line(str(error))}"
@@ -62,7 +62,7 @@ def search_events(
     for store in stores:
         where, values = _make_where(query, after, store.location)
         if query.text and query.text.isascii() and len(query.text) >= _TRIGRAM:
-            # A text that many events have is found among the newest of them; the index would list all the others first.
+            # A frequent text is found among the newest events; the index would list all its events first.
             few = _search_recent(store, query, after, limit, problems)
             if len(few) == limit:
                 found += few
@@ -89,7 +89,7 @@ def find_positions(
     until: Key | None,
     problems: list[str],
 ) -> set[tuple[str, int, int]]:
-    """Return those of some places of messages that have a matching event, at or before a sort key if there is one."""
+    """Return the places that have a matching event, at or before a sort key if one is given."""
     found: set[tuple[str, int, int]] = set()
     wanted = msgspec.structs.replace(query, text="")
     text = query.text.lower()
@@ -118,7 +118,7 @@ def _make_event(row: Sequence[Any]) -> RecordedEvent:
 def _search_recent(
     store: SegmentStore, query: EventQuery, after: Key | None, limit: int, problems: list[str]
 ) -> list[FoundEvent]:
-    """Return the events that match among the newest `_RECENT` that match all but the text."""
+    """Search the newest `_RECENT` events that match everything but the text."""
     where, values = _make_where(msgspec.structs.replace(query, text=""), after, store.location)
     newest = f"select * from events {where} {_ORDER}"  # noqa: S608
     found: list[FoundEvent] = []
@@ -174,7 +174,7 @@ def _make_after(after: Key, location: str) -> tuple[str, list[Any]]:
 
 
 class _Group(msgspec.Struct):
-    """A group that is being added up."""
+    """A group while its counts are summed."""
 
     kinds: dict[str, int]
     first_us: int
@@ -185,7 +185,7 @@ class _Group(msgspec.Struct):
 def group_failures(
     stores: Sequence[SegmentStore], since_us: int | None, until_us: int | None, limit: int, problems: list[str]
 ) -> tuple[list[FailureGroup], int]:
-    """Return the most frequent groups, without examples, and how many there are besides; times are cut to minutes."""
+    """Return the most frequent groups without examples, and how many others there are; times are rounded to minutes."""
     groups: dict[str, _Group] = {}
     first = 0 if since_us is None else since_us // 1_000_000 // COUNT_SECONDS
     last = 2**62 if until_us is None else (until_us - 1) // 1_000_000 // COUNT_SECONDS
@@ -227,7 +227,7 @@ def group_failures(
 def add_counts(
     stores: Iterable[SegmentStore], since: int, until: int, step_seconds: int, problems: list[str]
 ) -> list[Counts]:
-    """Return counts from `since` to `until`, seconds since the epoch, added up for each step."""
+    """Return the counts of each step from `since` to `until`, in seconds since the epoch."""
     points: dict[int, Counts] = {}
 
     def add(db: sqlite3.Connection) -> None:
@@ -258,7 +258,7 @@ def _add_point(points: dict[int, Counts], at: int, body: bytes, step_seconds: in
 def find_commit(
     stores: Iterable[SegmentStore], partition: str, offset: int, since: int, until: int, problems: list[str]
 ) -> int | None:
-    """Return when an offset of "topic/partition" was first seen to be committed, in seconds since the epoch."""
+    """Return the time (seconds since the epoch) of the first sample with an offset of "topic/partition" committed."""
     found: list[int] = []
 
     def look(db: sqlite3.Connection) -> None:

@@ -1,4 +1,4 @@
-"""Writes the recorded messages as Parquet files with the columns of the history, for Spark SQL and other readers."""
+"""Exports recorded messages as Parquet files with the columns of the history, for Spark SQL and other readers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tidemill.recorder.reading.segment_store import DiskStore, StoreCache
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: The history's names of columns that have another name here.
+#: Columns of the history by their names in recordings, where these differ.
 _NAMES = {"arrived_at": "record_at", "started_at": "arranged_at", "finished_at": "resolved_at"}
 
 
 def export_messages(
     db_dir: Path, target: Path, schema: pa.Schema, since_us: int, until_us: int, problems: list[str]
 ) -> int:
-    """Write all messages that were resolved in a time; returns how many.
+    """Write all messages resolved in a time range; returns their number.
 
     Args:
         db_dir: The folder of all recordings.
         target: The folder for the files; created if it is missing.
-        schema: The history's.
-        since_us: From, in UTC microseconds.
-        until_us: To, exclusive.
-        problems: What cannot be read is added here.
+        schema: The schema of the history.
+        since_us: The start of the range in UTC microseconds.
+        until_us: The end of the range, exclusive.
+        problems: Receives descriptions of data that cannot be read.
 
     Raises:
         OSError: The target cannot be written.
@@ -47,7 +47,7 @@ def export_messages(
         if not len(rows):
             continue
         table = _to_history(rows, worker, schema)
-        # Readers skip names with a leading underscore.
+        # Spark ignores files whose names begin with an underscore.
         unfinished = target / f"_{name}"
         unfinished.unlink(missing_ok=True)
         fd = create_file(unfinished)
@@ -80,7 +80,9 @@ def _read_all(db_dir: Path, problems: list[str]) -> Iterator[tuple[str, str, pa.
                         opened, problem = store.list_parts(segment)
                         parts = (part.read() for part in opened)
                         if problem:
-                            problems.append(f"{period.name}: {segment.stem} is damaged from here on: {problem}")
+                            problems.append(
+                                f"{period.name}: {segment.stem} is damaged; its rest was skipped: {problem}"
+                            )
                 except FileNotFoundError:
                     continue
                 except READ_ERRORS as error:

@@ -1,6 +1,7 @@
-"""Finds which finished messages left a dead letter: a row says how its tasks ended, an event that a letter was written.
+"""Finds the finished messages that left a dead letter. Rows have the outcome of the tasks; letters are recorded as
+events.
 
-A letter of a message was written while that was processed: between the times at which it was consumed and resolved.
+A letter belongs to a message if it was written between the message's consumption and its resolution.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from tidemill.recorder.reading.event_search import ask_database
 from tidemill.recorder.reading.queries import RecordedMessageRow
 from tidemill.recorder.reading.segment_store import DiskStore, SegmentStore
 
-#: SQLite takes only so many values in one statement.
+#: SQLite limits the number of values in a statement.
 _MOST_OFFSETS = 500
-#: Where a message was, and when its letter was written.
+#: Topic, partition and offset of a message, and the time of its letter.
 _Letter = tuple[str, int, int, int]
 
 
@@ -26,9 +27,9 @@ def find_dead_lettered(
     """Return for each row whether its message left a dead letter.
 
     Args:
-        stores: Those of all recordings, the newest of each first.
+        stores: The stores of all recordings, the newest of each first.
         rows: The messages.
-        problems: What cannot be read is added here.
+        problems: Receives descriptions of data that cannot be read.
     """
     letters: dict[str, set[_Letter]] = {}
     for recording in dict.fromkeys(row.recording for row in rows):

@@ -1,10 +1,9 @@
-"""Finds messages by what belongs to them, their tasks or their errors: page by page, each message once.
+"""Finds messages by their tasks or errors (links), page by page and each message once.
 
-Messages come in the order of the newest of their tasks (or errors) that match, and within one of these in the order in
-which they were resolved.
+Messages are ordered by their newest matching task or error, and among those of the same one by their resolution.
 
-Invariants: a page never has more rows than asked for; its cursor goes on right behind its last row; a message that
-several tasks lead to is found by the first of them only, on whichever page that was.
+Invariants: a page never has more rows than requested; its cursor continues exactly after its last row; a message with
+several links is found by the first of them only, on whichever page that was.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from tidemill.recorder.reading.segment_store import SegmentStore
 Position: TypeAlias = tuple[str, int, int]
 Kinds: TypeAlias = tuple[type[int] | type[str], ...]
 
-#: A page looks at this many batches of tasks or errors; then it ends with fewer rows, and a cursor.
+#: A page reads at most this many batches of links; then it ends early, with a cursor.
 _MAX_BATCHES = 10
-#: Messages are reprocessed now and then: this many rows are expected for each place on average.
+#: The expected average number of rows per message, as some messages are reprocessed.
 _ROWS_PER_MESSAGE = 4
 
 
@@ -39,12 +38,12 @@ class LinkedRow(msgspec.Struct, frozen=True):
 
 
 class Links(msgspec.Struct, frozen=True):
-    """Where links are found.
+    """A source of links.
 
     Attributes:
         kinds: The types of their sort keys.
-        find: Returns at most this many links behind a sort key, in order.
-        find_earlier: Returns which of some places have a link at or before a sort key.
+        find: Returns the next links after a sort key in order, up to a limit.
+        find_earlier: Returns the messages that have a link at or before a sort key.
     """
 
     kinds: Kinds
@@ -52,9 +51,9 @@ class Links(msgspec.Struct, frozen=True):
     find_earlier: Callable[[frozenset[Position], Key], set[Position]]
 
 
-#: Returns the rows of messages at some places, in order: behind a sort key, if there is one, and at most this many.
+#: Returns the rows of messages at some places in order, after a sort key if one is given, up to a limit.
 FindRows: TypeAlias = Callable[[frozenset[Position], Key | None, int], list[FoundRow]]
-#: Searches rows by criteria; returns at most this many, with some columns or all.
+#: Searches rows by criteria, up to a limit; returns the named columns, or all.
 SearchRows: TypeAlias = Callable[[RowCriteria, int, Sequence[str] | None], list[FoundRow]]
 _NO_LIMIT = 2**31
 
@@ -63,8 +62,8 @@ def link_tasks(criteria: RowCriteria, search: SearchRows) -> Links:
     """Return tasks as links to their messages.
 
     Args:
-        criteria: Which tasks.
-        search: Searches their rows.
+        criteria: Selects the tasks.
+        search: Searches rows of tasks.
     """
     names = ["topic", "partition", "offsets"]
 
@@ -74,7 +73,7 @@ def link_tasks(criteria: RowCriteria, search: SearchRows) -> Links:
 
     def find_earlier(positions: frozenset[Position], until: Key) -> set[Position]:
         at = -int(until[0])
-        since = at or None  # tasks without a time come last of all
+        since = at or None  # tasks without a time come last, so there is no lower bound
         here = msgspec.structs.replace(criteria, positions=positions, since_us=since)
         found = search(here, _NO_LIMIT, names)
         return {position for each in found if each.key <= until for position in _list_positions(each)}
@@ -86,9 +85,9 @@ def link_events(stores: Sequence[SegmentStore], query: EventQuery, problems: lis
     """Return events as links to their messages.
 
     Args:
-        stores: Where they are.
-        query: Which.
-        problems: What cannot be read is added here.
+        stores: The stores to search.
+        query: Selects the events.
+        problems: Receives descriptions of data that cannot be read.
     """
 
     def find(after: Key | None, limit: int) -> list[LinkedRow]:
@@ -104,25 +103,25 @@ def link_events(stores: Sequence[SegmentStore], query: EventQuery, problems: lis
 
 
 def make_first_key(kinds: Kinds) -> Key:
-    """Return a sort key before all others."""
+    """Return a sort key that precedes all others."""
     return (-(2**63 - 1), *("" if kind is str else 0 for kind in kinds[1:]))
 
 
 def list_cursor_kinds(links: Links) -> Kinds:
-    """Return the types of what a cursor has: the key of the last link that is over, and that of the last row."""
+    """Return the types of a cursor's values: the key of the last completed link, and the key of the last row."""
     return (*links.kinds, *KEY_KINDS[RowTable.MESSAGES])
 
 
 def find_linked(
     links: Links, find_rows: FindRows, cursor: Key | None, limit: int
 ) -> tuple[list[FoundRow], Key | None, list[Key]]:
-    """Return the rows of a page, the cursor of the next one, and those behind each row; None: there is none.
+    """Return the rows of a page, the cursor of the next page (None if there is none), and a cursor after each row.
 
     Args:
-        links: What leads to messages.
+        links: The source of links to messages.
         find_rows: Finds the rows of messages.
-        cursor: Where the page begins.
-        limit: The most rows.
+        cursor: The start of the page.
+        limit: The maximum number of rows.
     """
     first = make_first_key(links.kinds)
     first_row = make_first_key(KEY_KINDS[RowTable.MESSAGES])
@@ -146,13 +145,14 @@ def find_linked(
             over, last = key, first_row
         if not has_more:
             return rows, None, keys
-        if len(rows) == limit:  # what follows may match nothing, which is not looked for: the next page may be empty
+        # the page is full; the next one may be empty, because finding out would need another search
+        if len(rows) == limit:
             break
     return rows, (*over, *last), keys
 
 
 def _group(links: Links, batch: Sequence[LinkedRow], over: Key | None) -> list[tuple[Key, frozenset[Position]]]:
-    """Return the places of each link that no earlier one leads to."""
+    """Return for each link the messages that no earlier link leads to."""
     positions = frozenset(position for link in batch for position in link.positions)
     seen = links.find_earlier(positions, over) if over is not None and positions else set[Position]()
     groups = []
@@ -165,7 +165,9 @@ def _group(links: Links, batch: Sequence[LinkedRow], over: Key | None) -> list[t
 def _find_batch(
     groups: Sequence[tuple[Key, frozenset[Position]]], find_rows: FindRows, last: Key, limit: int
 ) -> list[list[FoundRow]]:
-    """Return the rows of the first groups, of as many as can be read at once; of the first one those behind a key."""
+    """Return the rows of the first groups, as many groups as one search can cover; those of the first group only after
+    `last`.
+    """
     count = len(groups)
     while count > 1:
         positions = frozenset[Position]().union(*(own for _, own in groups[:count]))
@@ -173,7 +175,7 @@ def _find_batch(
         found = find_rows(positions, None, most) if positions else []
         if len(found) < most:
             break
-        count = (count + 1) // 2  # messages that were reprocessed very often
+        count = (count + 1) // 2  # some messages were reprocessed very often, so search fewer groups
     else:
         return [find_rows(own, last, limit + 1) if own else [] for _, own in groups[:1]]
     told = [[row for row in found if _find_position(row) in own] for _, own in groups[:count]]

@@ -1,7 +1,7 @@
-"""Puts together what happened to a message: its row, its tasks, its events and its commit, for each time.
+"""Assembles the stories of a message from its rows, tasks, events and commits.
 
-A message that was reprocessed has several rows. A task belongs to the row of the same engine during which it was
-queued, an event to the first row that was resolved after it; what is left is of a time that has no row (yet).
+A message that was reprocessed has several rows. A task belongs to the row of the same engine in whose time it was
+queued, an event to the first row resolved after it; what remains belongs to a processing without a row (yet).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from tidemill.recorder.reading.queries import RecordedEventRow, RecordedMessageRow, RecordedTaskRow, Story, Trace
 
-#: How long after it was resolved the commit of a message is looked for.
+#: The time after a message's resolution in which its commit is searched.
 COMMIT_SECONDS = 600
 _MILLION = 1_000_000
 
@@ -28,7 +28,7 @@ def tell_stories(
         messages: Its rows.
         tasks: Its tasks.
         events: Its events.
-        find_commit: Returns the first second, from one to another, at which its offset was seen to be committed.
+        find_commit: Returns the first second in a given range in which its offset was seen as committed.
         bounded: The recordings of bounded runs, which commit nothing.
     """
     rows = sorted(messages, key=lambda row: row.resolved_at or 0)

@@ -1,7 +1,7 @@
-"""The rows of an open segment as a reader keeps them: compressed parts, each with a summary as sealed segments have.
+"""A reader's cache of an open segment: compressed parts of its rows, each with a summary like a sealed segment's.
 
-Decoded, they would take ten times as much memory for as long as the segment is open, besides what its writer has. A
-search decodes only the columns that it asks for, of the parts that may match.
+Decoded rows would take ten times the memory for as long as the segment is open, in addition to the writer's. A search
+decodes only the columns it needs, of the parts that may match.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tidemill.recorder.writing.sealing import join_batches, summarize_rows
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: A part has about this many rows once it is full.
+#: The approximate number of rows of a full part.
 PART_ROWS = 20_000
-#: So many parts that are not full are joined into one.
+#: More non-full parts than this are joined into one.
 MAX_SMALL_PARTS = 16
 
 
@@ -29,17 +29,16 @@ class OpenPart:
     """A part of the rows of an open segment.
 
     Args:
-        table: What the rows are about.
-        rows: At least one row.
+        table: The table of the rows.
+        rows: The rows, at least one.
 
     Attributes:
-        summary: What the rows have.
+        summary: The summary of the rows.
     """
 
     __slots__ = ("_body", "_names", "summary")
 
     def __init__(self, table: RowTable, rows: pa.Table) -> None:
-        """Compress the rows."""
         import pyarrow as pa
 
         self.summary: SegmentSummary = summarize_rows(table, rows)
@@ -51,7 +50,7 @@ class OpenPart:
         self._body = sink.getvalue().to_pybytes()
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return some columns, in this order; None: all."""
+        """Return the named columns in this order; None: all."""
         import pyarrow as pa
 
         wanted = None if columns is None else [self._names.index(name) for name in columns]
@@ -62,20 +61,19 @@ class OpenPart:
 
 
 class OpenRows:
-    """The rows of an open segment, as far as they were read; any thread may use it."""
+    """The rows read so far from an open segment; safe for any thread."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._position = len(MAGIC)
         self._parts: list[OpenPart] = []
         self._lock = threading.Lock()
 
     def read_on(self, table: RowTable, data: ByteView) -> tuple[list[OpenPart], str]:
-        """Read what was written since the last call; return all parts, and what is wrong with the rest, if anything is.
+        """Read the data written since the last call; returns all parts, and a description of damage, or ''.
 
         Args:
-            table: What the rows are about.
-            data: The file.
+            table: The table of the rows.
+            data: The contents of the file.
         """
         problem = ""
         with self._lock:
@@ -92,7 +90,7 @@ class OpenRows:
                         self._add(table, batches)
                         batches, count = [], 0
             except (DamagedSegmentError, ValueError) as error:
-                problem = str(error)  # what precedes it counts
+                problem = str(error)  # batches before the damage are kept
             if batches:
                 self._add(table, batches)
             return list(self._parts), problem

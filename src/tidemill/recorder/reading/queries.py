@@ -1,4 +1,4 @@
-"""What a reader is asked, and what it answers. Times are UTC microseconds since the epoch, durations are seconds."""
+"""The queries and answers of a reader. Times are UTC microseconds since the epoch, durations are in seconds."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from tidemill.core.recorder.cursor import Key, encode_cursor
 from tidemill.recorder.format.counts import Counts
 from tidemill.recorder.format.events import EventKind, RecordedEvent
 
-#: How a try of a task may have ended: well, or why it failed.
+#: The outcomes of an attempt of a task: "ok", or the kind of its error.
 TASK_KINDS = ("ok", "missing", "permission", "exit", "timeout", "output")
 
 
 class MessageQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Which finished messages; what is not given matches all.
+    """Selects finished messages; fields that are not given match all.
 
     Attributes:
-        offset: One offset; with `partition` and `topic`, one message.
-        key: The key's first 256 bytes.
-        task_id: One of its tasks.
-        label: A label of one of its tasks, NAME=VALUE.
-        statuses: done, failed, rejected.
-        min_seconds: From consumed to resolved, at least.
-        max_seconds: At most.
+        offset: An offset; with `partition` and `topic`, it selects one message.
+        key: The first 256 bytes of the key.
+        task_id: The id of one of the message's tasks.
+        label: A label of one of its tasks, as NAME=VALUE.
+        statuses: Any of done, failed and rejected.
+        min_seconds: The minimum time from consumption to resolution.
+        max_seconds: The maximum of that time.
         since_us: Resolved at or after this time.
         until_us: Resolved before this time.
-        error: A text in one of its errors.
+        error: A text that one of its errors contains.
         recording: The name of the worker's folder.
         group: The consumer group.
         worker: The worker's name.
@@ -49,7 +49,7 @@ class MessageQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class TaskQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Which tasks; times are those of their ends, `kinds` are "ok" or kinds of errors. See `MessageQuery`."""
+    """Selects tasks by the time of their end; `kinds` are "ok" or kinds of errors. See `MessageQuery`."""
 
     topic: str | None = None
     partition: int | None = None
@@ -67,7 +67,7 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
 
 class EventQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Which events; `text` is searched for in their texts, `task_ids` are several. See `MessageQuery`."""
+    """Selects events. `text` matches a part of their texts, `task_ids` any of several tasks. See `MessageQuery`."""
 
     topic: str | None = None
     partition: int | None = None
@@ -116,7 +116,7 @@ class RecordedMessageRow(msgspec.Struct, frozen=True):
 
 
 class RecordedTaskRow(msgspec.Struct, frozen=True):
-    """A task that ran; see `schema.tasks_schema`."""
+    """An attempt of a task; see `schema.tasks_schema`."""
 
     recording: str
     engine: int
@@ -145,21 +145,21 @@ class RecordedTaskRow(msgspec.Struct, frozen=True):
 
 
 class RecordedEventRow(msgspec.Struct, frozen=True):
-    """An event, and whose it is."""
+    """An event and its recording."""
 
     recording: str
     event: RecordedEvent
 
 
 class MessagePage(msgspec.Struct, frozen=True):
-    """Messages, the newest first.
+    """A page of messages, newest first.
 
     Attributes:
-        rows: They.
-        cursor: Where the next page begins; None: there is none.
-        problems: What could not be read.
-        keys: What a cursor behind each row has; see `list_cursors`.
-        name: What the query is called in cursors.
+        rows: The messages.
+        cursor: The cursor of the next page; None if this is the last page.
+        problems: Descriptions of data that could not be read.
+        keys: For each row, the contents of a cursor that continues after it; see `list_cursors`.
+        name: The query as written in cursors.
     """
 
     rows: list[RecordedMessageRow]
@@ -170,7 +170,7 @@ class MessagePage(msgspec.Struct, frozen=True):
 
 
 class TaskPage(msgspec.Struct, frozen=True):
-    """Tasks, those that ended last first; see `MessagePage`."""
+    """A page of tasks, those that ended last first; see `MessagePage`."""
 
     rows: list[RecordedTaskRow]
     cursor: str | None = None
@@ -180,12 +180,12 @@ class TaskPage(msgspec.Struct, frozen=True):
 
 
 def list_cursors(page: MessagePage | TaskPage) -> list[str]:
-    """Return where a page behind each row would begin."""
+    """Return for each row the cursor of a page that begins after it."""
     return [encode_cursor(page.name, key) for key in page.keys]
 
 
 class EventPage(msgspec.Struct, frozen=True):
-    """Events, the newest first; see `MessagePage`."""
+    """A page of events, newest first; see `MessagePage`."""
 
     rows: list[RecordedEventRow]
     cursor: str | None = None
@@ -196,13 +196,13 @@ class FailureGroup(msgspec.Struct, frozen=True):
     """Failures with the same error class.
 
     Attributes:
-        error_class: What they have in common.
-        kinds: How many events, by kind.
-        count: How often something failed for good; see `core.recorder.failure_count`.
-        first_us: When the first one happened.
-        last_us: When the last one did.
-        minutes: How many events per minute: pairs of minutes since the epoch and counts, in order.
-        example: The last one that was stored.
+        error_class: The error class.
+        kinds: The number of events by kind.
+        count: The number of final failures; see `core.recorder.failure_count`.
+        first_us: The time of the first failure.
+        last_us: The time of the last failure.
+        minutes: Pairs of a minute since the epoch and its number of events, in order.
+        example: The last stored event of the group.
     """
 
     error_class: str
@@ -215,7 +215,7 @@ class FailureGroup(msgspec.Struct, frozen=True):
 
 
 class FailureList(msgspec.Struct, frozen=True):
-    """Groups of failures, the most frequent first; `more` of them were left out."""
+    """Groups of failures, the most frequent first; `more` is the number of groups left out."""
 
     groups: list[FailureGroup]
     more: int = 0
@@ -223,7 +223,7 @@ class FailureList(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True):
-    """Counts in order of time, one for each step in which something was counted; their `at` is the step's start."""
+    """Counts in order of time, one for each step with any counts; `at` is the start of a step."""
 
     points: list[Counts]
     step_seconds: int
@@ -236,20 +236,20 @@ class RecordingInfo(msgspec.Struct, frozen=True):
     Attributes:
         recording: The name of the worker's folder.
         period: The name of the period; '' in memory.
-        path: Its database; '' in memory.
+        path: The path of its database; '' in memory.
         group: The consumer group.
         worker: The worker's name.
-        started_us: When it was begun.
-        first_us: The time of its first message; None: it has none.
-        last_us: That of the last one.
-        messages: Rows of messages.
-        tasks: Rows of tasks.
-        events: Events.
-        size_bytes: All of its files.
-        live: Whether it is being written.
-        bounded: Whether it is of a bounded run, which records failures only.
-        kept_until_us: When it is too old by its own configuration; None: it is being written, or not known.
-        problems: What could not be read.
+        started_us: The start of the period.
+        first_us: The time of the first message; None if there is none.
+        last_us: The time of the last message.
+        messages: The number of message rows.
+        tasks: The number of task rows.
+        events: The number of events.
+        size_bytes: The size of all its files.
+        live: Whether a process writes to it.
+        bounded: Whether a bounded run wrote it, which records failures only.
+        kept_until_us: When its own retention expires; None while it is written, or if the retention is unknown.
+        problems: Descriptions of data that could not be read.
     """
 
     recording: str
@@ -271,15 +271,15 @@ class RecordingInfo(msgspec.Struct, frozen=True):
 
 
 class Story(msgspec.Struct, frozen=True):
-    """What happened to a message, once: a message that was reprocessed has a story for each time.
+    """One processing of a message; a message that was reprocessed has a story for each time.
 
     Attributes:
-        message: Its row.
-        tasks: Its tasks and their tries, in order of their starts.
-        events: Its events, in order: failures, retries, deliveries that were refused, letters.
-        committed_us: When its offset was seen to be committed; None: it was not, or not recorded.
-        committed_exactly: Whether that is the commit itself, and not the first look after it.
-        bounded: Whether that was in a bounded run, which commits nothing.
+        message: The row of the message.
+        tasks: The attempts of its tasks, in order of their starts.
+        events: Its events in order: failures, retries, refused deliveries and letters.
+        committed_us: The time of the commit; None if there was none or it was not recorded.
+        committed_exactly: Whether that is the exact time, not the first sample after the commit.
+        bounded: Whether this happened in a bounded run, which commits nothing.
     """
 
     message: RecordedMessageRow
@@ -291,12 +291,12 @@ class Story(msgspec.Struct, frozen=True):
 
     @property
     def is_dead_lettered(self) -> bool:
-        """Whether a dead letter was written while it was processed."""
+        """Whether a dead letter was written during this processing."""
         return any(row.event.kind is EventKind.DEAD_LETTERED for row in self.events)
 
 
 def show_status(status: str, *, is_dead_lettered: bool) -> str:
-    """Return what people read of a message: one whose tasks ended well may have left a dead letter all the same.
+    """Return the status shown to users; a message whose tasks succeeded may still have left a dead letter.
 
     Example:
         >>> show_status("done", is_dead_lettered=True), show_status("failed", is_dead_lettered=True)
@@ -306,15 +306,15 @@ def show_status(status: str, *, is_dead_lettered: bool) -> str:
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """The stories of a message, the oldest first.
+    """The stories of a message, oldest first.
 
     Attributes:
-        stories: They; events of a message that has no row (it is not finished, or its row was lost) are in `events`.
-        events: Events that belong to none of the stories.
+        stories: The stories.
+        events: Events that belong to none of the stories, because the message is unfinished or its row was lost.
         tasks: Tasks that belong to none of the stories.
-        kept_from_us: The time of the oldest row that is kept; None: there is none.
-        kept_to_us: That of the newest.
-        problems: What could not be read.
+        kept_from_us: The time of the oldest recorded row; None if there is none.
+        kept_to_us: The time of the newest recorded row.
+        problems: Descriptions of data that could not be read.
     """
 
     stories: list[Story]

@@ -1,7 +1,7 @@
-"""Answers questions about recordings: over the files of one or all workers below a folder, and what is in memory.
+"""Answers queries about recordings: of one or all workers below a folder, and of this process in memory.
 
-Files of drivers that run are read while they grow. What is damaged is skipped and said in `problems`; what retention
-removes meanwhile is not missed. Any thread may ask.
+Files may be read while other processes write them. Damaged parts are skipped and described in `problems`; data that
+retention removes during a query is no problem. Safe for any thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tidemill.recorder.writing.memory_recording import MemoryRecording
 
 _MILLION = 1_000_000
 _ALL = RunFilter()
-#: Groups of failures in an answer: each needs questions of its own to every database.
+#: The maximum number of failure groups in an answer; each needs queries of its own in every database.
 MAX_GROUPS = 500
 RowT = TypeVar("RowT", RecordedMessageRow, RecordedTaskRow)
 
@@ -55,8 +55,8 @@ class Reader:
     """Reads recordings.
 
     Args:
-        db_dir: The folder of all recordings; None: there is none.
-        memory: The recordings of this process that are in memory, by the names of the folders they would have.
+        db_dir: The folder of all recordings; None if there is none.
+        memory: The recordings in this process's memory, by the folder names they would have.
 
     Example:
         >>> reader = Reader(Path("~/.local/state/tidemill").expanduser())
@@ -64,22 +64,21 @@ class Reader:
     """
 
     def __init__(self, db_dir: Path | None, memory: dict[str, MemoryRecording] | None = None) -> None:
-        """Read nothing yet."""
         self._db_dir = db_dir
         self._identity = uuid.uuid4().hex
         self._memory = [MemoryStore(name, recording) for name, recording in (memory or {}).items()]
         self._cache = StoreCache()
         self._names = RunNames()
-        # Parquet files are shared, and not made for several threads at once.
+        # Parquet files are cached and shared, and do not support concurrent use.
         self._lock = threading.Lock()
 
     @property
     def identity(self) -> str:
-        """What all readers of the same folder on this machine have in common, and no others."""
+        """An id common to exactly the readers of the same folder on this machine."""
         return self._identity if self._db_dir is None else identify_folder(self._db_dir) or self._identity
 
     def _list_stores(self, runs: RunChoice = _ALL) -> list[SegmentStore]:
-        """Return the stores of some runs, the newest of each first."""
+        """Return the stores of the selected runs, the newest of each first."""
         stores: list[SegmentStore] = [*self._memory]
         if self._db_dir is not None:
             for folder in list_worker_folders(self._db_dir):
@@ -87,15 +86,15 @@ class Reader:
         return self._names.choose(stores, runs)
 
     def find_messages(self, query: MessageQuery, cursor: str | None = None, limit: int = 100) -> MessagePage:
-        """Return finished messages, those that were resolved last first.
+        """Return finished messages, those resolved last first.
 
-        With a task, a label or a text of an error, those come first whose task (or error) was the last; a page may then
-        have fewer rows, although there are more.
+        A query by task, label or error text orders messages by their latest matching task or error. Its pages may have
+        fewer rows than `limit` even if more follow.
 
         Args:
-            query: Which.
-            cursor: Where the page begins, from the one before.
-            limit: The most rows of a page.
+            query: The selection.
+            cursor: The cursor of the previous page; None: the first page.
+            limit: The maximum number of rows.
 
         Raises:
             WrongCursorError: The cursor is damaged, or belongs to another query.
@@ -110,7 +109,7 @@ class Reader:
         )
 
     def find_dead_lettered(self, rows: Sequence[RecordedMessageRow]) -> list[bool]:
-        """Return for each row whether its message left a dead letter, although its tasks ended well."""
+        """Return for each row whether its message left a dead letter although its tasks succeeded."""
         return letter_search.find_dead_lettered(self._list_stores(), rows, []) if rows else []
 
     def find_tasks(self, query: TaskQuery, cursor: str | None = None, limit: int = 100) -> TaskPage:
@@ -144,7 +143,7 @@ class Reader:
         return found[:limit], _next_cursor(text, [each.key for each in found], limit), problems
 
     def _find_linked(self, query: MessageQuery, cursor: str | None, limit: int) -> MessagePage:
-        """Return messages by a task, a label or a text of an error."""
+        """Return messages by a task, a label or an error text."""
         problems: list[str] = []
         stores = self._list_stores(query)
         wanted = _message_criteria(query)
@@ -174,7 +173,7 @@ class Reader:
         return MessagePage(_to_rows(found, RecordedMessageRow), after, list(dict.fromkeys(problems)), keys, text)
 
     def find_events(self, query: EventQuery, cursor: str | None = None, limit: int = 100) -> EventPage:
-        """Return events, the newest first; see `find_messages`.
+        """Return events, newest first; see `find_messages`.
 
         Raises:
             WrongCursorError: The cursor is damaged, or belongs to another query.
@@ -196,10 +195,10 @@ class Reader:
         """Return failures grouped by error class, the most frequent first.
 
         Args:
-            since_us: Failures from this minute on.
-            until_us: Failures up to this minute.
-            limit: The most groups; never more than `MAX_GROUPS`.
-            runs: Of these runs only.
+            since_us: The minute of the first failures.
+            until_us: The minute of the last failures.
+            limit: The maximum number of groups, capped at `MAX_GROUPS`.
+            runs: Selects the runs.
         """
         stores, problems = self._list_stores(runs), list[str]()
         groups, more = event_search.group_failures(stores, since_us, until_us, min(limit, MAX_GROUPS), problems)
@@ -219,13 +218,13 @@ class Reader:
         return None
 
     def read_counts(self, since_us: int, until_us: int, step_seconds: int = 1, runs: RunChoice = _ALL) -> CountSeries:
-        """Return what was counted, for charts; steps of whole minutes are the quickest.
+        """Return counts for charts; steps of whole minutes are the fastest.
 
         Args:
-            since_us: From.
-            until_us: To, exclusive.
-            step_seconds: The time for which counts are added up.
-            runs: Of these runs only; what several did at the same time is added up.
+            since_us: The start of the range.
+            until_us: The end of the range, exclusive.
+            step_seconds: The length of a step.
+            runs: Selects the runs, whose counts are added up.
         """
         problems: list[str] = []
         step = max(1, step_seconds)
@@ -243,7 +242,7 @@ class Reader:
         return CountSeries([points[at] for at in sorted(points)], step, problems)
 
     def trace(self, topic: str, partition: int, offset: int, recording: str | None = None) -> Trace:
-        """Return all that is known of a message, once for each time it was processed."""
+        """Return all recorded data of a message, one story for each time it was processed."""
         messages = self.find_messages(
             MessageQuery(topic=topic, partition=partition, offset=offset, recording=recording)
         )
@@ -275,14 +274,14 @@ class Reader:
     def _find_task_events(
         self, stores: Sequence[SegmentStore], topic: str, partition: int, offset: int, tasks: Sequence[RecordedTaskRow]
     ) -> list[RecordedEventRow]:
-        """Return the events of a message's tasks that name another message, the first one of the task."""
+        """Return the events of a message's tasks that name another message, namely the first one of the task."""
         messages: dict[tuple[str, str], set[int]] = {}
         for task in tasks:
             messages.setdefault((task.recording, task.task_id), set()).update(task.offsets)
         ids = tuple(dict.fromkeys(task.task_id for task in tasks))
         query = EventQuery(topic=topic, partition=partition, task_ids=ids)
         rows = (each.row for each in event_search.search_events(stores, query, None, 1_000, []))
-        # Handlers may give the tasks of all messages one id.
+        # Handlers may use the same id for tasks of different messages, so compare the messages, too.
         return [
             row
             for row in rows
@@ -294,29 +293,29 @@ class Reader:
         ]
 
     def find_span(self) -> tuple[int | None, int | None]:
-        """Return the times of the oldest and the newest message that are kept."""
+        """Return the times of the oldest and the newest recorded message."""
         with self._lock:
             return find_span(self._list_stores())
 
     def list_runs(self) -> list[StoredRun]:
-        """Return the runs that have recordings: those that are being written first, then the newest first."""
+        """Return the recorded runs: live ones first, then the most recently written."""
         return list_runs(self._list_stores(), self._names)
 
     def find_period(self, recording: str, name: str) -> Period | None:
-        """Return a period that is listed; None: there is none of these names on disk."""
+        """Return a period by its names; None if there is none on disk."""
         for store in self._list_stores(RunFilter(recording=recording)):
             if isinstance(store, DiskStore) and store.period.name == name:
                 return store.period
         return None
 
     def list_recordings(self, runs: RunChoice = _ALL) -> list[RecordingInfo]:
-        """Return the periods of some runs, the newest of each first."""
+        """Return the periods of the selected runs, the newest of each first."""
         with self._lock:
             return [describe_recording(store) for store in self._list_stores(runs)]
 
 
 def _drop_same_letters(rows: Sequence[RecordedEventRow]) -> list[RecordedEventRow]:
-    """Leave out that a letter was written where that is there already: each of its messages has an event."""
+    """Drop repeated events of the same letter, which has one event for each of its messages."""
     letters: set[tuple[str, object]] = set()
     kept = []
     for row in rows:
@@ -349,7 +348,7 @@ def _message_criteria(query: MessageQuery) -> RowCriteria:
 
 
 def _task_criteria(query: TaskQuery | MessageQuery) -> RowCriteria:
-    """Return which tasks; for messages, which of theirs: what is asked of the messages themselves is not."""
+    """Return the criteria for tasks; of a query for messages, only the conditions on tasks apply."""
     criteria = RowCriteria(
         table=RowTable.TASKS,
         topic=query.topic,

@@ -1,4 +1,4 @@
-"""What is in a period, without looking at its rows."""
+"""Describes periods from summaries, without reading rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PARQUET_END = b"PAR1"
 
 
 def describe_recording(store: SegmentStore) -> RecordingInfo:
-    """Return what is in a period."""
+    """Return a description of a period."""
     problems: list[str] = []
     rows = dict.fromkeys(RowTable, 0)
     times: list[int] = []
@@ -45,7 +45,7 @@ def describe_recording(store: SegmentStore) -> RecordingInfo:
     ask_database(store, read, problems)
     period = store.period if isinstance(store, DiskStore) else None
     if period is not None and not period.database.exists():
-        problems.append("its database is missing: its messages and tasks are there, its events are not")
+        problems.append("the database is missing; messages and tasks can be read, events are lost")
     live = period is None or period.is_live()
     ended_at = None if period is None or live else find_end(period)
     return RecordingInfo(
@@ -77,7 +77,7 @@ def find_span(stores: Iterable[SegmentStore]) -> tuple[int | None, int | None]:
 
 
 def _list_segments(store: SegmentStore, problems: list[str]) -> list[tuple[RowTable, int, tuple[int, int]]]:
-    """Return the table, the rows and the first and last time of each segment."""
+    """Return table, number of rows, and first and last time of each segment."""
     found = []
     for name in store.list_segments():
         try:
@@ -102,22 +102,22 @@ def _list_segments(store: SegmentStore, problems: list[str]) -> list[tuple[RowTa
 
 
 def _check_end(path: Path) -> None:
-    """Notice a Parquet file that was cut, without reading it.
+    """Detect a truncated Parquet file by its last bytes.
 
     Raises:
-        OSError: It cannot be read.
-        DamagedSegmentError: It has no end.
+        OSError: The file cannot be read.
+        DamagedSegmentError: The file is truncated.
     """
     view = FileView(path)
     if view[len(view) - len(_PARQUET_END) :] != _PARQUET_END:
-        raise DamagedSegmentError("not a whole Parquet file")
+        raise DamagedSegmentError("the Parquet file is truncated")
 
 
 def find_end(period: Period) -> float:
-    """Return when something was last written to a period, in seconds since the epoch, as retention sees it."""
+    """Return the time of the last write to a period, in seconds since the epoch, as retention computes it."""
     ended_at = 0.0
     for path in period.list_files():
-        if not path.name.endswith(("-wal", "-shm")):  # readers write these, too
+        if not path.name.endswith(("-wal", "-shm")):  # readers write to these, too
             with contextlib.suppress(OSError):
                 ended_at = max(ended_at, path.lstat().st_mtime)
     return ended_at

@@ -1,4 +1,4 @@
-"""Which rows of messages and tasks match, and in which order they are: the same in open and in sealed segments."""
+"""Filters and orders rows of messages and tasks, in the same way for open and sealed segments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemill.recorder.format.summary import SegmentSummary
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Columns that are dictionaries, which Arrow compares with nothing.
+#: Dictionary columns; Arrow cannot compare them.
 WORDS = {
     RowTable.MESSAGES: ["topic", "status", "error", "engine_id"],
     RowTable.TASKS: ["topic", "kind", "engine_id"],
@@ -24,7 +24,7 @@ WORDS = {
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """What the columns of a table are for; rows are ordered by `at` backwards, then by recording and `ties`."""
+    """The roles of a table's columns; rows are ordered by `at` descending, then by recording and `ties`."""
 
     at: str
     start: str
@@ -42,7 +42,7 @@ COLUMNS = {
         "ended_at", "started_at", "kind", "first_offset", "last_offset", ("task_id", "attempt", "engine_id")
     ),
 }
-#: The types of a sort key: the time, the recording, the ties.
+#: The types of a sort key: negated time, recording, ties.
 KEY_KINDS: dict[RowTable, tuple[type[int] | type[str], ...]] = {
     RowTable.MESSAGES: (int, str, str, int, int, str),
     RowTable.TASKS: (int, str, str, int, str),
@@ -50,11 +50,11 @@ KEY_KINDS: dict[RowTable, tuple[type[int] | type[str], ...]] = {
 
 
 class RowCriteria(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows; what is None or empty matches all. Times and durations are microseconds.
+    """Selects rows; None or empty fields match all. Times and durations are in microseconds.
 
     Attributes:
-        positions: Topics, partitions and offsets of messages, instead of one; a task matches by any of its messages.
-        after: The sort key of the row before the first one.
+        places: Topics, partitions and offsets of several messages; a task matches by any of its messages.
+        after: The sort key after which rows begin.
     """
 
     table: RowTable
@@ -73,7 +73,7 @@ class RowCriteria(msgspec.Struct, frozen=True, kw_only=True):
     after: Key | None = None
 
     def may_be_in(self, summary: SegmentSummary) -> bool:
-        """Tell whether a segment may have such rows."""
+        """Return whether a segment may have matching rows."""
         if self.since_us is not None and summary.last_at < self.since_us:
             return False
         if self.until_us is not None and summary.first_at >= self.until_us:
@@ -95,7 +95,7 @@ class RowCriteria(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.lru_cache(maxsize=16)
 def group_positions(positions: frozenset[tuple[str, int, int]]) -> dict[tuple[str, int], list[int]]:
-    """Return the offsets of each partition, in order."""
+    """Return the offsets by topic and partition, in order."""
     grouped: dict[tuple[str, int], list[int]] = {}
     for topic, partition, offset in sorted(positions):
         grouped.setdefault((topic, partition), []).append(offset)
@@ -103,13 +103,13 @@ def group_positions(positions: frozenset[tuple[str, int, int]]) -> dict[tuple[st
 
 
 def has_between(offsets: Sequence[int], first: int, last: int) -> bool:
-    """Tell whether one of some offsets, which are in order, is in a range."""
+    """Return whether any of the sorted offsets is in a range."""
     index = bisect.bisect_left(offsets, first)
     return index < len(offsets) and offsets[index] <= last
 
 
 def list_columns(criteria: RowCriteria) -> list[str]:
-    """Return the columns that decide whether a row is in the answer."""
+    """Return the columns that the criteria depend on."""
     columns = COLUMNS[criteria.table]
     names = [columns.at]
     names += [columns.start] if criteria.min_us is not None or criteria.max_us is not None else []
@@ -128,7 +128,7 @@ def list_columns(criteria: RowCriteria) -> list[str]:
 
 
 def match_rows(table: pa.Table, criteria: RowCriteria) -> pa.ChunkedArray | None:
-    """Return which rows match; None: all."""
+    """Return a mask of the matching rows; None if all match."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -167,7 +167,7 @@ def match_rows(table: pa.Table, criteria: RowCriteria) -> pa.ChunkedArray | None
 
 
 def _match_positions(table: pa.Table, criteria: RowCriteria) -> Any:
-    """Return which rows are of some messages; these are few, and in few partitions."""
+    """Return a mask of the rows of some messages, which are few and in few partitions."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -183,7 +183,7 @@ def _match_positions(table: pa.Table, criteria: RowCriteria) -> Any:
 
 
 def _has_any(lists: pa.ChunkedArray, wanted: pa.Array) -> Any:
-    """Return which lists have one of some numbers."""
+    """Return a mask of the lists that contain any of some numbers."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -193,20 +193,20 @@ def _has_any(lists: pa.ChunkedArray, wanted: pa.Array) -> Any:
 
 
 def _has_entry(maps: pa.ChunkedArray, name: str, value: str) -> Any:
-    """Return which maps have an entry: all entries are compared at once, which is quicker than a map at a time."""
+    """Return a mask of the maps that have an entry. Comparing all entries at once is faster than map by map."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     whole = pa.concat_arrays(maps.chunks) if maps.num_chunks else pa.array([], maps.type)
     found = pc.indices_nonzero(pc.and_(pc.equal(whole.keys, name), pc.equal(whole.items, value)))
-    # An entry belongs to the last map that begins at it or before it; others that begin there are empty.
+    # An entry belongs to the last map that begins at or before it; other maps with the same start are empty.
     starts = whole.offsets.cast(pa.uint64())
     rows = pc.subtract(pc.search_sorted(starts, found, side="right").cast(pa.int64()), 1)
     return _mark(rows, len(whole))
 
 
 def _mark(rows: pa.Array, count: int) -> pa.Array:
-    """Return which of this many rows are listed."""
+    """Return a mask of `count` rows in which the listed ones are true."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -214,7 +214,7 @@ def _mark(rows: pa.Array, count: int) -> pa.Array:
 
 
 def is_after(table: pa.Table, after: Key, recording: str, columns: Columns) -> Any:
-    """Return which rows come after a sort key."""
+    """Return a mask of the rows that follow a sort key."""
     import pyarrow.compute as pc
 
     at, where, *ties = after

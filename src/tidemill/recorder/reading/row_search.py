@@ -1,7 +1,7 @@
-"""Searches rows of messages and tasks over many segments: the newest first, as many as a page has.
+"""Searches rows of messages and tasks in many segments and returns a page of the newest.
 
-Invariant: the order is total and the same whether a row is in an open or in a sealed segment, so that a cursor (the
-sort key of the last row) leads to exactly the rows after it.
+Invariant: the order is total, and the same in open and in sealed segments, so that a cursor (the sort key of the last
+row) leads to exactly the rows after it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class FoundRow(msgspec.Struct, frozen=True):
-    """A row, and its sort key."""
+    """A row with its sort key."""
 
     key: tuple[Any, ...]
     row: dict[str, Any]
@@ -51,16 +51,16 @@ class Segment(msgspec.Struct, frozen=True):
 
     @property
     def location(self) -> str:
-        """What it is called in problems."""
+        """Its name in problem descriptions."""
         return f"{self.store.recording}: {self.name.stem}"
 
 
-#: What reading a segment may raise; the segment is passed over, and the problem is said.
+#: Errors of reading a segment; the segment is then skipped and the problem reported.
 READ_ERRORS = (OSError, DamagedSegmentError, ValueError, KeyError, IndexError, ArithmeticError)
 
 
 def list_segments(stores: Iterable[SegmentStore], table: RowTable, problems: list[str]) -> list[Segment]:
-    """Return the segments of a table: open ones, then sealed ones, the newest first."""
+    """Return the segments of a table: open ones, then sealed ones, newest first."""
     opened, sealed = [], []
     for store in stores:
         for name in store.list_segments():
@@ -72,7 +72,7 @@ def list_segments(stores: Iterable[SegmentStore], table: RowTable, problems: lis
             try:
                 sealed.append(Segment(store, name, store.summarize(name)))
             except FileNotFoundError:
-                continue  # retention was faster
+                continue  # retention has removed it
             except READ_ERRORS as error:
                 problems.append(f"{store.recording}: {name.stem} is damaged and was skipped: {to_one_line(str(error))}")
         missing = [name for name in store.list_missing() if name.table is table]
@@ -82,7 +82,7 @@ def list_segments(stores: Iterable[SegmentStore], table: RowTable, problems: lis
 
 
 def describe_missing(store: SegmentStore, name: SegmentName) -> str:
-    """Say that the rows of a segment are gone, and how many, if its index says that."""
+    """Return a description of lost rows, with their number and times if the index has them."""
     try:
         about = store.summarize(name)
     except READ_ERRORS:
@@ -108,11 +108,11 @@ def search(
     """Return the newest rows that match, at most `limit`.
 
     Args:
-        segments: From `list_segments`.
-        criteria: Which rows.
-        limit: How many.
-        problems: What cannot be read is added here.
-        names: Columns of the answer, besides those of its sort key; None: all.
+        segments: The result of `list_segments`.
+        criteria: Selects the rows.
+        limit: The maximum number of rows.
+        problems: Receives descriptions of data that cannot be read.
+        names: The columns to return, in addition to those of the sort key; None: all.
     """
     if names is not None:
         columns = COLUMNS[criteria.table]
@@ -122,7 +122,7 @@ def search(
         summary = segment.summary
         if summary is not None:
             if len(found) == limit and summary.last_at < -found[-1].key[0]:
-                break  # the segments after it are older still
+                break  # all further segments are older
             if not criteria.may_be_in(summary):
                 continue
         try:
@@ -183,7 +183,7 @@ def _read(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str] | 
 
 
 def _find_groups(store: SegmentStore, name: SegmentName, criteria: RowCriteria) -> list[int] | None:
-    """Return the row groups that may match by an index; None: no index says."""
+    """Return the row groups that may match according to the indexes; None if no index applies."""
     groups: set[int] | None = None
     values = {
         "key": criteria.key,
@@ -198,7 +198,7 @@ def _find_groups(store: SegmentStore, name: SegmentName, criteria: RowCriteria) 
 
 
 def _may_have_offset(file: pq.ParquetFile, group: int, criteria: RowCriteria) -> bool:
-    """Tell by its statistics whether a row group may have the offsets; rows are sorted by them."""
+    """Return whether a row group may have the offsets according to its statistics; rows are sorted by offset."""
     columns, names = COLUMNS[criteria.table], _number_columns(file)
     about = file.metadata.row_group(group)
     partitions = _find_range(about, names["partition"], names["partition"])
@@ -215,7 +215,7 @@ def _may_have_offset(file: pq.ParquetFile, group: int, criteria: RowCriteria) ->
 
 
 def _find_range(about: Any, first: int, last: int) -> tuple[int, int]:
-    """Return the lowest and highest number of two columns of a row group; everything where that is not known."""
+    """Return the minimum of one column and the maximum of another in a row group; the widest range if unknown."""
     low, high = about.column(first).statistics, about.column(last).statistics
     if low is None or not low.has_min_max or high is None or not high.has_min_max:
         return -(2**63), 2**63
@@ -228,9 +228,9 @@ def _number_columns(file: pq.ParquetFile) -> dict[str, int]:
 
 
 def _choose(table: pa.Table, criteria: RowCriteria, limit: int) -> pa.Array:
-    """Return the numbers of the rows that may be among the newest that match: by time alone, which is quick.
+    """Return the indexes of rows that may be among the newest matches, by time alone, which is fast.
 
-    There are more than `limit` where several rows have the time of the last one, or that of the cursor.
+    These are more than `limit` if several rows share the time of the last one or of the cursor.
     """
     import pyarrow.compute as pc
 
@@ -250,7 +250,7 @@ def _choose(table: pa.Table, criteria: RowCriteria, limit: int) -> pa.Array:
 
 
 def _find_threshold(times: pa.Array, limit: int) -> int:
-    """Return the time that the newest `limit` of some times have at least."""
+    """Return the lowest of the newest `limit` times."""
     import pyarrow.compute as pc
 
     if len(times) <= limit:
@@ -260,7 +260,7 @@ def _find_threshold(times: pa.Array, limit: int) -> int:
 
 
 def _finish(table: pa.Table, criteria: RowCriteria, recording: str, limit: int) -> list[FoundRow]:
-    """Return the first of some rows, in order."""
+    """Return the first rows in order."""
     import pyarrow.compute as pc
 
     columns = COLUMNS[criteria.table]
@@ -282,7 +282,7 @@ def _finish(table: pa.Table, criteria: RowCriteria, recording: str, limit: int) 
 
 
 def _locate(file: pq.ParquetFile, groups: Sequence[int], rows: Sequence[int]) -> tuple[list[int], pa.Array]:
-    """Return the row groups that have some rows of these groups, and where the rows are in those alone."""
+    """Return the row groups that contain the given rows, and the rows' indexes when only those groups are read."""
     import pyarrow as pa
 
     starts, start = {}, 0

@@ -1,6 +1,6 @@
-"""The runs whose recordings are below a folder: one for each worker of a group, whether it runs or has ended.
+"""The runs whose recordings are below a folder: one per worker of a group, live or ended.
 
-What a run is called is in its databases; the names of folders are made of it, and may have lost characters.
+Their names come from the databases; folder names are derived from these and may have lost characters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_NAMES = 4096
 
 
 class RunChoice(Protocol):
-    """Which runs; None matches all."""
+    """Selects runs; None matches all."""
 
     @property
     def recording(self) -> str | None:
@@ -37,7 +37,7 @@ class RunChoice(Protocol):
 
 
 class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice of runs."""
+    """A `RunChoice` by values."""
 
     recording: str | None = None
     group: str | None = None
@@ -45,16 +45,16 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """A worker's recordings.
+    """The recordings of a worker.
 
     Attributes:
-        recording: The name of its folder.
+        recording: The name of the worker's folder.
         group: The consumer group.
         worker: The worker's name.
-        started_us: When its newest period was begun.
-        written_us: When something was last written.
-        live: Whether it is being written.
-        periods: How many it has.
+        started_us: The start of its newest period.
+        written_us: The time of the last write.
+        live: Whether a process writes to it.
+        periods: The number of its periods.
         bounded: Whether they are of bounded runs, which record failures only.
     """
 
@@ -69,7 +69,7 @@ class StoredRun(msgspec.Struct, frozen=True):
 
 
 class RunName(msgspec.Struct, frozen=True):
-    """What a recording is called.
+    """The names that identify a recording.
 
     Attributes:
         group: The consumer group.
@@ -83,21 +83,20 @@ class RunName(msgspec.Struct, frozen=True):
 
 
 class RunNames:
-    """Knows what recordings are called, which never changes."""
+    """Caches the names of recordings, which never change."""
 
     def __init__(self) -> None:
-        """Know none yet."""
         self._known: RecentlyUsed[str, RunName] = RecentlyUsed(_MAX_NAMES)
 
     def find(self, store: SegmentStore) -> RunName:
-        """Return the name; where the database cannot be read, its group is the name of the folder."""
+        """Return the name; if the database cannot be read, the folder's name stands for the group."""
         try:
             return self._known.find(store.recording, lambda: _read_names(store))
-        except LookupError:  # not kept: it may be readable a moment later
+        except LookupError:  # not cached, because the database may be readable a moment later
             return RunName(store.recording, "")
 
     def choose(self, stores: Iterable[SegmentStore], choice: RunChoice) -> list[SegmentStore]:
-        """Return the stores of some runs."""
+        """Return the stores of the selected runs."""
         chosen = [store for store in stores if choice.recording in (None, store.recording)]
         if choice.group is None and choice.worker is None:
             return chosen
@@ -111,7 +110,7 @@ class RunNames:
 
 
 def list_runs(stores: Sequence[SegmentStore], names: RunNames) -> list[StoredRun]:
-    """Return the runs of some stores: those that are being written first, then the newest first."""
+    """Return the runs of some stores: live ones first, then the most recently written."""
     periods: dict[str, list[SegmentStore]] = {}
     for store in stores:
         periods.setdefault(store.recording, []).append(store)
@@ -120,7 +119,7 @@ def list_runs(stores: Sequence[SegmentStore], names: RunNames) -> list[StoredRun
 
 
 def _describe(recording: str, stores: Sequence[SegmentStore], names: RunNames) -> StoredRun:
-    """Return a run; its stores are the newest first."""
+    """Return a run, given its stores, newest first."""
     name = names.find(stores[0])
     started: list[int] = []
 
@@ -137,7 +136,7 @@ def _describe(recording: str, stores: Sequence[SegmentStore], names: RunNames) -
     for path in (period.database, period.folder):
         with contextlib.suppress(OSError):
             written = max(written, int(path.lstat().st_mtime * _MILLION))
-    # Two processes of one name may write beside each other.
+    # Two processes of the same name may write at the same time.
     live = any(isinstance(store, DiskStore) and store.period.is_live() for store in stores[:2])
     return StoredRun(recording, name.group, name.worker, first, written, live, len(stores), name.bounded)
 

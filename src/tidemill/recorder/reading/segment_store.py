@@ -1,7 +1,7 @@
-"""The segments of a period as a reader sees them, on disk or in memory; what is read often is kept, within limits.
+"""A reader's view of the segments of a period, on disk or in memory, with bounded caches.
 
-Invariant: nothing here writes or waits for who writes. A file that is gone was removed by retention: it raises
-`FileNotFoundError`, which readers pass over.
+Invariant: a store never writes and never waits for a writer. A missing file was removed by retention; its
+`FileNotFoundError` is ignored by readers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
 
-#: What is known of a Parquet file takes about 300 kB of memory, an index 16 kB; each has a descriptor.
+#: The metadata of a Parquet file takes about 300 kB of memory, an index 16 kB; each has a file descriptor.
 MAX_FILES = 16
 MAX_INDEXES = 128
 #: A summary takes a few kB.
@@ -42,16 +42,15 @@ MAX_SUMMARIES = 4096
 
 
 class RecentlyUsed(Generic[KeyT, ValueT]):
-    """Keeps what was used last; any thread may use it."""
+    """A cache of the most recently used values; safe for any thread."""
 
     def __init__(self, most: int) -> None:
-        """Keep at most this many."""
         self._most = most
         self._lock = threading.Lock()
         self._kept: collections.OrderedDict[KeyT, ValueT] = collections.OrderedDict()
 
     def find(self, key: KeyT, make: Callable[[], ValueT]) -> ValueT:
-        """Return what is kept, or else what `make` returns, which is kept from now on."""
+        """Return the cached value, or make and cache it."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -73,16 +72,16 @@ class SegmentStore(Protocol):
 
     @property
     def location(self) -> str:
-        """The name of its worker's folder and that of the period: no other store has it."""
+        """A unique name: the worker's folder and the period."""
 
     def list_segments(self) -> list[SegmentName]:
-        """Return the segments, the oldest first."""
+        """Return the segments, oldest first."""
 
     def list_missing(self) -> list[SegmentName]:
-        """Return the sealed segments whose rows are gone, while their indexes are there."""
+        """Return the sealed segments that have an index but no rows."""
 
     def summarize(self, name: SegmentName) -> SegmentSummary:
-        """Return what a sealed segment has."""
+        """Return the summary of a sealed segment."""
 
     def find_index(self, name: SegmentName, index: str) -> HashIndex:
         """Return an index of a sealed segment."""
@@ -91,17 +90,16 @@ class SegmentStore(Protocol):
         """Return the rows of a sealed segment."""
 
     def list_parts(self, name: SegmentName) -> tuple[Sequence[OpenPart], str]:
-        """Return the rows of an open segment, and what is wrong with the rest of it, if anything is."""
+        """Return the rows of an open segment, and a description of damage, or ''."""
 
     def connect(self) -> sqlite3.Connection:
-        """Return a connection to the database that cannot write."""
+        """Return a read-only connection to the database."""
 
 
 class StoreCache:
-    """What readers of files keep."""
+    """The caches of a reader of files."""
 
     def __init__(self) -> None:
-        """Keep nothing yet."""
         self.summaries: RecentlyUsed[Path, SegmentSummary] = RecentlyUsed(MAX_SUMMARIES)
         self.indexes: RecentlyUsed[Path, dict[str, HashIndex]] = RecentlyUsed(MAX_INDEXES)
         self.files: RecentlyUsed[Path, pq.ParquetFile] = RecentlyUsed(MAX_FILES)
@@ -113,11 +111,10 @@ class DiskStore:
 
     Args:
         period: The period.
-        cache: What is kept of it.
+        cache: The caches.
     """
 
     def __init__(self, period: Period, cache: StoreCache) -> None:
-        """Read nothing yet."""
         self.period = period
         self._cache = cache
 
@@ -150,15 +147,15 @@ class DiskStore:
         return self._cache.indexes.find(path, lambda: self._read_index(name)[1])[index]
 
     def _read_index(self, name: SegmentName) -> tuple[SegmentSummary, dict[str, HashIndex]]:
-        """Return what an index file holds; one that is missing or damaged is made again from its segment, in memory."""
+        """Return the contents of an index file; a missing or damaged one is rebuilt in memory from its segment."""
         path = self.period.path_of(name, "idx")
         try:
             return unpack_index_file(FileView(path))
         except (FileNotFoundError, DamagedSegmentError) as error:
             problem = error
-        file = self.open_rows(name)  # raises FileNotFoundError where retention has removed both
+        file = self.open_rows(name)  # raises FileNotFoundError if retention has removed both
         log.warning(
-            "the index of a recorded segment cannot be read; it is made again, in memory",
+            "the index of a recorded segment cannot be read; it is rebuilt in memory",
             path=str(path),
             error=str(problem),
         )
@@ -189,7 +186,6 @@ class MemoryStore:
     """
 
     def __init__(self, recording: str, memory: MemoryRecording) -> None:
-        """Read nothing yet."""
         self._recording = recording
         self._memory = memory
         self._files: RecentlyUsed[SegmentName, pq.ParquetFile] = RecentlyUsed(MAX_FILES)
@@ -240,7 +236,7 @@ class MemoryStore:
     def connect(self) -> sqlite3.Connection:
         """See `SegmentStore`."""
         db = sqlite3.connect(self._memory.database_uri, uri=True, isolation_level=None, timeout=2.0)
-        # Tables of a shared cache are locked as a whole; who reads does not wait.
+        # A shared cache locks whole tables; with this setting, readers do not wait.
         db.execute("pragma read_uncommitted = on")
         return check_version(db)
 

@@ -1,7 +1,7 @@
-"""Recordings as a tar archive, piece by piece: consistent copies, one period at a time on disk.
+"""Streams recordings as a tar archive of consistent copies, with one copied period at a time on disk.
 
-Unpacked, it is a folder of recordings like any other. Invariants: nothing is in the archive but copies of the given
-periods; a piece is small and takes a moment; the copies are removed when the archive, or the reader, has ended.
+Unpacked, the archive is a folder of recordings like any other. Invariants: the archive has only copies of the given
+periods; each piece is small and quickly produced; the copies are removed when the stream ends or is closed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _BLOCK = 512
 
 
 def find_room(periods: Sequence[Period]) -> tuple[int, int]:
-    """Return how many bytes a copy of the largest of some periods may take, and how many are free for it."""
+    """Return the disk space that a copy of the largest period may take, and the free space, in bytes."""
     sizes = [sum(path.lstat().st_size for path in period.list_files() if path.exists()) for period in periods]
-    # An open segment becomes smaller when it is sealed; a database may have gaps.
+    # This is an upper bound: sealing makes an open segment smaller, and a database may have gaps.
     return max(sizes, default=0), shutil.disk_usage(tempfile.gettempdir()).free
 
 
 def stream_tar(periods: Sequence[Period]) -> Iterator[bytes]:
-    """Yield an archive of some periods; b'' where nothing is ready yet.
+    """Yield an archive of some periods; b'' while no data is ready.
 
-    What cannot be read is listed in a file of the archive, `PROBLEMS.txt`.
+    Unreadable data is listed in a file `PROBLEMS.txt` of the archive.
 
     Raises:
-        OSError: There is no room for the copy of a period.
+        OSError: There is no disk space for the copy of a period.
     """
     problems: list[str] = []
     now = int(time.time())

@@ -1,4 +1,4 @@
-"""The stories of the messages that a question is about, as a document that can travel between processes."""
+"""The traces of the messages that match a query, as a document that can be sent between processes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import msgspec
 from tidemill.recorder.reading.queries import MessageQuery, Trace
 from tidemill.recorder.reading.reader import Reader
 
-#: The stories of this many messages are told, the newest ones.
+#: The maximum number of messages in a document; the newest come first.
 MOST = 10
 
 
 class Traces(msgspec.Struct):
-    """What is known of some messages.
+    """The traces of some messages.
 
     Attributes:
-        found: Messages of which something is recorded, the newest first.
-        more: Whether there are more messages.
-        first_us: The time of the oldest message that is kept; None: there is none.
-        last_us: That of the newest.
-        problems: What could not be read.
+        found: Messages with recorded data, newest first.
+        more: Whether more messages match.
+        first_us: The time of the oldest recorded message; None if there is none.
+        last_us: The time of the newest recorded message.
+        problems: Descriptions of data that could not be read.
     """
 
     found: list[Trace] = []
@@ -29,7 +29,7 @@ class Traces(msgspec.Struct):
     problems: list[str] = []
 
     def add(self, others: Traces) -> None:
-        """Add what another process knows."""
+        """Add the traces from another process."""
         self.found += others.found
         self.more |= others.more
         self.problems = list(dict.fromkeys([*self.problems, *others.problems]))
@@ -39,7 +39,7 @@ class Traces(msgspec.Struct):
 
 
 def find_traces(reader: Reader, query: MessageQuery) -> Traces:
-    """Return the stories of one message, if the query names one, else of the newest that match."""
+    """Return the trace of the one message that the query names, or of the newest messages that match."""
     first, last = reader.find_span()
     page_problems: list[str] = []
     if query.topic is not None and query.partition is not None and query.offset is not None:

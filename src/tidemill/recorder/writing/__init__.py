@@ -1,1 +1,1 @@
-"""Writes recordings: rows and events go to disk or memory, segments are sealed, old periods removed."""
+"""Writes recordings: stores rows and events on disk or in memory, seals segments and removes old periods."""

@@ -1,4 +1,4 @@
-"""Removes recordings: those of this worker beyond its limits, those of workers that are gone beyond their own age."""
+"""Removes recordings: this worker's beyond its limits, and those of other, ended workers beyond their own retention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemill.recorder.format.file_layout import Period, list_periods, list_work
 from tidemill.recorder.format.read_database import open_database
 from tidemill.runtime.files.lock import HeldError
 
-#: For how long a recording is kept whose database does not say it.
+#: The retention of a recording whose database does not give one.
 KEEP_SECONDS = 7 * 24 * 3600
 
 log = structlog.get_logger(__name__)
@@ -31,19 +31,20 @@ def clean_worker(
     segments: Sequence[SegmentSize],
     now: float,
 ) -> RetentionRemoval:
-    """Remove what a worker has beyond its limits.
+    """Remove a worker's recordings beyond its limits.
 
     Args:
         folder: The folder of the worker.
-        limits: How much is kept.
-        current: The period that is written to.
+        limits: The limits of retention.
+        current: The period being written.
         current_bytes: Its size.
-        current_events: How many events it has.
-        segments: Its sealed segments, the oldest first.
+        current_events: The number of its events.
+        segments: Its sealed segments, oldest first.
         now: Seconds since the epoch.
 
     Returns:
-        What had to go; segments are removed, the current period's events are left to the caller.
+        What exceeded the limits. Periods and segments have been removed; the caller must remove the current period's
+            events.
     """
     periods = {period.name: period for period in list_periods(folder) if period != current}
     past = [_measure(period) for period in periods.values()]
@@ -52,7 +53,7 @@ def clean_worker(
     for name in removal.periods:
         remove_period(periods[name])
     for stem in removal.segments:
-        for ending in ("idx", "parquet"):  # an index without its rows would be told as a loss
+        for ending in ("idx", "parquet"):  # an index without rows would be reported as a loss
             with contextlib.suppress(FileNotFoundError):
                 (current.folder / f"{stem}.{ending}").unlink()
     return removal
@@ -64,13 +65,13 @@ def _measure(period: Period) -> PeriodSize:
         with contextlib.suppress(OSError):
             status = path.lstat()
             size += status.st_size
-            if not path.name.endswith(("-wal", "-shm")):  # readers write these, too
+            if not path.name.endswith(("-wal", "-shm")):  # readers write to these, too
                 ended_at = max(ended_at, status.st_mtime)
     return PeriodSize(period.name, ended_at, size, _ask(period, "select count(*) from events", 0))
 
 
 def _ask(period: Period, question: str, default: int) -> int:
-    """Return a number from a database; the default if it cannot be read."""
+    """Return a number from a period's database, or the default if the database cannot be read."""
     with contextlib.suppress(OSError, sqlite3.Error), contextlib.closing(open_database(period)) as db:
         found = db.execute(question).fetchone()
         return int(found[0]) if found else default
@@ -78,20 +79,20 @@ def _ask(period: Period, question: str, default: int) -> int:
 
 
 def remove_period(period: Period) -> bool:
-    """Remove a period, unless somebody writes to it; returns whether it is gone."""
+    """Remove a period unless a process writes to it; returns whether the period was removed."""
     try:
         lock = period.lock()
     except HeldError:
         return False
     except (FileNotFoundError, NotADirectoryError):
-        lock = -1  # without a folder there is nobody who writes to it
-    except OSError as error:  # nobody knows whether somebody writes to it
+        lock = -1  # without a folder, no process can be writing to it
+    except OSError as error:  # a process may be writing to it
         log.warning("an old recording cannot be removed", path=str(period.database), error=str(error))
         return False
     try:
         if lock >= 0:
             shutil.rmtree(period.folder)
-        # Last: what is not listed would never be removed.
+        # The database goes last: without it the period would not be listed, and the rest would never be removed.
         for ending in ("-wal", "-shm", ""):
             period.database.with_name(f"{period.database.name}{ending}").unlink(missing_ok=True)
     except OSError as error:
@@ -104,12 +105,12 @@ def remove_period(period: Period) -> bool:
 
 
 def find_expired(db_dir: Path, now: float, before: float | None = None) -> list[Period]:
-    """Return periods that nobody writes to and that are too old.
+    """Return expired periods that no process writes to.
 
     Args:
         db_dir: The folder of all recordings.
         now: Seconds since the epoch.
-        before: Those that ended before this time; None: those that are older than their own pipelines keep them.
+        before: Periods that ended before this time are expired; None: each period's own retention applies.
     """
     found = []
     for folder in list_worker_folders(db_dir):
@@ -122,17 +123,17 @@ def find_expired(db_dir: Path, now: float, before: float | None = None) -> list[
 
 
 def remove_recordings(periods: Sequence[Period]) -> list[Period]:
-    """Remove periods and then empty folders of their workers; returns which are gone."""
+    """Remove periods and then the empty folders of their workers; returns the periods that were removed."""
     gone = [period for period in periods if remove_period(period)]
     for folder in {period.worker_folder for period in gone}:
         with contextlib.suppress(OSError):
-            folder.rmdir()  # fails unless it is empty
+            folder.rmdir()  # fails unless the folder is empty
     return gone
 
 
 def remove_expired(db_dir: Path, now: float) -> None:
-    """Remove periods that are older than their own pipelines keep them.
+    """Remove periods that exceed their own retention.
 
-    Workers come and go, for example with the names of containers, and nobody else would remove what they left.
+    Workers come and go, for example with containers' names, and no other process removes their recordings.
     """
     remove_recordings(find_expired(db_dir, now))

@@ -1,7 +1,9 @@
-"""The recording of a worker on disk: the current period, its open segments and its database.
+"""A worker's recording on disk: the current period with its open segments and its database.
 
-Invariants: one thread calls it, and what others left is dealt with on another one; what the disk refuses raises and
-leaves everything as it was, so that the next call may succeed; files that somebody removed are not written to any more.
+Invariants:
+- One thread calls it; leftovers of other processes are handled on another thread.
+- A failed write raises an error and changes nothing, so that the next call may succeed.
+- Files that were removed from outside are not written to any more.
 """
 
 from __future__ import annotations
@@ -44,30 +46,30 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: A segment that could not be sealed is tried again after this time.
+#: Sealing is retried after this time.
 RETRY_SECONDS = 60.0
-#: What is too old is looked for this often.
+#: Retention is checked this often.
 CLEAN_SECONDS = 60.0
-#: And what other workers left, this often.
+#: Other workers' leftovers are checked this often.
 HOUSEKEEPING_SECONDS = 600.0
-#: At the end, what others left is sealed for this long; the rest is left to the next run.
+#: At shutdown, leftovers are sealed for this long at most; the next process seals the rest.
 END_SECONDS = 0.8
 
 
 class DiskRecording:
-    """Writes the recording of a worker.
+    """Writes a worker's recording to disk.
 
     Args:
         db_dir: The folder of all recordings; created if it is missing.
         group: The consumer group.
         worker: The worker's name.
-        settings: How much is kept and for how long.
-        policy: When segments are sealed.
-        folder: The name of its folder; '': that of the group and the worker.
-        bounded: Whether it is of a bounded run.
+        settings: Retention and intervals.
+        policy: The limits at which segments are sealed.
+        folder: The name of the worker's folder; '': derived from the group and the worker.
+        bounded: Whether this is a bounded run.
 
     Raises:
-        OSError: Nothing can be written there.
+        OSError: The folder cannot be written.
         sqlite3.Error: Likewise.
     """
 
@@ -82,7 +84,6 @@ class DiskRecording:
         *,
         bounded: bool = False,
     ) -> None:
-        """Begin the first period."""
         self._bounded = bounded
         self._group = group
         self._worker = worker
@@ -97,7 +98,7 @@ class DiskRecording:
         self._unsealed: list[SegmentName] = []
         self._retry_at = self._rotate_at = 0.0
         self._flushed = time.monotonic()
-        self._cleaned = self._flushed - CLEAN_SECONDS  # what earlier runs left may be too much
+        self._cleaned = self._flushed - CLEAN_SECONDS  # earlier processes may have left too much
         self._housekeeping: threading.Thread | None = None
         self._housekeeping_at = 0.0
         self._is_missing = False
@@ -107,7 +108,7 @@ class DiskRecording:
     def _begin_period(self) -> None:
         now = time.time()
         self._db_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        make_private_folder(self._folder)  # another process may have removed it, if it was empty
+        make_private_folder(self._folder)  # another process may have removed the folder while it was empty
         period, lock = create_period(self._folder, self._worker, now)
         try:
             database = EventsDatabase(
@@ -130,13 +131,13 @@ class DiskRecording:
         self._link()
 
     def _link(self) -> None:
-        """Let the link of this worker lead to the current database."""
+        """Point the worker's link at the current database."""
         link = self._folder / f"{self._link_name}.tmp"
         try:
             link.unlink(missing_ok=True)
             link.symlink_to(self._period.database.name)
             link.rename(self._folder / self._link_name)
-        except OSError as error:  # it is for people; nothing of ours follows it
+        except OSError as error:  # the link is a convenience for operators; no code follows it
             log.warning("the link to the current recording cannot be made", path=str(link), error=str(error))
 
     @property
@@ -145,14 +146,14 @@ class DiskRecording:
 
     @property
     def location(self) -> str:
-        """Where it is, for people."""
+        """The folder, as shown to users."""
         return str(self._folder)
 
     def seal_leftovers(self) -> None:
-        """Begin to seal what processes left that were killed, and to remove what is too old of workers that are gone.
+        """Start to seal segments of killed processes, and to remove expired recordings of other workers.
 
-        It happens on a thread, however much there is: this recording goes on meanwhile. Both are about periods that
-        nobody writes to, and a process that changes one holds its lock.
+        A thread of its own does this while recording continues, because it may take long. It touches only periods that
+        no process writes to, and holds the lock of the one it changes.
         """
         self._housekeeping_at = time.monotonic() + HOUSEKEEPING_SECONDS
         if self._housekeeping is None or not self._housekeeping.is_alive():
@@ -163,22 +164,22 @@ class DiskRecording:
         try:
             seal_leftovers(self._db_dir)
             remove_expired(self._db_dir, time.time())
-        except Exception as error:  # what is there now is there at the next time
+        except Exception as error:  # the next round tries again
             log.warning("old recordings cannot be sealed or removed", path=str(self._db_dir), error=str(error))
 
     def append(self, table: RowTable, frames: Sequence[tuple[FrameInfo, bytes, pa.RecordBatch]]) -> None:
         """Write rows.
 
         Raises:
-            OSError: The disk refuses them, or the folder was removed and cannot be made again.
+            OSError: The write fails, or the folder was removed and cannot be created again.
         """
         if self._is_missing:
-            raise FileNotFoundError(2, f"{self._folder} was removed and cannot be made again")
+            raise FileNotFoundError(2, f"{self._folder} was removed and cannot be created again")
         segment = self._open.get(table) or self._open_segment(table)
         try:
             segment.append(frames)
         except OSError:
-            if not segment.rows:  # nobody needs an empty file, and another one may be refused for another reason
+            if not segment.rows:  # an empty file is useless, and may not be writable later either
                 self._forget(table)
             raise
 
@@ -199,15 +200,15 @@ class DiskRecording:
         """Store events.
 
         Raises:
-            sqlite3.Error: The disk refuses them.
+            sqlite3.Error: The write fails.
         """
         self.database.add_events(events)
 
     def seal_full(self) -> None:
-        """Seal what is full or old enough.
+        """Seal segments that are full or old enough.
 
         Raises:
-            OSError: The disk refuses it; it is tried again later.
+            OSError: The write fails; it is retried later.
             sqlite3.Error: Likewise.
         """
         for table, segment in list(self._open.items()):
@@ -215,10 +216,10 @@ class DiskRecording:
                 self._seal(table)
 
     def tick(self) -> None:
-        """Seal, flush, remove and rotate what is due; called at least once a second.
+        """Seal, flush, clean and rotate whatever is due; must be called at least once a second.
 
         Raises:
-            OSError: The disk refuses something; the rest is done at the next call.
+            OSError: A write fails; the next call continues.
             sqlite3.Error: Likewise.
         """
         now = time.monotonic()
@@ -237,14 +238,16 @@ class DiskRecording:
         if now >= self._housekeeping_at:
             self.seal_leftovers()
         if is_period_over(now - self._began, self._settings.rotation_interval_minutes * 60) and now >= self._rotate_at:
-            self._rotate_at = now + RETRY_SECONDS  # if it fails
+            self._rotate_at = now + RETRY_SECONDS  # in case the rotation fails
             self._rotate()
 
     def _replace_missing(self) -> None:
-        """Begin a new period if somebody removed the files of this one; open segments, which are in memory, go there.
+        """Begin a new period if the files of this one were removed from outside, and seal the open segments into it.
+
+        The open files have lost their names, but their descriptors are still readable.
 
         Raises:
-            OSError: The disk refuses it; it is tried again at the next call.
+            OSError: The write fails; the next call retries it.
             sqlite3.Error: Likewise.
         """
         before, lock, database = self._period, self._lock, self.database
@@ -253,9 +256,9 @@ class DiskRecording:
         if not self._is_missing:
             self._is_missing = True
             log.error(
-                "the recording was removed while it was written; a new one begins, what was sealed before is gone",
+                "the recording was removed while it was written; a new one begins, and sealed rows are lost",
                 path=str(before.database),
-                advice="exempt debug.db_dir from what removes old files; `tidemill record clean` removes recordings",
+                advice="exclude debug.db_dir from cleanup jobs; use `tidemill record clean` to remove recordings",
             )
         self._begin_period()
         self._is_missing = False
@@ -293,7 +296,7 @@ class DiskRecording:
         for name in names:
             try:
                 row = seal_open_file(self._period, name, self._worker)
-            except Exception as error:  # one that cannot be sealed must not hold back the others
+            except Exception as error:  # one bad segment must not hold back the others
                 refused.append(name)
                 problem = error
                 continue
@@ -341,9 +344,9 @@ class DiskRecording:
         _close_period(before, lock, database)
 
     def close(self) -> None:
-        """Seal what is open, and leave the period; what the disk refuses stays open, for the next run to seal.
+        """Seal the open segments and close the period; segments that cannot be sealed are left to the next process.
 
-        A period in which nothing happened, as of a start that was stopped, is removed.
+        A period without any rows, events or counts, as after an aborted start, is removed.
         """
         is_empty = False
         try:

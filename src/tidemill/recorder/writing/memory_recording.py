@@ -1,7 +1,7 @@
-"""The recording of a worker in memory, where there is no folder for it: the newest 64 MiB.
+"""A worker's recording in memory, used if it cannot be written to disk: the newest 64 MiB.
 
-It has what a period on disk has, under the same names: sealed segments with their indexes, frames of open ones, and a
-database. One thread writes; readers of this process may look at it meanwhile.
+It has the contents of a period on disk, under the same names: sealed segments with their indexes, batches of open ones,
+and a database. One thread writes; other threads of this process may read at the same time.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_BYTES = 64 * 1024 * 1024
-#: Of the 64 MiB, what events may take: a few hundred bytes each.
+#: The maximum number of events, of a few hundred bytes each, within the 64 MiB.
 MAX_EVENTS = 50_000
-#: Counts of single seconds are kept this long; those of minutes stay.
+#: Counts per second are kept this long; counts per minute stay.
 COUNT_SECONDS = 3600.0
-#: What is too old is looked for this often.
+#: Retention is checked this often.
 TRIM_SECONDS = 60.0
 
 
 class MemoryRecording:
-    """Keeps what is recorded in memory.
+    """Records to memory.
 
     Args:
         group: The consumer group.
         worker: The worker's name.
-        settings: How much is kept and for how long.
-        policy: When segments are sealed.
-        max_bytes: How much is kept.
+        settings: Retention and intervals.
+        policy: The limits at which segments are sealed.
+        max_bytes: The maximum size; the oldest segments are removed beyond it.
     """
 
     location = "memory"
@@ -56,12 +56,11 @@ class MemoryRecording:
         policy: SealPolicy | None = None,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        """Begin with nothing."""
         self._worker = worker
         self._policy = policy or SealPolicy()
         self._max_bytes = max_bytes
         self._max_events = min(settings.retention_max_events or MAX_EVENTS, MAX_EVENTS)
-        #: What connections of this process open it by.
+        #: The URI by which connections of this process open the database.
         self.database_uri = f"file:tidemill-{id(self):x}-{time.monotonic_ns():x}?mode=memory&cache=shared"
         self.database = EventsDatabase(
             self.database_uri, group, worker, time.time_ns() // 1000, keep_hours=settings.retention_hours
@@ -77,24 +76,23 @@ class MemoryRecording:
         self._memory = KeptMemory()
 
     def list_segments(self) -> list[SegmentName]:
-        """Return the segments, the oldest first."""
+        """Return the segments, oldest first."""
         with self._lock:
             return sorted([*self._sealed, *(self._names[table] for table in self._open)])
 
     def find_sealed(self, name: SegmentName) -> SealedSegment | None:
-        """Return a sealed segment; None: it is gone."""
+        """Return a sealed segment; None if it was removed."""
         return self._sealed.get(name)
 
     def list_batches(self, name: SegmentName) -> list[tuple[FrameInfo, pa.RecordBatch]]:
-        """Return the batches of an open segment."""
         with self._lock:
             return list(self._open.get(name.table, ())) if self._names.get(name.table) == name else []
 
     def seal_leftovers(self) -> None:
-        """Do nothing: memory has none."""
+        """Do nothing: in memory, there are no leftovers."""
 
     def append(self, table: RowTable, frames: Sequence[tuple[FrameInfo, bytes, pa.RecordBatch]]) -> None:
-        """Keep rows."""
+        """Store rows."""
         with self._lock:
             if table not in self._open:
                 self._numbers += 1
@@ -103,20 +101,20 @@ class MemoryRecording:
             self._open[table] += [(info, batch) for info, _, batch in frames]
 
     def add_events(self, events: Sequence[RecordedEvent]) -> None:
-        """Keep events.
+        """Store events.
 
         Raises:
-            sqlite3.Error: There is no memory for them.
+            sqlite3.Error: Out of memory.
         """
         self.database.add_events(events)
         if self.database.events > self._max_events:
             self.database.remove_oldest(self.database.events - self._max_events)
 
     def seal_full(self) -> None:
-        """Seal what is full or old enough.
+        """Seal segments that are full or old enough.
 
         Raises:
-            sqlite3.Error: There is no memory for it.
+            sqlite3.Error: Out of memory.
         """
         for table, batches in list(self._open.items()):
             rows = sum(len(batch) for _, batch in batches)
@@ -125,10 +123,10 @@ class MemoryRecording:
                 self._seal(table, batches)
 
     def tick(self) -> None:
-        """Seal and remove what is due.
+        """Seal and remove whatever is due.
 
         Raises:
-            sqlite3.Error: There is no memory for it.
+            sqlite3.Error: Out of memory.
         """
         self._memory.tick()
         self.seal_full()
@@ -151,13 +149,13 @@ class MemoryRecording:
 
     @property
     def size_bytes(self) -> int:
-        """The size of what is kept, without events."""
+        """The size of the recording without its events."""
         sealed: int = sum(len(segment.index) + segment.parquet.size for segment in self._sealed.values())
         opened: int = sum(batch.nbytes for batches in self._open.values() for _, batch in batches)
         return sealed + opened
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         with self._lock:
             self._sealed.clear()
             self._open.clear()

@@ -1,6 +1,6 @@
-"""A segment that is being written: the file, which is read again at the moment at which it is sealed.
+"""The file of a segment that is being written; it is read back when the segment is sealed.
 
-Invariant: the file has whole frames only; what a failed write left of one is cut off.
+Invariant: the file has complete frames only; the rest of a failed write is truncated.
 """
 
 from __future__ import annotations
@@ -21,28 +21,27 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-#: Replaced by tests: a disk may be full.
+#: Tests replace this to simulate a full disk.
 write = os.write
 
 
 class OpenSegment:
-    """A file of frames that this process writes and holds the lock of.
+    """A file of frames that this process writes and has locked.
 
     Args:
         path: The file, which must not exist.
-        clock: Seconds on a clock that never goes back.
+        clock: Returns seconds of a monotonic clock.
 
     Raises:
-        OSError: It cannot be created.
+        OSError: The file cannot be created.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Create it."""
         self._clock = clock
         self._began = clock()
         self.path = path
         self.rows = 0
-        #: The size of its decoded rows.
+        #: The size of the decoded rows.
         self.rows_bytes = 0
         #: The size of the file.
         self.size_bytes = len(MAGIC)
@@ -59,14 +58,14 @@ class OpenSegment:
 
     @property
     def age_seconds(self) -> float:
-        """How long ago it was begun."""
+        """The time since the first row was written."""
         return self._clock() - self._began
 
     def append(self, frames: Sequence[tuple[FrameInfo, bytes, pa.RecordBatch]]) -> None:
-        """Write frames, all or none.
+        """Write all of the frames, or none.
 
         Raises:
-            OSError: The disk refuses them.
+            OSError: The write fails.
         """
         data = b"".join(pack_frame(info, body) for info, body, _ in frames)
         try:
@@ -84,36 +83,37 @@ class OpenSegment:
             self.rows_bytes += batch.nbytes
 
     def read_batches(self, table: RowTable) -> Iterator[tuple[FrameInfo, pa.RecordBatch]]:
-        """Yield its rows, read from the file even if that was removed: nobody needs them in memory until then.
+        """Yield the rows, read back from the file so that they need no memory until then; works even if the file was
+        removed.
 
         Raises:
-            OSError: The file cannot be read, or is not what was written.
+            OSError: The file is damaged or cannot be read.
         """
         try:
             for frame in read_frames(_WrittenBytes(self._fd, self.size_bytes)):
                 yield frame.info, decode_rows(table, frame.body)
         except (DamagedSegmentError, ValueError) as error:
-            raise OSError(f"{self.path} is not what was written: {error}") from error
+            raise OSError(f"{self.path} is damaged: {error}") from error
 
     def flush(self) -> None:
-        """Force what was written to the disk.
+        """Force written data to disk.
 
         Raises:
-            OSError: The disk refuses it.
+            OSError: The write fails.
         """
         if self._dirty:
             os.fdatasync(self._fd)
             self._dirty = False
 
     def close(self) -> None:
-        """Close the file; it stays as it is."""
+        """Close the file and leave it as it is."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 class _WrittenBytes:
-    """What was written to an open file, whether it still has a name or not; a `ByteView`."""
+    """The data written to an open file, whether or not the file still has a name; a `ByteView`."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
@@ -126,7 +126,7 @@ class _WrittenBytes:
         start, end, _ = wanted.indices(self._size)
         data = os.pread(self._fd, end - start, start)
         if len(data) < end - start:
-            raise OSError("the file is shorter than it was")
+            raise OSError("the file was truncated")
         return memoryview(data)
 
 

@@ -1,4 +1,4 @@
-"""What a recording has besides rows and events: the configuration once, the state at intervals, counts each second."""
+"""Samples for a recording: the configuration once, the state at intervals, and counts each second."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tidemill.runtime.link.progress import EngineProgress
 _MINUTE = 60
 
 
-#: What happened since the last call, and the state; called with seconds since the epoch, and whether it is the last
-#: time. None: nothing is known yet.
+#: Returns the counts since the last call and the current state; None while nothing is known yet. The arguments are the
+#: seconds since the epoch, and whether this is the last call.
 Sample = Callable[[int, bool], tuple[Counts, object] | None]
 
 
 def sample_progress(read_progress: Callable[[], EngineProgress | None]) -> Sample:
-    """Return what samples the sums over all engines."""
+    """Return a `Sample` of the sums over all engines."""
     sampler = CountSampler()
 
     def sample(at: int, last: bool) -> tuple[Counts, object] | None:
@@ -34,15 +34,14 @@ def sample_progress(read_progress: Callable[[], EngineProgress | None]) -> Sampl
 
 
 class ProcessSampler:
-    """Looks at what is running once a second.
+    """Stores samples of the running engines once a second.
 
     Args:
         settings: The section `debug`.
-        sample: Returns what happened; None: nothing is sampled.
+        sample: Returns counts and state; None: nothing is sampled.
     """
 
     def __init__(self, settings: DebugSettings, sample: Sample | None) -> None:
-        """Look at nothing yet."""
         self._settings = settings
         self._sample = sample
         self._config: dict[str, Any] | None = None
@@ -51,25 +50,25 @@ class ProcessSampler:
         self._next = self._next_state = 0.0
 
     def begin(self, database: EventsDatabase, config: dict[str, Any] | None) -> None:
-        """Store the configuration; it is stored in each later database too."""
+        """Store the configuration, now and in each later database."""
         self._config = config if self._settings.store_config else None
         self._enter(database)
 
     def _enter(self, database: EventsDatabase) -> None:
         self._database = database
         self._next_state = 0.0
-        self._minute = None  # the seconds of the one before are in its own database
+        self._minute = None  # the previous database has the counts of its own seconds
         if self._config is not None:
             database.add_config(time.time_ns() // 1000, _encode(self._config))
 
     def tick(self, database: EventsDatabase) -> None:
-        """Store what is due.
+        """Store the samples that are due.
 
         Args:
-            database: The current one.
+            database: The current database.
 
         Raises:
-            sqlite3.Error: It cannot be written.
+            sqlite3.Error: The database cannot be written.
         """
         if database is not self._database:
             self._enter(database)
@@ -79,10 +78,10 @@ class ProcessSampler:
             self._look(database, now)
 
     def end(self, database: EventsDatabase) -> None:
-        """Store what happened since the last look, and the last state.
+        """Store the counts since the last sample, and the final state.
 
         Raises:
-            sqlite3.Error: It cannot be written.
+            sqlite3.Error: The database cannot be written.
         """
         self._next_state = 0.0
         self._look(database, time.monotonic(), last=True)
@@ -111,7 +110,7 @@ class ProcessSampler:
 
 
 def _mask(value: Any) -> Any:
-    """Return a value with the secrets in all of its texts masked; what a topic is called is no secret's name."""
+    """Mask secrets in all texts of a value. Keys stay: they are names of topics and the like."""
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, dict):

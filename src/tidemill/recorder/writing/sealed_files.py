@@ -1,7 +1,7 @@
-"""Writes sealed segments to their period, and seals what a process left that was killed.
+"""Writes sealed segments to their period, and seals the open segments of killed processes.
 
-Invariant: a segment appears whole or not at all: both of its files are written under other names and renamed, the index
-first; the open file is removed last, so that its rows are never missing.
+Invariant: a segment appears complete or not at all. Both of its files are written under temporary names and renamed,
+the index first; the open file is removed last, so that its rows are never missing.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ log = structlog.get_logger(__name__)
 def write_sealed(
     period: Period, name: SegmentName, segment: SealedSegment, now: float, *, is_damaged: bool = False
 ) -> SegmentRow:
-    """Write a segment's files and remove its open one; returns how the database lists it.
+    """Write a segment's files and remove its open file; returns the segment's row for the database.
 
     Args:
         period: The period.
         name: The segment.
-        segment: Its rows.
+        segment: The sealed rows.
         now: Seconds since the epoch.
-        is_damaged: Not all of the open file could be read: it is set aside instead.
+        is_damaged: Whether the open file could be read only in part; it is then renamed instead of removed.
 
     Raises:
-        OSError: The disk refuses it; the open file is still there.
+        OSError: The write fails; the open file still exists.
     """
     index = period.path_of(name, "idx")
     try:
@@ -71,9 +71,9 @@ def _remove_open(period: Period, name: SegmentName, *, is_damaged: bool) -> None
 
 
 def _write_file(path: Path, data: Any) -> None:
-    """Write a file that appears whole, under its name."""
+    """Write a file so that it appears complete under its name."""
     unfinished = path.with_name(f"{path.name}.tmp")
-    # Only who holds the period's lock writes here: what is there was left by a process that was killed.
+    # Only the holder of the period's lock writes here, so an existing file was left by a killed process.
     unfinished.unlink(missing_ok=True)
     fd = create_file(unfinished)
     try:
@@ -91,32 +91,33 @@ def _write_file(path: Path, data: Any) -> None:
 
 
 def read_open(path: Path, name: SegmentName) -> tuple[list[tuple[FrameInfo, pa.RecordBatch]], bool]:
-    """Return the batches of an open file, as many as are whole, and whether the rest is damaged, which is logged.
+    """Return the complete batches of an open file, and whether the rest is damaged, which is logged.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     batches: list[tuple[FrameInfo, pa.RecordBatch]] = []
     is_damaged = False
     try:
         for frame in read_frames(FileView(path)):
-            batches.append((frame.info, decode_rows(name.table, frame.body)))  # noqa: PERF401 - what precedes damage counts
+            batches.append((frame.info, decode_rows(name.table, frame.body)))  # noqa: PERF401 - damage may follow
     except (DamagedSegmentError, ValueError) as error:
         is_damaged = True
-        log.warning("a recorded segment is damaged; what comes after this is skipped", path=str(path), error=str(error))
+        log.warning("a recorded segment is damaged; the rest of it is skipped", path=str(path), error=str(error))
     return batches, is_damaged
 
 
 def seal_open_file(period: Period, name: SegmentName, worker: str) -> SegmentRow | None:
-    """Seal an open file that nobody writes to; one without a whole frame is removed, a damaged one set aside.
+    """Seal an open file that no process writes to; a file without a complete frame is removed, a damaged one is
+    renamed.
 
     Args:
-        period: Its period, whose lock the caller holds.
+        period: The period, whose lock the caller holds.
         name: The segment.
-        worker: Whose rows these are.
+        worker: The worker that recorded the rows.
 
     Raises:
-        OSError: The disk refuses it; the open file is still there.
+        OSError: The write fails; the open file still exists.
     """
     batches, is_damaged = read_open(period.path_of(name, "open"), name)
     if not any(len(batch) for _, batch in batches):
@@ -126,9 +127,9 @@ def seal_open_file(period: Period, name: SegmentName, worker: str) -> SegmentRow
 
 
 def seal_leftovers(db_dir: Path) -> int:
-    """Seal what processes left that were killed, in all periods that nobody writes to; returns how many segments.
+    """Seal segments of killed processes in all periods that no process writes to; returns the number of segments.
 
-    What cannot be sealed stays as it is, readable, and is logged. The smallest come first, one at a time.
+    Segments that cannot be sealed are logged, and stay readable. The smallest are sealed first, one after another.
     """
     left = []
     for folder in list_worker_folders(db_dir):
@@ -159,7 +160,7 @@ def _seal_period(period: Period) -> int:
         for name in names:
             try:
                 row = seal_open_file(period, name, worker)
-            except Exception as error:  # whatever is in one file: the others are sealed
+            except Exception as error:  # one bad file must not hold back the others
                 path = str(period.path_of(name, "open"))
                 log.warning("a recorded segment cannot be sealed", path=path, error=str(error))
                 continue
@@ -174,6 +175,6 @@ def _seal_period(period: Period) -> int:
 
 
 def _list_rows(period: Period, rows: Sequence[SegmentRow]) -> None:
-    # Its files say the same; a database that was never completed is no reason to leave them open.
+    # The files have the same information; seal them even if the database was never completed.
     with contextlib.suppress(sqlite3.Error):
         list_in_database(period.database, rows)

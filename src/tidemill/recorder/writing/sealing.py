@@ -1,7 +1,7 @@
 """Turns the batches of an open segment into a sealed one: a Parquet file, and an index file beside it.
 
-Rows are sorted by partition and offset, so that differences are small and row groups tell which offsets they have. No
-file is touched here.
+Rows are sorted by partition and offset, so that differences are small and the statistics of row groups narrow down
+offsets. This module touches no files.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from tidemill.recorder.format.summary import OffsetSpan, SegmentSummary, pack_in
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Small enough that reading one is quick, large enough that its statistics cost little.
+#: Small enough that a group is read quickly, large enough that its statistics cost little.
 GROUP_ROWS = 8_192
-#: Columns with few different values.
+#: Columns with few distinct values.
 _WORDS = ("topic", "status", "error", "kind", "engine_id")
-#: Columns whose statistics tell which row groups may have an offset; nobody asks for those of the others.
+#: Columns whose statistics narrow down the row groups for an offset; statistics of other columns have no reader.
 _SEARCHED = ("partition", "offset", "first_offset", "last_offset")
-#: So many values tell whether they repeat.
+#: The number of values that are checked for repetition.
 _SAMPLE = 1_024
-#: Up to this many batches are joined at a time, or as many as have this many rows; larger ones stay as they are.
+#: Batches are joined until there are this many of them, or this many rows.
 _BUNDLE = 64
 _BUNDLE_ROWS = 1_000
-#: What the worker is called, in the metadata of the Parquet file.
+#: The key of the worker's name in the metadata of the Parquet file.
 WORKER = b"tidemill.worker"
 
 
 class SealedSegment(msgspec.Struct, frozen=True):
-    """A sealed segment, to be written."""
+    """A sealed segment before it is written."""
 
     summary: SegmentSummary
     parquet: Any
@@ -46,8 +46,8 @@ def seal(table: RowTable, batches: Iterable[tuple[FrameInfo, pa.RecordBatch]], w
     """Return batches as a sealed segment.
 
     Args:
-        table: What the rows are about; at least one of them.
-        batches: They, and whose they are.
+        table: The table of the rows.
+        batches: The batches, with at least one row, and their origins.
         worker: The worker's name.
     """
     rows = _sort_batches(table, batches)
@@ -56,11 +56,11 @@ def seal(table: RowTable, batches: Iterable[tuple[FrameInfo, pa.RecordBatch]], w
 
 
 def make_index(table: RowTable, rows: pa.Table) -> tuple[SegmentSummary, bytes]:
-    """Return what a sealed segment has, and its index file.
+    """Return the summary of a sealed segment and its index file.
 
     Args:
-        table: What the rows are about.
-        rows: All of its rows, at least one, in one chunk and in the order of the file.
+        table: The table of the rows.
+        rows: All rows, at least one, in one chunk and in the order of the file.
     """
     indexes = _index_messages(rows) if table is RowTable.MESSAGES else _index_tasks(rows)
     summary = summarize_rows(table, rows)
@@ -68,7 +68,7 @@ def make_index(table: RowTable, rows: pa.Table) -> tuple[SegmentSummary, bytes]:
 
 
 def join_batches(table: RowTable, batches: Iterable[tuple[FrameInfo, pa.RecordBatch]]) -> pa.Table:
-    """Return batches as one table, with columns that say which engine each row is from."""
+    """Return batches as one table, with columns for the engine of each row."""
     import pyarrow as pa
 
     parts = [_complete(table, info, batch) for info, batch in batches]
@@ -76,7 +76,7 @@ def join_batches(table: RowTable, batches: Iterable[tuple[FrameInfo, pa.RecordBa
 
 
 def _complete(table: RowTable, info: FrameInfo, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with the columns that say which engine its rows are from."""
+    """Add the columns for the engine of the rows."""
     import pyarrow as pa
 
     zeros = pa.repeat(pa.scalar(0, pa.int32()), len(batch))
@@ -87,12 +87,13 @@ def _complete(table: RowTable, info: FrameInfo, batch: pa.RecordBatch) -> pa.Rec
 
 
 def _add_bounds(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Add the first and last offset of tasks, whose statistics tell which row groups have an offset."""
+    """Add the first and last offset of each task; their statistics narrow down the row groups for an offset."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     lists = batch["offsets"]
-    if not lists.null_count and pc.all(pc.equal(pc.list_value_length(lists), 1)).as_py():  # most tasks have a message
+    # the usual case: one message per task
+    if not lists.null_count and pc.all(pc.equal(pc.list_value_length(lists), 1)).as_py():
         only = lists.flatten()
         return batch.append_column("first_offset", only).append_column("last_offset", only)
     pairs = [(min(offsets), max(offsets)) if offsets else (-1, -1) for offsets in batch["offsets"].to_pylist()]
@@ -104,7 +105,8 @@ def _add_bounds(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _sort_batches(table: RowTable, batches: Iterable[tuple[FrameInfo, pa.RecordBatch]]) -> pa.Table:
     """Return all rows in the order of the file.
 
-    A column at a time: what the batches had of it is let go before the next one, so that all rows are in memory once.
+    Columns are sorted one at a time, and the batches' part of a column is released before the next, so that memory
+    holds the rows only once.
     """
     import pyarrow as pa
 
@@ -131,7 +133,7 @@ def _sort_batches(table: RowTable, batches: Iterable[tuple[FrameInfo, pa.RecordB
 def _bundle(
     batches: Iterable[tuple[FrameInfo, pa.RecordBatch]],
 ) -> Iterator[list[tuple[FrameInfo, pa.RecordBatch]]]:
-    """Yield batches some at a time: what Arrow keeps for each of many small ones is more than their rows."""
+    """Yield batches in bundles: Arrow's overhead for each of many small batches exceeds the size of their rows."""
     some: list[tuple[FrameInfo, pa.RecordBatch]] = []
     for each in batches:
         some.append(each)
@@ -150,11 +152,11 @@ def _combine(chunks: list[pa.Array]) -> pa.Array:
 
 
 def _sort(topic: pa.DictionaryArray, partition: pa.Array, offset: pa.Array) -> pa.Array:
-    """Return the order of rows by these columns."""
+    """Return the sort order of rows by these columns."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # Most pipelines read one topic; several are told apart by their names, not by the order in which they came.
+    # Dictionary indices reflect the order of arrival, so topics are ranked by name; most pipelines read one topic.
     names = topic.dictionary
     ranks = pc.rank(names, sort_keys="ascending") if len(names) > 1 else pa.array([1] * len(names), pa.uint64())
     keys = pa.table([ranks.take(topic.indices), partition, offset], names=["topic", "partition", "offset"])
@@ -162,7 +164,7 @@ def _sort(topic: pa.DictionaryArray, partition: pa.Array, offset: pa.Array) -> p
 
 
 def _reorder(column: pa.Array, order: pa.Array) -> pa.Array:
-    """Return a column in another order; one that has nothing, as many of tasks, is the same in any."""
+    """Return a column in another order; a column without any values, as many of tasks, is returned as it is."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -174,7 +176,7 @@ def _reorder(column: pa.Array, order: pa.Array) -> pa.Array:
 
 
 def summarize_rows(table: RowTable, rows: pa.Table) -> SegmentSummary:
-    """Return what rows have; at least one."""
+    """Return the summary of rows, of which there must be at least one."""
     import pyarrow.compute as pc
 
     messages = table is RowTable.MESSAGES
@@ -219,12 +221,12 @@ def _index_tasks(rows: pa.Table) -> dict[str, bytes]:
 
 
 def pack_label(name: str, value: str) -> bytes:
-    """Return what is indexed of a label."""
+    """Return the value under which a label is indexed."""
     return f"{name}={value}".encode()
 
 
 def _hash_column(values: pa.Array) -> pa.Array:
-    """Return the hashes of a column; if values repeat, each different one is hashed once."""
+    """Return the hashes of a column; if values repeat, each distinct value is hashed once."""
     import pyarrow as pa
 
     values = values.cast(pa.binary())
@@ -244,7 +246,7 @@ def _write_parquet(rows: pa.Table, worker: str) -> pa.Buffer:
 
     words = [name for name in _WORDS if name in rows.column_names]
     encodings = {field.name: "DELTA_BINARY_PACKED" for field in rows.schema if pa.types.is_integer(field.type)}
-    # The offsets of a task's messages are a list: of one, mostly.
+    # The offsets of a task's messages are a list, mostly with one item.
     encodings |= {
         f"{field.name}.list.element": "DELTA_BINARY_PACKED"
         for field in rows.schema

@@ -1,7 +1,10 @@
-"""The one writer of a recording: a thread that takes rows and events from a queue and gives them to disk or memory.
+"""The single writer of a recording: a thread that takes rows and events from a queue and writes them to disk or memory.
 
-Invariants: nothing that is called by other threads waits for the disk or raises; what cannot be written is counted,
-logged and confirmed, and stops nothing; what an engine sends twice is stored once; leaving takes `end_seconds` at most.
+Invariants:
+- Methods for other threads never wait for the disk and never raise.
+- Rows that cannot be written are counted, logged and confirmed, and do not stop the writer.
+- Batches that an engine sends twice are stored once.
+- Leaving the context takes `end_seconds` at most.
 """
 
 from __future__ import annotations
@@ -37,22 +40,22 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: What waits for a slow disk; what comes beyond it is lost.
+#: The size of the queue in front of a slow disk; further rows are dropped.
 MAX_QUEUE_BYTES = 64 * 1024 * 1024
-#: A batch of events is counted with this many bytes each.
+#: The assumed size of an event.
 _EVENT_BYTES = 500
-#: How many batches are written at once.
+#: The maximum number of batches written at once.
 _MAX_BATCHES = 256
-#: And how many bytes: decoded they may be ten times as many.
+#: The maximum number of bytes written at once; decoded, they may take ten times as much.
 _MAX_TAKEN_BYTES = 1024 * 1024
-#: How often something may be due.
+#: The interval of the writer's ticks.
 _TICK_SECONDS = 0.5
 LOG_SECONDS = 60.0
 END_SECONDS = 1.5
 
 
 class RecordingTarget(Protocol):
-    """Where a writer writes: `DiskRecording` or `MemoryRecording`; it may raise `OSError` and `sqlite3.Error`."""
+    """The target of a writer: `DiskRecording` or `MemoryRecording`; methods may raise `OSError` and `sqlite3.Error`."""
 
     database: EventsDatabase
 
@@ -67,16 +70,16 @@ class RecordingTarget(Protocol):
 
 
 class RecorderStatistics(msgspec.Struct):
-    """What a writer did.
+    """A writer's statistics.
 
     Attributes:
-        location: The folder, or "memory".
+        place: The folder, or "memory".
         rows: Rows stored.
         events: Events stored.
-        lost_rows: Rows that could not be.
-        lost_events: Events likewise.
-        lost_by_slot: Rows and events that could not be, by the slot of the engine that they came from.
-        problem: Why the last of them were lost; '' if none were.
+        lost_rows: Rows that could not be stored.
+        lost_events: Events that could not be stored.
+        lost_by_slot: Rows and events that could not be stored, by the slot of their engine.
+        problem: The reason for the latest loss; '' if there was none.
     """
 
     location: str = ""
@@ -119,20 +122,21 @@ def _confirm_nothing(engine_id: str, seq: int) -> None:
 
 
 class RecordWriter:
-    """Writes the recording of a worker.
+    """Writes a worker's recording.
 
     Args:
         settings: The section `debug`.
         group: The consumer group.
         worker: The worker's name.
-        stored: Called on the writer's thread with the engine's id and the number of each batch that was dealt with.
-        read_progress: Returns the sums over all engines, called once a second on the writer's thread.
-        config: The configuration, secrets masked.
-        policy: When segments are sealed.
-        sample: Instead of `read_progress`, where there are no engines.
-        folder: The name of the folder below `db_dir`; '': that of the group and the worker.
-        end_seconds: How long its end may take; None: `END_SECONDS`.
-        bounded: Whether it is a bounded run, which records failures only.
+        stored: Called on the writer's thread with the engine's id and the number of each batch that was stored or
+            dropped.
+        read_progress: Returns the sums over all engines; called once a second on the writer's thread.
+        config: The configuration with secrets masked.
+        policy: The limits at which segments are sealed.
+        sample: Replaces `read_progress` where there are no engines.
+        folder: The name of the folder below `db_dir`; '': derived from the group and the worker.
+        end_seconds: How long shutdown may take; None: `END_SECONDS`.
+        bounded: Whether this is a bounded run, which records failures only.
 
     Example:
         >>> with RecordWriter(settings, "orders", "host-1", stored=link.confirm) as writer:  # doctest: +SKIP
@@ -154,7 +158,6 @@ class RecordWriter:
         end_seconds: float | None = None,
         bounded: bool = False,
     ) -> None:
-        """Write nothing yet."""
         self._bounded = bounded
         self._folder = folder
         self._end_seconds = END_SECONDS if end_seconds is None else end_seconds
@@ -169,17 +172,17 @@ class RecordWriter:
         self._known = KnownFrames()
         self._sampler = ProcessSampler(settings, sample if read_progress is None else sample_progress(read_progress))
         self._thread: threading.Thread | None = None
-        #: What was lost when the log last said so, and whether something was lost since something was stored.
+        #: The losses last logged, and whether a loss occurred since the last successful write.
         self._said_lost, self._is_losing = 0, False
         self._log_lost_at = self._log_recovery_at = 0.0
         self.statistics = RecorderStatistics()
         self.recording: RecordingTarget | None = None
 
     def __enter__(self) -> Self:
-        """Open the recording and start the thread; a folder that cannot be written means memory.
+        """Open the recording and start the thread; if the folder cannot be written, record to memory.
 
         Raises:
-            sqlite3.Error: SQLite cannot make the database, not even in memory.
+            sqlite3.Error: SQLite cannot create the database, not even in memory.
             OSError: The folder of a bounded run cannot be written.
         """
         recording = self.recording = self._open_recording()
@@ -196,8 +199,8 @@ class RecordWriter:
                 return DiskRecording(
                     folder, self._group, self._worker, self._settings, self._policy, self._folder, bounded=self._bounded
                 )
-            except (OSError, sqlite3.Error, RuntimeError) as error:  # RuntimeError: a user without a home
-                if self._bounded:  # nobody could look at its memory afterwards
+            except (OSError, sqlite3.Error, RuntimeError) as error:  # RuntimeError: the user has no home folder
+                if self._bounded:  # a memory recording would vanish with the run
                     raise
                 problem = str(error)
         recording = MemoryRecording(self._group, self._worker, self._settings, self._policy)
@@ -213,40 +216,38 @@ class RecordWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write what is waiting and seal it; a disk that takes too long is not waited for."""
+        """Write and seal what is queued, but wait for a slow disk no longer than `end_seconds`."""
         self._queue.put(None)
         if self._thread is not None:
             self._thread.join(self._end_seconds)
             if self._thread.is_alive():
-                log.warning(
-                    "the recording is not written to its end: the disk is too slow", path=self.statistics.location
-                )
+                log.warning("the disk is too slow; the end of the recording is lost", path=self.statistics.location)
         if self.statistics.lost > self._said_lost:
             self._log_lost("recorded rows are lost")
 
     def put_rows(self, engine_id: str, slot: int, seq: int, table: RowTable, body: bytes, count: int = 1) -> None:
-        """Take a batch of rows (`schema.encode_rows`); returns at once.
+        """Queue a batch of rows (`schema.encode_rows`); returns at once.
 
         Args:
-            engine_id: The engine that sent it.
-            slot: Its slot.
-            seq: The number of the batch; of one engine, rows and events are numbered together, upwards.
-            table: What the rows are about.
-            body: The batch.
-            count: How many rows it has, which is what is lost if it cannot be read or stored.
+            engine_id: The id of the engine that sent it.
+            slot: The engine's slot.
+            seq: The number of the batch. Rows and events of an engine share one ascending sequence.
+            table: The table of the rows.
+            body: The encoded batch.
+            count: The number of rows, counted as lost if the batch cannot be read or stored.
         """
         self._put(_Rows(FrameInfo(engine_id, slot, seq, table), body, count))
 
     def put_events(self, engine_id: str, slot: int, seq: int, events: Sequence[RecordedEvent]) -> None:
-        """Take events of an engine; returns at once. See `put_rows`."""
+        """Queue events of an engine; returns at once. See `put_rows`."""
         self._put(_Events(engine_id, slot, seq, events))
 
     def add_event(self, event: RecordedEvent, slot: int = 0) -> None:
-        """Take an event of the driver itself, which may be about the engine of a slot; returns at once."""
+        """Queue an event of the driver, which may concern the engine of a slot; returns at once."""
         self.add_events((event,), slot)
 
     def add_events(self, events: Sequence[RecordedEvent], slot: int = 0) -> None:
-        """Take events of this process; returns at once."""
+        """Queue events of this process; returns at once."""
         self._put(_Events("", slot, 0, events))
 
     def _put(self, item: _Rows | _Events) -> None:
@@ -264,7 +265,6 @@ class RecordWriter:
             self._confirm(item.engine_id, item.seq)
 
     def _run(self, recording: RecordingTarget) -> None:
-        """Write until the end."""
         try:
             self._guard(use_system_memory)
             self._guard(recording.seal_leftovers)
@@ -280,18 +280,20 @@ class RecordWriter:
             self._guard(recording.close)
 
     def _guard(self, action: Callable[[], None]) -> None:
-        """Do something that the disk may refuse; nothing is lost by that yet."""
+        """Do something that may fail at the disk without any loss of rows."""
         try:
             action()
         except (OSError, sqlite3.Error) as error:
             throttle(log, LOG_SECONDS).warning(
                 "the recording is behind", path=self.statistics.location, error=str(error)
             )
-        except Exception:  # whatever it is, what comes later is still to be recorded
-            throttle(log, LOG_SECONDS).error("a bug in the recorder", path=self.statistics.location, exc_info=True)
+        except Exception:  # a bug must not stop the recording of later rows
+            throttle(log, LOG_SECONDS).error(
+                "the recorder failed; this is a bug in tidemill", path=self.statistics.location, exc_info=True
+            )
 
     def _take(self) -> tuple[list[_Rows | _Events], bool]:
-        """Return what is waiting, and whether it was the last; waits for it for a moment."""
+        """Return the queued items, waiting briefly for the first, and whether they were the last."""
         items: list[_Rows | _Events] = []
         size = 0
         ended = False
@@ -327,7 +329,7 @@ class RecordWriter:
                 self._confirm(item.engine_id, item.seq)
 
     def _store_rows(self, recording: RecordingTarget, item: _Rows) -> None:
-        """Store one batch; only one is decoded at a time, and what is full is sealed before the next comes."""
+        """Store one batch. Batches are decoded one at a time, and full segments are sealed before the next."""
         info, table = item.info, item.info.table
         try:
             batch = decode_rows(table, item.body)
@@ -353,13 +355,13 @@ class RecordWriter:
                 self.lose(item.slot, str(error), events=len(item.events))
 
     def lose(self, slot: int, why: str, *, rows: int = 0, events: int = 0) -> None:
-        """Count what cannot be stored, and log it; from any thread.
+        """Count rows or events as lost, and log the loss; callable from any thread.
 
         Args:
-            slot: The slot of the engine that it came from.
-            why: Why it cannot.
-            rows: How many rows.
-            events: How many events.
+            slot: The slot of the engine that sent them.
+            why: The reason.
+            rows: The number of rows.
+            events: The number of events.
         """
         counts = self.statistics
         with self._lock:
@@ -374,14 +376,14 @@ class RecordWriter:
             self._log_lost("recorded rows are lost")
 
     def _note_stored(self) -> None:
-        """Say that rows are stored again, with what was lost until now."""
+        """Log that recording works again, with the losses until now."""
         if not self._is_losing:
             return
         self._is_losing = False
         now = time.monotonic()
         if self.statistics.lost > self._said_lost and now >= self._log_recovery_at:
             self._log_recovery_at = now + LOG_SECONDS
-            self._log_lost("rows are recorded again; those before are lost")
+            self._log_lost("rows are recorded again; earlier ones were lost")
 
     def _log_lost(self, text: str) -> None:
         counts = self.statistics
@@ -393,5 +395,5 @@ class RecordWriter:
             return
         try:
             self._stored(engine_id, seq)
-        except Exception:  # an engine that is gone needs no answer
+        except Exception:  # an engine that has exited needs no answer
             throttle(log, LOG_SECONDS).error("a recorded batch cannot be confirmed", exc_info=True)

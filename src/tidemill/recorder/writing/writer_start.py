@@ -1,4 +1,4 @@
-"""Starts a writer where SQLite can do what it needs, and says what to do where it cannot."""
+"""Starts a writer, and logs advice if SQLite lacks what the writer needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def start_writing(writer: RecordWriter) -> Iterator[bool]:
             stack.enter_context(writer)
         except sqlite3.Error as error:
             log.warning(
-                "nothing is recorded: SQLite cannot make the database",
+                "nothing is recorded: SQLite cannot create the database",
                 error=str(error),
                 advice="use a Python whose SQLite is 3.34 or newer and has FTS5, or set debug.enabled to false",
             )
