@@ -1,1 +1,1 @@
-"""The processes: thin shells around the core and the store."""
+"""The service processes: thin shells around the core and the store."""

@@ -1,6 +1,6 @@
-"""Where the DAGs of a folder are stored, and how a process reaches that store.
+"""Locates the store of a folder of DAGs and opens it for calls.
 
-Invariant: a SQLite file has one writer. Who comes second sends its calls to the first, over that one's socket.
+Invariant: a SQLite file has one writer. Other processes send their calls to the writer's socket.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from tidemill.store.engines.lock import StoreInUseError
 from tidemill.store.engines.opening import find_file, open_caller
 
 DEFAULT_NAME = "dags.db"
-#: How long a store is waited for that another command has open.
+#: How long to wait for a store that another command has open.
 _BUSY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
 
 
 def choose_folder(settings: Settings, given: Path | None) -> Path:
-    """Return the folder of DAG files, absolute; links in its path stay, since they may be moved (git-sync).
+    """Return the absolute path of the folder of DAG files; links in the path stay, since git-sync, for example, moves
+    them.
 
     Args:
-        settings: `dags.folder` is read.
-        given: What the command line says; None: nothing.
+        settings: Provides `dags.folder`.
+        given: The folder on the command line; None if there is none.
 
     Raises:
-        ConfigError: It is not a folder.
+        ConfigError: The path is not a folder.
     """
     folder = Path(settings.dags.folder) if given is None else given
     if not folder.is_dir():
@@ -45,11 +46,11 @@ def choose_folder(settings: Settings, given: Path | None) -> Path:
 
 
 def make_absolute(folder: Path) -> Path:
-    """Return the absolute path of a folder with its links, those to the current folder included."""
-    if ".." in folder.parts:  # above what a link leads to, not above the link
+    """Return the absolute path of a folder with its links kept, including those in the path of the current folder."""
+    if ".." in folder.parts:  # ".." refers to the parent of a link's target, not of the link
         return folder.resolve()
     here, shown = Path.cwd(), Path(os.environ.get("PWD", ""))
-    # The shell knows by which links the current folder was entered; other programs may have left the variable behind.
+    # PWD has the links by which the shell entered the current folder; it may be stale, so compare it with the folder.
     with contextlib.suppress(OSError):
         if shown.is_absolute() and shown.samefile(here):
             here = shown
@@ -57,27 +58,27 @@ def make_absolute(folder: Path) -> Path:
 
 
 def choose_url(settings: Settings, folder: Path) -> str:
-    """Return the URL of the store of a folder of DAGs: `store.url`, else a SQLite file beside the folder.
+    """Return the URL of the store of a folder of DAGs: `store.url`, or else a SQLite file beside the folder.
 
-    Where a link leads to the folder, or to one above it, the file is beside the first such link: what that points to
-    may be replaced at any time, and the store with it.
+    If the path of the folder contains a link, the file is beside the first link, because the link's target may be
+    replaced at any time, and a store inside it would be lost.
     """
     return settings.store.url or f"sqlite:///{_find_store_folder(folder) / DEFAULT_NAME}"
 
 
 def _find_store_folder(folder: Path) -> Path:
     for path in reversed([folder, *folder.parents]):
-        # Others that users cannot replace, such as a link from /home, belong to the system.
+        # Links that the user cannot replace, such as one from /home, belong to the system.
         if path.is_symlink() and os.access(path.parent, os.W_OK):
             return path.parent
     return folder.parent
 
 
 def choose_cipher(settings: Settings, url: str) -> Cipher:
-    """Return what encrypts secrets: the keys of `store.encryption_key`, else that of a key file beside the store.
+    """Return the cipher for secrets, with the keys of `store.encryption_key` or of a key file beside the store.
 
     Raises:
-        ConfigError: A key is wrong, or the file cannot be used.
+        ConfigError: A key is invalid, or the key file cannot be used.
     """
     path = find_file(url)
     return build_cipher(settings.store.encryption_key, None if path is None else path.with_name(f"{path.name}.key"))
@@ -91,14 +92,14 @@ async def open_dag_store(settings: Settings, folder: Path, *, create: bool = Fal
     """Open the store of a folder of DAGs for calls.
 
     Args:
-        settings: `store` is read.
+        settings: Provides the section `store`.
         folder: The folder, absolute.
-        create: Whether it is created if it does not exist.
+        create: Whether to create a missing store.
 
     Raises:
-        NoStoreError: It does not exist.
-        ConfigError: It cannot be used.
-        RemoteError: It cannot be reached.
+        NoStoreError: The store does not exist.
+        ConfigError: The store cannot be used.
+        RemoteError: The store cannot be reached.
     """
     url = choose_url(settings, folder)
     path = find_file(url)
@@ -111,7 +112,7 @@ async def open_dag_store(settings: Settings, folder: Path, *, create: bool = Fal
         try:
             return await open_caller(url, choose_cipher(settings, url))
         except StoreInUseError:
-            # Another command has it open for a moment, or `dev` is starting or ending, and does not answer.
+            # Another command has the store open for a moment, or `dev` is starting or stopping and does not answer.
             if asyncio.get_running_loop().time() >= deadline:
                 raise
         await asyncio.sleep(_PAUSE_SECONDS)

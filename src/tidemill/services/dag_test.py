@@ -1,8 +1,8 @@
-"""`tidemill dags test`: one run of a DAG in this process, over a store of its own that is removed afterwards.
+"""`tidemill dags test`: one run of a DAG in this process, on a temporary store.
 
-The scheduler's turns, the attempts and the triggers take turns on the main thread, so that a breakpoint stops
-everything. States, retries and deferrals are decided by the same store functions as in `tidemill dev`. Variables and
-connections are those of the folder's store.
+Scheduler turns, attempts and triggers alternate on the main thread, so that a breakpoint stops everything. The store
+functions that decide states, retries and deferrals are those of `tidemill dev`. Variables and connections come from the
+folder's store.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ from tidemill.triggers.streams.routing import find_events
 
 T = TypeVar("T")
 
-#: After this long it is said which file is being imported.
+#: A file whose import takes longer than this is named.
 SLOW_SECONDS = 5.0
-#: How long this process waits at most before it looks again what is due.
+#: The longest wait before the next check for due work.
 _LOOK_SECONDS = 0.5
 _TRIGGERS = 1000
 
@@ -79,18 +79,18 @@ def run_dag_test(
     logical_us: int | None,
     say: Callable[[str], None],
 ) -> str:
-    """Run a DAG once, and return the state of the run: `success` or `failed`.
+    """Run a DAG once and return the final state of the run, `success` or `failed`.
 
     Args:
-        settings: `store` is read, for variables and connections.
+        settings: Provides `store`, for variables and connections.
         folder: The folder of DAG files.
         dag_id: The DAG.
         conf: The configuration of the run.
-        logical_us: Its logical date; None: it has none.
-        say: Tells people what happens.
+        logical_us: The logical date; None: the run has none.
+        say: Prints progress for the user.
 
     Raises:
-        ConfigError: There is no such DAG, or its file is wrong.
+        ConfigError: The DAG does not exist, or its file is broken.
     """
     path, loaded = find_dag(folder, dag_id)
     with contextlib.ExitStack() as closing:
@@ -106,12 +106,12 @@ def run_dag_test(
 
 
 def find_dag(folder: Path, dag_id: str) -> tuple[Path, LoadedFile]:
-    """Return the file that defines a DAG, and what is in it.
+    """Return the file that defines a DAG, and its content.
 
-    Files whose text does not mention the id are run only if none of the others defines it.
+    Files that mention the id are loaded first; the others only if none of these defines the DAG.
 
     Raises:
-        ConfigError: No file defines it.
+        ConfigError: No file defines the DAG.
     """
     files = sorted(path for path in folder.rglob("*.py") if not path.name.startswith("."))
     name = dag_id.encode(errors="replace")
@@ -137,8 +137,8 @@ def find_dag(folder: Path, dag_id: str) -> tuple[Path, LoadedFile]:
 
 @contextlib.contextmanager
 def _telling_when_slow(path: Path) -> Iterator[None]:
-    """Say which file is imported if that takes long: it may never end, and nothing limits it here."""
-    text = f"still importing {path} after {SLOW_SECONDS:g} s; Ctrl-C shows where it stands"
+    """Name the file if its import is slow: the import may never end, and has no time limit here."""
+    text = f"still importing {path} after {SLOW_SECONDS:g} s; press Ctrl-C to see where"
     timer = threading.Timer(SLOW_SECONDS, print, (text,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
@@ -152,7 +152,7 @@ def _telling_when_slow(path: Path) -> Iterator[None]:
 
 
 class _Shared:
-    """Variables and connections of the folder's store, which is opened when one is read; without a store, none."""
+    """Variables and connections of the folder's store, opened for each access; without a store there are none."""
 
     def __init__(self, runner: asyncio.Runner, settings: Settings, folder: Path) -> None:
         self._runner, self._settings, self._folder = runner, settings, folder
@@ -172,7 +172,7 @@ class _Shared:
 
 
 class _Test:
-    """One run, made in this process."""
+    """A single run in this process."""
 
     def __init__(
         self,
@@ -184,16 +184,16 @@ class _Test:
     ) -> None:
         self._runner, self._store, self._loaded, self._shared, self._say = runner, store, loaded, shared, say
         self._request = 0
-        #: How tasks failed, as far as people were told.
+        #: The errors of tasks that were already shown to the user.
         self._told: dict[str, str] = {}
-        # They go on only while the loop runs, between two attempts.
+        # Triggers progress only while the loop runs, between attempts.
         self._triggers: dict[int, asyncio.Task[None]] = {}
         self._tokens: dict[int, int] = {}
 
     def ask(self, call: Call[T]) -> T:
-        """Answer a call of an attempt, or of this module."""
+        """Answer a call of an attempt or of this module."""
         found = self._runner.run(self._store.call(call))
-        # What the run has set itself is in its own store.
+        # Values set during the run are in the run's own store.
         is_shared = found is None and type(call) in (GetVariable, GetConnection)
         return cast(T, self._shared.ask(call)) if is_shared else found
 
@@ -207,7 +207,7 @@ class _Test:
                 raise ConfigError(each.refused)
         tasks = self._loaded.dags[dag_id].task_dict.values()
         queues = tuple({task.queue for task in tasks} | {"default"})
-        # The pools of the folder's store do not count: one attempt runs at a time.
+        # The pools of the folder's store are irrelevant here, because attempts run one at a time.
         for pool in {task.pool for task in tasks}:
             self.ask(SetPool(pool, max(task.pool_slots for task in tasks if task.pool == pool)))
         try:
@@ -219,7 +219,9 @@ class _Test:
         while True:
             turn = self.ask(SchedulerTurn(self._service))
             if turn.broken_runs:
-                raise InvariantError("the run cannot go on; please report it with the log")
+                raise InvariantError(
+                    "the run cannot continue; this is a bug in tidemill, please report it with the log"
+                )
             found = self.ask(GetRun(dag_id, run.run_id))
             assert found is not None
             worked = self._work(queues)
@@ -230,13 +232,13 @@ class _Test:
                 self._runner.run(self._wait(turn))
 
     def _tell_failures(self, run: RunRecord) -> None:
-        """Tell what no attempt has told: what was too late, and triggers that failed."""
+        """Show failures without an attempt: timeouts and failed triggers."""
         for task in self.ask(ListTasks(run.dag_id, run.run_id, ("failed",))).rows:
             if task.error is not None and self._told.get(task.task_id) != task.error:
                 self._say(f"--- {task.task_id}: failed: {task.error}")
 
     def _work(self, queues: tuple[str, ...]) -> bool:
-        """Make one attempt, or run one callback; return whether there was one."""
+        """Run one attempt or callback; returns whether there was one."""
         self._request += 1
         answer = self.ask(WorkerTurn(self._service, self._request, capacity=1, queues=queues))
         for attempt in answer.claimed:
@@ -266,10 +268,12 @@ class _Test:
         )
         (outcome,) = self.ask(WorkerTurn(self._service, self._request, reports=(report,))).outcomes
         if outcome.reason:
-            raise InvariantError(f"how {attempt.task_id} ended cannot be stored: {outcome.reason}; please report it")
+            raise InvariantError(
+                f"the result of {attempt.task_id} cannot be stored: {outcome.reason}; please report this"
+            )
 
     async def _wait(self, turn: SchedulerAnswer) -> None:
-        """Run the triggers that tasks wait for until one has ended, or something is due."""
+        """Run the triggers of deferred tasks until one ends or other work is due."""
         self._request += 1
         for each in await self._store.call(ClaimTriggers(self._service, self._request, capacity=_TRIGGERS)):
             self._tokens[each.id] = each.token

@@ -1,4 +1,4 @@
-"""What a process does whose store lost its file: it ends, and saves what was in the store."""
+"""Detects that a store's file was removed or moved, and saves the store's content."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tidemill.store.engines.recovery import StoreLostError
 
 log = structlog.get_logger(__name__)
 
-#: As services beat.
+#: Same as the heartbeat interval of services.
 LOOK_SECONDS = 5.0
 
 
 async def check_files(database: Database) -> None:
     """Raise StoreLostError if the file of the store was removed or moved away."""
     if (loss := await asyncio.to_thread(database.find_loss)) is not None:
-        log.error("the store has lost its file; everything is ended, and its content is saved", file=loss)
+        log.error("the store's file was removed or moved; stopping, and saving the store's content", file=loss)
         raise StoreLostError(loss)
 
 
 async def watch_files(database: Database) -> None:
-    """Look at the file again and again.
+    """Check the file periodically.
 
     Raises:
-        StoreLostError: It was removed or moved away.
+        StoreLostError: The file was removed or moved.
     """
     while True:
         await asyncio.sleep(LOOK_SECONDS)
@@ -34,21 +34,21 @@ async def watch_files(database: Database) -> None:
 
 
 async def recover_store(database: Database, loss: StoreLostError, command: str) -> None:
-    """Save a store that lost its file, once nothing can be stored in it any more.
+    """Save the content of a store that lost its file; the caller has stopped all writers.
 
     Args:
         database: The store.
-        loss: What has happened to its file.
-        command: What had it open.
+        loss: The error that reported the loss.
+        command: The command that had the store open.
 
     Raises:
-        StoreLostError: In any case; it says where the copy is.
+        StoreLostError: Always; the message names the copy.
     """
     try:
         path = await database.recover()
     except StoreLostError as error:
         raise StoreLostError(f"{loss} while `{command}` had it open, {error}") from loss
     raise StoreLostError(
-        f"{loss} while `{command}` had it open, so it has ended; what was in the store is in {path}. "
-        f"To go on with it, move it to {database.label}, and {path}.key, if there is one, to {database.label}.key"
+        f"{loss} while `{command}` had it open, so the command stopped. The store's content was saved to {path}; "
+        f"to continue, move it to {database.label}, and {path}.key, if it exists, to {database.label}.key"
     ) from loss

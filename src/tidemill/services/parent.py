@@ -1,6 +1,6 @@
-"""Ends a service with its parent, which holds the other end of its standard input.
+"""Ends a service when its parent exits; the parent holds the other end of its standard input.
 
-With the parent the store is gone: nothing can be reported, and who has the store next knows that all that ran is lost.
+Without its parent a service has no store to report to; the next owner of the store marks its work as lost.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Final
 
 from tidemill.runtime.process.exitcode import ExitCode
 
-#: What a parent writes to a service before it sends SIGTERM.
+#: Written by a parent before it sends SIGTERM.
 STOP_WORD: Final = b"stop\n"
 
 
 def watch_parent(
     on_gone: Callable[[], object], grace_seconds: float, on_word: Callable[[], object] | None = None
 ) -> bool:
-    """End this process when the parent is gone, even if its event loop is blocked.
+    """End this process when its parent exits, even if the event loop is blocked.
 
-    Nothing is watched if the standard input is neither a pipe nor a socket.
+    Does nothing if the standard input is neither a pipe nor a socket.
 
     Args:
-        on_gone: Called then, on a thread.
-        grace_seconds: How long after that the process may end by itself.
-        on_word: Called, on a thread, when the parent says that this process is to stop.
+        on_gone: Called on a thread when the parent has exited.
+        grace_seconds: How long the process may then take to end by itself.
+        on_word: Called on a thread when the parent asks this process to stop.
 
     Returns:
-        Whether it is watched.
+        Whether the parent is watched.
     """
     mode = os.fstat(0).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
@@ -42,7 +42,7 @@ def watch_parent(
             while os.read(0, 4096):
                 if on_word is not None:
                     on_word()
-        # The loop is closed, say, or nobody reads the log any more: it ends all the same.
+        # The loop may be closed, or the log have no reader; this process must end all the same.
         with contextlib.suppress(Exception):
             on_gone()
         if not grace_seconds:

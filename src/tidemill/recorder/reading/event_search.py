@@ -89,7 +89,7 @@ def find_positions(
     until: Key | None,
     problems: list[str],
 ) -> set[tuple[str, int, int]]:
-    """Return the places that have a matching event, at or before a sort key if one is given."""
+    """Return the positions that have a matching event, at or before a sort key if one is given."""
     found: set[tuple[str, int, int]] = set()
     wanted = msgspec.structs.replace(query, text="")
     text = query.text.lower()

@@ -51,7 +51,7 @@ class Links(msgspec.Struct, frozen=True):
     find_earlier: Callable[[frozenset[Position], Key], set[Position]]
 
 
-#: Returns the rows of messages at some places in order, after a sort key if one is given, up to a limit.
+#: Returns the rows of messages at some positions in order, after a sort key if one is given, up to a limit.
 FindRows: TypeAlias = Callable[[frozenset[Position], Key | None, int], list[FoundRow]]
 #: Searches rows by criteria, up to a limit; returns the named columns, or all.
 SearchRows: TypeAlias = Callable[[RowCriteria, int, Sequence[str] | None], list[FoundRow]]

@@ -1,1 +1,1 @@
-"""`tidemill dev`: all services of DAGs on one machine, as one tree of processes."""
+"""`tidemill dev`: all services for DAGs on one machine, in one tree of processes."""

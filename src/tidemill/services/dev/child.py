@@ -1,8 +1,10 @@
-"""A service that `dev` runs as a process of its own: started, watched, and started again when it dies.
+"""Supervises a service in its own process: starts it, watches it and restarts it when it dies.
 
-Invariants: the process ends with this one, however that ends (its standard input is a pipe whose end it watches); its
-end is noticed at once; what it held is freed before it is started again, and what it had started has ended before that,
-so that nothing runs twice at a time.
+Invariants:
+- The process ends with this one, however this one ends; it watches its standard input, a pipe from here.
+- Its exit is detected at once.
+- Before a restart, all processes it had started have ended and its work is released, so nothing runs twice at the same
+  time.
 """
 
 from __future__ import annotations
@@ -29,25 +31,25 @@ from tidemill.services.zygote.orphans import end_forked
 
 log = structlog.get_logger(__name__)
 
-#: One that has lived this long is started again without a pause.
+#: A process that lived longer than this is restarted without backoff.
 _HEALTHY_SECONDS = 30.0
-#: Beyond what the service itself allows for its drain.
+#: Added to the service's own drain timeout.
 _KILL_SECONDS = 5.0
-#: Before a death that could not be stored is told again.
+#: The interval between attempts to report a death to the store.
 _STORE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A process that ended without being told to.
+    """An unexpected exit of a process.
 
     Attributes:
-        pid: Its process id.
-        exit: How it ended, for people.
-        lived_seconds: How long ago it was started.
-        at: When it ended, by the clock of the event loop.
-        killed: Whether it was killed (SIGKILL), by whomever.
-        explained: Whether it has said which trigger made it end, and that has failed.
+        pid: The process id.
+        exit: A description of the exit, for users.
+        lived_seconds: The time since the start.
+        at: The time of the exit, by the clock of the event loop.
+        killed: Whether the process was killed by SIGKILL, from any source.
+        explained: Whether the process named the trigger that made it exit; that trigger has failed.
     """
 
     pid: int
@@ -59,15 +61,14 @@ class Death:
 
 
 class Child:
-    """A service in a process of its own.
+    """A service in its own process.
 
     Args:
-        name: What it is, for people: `worker`, `triggerer`.
-        arguments: What follows the Python interpreter on its command line.
-        env: Its environment.
-        output: Where its standard output and standard error go.
-        on_death: Called with each process that ended without being told to, before the next one is started; called
-            again if the store cannot be reached.
+        name: The name for messages: `worker`, `triggerer`.
+        arguments: The arguments of the Python interpreter.
+        env: The environment.
+        output: The descriptor for standard output and standard error.
+        on_death: Called for each unexpected exit before the next start, and again if the store cannot be reached.
     """
 
     def __init__(
@@ -78,7 +79,6 @@ class Child:
         output: int,
         on_death: Callable[[Death], Awaitable[None]],
     ) -> None:
-        """Start nothing yet."""
         self.name = name
         self._arguments = arguments
         self._env = dict(env)
@@ -92,15 +92,15 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The process id; None: it does not run at this moment."""
+        """The process id; None while no process runs."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
     async def run(self) -> None:
-        """Keep it running until `stop`; returns once it has ended then.
+        """Keep the service running until `stop`; returns when it has exited.
 
         Raises:
-            ConfigError: It ended because of its configuration, and would do so again.
+            ConfigError: It exited because of its configuration, and a restart would fail in the same way.
         """
         self._ended.clear()
         try:
@@ -112,26 +112,28 @@ class Child:
         failures = 0
         while not self._stopping.is_set():
             began = asyncio.get_running_loop().time()
-            # Begins with the process that the next `dev` knows, in case this one is killed.
+            # Begins with this process's pid, which the next `dev` knows in case this one is killed.
             owner = f"{os.getpid()}-{secrets.token_hex(8)}"
             try:
                 process = await self._start(owner)
             except OSError as error:
-                what, why = "cannot be started; it is tried again", str(error)
+                what, why = "cannot be started; retrying", str(error)
             else:
                 code = await self._wait(process, owner, began)
                 if self._stopping.is_set():
                     return
                 if code == ExitCode.CONFIG:
-                    raise ConfigError(f"the {self.name} cannot be run with this configuration; the log says why")
-                what, why = "has ended; it is started again", describe_exit(code)
+                    raise ConfigError(
+                        f"the {self.name} cannot run with this configuration; see its messages in the log"
+                    )
+                what, why = "has exited; restarting it", describe_exit(code)
             failures = 1 if asyncio.get_running_loop().time() - began > _HEALTHY_SECONDS else failures + 1
             pause = self._backoff.compute_delay(failures, random.getrandbits(JITTER_BITS))
             log.warning(f"the {self.name} {what}", code=why, seconds=round(pause, 1))
             await self._pause(pause)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but not beyond the moment in which it is to stop."""
+        """Wait for some seconds, or until the service is to stop."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
 
@@ -144,7 +146,7 @@ class Child:
         return process
 
     async def _wait(self, process: asyncio.subprocess.Process, owner: str, began: float) -> int:
-        """Wait until it has ended, and free what it held."""
+        """Wait for the exit, and release the service's work."""
         code = await process.wait()
         now = asyncio.get_running_loop().time()
         killed, explained = code == -signal.SIGKILL, code == BLOCKED
@@ -153,43 +155,44 @@ class Child:
             with contextlib.suppress(OSError):
                 process.stdin.close()
         if code:
-            # Its zygote and that one's warden do so, too; but the tasks are free for others only when they have.
+            # The zygote and its warden kill these processes, too, but the work must not be released before they have
+            # ended.
             await asyncio.to_thread(end_forked, owner)
         while True:
             try:
                 await self._on_death(death)
             except RemoteError as error:
-                log.warning(f"what the {self.name} held cannot be freed yet; retrying", error=str(error))
+                log.warning(f"cannot release the work of the {self.name} yet; retrying", error=str(error))
             else:
                 return code
             await self._pause(_STORE_SECONDS)
             if self._stopping.is_set():
-                return code  # the next start frees it
+                return code  # the next start of tidemill releases it
 
     async def stop(self, drain_seconds: float) -> None:
-        """Let it finish what it does, for some seconds, then end it; `run` returns.
+        """Let the service drain, then end it; `run` returns.
 
         Args:
-            drain_seconds: What its own drain may take.
+            drain_seconds: The service's own drain timeout.
         """
         self._stopping.set()
         if self._process is not None:
             stop_service(self._process)
         try:
-            # Also if it is just being started, or its death is being noted.
+            # This also covers a process that is just starting, and a death that is being reported.
             await asyncio.wait_for(self._ended.wait(), drain_seconds + _KILL_SECONDS)
         except TimeoutError:
-            log.warning(f"the {self.name} does not end; it is killed", pid=self.pid)
+            log.warning(f"the {self.name} does not stop; killing it", pid=self.pid)
             self._signal(signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), _KILL_SECONDS)
 
     def replace(self) -> None:
-        """Kill a process that hangs; another one is started."""
+        """Kill a hanging process; another one is started."""
         self._signal(signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the service without a restart."""
         self._stopping.set()
         self._signal(signal.SIGKILL)
 
@@ -201,7 +204,7 @@ class Child:
 
 
 async def start_service(arguments: Sequence[str], env: Mapping[str, str], output: int) -> asyncio.subprocess.Process:
-    """Start a process of a service: what follows the interpreter on its command line, its environment, its output."""
+    """Start a service with the given interpreter arguments, environment and output descriptor."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
         *arguments,
@@ -209,13 +212,13 @@ async def start_service(arguments: Sequence[str], env: Mapping[str, str], output
         stdout=output,
         stderr=output,
         env={**env, RELAY_VARIABLE: "1"},
-        # Ctrl-C in a terminal is for `dev`, which stops its services in order.
+        # Ctrl-C in a terminal must reach only `dev`, which stops its services in order.
         start_new_session=True,
     )
 
 
 def stop_service(process: asyncio.subprocess.Process) -> None:
-    """Tell a process of a service to stop: SIGTERM alone may come from whomever."""
+    """Ask a service to stop. The word marks the SIGTERM as ours; any process may send SIGTERM."""
     if process.returncode is None:
         with contextlib.suppress(OSError):
             if process.stdin is not None:
@@ -225,7 +228,7 @@ def stop_service(process: asyncio.subprocess.Process) -> None:
 
 
 def describe_exit(code: int) -> str:
-    """Return how a process ended, for people: the name of a signal, or its exit code.
+    """Return a description of a process's exit for users: the name of the signal, or the exit code.
 
     Example:
         >>> describe_exit(-11)

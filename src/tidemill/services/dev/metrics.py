@@ -1,8 +1,8 @@
-"""The metrics of DAGs: what the store counts, and what passes through the process that answers the calls.
+"""The metrics of DAGs, from counts in the store and from the calls of all services.
 
-`MeasuredStore` stands before the store and sees the calls of all services; what it counts begins with its process.
+`MeasuredStore` wraps the store and observes these calls; its counters start with its process.
 
-Invariants: names of DAGs, runs and tasks are in no label; what is remembered of events is bounded.
+Invariants: names of DAGs, runs and tasks never appear in labels; the number of remembered events is bounded.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ TASKS = Definition("tasks", Kind.GAUGE, "Tasks of runs that have not ended, by s
 RUNS = Definition("dag_runs", Kind.GAUGE, "Runs that have not ended, by state.", ("state",))
 ATTEMPTS = Definition("attempts_total", Kind.COUNTER, "Attempts of tasks that ended, by outcome.", ("outcome",))
 POOLS = Definition("pool_slots", Kind.GAUGE, "Slots of pools: held and free.", ("pool", "state"))
-DELAY = Definition("schedule_delay_seconds", Kind.GAUGE, "For how long the oldest scheduled run has been due.")
+DELAY = Definition("schedule_delay_seconds", Kind.GAUGE, "How long the oldest scheduled run has been due.")
 RESUME = Definition(
     "resume_seconds", Kind.HISTOGRAM, "The time from a stored event to the claim of the task that it resumes."
 )
 BROKEN = Definition("parse_errors", Kind.GAUGE, "Files of DAGs that cannot be parsed.")
-SLOTS = Definition("worker_slots", Kind.GAUGE, "Attempts that workers run, and how many more they would.", ("state",))
+SLOTS = Definition("worker_slots", Kind.GAUGE, "Slots of workers: busy with attempts, and free.", ("state",))
 PROCESSES = Definition("task_processes", Kind.GAUGE, "Processes of workers that run tasks, or are ready to.")
 TRIGGERS = Definition("task_triggers", Kind.GAUGE, "Triggers of deferred tasks that triggerers run.")
 EVENTS = Definition("task_events_total", Kind.COUNTER, "Events of triggers that have resumed tasks.")
@@ -48,7 +48,6 @@ LAG = Definition(
     "service_lag_seconds", Kind.GAUGE, "How late the event loop of a service was at its last beat.", ("service",)
 )
 
-#: All metrics of DAGs.
 DEFINITIONS: tuple[Definition, ...] = (
     *(WORKER, TASKS, RUNS, ATTEMPTS, POOLS, DELAY, RESUME, BROKEN),
     *(SLOTS, PROCESSES, TRIGGERS, EVENTS, LAG),
@@ -56,32 +55,32 @@ DEFINITIONS: tuple[Definition, ...] = (
 
 OUTCOMES = ("success", "failure", "skip", "deferral", "loss")
 _STATES = ("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending")
-#: The most triggers, and resumed tasks, that are remembered.
+#: The maximum number of triggers and resumed tasks to remember.
 MAX_REMEMBERED = 50_000
-#: What a service has said of itself holds for this long: it beats every 5 s.
+#: The measures in a heartbeat expire after this time; services beat every 5 s.
 SAID_SECONDS = 20.0
 _SECONDS = 5.0
 _PAGE = 500
 
 
 class CallMeter:
-    """Counts what calls and their answers tell. Used on the loop of the store; read from any thread."""
+    """Counts attempts and resumes from calls and their answers. Updated on the store's loop; read from any thread."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """Begin at zero."""
         self._now = now
         self._lock = threading.Lock()
         self._attempts = dict.fromkeys(OUTCOMES, 0)
         self._resumes = [0] * (len(DURATION_BOUNDS) + 1)
         self._resume_seconds = 0.0
-        self._tasks: OrderedDict[int, int] = OrderedDict()  # the task of each trigger
-        self._fired: OrderedDict[int, float] = OrderedDict()  # when a task was resumed
+        self._tasks: OrderedDict[int, int] = OrderedDict()  # trigger: its task
+        self._fired: OrderedDict[int, float] = OrderedDict()  # task: the time of its resume
         self._events = 0
-        self._kinds: OrderedDict[int, str] = OrderedDict()  # of services
-        self._said: dict[int, tuple[float, dict[str, float]]] = {}  # what services say of themselves, and when
+        self._kinds: OrderedDict[int, str] = OrderedDict()  # service: its kind
+        # service: the time and the measures of its last heartbeat
+        self._said: dict[int, tuple[float, dict[str, float]]] = {}
 
     def note(self, request: Call[Any], answer: Any) -> None:
-        """Note a call that was answered."""
+        """Count a call and its answer."""
         match request:
             case WorkerTurn():
                 with self._lock:
@@ -118,12 +117,12 @@ class CallMeter:
                 self._resume_seconds += seconds
 
     def read_services(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return what all services say of themselves, added up by name, and the greatest lag of each kind."""
+        """Return the measures of all services, summed by name, and the greatest lag by kind of service."""
         until = self._now() - SAID_SECONDS
         totals: dict[str, float] = {}
         lags: dict[str, float] = {}
         with self._lock:
-            # One that was killed says nothing any more.
+            # A killed service sends no more heartbeats.
             self._said = {service: said for service, said in self._said.items() if said[0] >= until}
             for service, (_, measures) in self._said.items():
                 kind = self._kinds.get(service, "")
@@ -134,7 +133,7 @@ class CallMeter:
         return {**totals, "events": self._events}, lags
 
     def read(self) -> tuple[dict[str, int], Distribution]:
-        """Return how many attempts ended how, and how long tasks took to be resumed."""
+        """Return the number of attempts by outcome, and the distribution of the time to resume tasks."""
         with self._lock:
             return dict(self._attempts), Distribution(DURATION_BOUNDS, list(self._resumes), self._resume_seconds)
 
@@ -146,15 +145,14 @@ def _remember(known: OrderedDict[int, T], key: int, value: T) -> None:
 
 
 class MeasuredStore:
-    """A store whose calls are counted.
+    """A store that reports its calls to a meter.
 
     Args:
         store: Answers the calls.
-        meter: Counts them.
+        meter: Counts the calls.
     """
 
     def __init__(self, store: StoreClient, meter: CallMeter) -> None:
-        """Pass nothing on yet."""
         self._store = store
         self._meter = meter
 
@@ -175,37 +173,35 @@ class MeasuredStore:
         return answer
 
     async def close(self) -> None:
-        """Close the store."""
         await self._store.close()
 
 
 def find_delay(dags: list[DagRecord], now_us: int) -> float:
-    """Return for how long the oldest scheduled run has been due, in seconds; 0: none is."""
+    """Return how long the oldest scheduled run has been due, in seconds; 0 if none is due."""
     due = [dag.next_us for dag in dags if dag.active and not dag.paused and dag.next_us is not None]
     return max(0, now_us - min(due, default=now_us)) / 1_000_000
 
 
 class DagMetrics:
-    """Collects the metrics of DAGs for a scrape, on any thread but the loop's.
+    """Collects the metrics of DAGs for a scrape, on any thread except the loop's.
 
     Args:
         store: Answers calls, on the loop only.
-        loop: That loop.
-        meter: What has counted the calls.
+        loop: The event loop of the store.
+        meter: The meter of the calls.
         worker: The values of the labels of `worker_info`.
     """
 
     def __init__(
         self, store: StoreCalls, loop: asyncio.AbstractEventLoop, meter: CallMeter, worker: tuple[str, str]
     ) -> None:
-        """Ask nothing yet."""
         self._store = store
         self._loop = loop
         self._meter = meter
         self._worker = worker
 
     def collect(self) -> list[Family]:
-        """Return the metrics of this moment.
+        """Return the current metrics.
 
         Raises:
             RemoteError: The store failed.

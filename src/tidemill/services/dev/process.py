@@ -1,10 +1,12 @@
-"""The process of `tidemill dev`: opens the store, runs scheduler and parser, and keeps worker and triggerer running.
+"""The process of `tidemill dev`: opens the store, runs scheduler and parser, and supervises worker and triggerer.
 
-On SQLite it is the one writer of the store, and answers the calls of the others. SIGTERM, SIGINT and SIGHUP stop it:
-the worker finishes what it runs for a while, then everything ends; a second one ends it at once.
+On SQLite this process is the store's only writer and answers the calls of the others. SIGTERM, SIGINT and SIGHUP stop
+it: the worker drains, then everything ends. A second signal ends it at once.
 
-Invariants: what an earlier process had, and did not finish, is free before anything is started; a service that ended is
-noticed at once, and what it held is free before it runs again; nothing of this tree outlives this process.
+Invariants:
+- Unfinished work of an earlier process is released before any service starts.
+- The exit of a service is detected at once, and its work is released before it restarts.
+- No process of this tree outlives this process.
 """
 
 from __future__ import annotations
@@ -60,29 +62,29 @@ from tidemill.store.wire.call_server import CallServer
 
 log = structlog.get_logger(__name__)
 
-#: A command may have the store open for a moment.
+#: Another command may have the store open for a moment.
 _BUSY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
-#: How often a service says that it lives.
+#: The heartbeat interval of services.
 BEAT_SECONDS = 5.0
 #: A loop that does not answer for this long hangs.
 _LOOP_SECONDS = 5.0
-#: How long triggers may take to be given up.
+#: How long the triggerer may take to release its triggers.
 _TRIGGERER_SECONDS = 10.0
-#: A service that has not beaten for this long hangs; a triggerer has as long as a trigger may block it, too.
+#: A service without a heartbeat for this long hangs; a triggerer also gets the time for which a trigger may block it.
 _SILENT_SECONDS = 30.0
-#: A process that has not begun its service after this long hangs: it only imports modules of tidemill before.
+#: A process that has not begun its service by then hangs; before that it only imports modules of tidemill.
 _START_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class DevFolder:
-    """What `tidemill dev` runs.
+    """The arguments of `tidemill dev`.
 
     Attributes:
         settings: The settings.
         folder: The folder of DAG files, absolute.
-        config: The file that the settings were read from; None: there is none.
+        config: The file of the settings; None if there is none.
     """
 
     settings: Settings
@@ -94,11 +96,11 @@ def run_dev(about: DevFolder, on_ready: Callable[[Dev], Awaitable[None]] | None 
     """Run all services of a folder of DAGs until a signal.
 
     Args:
-        about: What to run.
-        on_ready: Called, as a task, once everything is started; shows what happens, for example.
+        about: The folder and its settings.
+        on_ready: Called as a task once all services have started, for example to display their status.
 
     Raises:
-        ConfigError: The settings are wrong, or another process runs this folder.
+        ConfigError: The settings are invalid, or another process runs this folder.
         RemoteError: The store cannot be reached.
     """
     signals = Signals()
@@ -152,14 +154,14 @@ async def _open(url: str, settings: Settings) -> Database:
 
 @contextlib.asynccontextmanager
 async def _serve(database: Database, store: StoreClient) -> AsyncIterator[Path]:
-    """Answer calls over a socket of this process for the block, and yield its address.
+    """Answer calls on a socket of this process during the block; yields the socket's path.
 
     Args:
-        database: Other processes are told the address through it.
-        store: Answers.
+        database: Publishes the path to other processes.
+        store: Answers the calls.
     """
-    # Not beside the database: the path of a socket is limited to about 100 bytes.
-    # One that was killed leaves its folder to the next.
+    # A temporary folder, because the path of a socket is limited to about 100 bytes. If this process is killed, the
+    # next one removes the folder.
     owned = OwnedFolder("tidemill-dev-")
     server = CallServer(store, owned.path / "store.sock")
     try:
@@ -173,7 +175,7 @@ async def _serve(database: Database, store: StoreClient) -> AsyncIterator[Path]:
 
 @contextlib.contextmanager
 def _serve_web(dev: Dev, store: MeasuredStore, meter: CallMeter) -> Iterator[None]:
-    """Serve metrics, health and the web UI for the block, as far as they are on."""
+    """Serve metrics, health and the web UI during the block, as far as they are enabled."""
     settings, loop = dev.about.settings, asyncio.get_running_loop()
     metrics = DagMetrics(store, loop, meter, (dev.name, version()))
 
@@ -194,23 +196,22 @@ def _serve_web(dev: Dev, store: MeasuredStore, meter: CallMeter) -> Iterator[Non
 
 
 def _note_failure(shown: asyncio.Future[None]) -> None:
-    """Say that nobody is shown any more what happens; everything else goes on."""
+    """Log that the status display failed; the services continue."""
     if not shown.cancelled() and (error := shown.exception()) is not None:
-        log.error("what happens is no longer shown; this is a bug in tidemill", exc_info=error)
+        log.error("the status display failed; this is a bug in tidemill", exc_info=error)
 
 
 class Dev:
     """All services of a folder of DAGs.
 
     Args:
-        about: What to run.
+        about: The folder and its settings.
         database: The store, open for writing.
-        address: Where this process answers calls.
-        output: Where other processes write what is logged.
+        address: The socket on which this process answers calls.
+        output: The descriptor to which other processes write their logs.
     """
 
     def __init__(self, about: DevFolder, database: Database, address: Path, output: int) -> None:
-        """Start nothing yet."""
         self.about = about
         self.database = database
         self.name = find_worker_name(about.settings)
@@ -219,7 +220,7 @@ class Dev:
         self._services: list[int] = []
         self.zygote = ZygoteClient(Setup(tuple(PRELOAD)))
         triggerer = self._build_arguments("tidemill.services.triggerer.tasks.process", address)
-        # A triggerer has to say itself what blocks it, long before.
+        # A blocked triggerer reports the blocking trigger itself, long before this limit.
         silent_seconds = 1.5 * about.settings.triggerer.block_limit_seconds + _SILENT_SECONDS
         self._silent_seconds = {"worker": _SILENT_SECONDS, "triggerer": silent_seconds}
         self.trials = Trials(
@@ -238,7 +239,7 @@ class Dev:
         self.parser: ParserManager | None = None
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[Dev], Awaitable[None]] | None) -> None:
-        """Run until told to stop.
+        """Run until `stop` is set.
 
         Raises:
             ConfigError: Another `dev` runs on this store.
@@ -272,9 +273,9 @@ class Dev:
             done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopping}:
                 task.result()
-                raise RemoteError(f"the {task.get_name()} ended, though nothing told it to; see the log")
+                raise RemoteError(f"the {task.get_name()} stopped unexpectedly; see the log")
         except StoreLostError:
-            # What they report would have to be saved, too: it is repeated, from the copy.
+            # Reports from now on would miss the saved copy, so kill the services; their work is repeated from the copy.
             for child in self.children:
                 child.kill()
             raise
@@ -282,7 +283,7 @@ class Dev:
             await self._stop(tasks, [stopping, *shown])
 
     async def _parse(self) -> None:
-        # While the zygote imports, worker and triggerer do.
+        # The zygote's imports overlap with those of worker and triggerer.
         await self.zygote.start()
         dags = self.about.settings.dags
         self.parser = ParserManager(
@@ -296,10 +297,10 @@ class Dev:
         await self.parser.run()
 
     def find_unready(self) -> list[str]:
-        """Return why DAGs are not run yet, or not now; from any thread."""
-        reasons = [f"the {child.name} does not run" for child in self.children if child.pid is None]
+        """Return the reasons why DAGs cannot run at the moment; callable from any thread."""
+        reasons = [f"the {child.name} is not running" for child in self.children if child.pid is None]
         if self.parser is None or not self.parser.ready.is_set():
-            reasons.append("it is starting: not all files of DAGs have been read")
+            reasons.append("starting: some DAG files have not been read yet")
         return reasons
 
     @staticmethod
@@ -307,7 +308,7 @@ class Dev:
         return asyncio.get_running_loop().create_task(work, name=name)
 
     async def _stop(self, tasks: list[asyncio.Task[None]], others: list[asyncio.Future[Any]]) -> None:
-        """Stop the services in order: nothing new is claimed, what runs is finished, then the scheduler ends."""
+        """Stop the services in order: claims stop, attempts drain, then the scheduler ends."""
         settings = self.about.settings
         drains = [settings.worker.drain_timeout_seconds, _TRIGGERER_SECONDS]
         await asyncio.gather(*(child.stop(drain) for child, drain in zip(self.children, drains, strict=True)))
@@ -340,15 +341,15 @@ class Dev:
                     log.warning("the store cannot be reached", error=str(error))
                     continue
                 if not lives:
-                    raise RemoteError("another process has taken this one for dead, and ended its services")
+                    raise RemoteError("lost the lease: another `tidemill dev` has taken over")
 
     def _build_arguments(self, module: str, address: Path) -> list[str]:
-        """Return what follows the Python interpreter on the command line of a service."""
+        """Return the arguments of the Python interpreter for a service."""
         config = [] if self.about.config is None else ["--config", str(self.about.config)]
         return ["-m", module, str(address), "--folder", str(self.about.folder), *config]
 
     async def _watch(self, child: Child) -> None:
-        """Replace a service whose process hangs, so that others go on with its work."""
+        """Kill a hanging service, whose work its successor continues."""
         while True:
             await wait_until_silent(
                 self.database,
@@ -357,11 +358,11 @@ class Dev:
                 find_process=lambda: child.pid,
                 start_seconds=_START_SECONDS,
             )
-            log.error(f"the {child.name} hangs: it has not reported for too long; it is killed", pid=child.pid)
+            log.error(f"the {child.name} hangs: it has sent no heartbeat for too long; killing it", pid=child.pid)
             child.replace()
 
     async def _note_death(self, death: Death) -> None:
-        """Free what a process of this tree held, but not what may have ended it."""
+        """Release the work of a dead process, except triggers that may have caused its death."""
         for session in await self.database.call(ListSessions()):
             if session.pid == death.pid and session.host == self._host and session.boot_id == self._boot_id:
                 if session.kind == "triggerer" and not death.explained:

@@ -1,4 +1,4 @@
-"""Notices that a service hangs: its process lives, but the service has not begun, or no longer beats."""
+"""Detects hanging services: the process is alive, but has not begun its service, or sends no heartbeat."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidemill.store.calls.all_calls import ListSessions, ServiceSession
 from tidemill.store.database import StoreClient
 from tidemill.store.wire.remote import call_patiently
 
-#: As services beat.
+#: Same as the heartbeat interval of services.
 LOOK_SECONDS = 5.0
 
 
@@ -23,17 +23,17 @@ async def wait_until_silent(
     find_process: Callable[[], int | None] = lambda: None,
     start_seconds: float = math.inf,
 ) -> None:
-    """Return when a service has not beaten for some seconds, by the clock of this process.
+    """Return when a service has sent no heartbeat for some seconds.
 
-    Time in which this process itself did not run does not count.
+    Time in which this process itself was suspended does not count.
 
     Args:
         store: The store.
-        is_meant: Which service.
-        seconds: How long it may be silent.
-        look_seconds: How often to look; None: as services beat.
-        find_process: Returns its process, which may not have begun the service yet; None: there is no process, and
-            nothing is silent.
+        is_meant: Selects the service.
+        seconds: The maximum time between heartbeats.
+        look_seconds: The interval of the checks; None: the heartbeat interval.
+        find_process: Returns the pid of the process, which may not have begun its service yet; None if there is no
+            process, which is not silence.
         start_seconds: How long a process may take to begin its service.
     """
     loop, look_seconds = asyncio.get_running_loop(), look_seconds or LOOK_SECONDS

@@ -1,11 +1,13 @@
-"""Who may run the services of a store that many processes can open: one `dev` at a time.
+"""Ensures that one `dev` at a time runs the services of a store that several processes can open.
 
-Each `dev` begins its session first, and then looks for others. Of two that begin at the same time the one with the
-lower number stays: sessions of this kind begin one after another, so the second one sees the first.
+Each `dev` begins its session first, and then looks for others. Sessions of this kind begin one after another, so of two
+simultaneous starts the second sees the first, and the one with the lower number stays.
 
-Invariants: a `dev` that lives is never ended, and the one that comes second is told where it runs; what a dead one held
-is free before anything is started: at once if its process is gone from this machine, otherwise once its beat has stood
-still for a lease; what it had started on this machine has ended before that.
+Invariants:
+- A live `dev` is never ended; a second one reports where the first runs.
+- The work of a dead `dev` is released before any service starts: at once if its process has exited on this machine,
+  otherwise when its lease expires without a heartbeat.
+- Processes that the dead `dev` had started on this machine have ended before its work is released.
 """
 
 from __future__ import annotations
@@ -30,24 +32,24 @@ KIND = "dev"
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """How long the beat of a dead `dev` has to stand still, and how often one looks, in seconds."""
+    """The lease of a `dev` without heartbeats, and the interval of the checks, in seconds."""
 
     seconds: float = 30.0
     look_seconds: float = 0.5
 
 
 async def take_over(database: Database, own: int, host: str, boot_id: str, lease: Lease) -> None:
-    """End the services of an earlier `dev` that has died.
+    """Release the work of an earlier `dev` that has died.
 
     Args:
         database: The store.
         own: The session of this `dev`.
         host: This machine.
-        boot_id: Its boot.
-        lease: When another machine's `dev` counts as dead.
+        boot_id: The id of its current boot.
+        lease: When a `dev` on another machine counts as dead.
 
     Raises:
-        ConfigError: It lives.
+        ConfigError: Another `dev` is alive.
         RemoteError: The store failed.
     """
     others = [session for session in await database.call(ListSessions(KIND)) if session.id < own]
@@ -55,7 +57,7 @@ async def take_over(database: Database, own: int, host: str, boot_id: str, lease
         if session.host == host and session.boot_id == boot_id and _is_free(session.pid):
             await asyncio.to_thread(end_forked, str(session.pid))
     if database.exclusive:
-        # No other process can have the store open: all services of earlier ones are dead.
+        # No other process can have the store open, so all earlier services are dead.
         await database.call(LoseOtherSessions(keep=(own,)))
         return
     dead = {host}
@@ -63,7 +65,7 @@ async def take_over(database: Database, own: int, host: str, boot_id: str, lease
     if doubtful:
         first = doubtful[0]
         log.info(
-            "another `tidemill dev` has this store; waiting to see whether it still runs",
+            "another `tidemill dev` holds this store; waiting to see whether it is still alive",
             pid=first.pid,
             host=first.host,
             seconds=lease.seconds,
@@ -75,16 +77,16 @@ async def take_over(database: Database, own: int, host: str, boot_id: str, lease
 
 
 def _is_free(pid: int) -> bool:
-    """Return whether no other process of this machine has a number."""
-    # In a container that was started again, this process may well have the number of the one before it.
+    """Return whether no other process of this machine has a pid."""
+    # In a restarted container, this process may have the pid of its predecessor.
     return pid == os.getpid() or not Path(f"/proc/{pid}").exists()
 
 
 async def _watch(database: Database, own: int, others: list[ServiceSession], lease: Lease) -> None:
-    """Return once none of these services lives.
+    """Return when none of these services is alive.
 
     Raises:
-        ConfigError: One of them does.
+        ConfigError: One of them is alive.
     """
     watch = SessionWatch(lease.seconds, lease.look_seconds)
     loop = asyncio.get_running_loop()
@@ -103,6 +105,6 @@ async def _watch(database: Database, own: int, others: list[ServiceSession], lea
             if life is SessionLife.DEAD or number not in live:
                 del left[number]
         if left:
-            # Others may be watching this one.
+            # Another `dev` may be watching this one.
             await database.call(BeatSession(own))
             await asyncio.sleep(lease.look_seconds)

@@ -1,10 +1,12 @@
-"""Finds the trigger that ends the triggerer, by running those that may have done so in processes of their own.
+"""Finds the trigger that crashes the triggerer by running the suspects in separate processes.
 
-`core.triggers.suspects` decides whom to try, and whom to blame. The triggers of a trial are reserved in the store for
-its service, so that the triggerer runs all others meanwhile.
+`core.triggers.suspects` chooses the suspects and the culprit. The store reserves the triggers of a trial for the
+trial's service, so that the triggerer runs all others meanwhile.
 
-Invariants: suspects are reserved before what the dead process held is free; what is decided is stored before anything
-else is decided; the process of a trial has ended before anybody else may run its triggers.
+Invariants:
+- Suspects are reserved before the dead process's work is released.
+- A decision is stored before the next one is made.
+- The process of a trial has ended before another process may run its triggers.
 """
 
 from __future__ import annotations
@@ -39,30 +41,30 @@ from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 
-#: How long a process may take beyond its trial: to start, on a busy machine, and to let triggers clean up.
+#: Time allowed in addition to the trial: for the start on a busy machine, and for the cleanup of triggers.
 _GRACE_SECONDS = 60.0
-#: How long one that is to end early may take to let triggers clean up.
+#: How long a dropped trial may take to clean up its triggers.
 _DROP_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One process of a trial. `session`: 0, it has not begun. `dropped`: it is to end at once."""
+    """One process of a trial. `service` is 0 until the service begins; `dropped` asks the process to end at once."""
 
     session: int
     dropped: asyncio.Event
 
 
 class Trials:
-    """The trials of the triggers that may end the triggerer.
+    """Runs the trials of triggers that may have crashed the triggerer.
 
     Args:
         store: The store.
-        arguments: What follows the Python interpreter on the command line of a triggerer.
-        env: Its environment.
-        output: Where its standard output and standard error go.
-        about: How the service of a trial begins.
-        silent_seconds: One that has not reported for this long hangs.
+        arguments: The arguments of the Python interpreter for a triggerer.
+        env: The environment.
+        output: The descriptor for standard output and standard error.
+        about: The call that begins the service of a trial.
+        silent_seconds: A process without a heartbeat for this long hangs.
     """
 
     def __init__(
@@ -75,7 +77,6 @@ class Trials:
         *,
         silent_seconds: float = math.inf,
     ) -> None:
-        """Try none yet."""
         self._silent_seconds = silent_seconds
         self._store, self._arguments, self._env, self._output, self._about = store, arguments, env, output, about
         self._holder = 0
@@ -83,22 +84,22 @@ class Trials:
         self._changed = asyncio.Event()
         # Held from a decision until it is stored.
         self._deciding = asyncio.Lock()
-        # The last dead triggerer that was judged: its death is told again if it could not be ended in the store.
+        # The last dead triggerer that was judged; its death is reported again if the store could not end its service.
         self._judged = 0
         self._attempts: dict[int, _Attempt] = {}
-        # How many processes in a row ended before they ran a trigger.
+        # The number of consecutive processes that ended before they ran a trigger.
         self._failures = 0
         self._backoff = Backoff(0.2, 10.0)
 
     async def note_death(self, session: int, death: Death) -> None:
-        """Reserve the triggers of a triggerer that has died, as far as they are suspects.
+        """Reserve the suspects among the triggers of a dead triggerer.
 
         Args:
-            session: Its service, which has not been ended in the store yet.
-            death: How it died.
+            service: Its service, which has not ended in the store yet.
+            death: Its exit.
 
         Raises:
-            RemoteError: The store cannot be reached; the death is to be noted again.
+            RemoteError: The store cannot be reached; the caller must report the death again.
         """
         owned = await self._store.call(ListOwnedTriggers(session))
         async with self._deciding:
@@ -108,19 +109,19 @@ class Trials:
             verdict = self._suspects.note_death(_build_end(owned, death.lived_seconds, death.at, death.killed))
             if verdict.held:
                 log.warning(
-                    "a trigger may end the triggerer; those that ran in it go on in two processes of their own",
+                    "a trigger may have crashed the triggerer; its triggers continue in two separate processes",
                     triggers=len(verdict.held),
                 )
             await self._settle(session, verdict)
 
     async def run(self, holder: int) -> None:
-        """Try suspects whenever there are some.
+        """Try suspects whenever there are any.
 
         Args:
-            holder: The service of this process, which has suspects between two trials.
+            holder: The service of this process, which holds the suspects between trials.
 
         Raises:
-            TidemillError: The store refuses what was decided.
+            TidemillError: The store refused a decision.
         """
         self._holder = holder
         try:
@@ -136,7 +137,7 @@ class Trials:
             raise errors.exceptions[0] from None
 
     async def _settle(self, session: int, verdict: Verdict) -> None:
-        """Store what was decided about what a dead service had, and end what was dropped."""
+        """Store the verdict on a dead service's triggers, and end the trials that it drops."""
         if verdict.held:
             await call_patiently(self._store, ReserveTriggers(session, self._holder, verdict.held))
         for trial in verdict.dropped:
@@ -148,13 +149,13 @@ class Trials:
         self._changed.set()
 
     async def _free(self, triggers: tuple[int, ...]) -> None:
-        """Free triggers that wait for their trial: whatever a service has is free when it ends."""
+        """Release triggers that wait for their trial, by moving them to a service that ends at once."""
         session = await call_patiently(self._store, self._about)
         await call_patiently(self._store, ReserveTriggers(self._holder, session, triggers))
         await call_patiently(self._store, LoseSession(session))
 
     async def _try(self, trial: Trial, attempt: _Attempt) -> None:
-        """Run a trial, and decide what follows from its end."""
+        """Run a trial, and decide by its outcome."""
         if self._failures:
             pause = self._backoff.compute_delay(self._failures, random.getrandbits(JITTER_BITS))
             with contextlib.suppress(TimeoutError):
@@ -166,7 +167,7 @@ class Trials:
             code, exit = await self._run(attempt, trial.seconds)
             now = asyncio.get_running_loop().time()
             owned = await call_patiently(self._store, ListOwnedTriggers(session))
-            # A trigger may end its process with code 0, but then that has not said that it stops.
+            # A trigger may exit its process with code 0; only a proper stop also ends the service.
             outlived = not code and not await self._is_live(session)
             async with self._deciding:
                 if attempt.dropped.is_set():
@@ -176,15 +177,15 @@ class Trials:
                     self._suspects.note_survived(trial.number, now)
                     self._changed.set()
                 else:
-                    # One that was killed because it hangs may have hung because the machine did; and one that ended
-                    # well, but late, may have found no store to say so, or has only started slowly.
+                    # A hanging process may be the machine's fault. One that exited cleanly but late may have found no
+                    # store to report to, or may have started slowly.
                     is_doubtful = code == -signal.SIGKILL or (not code and now - began >= trial.seconds)
                     end = _build_end(owned, now - began, now, is_doubtful)
-                    if code == BLOCKED:  # the culprit has failed: none of those that are left is
+                    if code == BLOCKED:  # the process named the culprit, which has failed, so none of the others is one
                         end = replace(end, running={}, waiting=[one.id for one in owned])
                     await self._judge(trial, session, owned, end, exit)
         finally:
-            # Whatever of it is not held back is free.
+            # Releases all triggers that the verdict does not hold back.
             with contextlib.suppress(TidemillError):
                 await self._store.call(LoseSession(session))
 
@@ -192,7 +193,7 @@ class Trials:
         return any(one.id == session for one in await call_patiently(self._store, ListSessions(self._about.kind)))
 
     async def _run(self, attempt: _Attempt, seconds: float) -> tuple[int, str]:
-        """Run the process of a trial; return its exit code, and how it ended, for people."""
+        """Run the process of a trial; returns its exit code and a description of the exit for users."""
         arguments = [*self._arguments, "--session", str(attempt.session), "--seconds", str(seconds)]
         try:
             process = await start_service(arguments, self._env, self._output)
@@ -220,23 +221,23 @@ class Trials:
             code = await ending
             if process.stdin is not None:
                 process.stdin.close()
-        return code, "a kill, because it did not end when it was to" if hangs else describe_exit(code)
+        return code, "a kill, because it did not stop in time" if hangs else describe_exit(code)
 
     async def _judge(
         self, trial: Trial, session: int, owned: Sequence[OwnedTrigger], end: ProcessEnd, exit: str
     ) -> None:
-        """Fail the task of the culprit, or reserve those that are to be tried again."""
+        """Fail the task of the culprit, or reserve the triggers for another trial."""
         verdict = self._suspects.note_fatal(trial.number, end)
         self._failures = 0 if end.running else self._failures + 1
-        log.warning("the process of triggers that are tried apart has ended", triggers=len(end.running), exit=exit)
+        log.warning("a process of suspected triggers has exited", triggers=len(end.running), exit=exit)
         for one in owned:
             if one.id == verdict.culprit:
                 error = (
                     f"the process that ran this trigger, and no other, ended with {exit}, {trial.deaths + 1} times in "
-                    "a row; a trigger must not end its process, crash it, block it for ever or use up the memory"
+                    "a row; a trigger must not exit or crash its process, block it forever, or use up the memory"
                 )
-                log.error("a trigger ends the process that runs it; its task fails", trigger=one.id, exit=exit)
-                with contextlib.suppress(TidemillError):  # its task has moved on
+                log.error("a trigger crashes its process; failing its task", trigger=one.id, exit=exit)
+                with contextlib.suppress(TidemillError):  # the task has already left its deferral
                     await call_patiently(self._store, FailTrigger(session, one.id, one.token, error))
         await self._settle(session, verdict)
 

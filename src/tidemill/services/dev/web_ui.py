@@ -1,6 +1,6 @@
-"""Opens the web UI of DAGs, unless it is off: then nothing of it is imported.
+"""Starts the web UI for DAGs. If it is disabled, none of its modules are imported.
 
-The store belongs to the event loop of the process: the threads of the web UI send their calls to that loop.
+The store belongs to the event loop of the process; the threads of the web UI send their calls to that loop.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 Check = Callable[[], list[str]]
 _BUILDER = "tidemill.web.dags.start"
-#: A store that does not answer for this long is taken for unreachable.
+#: A store that does not answer for this long counts as unreachable.
 STORE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedDags:
-    """What the web UI shows of the DAGs of a store, from its own threads.
+    """The process and store behind the web UI, for use from its threads.
 
     Attributes:
-        settings: As they were read.
+        settings: The settings.
         worker: The worker's name.
-        name: What runs here, for the head of every page: the folder of DAGs.
+        name: The folder of DAGs, shown in the head of every page.
         store: Answers calls, on the loop only.
-        loop: That loop.
-        find_dead: Why the process should be restarted.
-        find_unready: Why it is not ready.
-        metrics_address: The URL of the metrics; None: there is none.
+        loop: The event loop of the store.
+        find_dead: Returns reasons to restart the process.
+        find_unready: Returns reasons why the process is not ready.
+        metrics_address: The URL of the metrics; None if they are disabled.
     """
 
     settings: Settings
@@ -63,14 +63,14 @@ class WatchedDags:
         """Return the answer to a call; blocks.
 
         Raises:
-            CallRefusedError: The store refuses it.
+            CallRefusedError: The store refused the call.
             RemoteError: The store failed.
-            TimeoutError: The store, or the loop, does not answer.
+            TimeoutError: The store or the loop does not answer.
         """
         return await_on_loop(self.loop, self.store.call(request), STORE_SECONDS)
 
     def ask_all(self, requests: list[Call[T]]) -> list[T]:
-        """Return the answers to calls that wait together; see `ask`."""
+        """Return the answers to concurrent calls; see `ask`."""
 
         async def call_all() -> list[T]:
             return list(await asyncio.gather(*map(self.store.call, requests)))
@@ -80,15 +80,15 @@ class WatchedDags:
 
 @contextlib.contextmanager
 def serve_dags_web(watched: WatchedDags) -> Iterator[WebThread | None]:
-    """Serve while the block runs; yields None if there is no web UI.
+    """Serve the web UI while the block runs; yields None if it is disabled.
 
-    The caller is on the loop of the process; nothing here blocks it for long.
+    Must be called on the event loop of the process, and does not block it for long.
 
     Args:
-        watched: What is shown; `debug` of its settings says where, and who may use it.
+        watched: The process to show. The section `debug` of its settings has the address and the access rules.
 
     Raises:
-        ConfigError: The address cannot be listened on.
+        ConfigError: The address cannot be used.
     """
     debug = watched.settings.debug
     if not debug.enabled:
@@ -122,16 +122,16 @@ def _serve(listener: socket.socket, watched: WatchedDags) -> Iterator[WebThread]
 def serve_dags_metrics(
     settings: Settings, metrics: DagMetrics, find_dead: Check = list, find_unready: Check = list
 ) -> Iterator[str | None]:
-    """Serve metrics and health while the block runs; yields the URL, or None if they are off.
+    """Serve metrics and health while the block runs; yields the URL, or None if they are disabled.
 
     Args:
-        settings: `metrics` says whether and where.
-        metrics: What is served.
-        find_dead: Why the process should be restarted.
-        find_unready: Why it is not ready.
+        settings: Provides `metrics`.
+        metrics: The metrics to serve.
+        find_dead: Returns reasons to restart the process.
+        find_unready: Returns reasons why the process is not ready.
 
     Raises:
-        ConfigError: The address cannot be listened on.
+        ConfigError: The address cannot be used.
     """
     if not settings.metrics.enabled:
         yield None

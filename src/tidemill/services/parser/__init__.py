@@ -1,1 +1,1 @@
-"""The parser: reads DAG files, each in a process of its own, and stores what they define."""
+"""The parser: reads each DAG file in a separate process and stores the DAGs."""

@@ -1,4 +1,4 @@
-"""Which files of a folder may define DAGs, and whether one has changed since it was read."""
+"""Finds the files that may define DAGs, and detects their changes."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from typing import Final
 from tidemill.core.errors import escape_surrogates
 from tidemill.services.parser.ignoring import IGNORE_FILE, IgnoreRules
 
-#: A file without this word, in upper or lower case, defines no DAG.
+#: A file without this word, in any case, defines no DAG.
 _WORD: Final = b"dag"
 
-#: Time, size and number of each of some files; None: it is not there.
+#: Path, modification time, size and inode of each of some files; None for a missing file.
 Signature = tuple[tuple[str, int, int, int] | None, ...]
 
 
 def find_files(folder: Path) -> list[str]:
-    """Return the Python files below a folder in which the word `dag` occurs, relative to it, sorted.
+    """Return the Python files below a folder that contain the word `dag`: relative paths, sorted.
 
-    Hidden folders and files are left out, and so is what `.airflowignore` files name, and files whose names are not
-    Unicode text: no database accepts them. Links to folders are followed, but no folder is read twice.
+    Skipped are hidden files and folders, files ignored by `.airflowignore`, and files whose names are not Unicode text,
+    which databases reject. Links to folders are followed, but no folder is read twice.
 
     Raises:
-        FileNotFoundError: There is no such folder, or it was moved while it was read.
+        FileNotFoundError: The folder does not exist, or was moved during the call.
     """
     before = _identify(folder)
     found = sorted(path.relative_to(folder).as_posix() for path in _walk(folder) if _may_define_dags(path))
     if before is None or (after := _identify(folder)) is None:
         raise FileNotFoundError(f"the folder of DAG files {str(folder)!r} does not exist")
-    # A link to it was moved meanwhile.
+    # If a link to the folder was moved meanwhile, start again.
     return found if after == before else find_files(folder)
 
 
 def sign_files(folder: Path, names: Iterable[str]) -> Signature:
-    """Return what changes whenever one of some files does."""
+    """Return a value that changes whenever one of the files changes."""
     return tuple(_sign(folder / name) for name in sorted(names))
 
 
 def is_relevant(path: str) -> bool:
-    """Return whether a changed file may change DAGs: not one that Python or an editor writes for itself."""
+    """Return whether a changed file may change DAGs; files that Python or an editor writes for itself may not."""
     parts = Path(path).parts
     if parts[-1] == IGNORE_FILE:
         return True
@@ -51,7 +51,7 @@ def is_relevant(path: str) -> bool:
 
 
 def _identify(folder: Path) -> tuple[int, int] | None:
-    """Return device and number of a folder; None: there is none."""
+    """Return device and inode of a folder; None if there is none."""
     try:
         found = folder.stat()
     except OSError:
@@ -60,7 +60,9 @@ def _identify(folder: Path) -> tuple[int, int] | None:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yield the Python files below a folder; folders before links to them, so that a folder has its own name."""
+    """Yield the Python files below a folder; real folders come before links, so that files keep the names of real
+    folders.
+    """
     seen: set[tuple[int, int] | None] = set()
     waiting = deque([(folder, IgnoreRules())])
     links: deque[tuple[Path, IgnoreRules]] = deque()
@@ -80,7 +82,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _list(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the folders and the files in a folder that are not hidden, sorted."""
+    """Return the folders and files in a folder, sorted, without hidden ones."""
     folders: list[Path] = []
     files: list[Path] = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -105,7 +107,7 @@ def _may_define_dags(path: Path) -> bool:
     try:
         return path.is_file() and _WORD in path.read_bytes().lower()
     except OSError:
-        # It cannot be read, which is an error of this file that people should see.
+        # An unreadable file is an error that users should see.
         return path.is_file()
 
 

@@ -1,7 +1,7 @@
-"""Which files of a folder of DAGs are not read: what its `.airflowignore` files name, by the rules of `.gitignore`.
+"""Applies `.airflowignore` files to a folder of DAGs, by the rules of `.gitignore`.
 
-A file in a folder is about what is below that folder, and its patterns come after those of the folders above: the last
-pattern that matches decides. What is below a folder that is ignored is ignored.
+A file's patterns apply below its folder, after those of the folders above; the last matching pattern decides. An
+ignored folder is ignored with all its content.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ IGNORE_FILE: Final = ".airflowignore"
 
 
 class IgnoreRules:
-    """The patterns that hold in a folder.
+    """The patterns that apply in a folder.
 
     Args:
-        rules: Of this folder, and before them of those above it, each with its folder.
+        rules: Pairs of a folder and its patterns, from the outermost folder to this one.
     """
 
     def __init__(self, rules: tuple[tuple[Path, GitIgnoreSpec], ...] = ()) -> None:
         self._rules = rules
 
     def enter(self, folder: Path) -> IgnoreRules:
-        """Return the patterns that hold in a folder below."""
+        """Return the patterns that apply in a subfolder."""
         path = folder / IGNORE_FILE
         try:
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -40,7 +40,7 @@ class IgnoreRules:
         return IgnoreRules((*self._rules, (folder, own)))
 
     def ignores(self, path: Path, *, is_folder: bool) -> bool:
-        """Tell whether a file or a folder directly in this folder is ignored."""
+        """Return whether a file or folder directly in this folder is ignored."""
         for folder, patterns in reversed(self._rules):
             name = path.relative_to(folder).as_posix()
             decision = patterns.check_file(f"{name}/" if is_folder else name).include
@@ -50,7 +50,7 @@ class IgnoreRules:
 
 
 def _read_patterns(path: Path, lines: list[str]) -> GitIgnoreSpec:
-    """Return the patterns of a file; one that is wrong is named, and left out."""
+    """Return the patterns of a file; invalid ones are logged and skipped."""
     from pathspec import GitIgnoreSpec
 
     right = []
@@ -58,7 +58,7 @@ def _read_patterns(path: Path, lines: list[str]) -> GitIgnoreSpec:
         try:
             GitIgnoreSpec.from_lines([line])
         except ValueError as error:
-            log.warning("a pattern is wrong, and is left out", file=str(path), line=number, error=str(error))
+            log.warning("ignoring an invalid pattern", file=str(path), line=number, error=str(error))
         else:
             right.append(line)
     return GitIgnoreSpec.from_lines(right)

@@ -1,10 +1,13 @@
-"""Keeps what the store knows of DAG files as they are: reads a file when it, or what it read or imported, has changed.
+"""Keeps the store up to date with the DAG files: reads a file again when it or its inputs have changed.
 
-Changes are noticed through the operating system, and by a scan in any case. A file is read again now and then though
-nothing has changed, since it may ask a database, say; what differs then is named, and makes no version. The folder may
-be behind a link that is moved. Invariants: a file is read by one process
-at a time; what is stored is what the file was when it was read, and it is read again if it changed meanwhile; a file
-that hangs or breaks holds up no other for longer than its time limit, and not at all while another process is free.
+The inputs of a file are its imports and the files it reads. Changes are detected by notifications of the operating
+system and by a periodic scan. An unchanged file is also read again from time to time, because it may depend on a
+database, for example; differences are then logged, and create no version. A link to the folder may be moved.
+
+Invariants:
+- One process at a time reads a file.
+- The stored DAGs match the file's content when it was read; if it changed meanwhile, it is read again.
+- A file that hangs or crashes delays others only until its time limit, and not at all while another process is free.
 """
 
 from __future__ import annotations
@@ -31,15 +34,15 @@ from tidemill.store.database import StoreCalls
 
 log = structlog.get_logger(__name__)
 
-#: How often the folder is scanned, whatever the operating system says.
+#: The interval of scans, in addition to notifications.
 SCAN_SECONDS: Final = 30.0
-#: How long to wait before something is tried again for which no file is to blame.
+#: The pause before a retry after an error that no file caused.
 RETRY_SECONDS: Final = 2.0
-#: How often to look where a link to the folder leads.
+#: The interval of checks for a moved link to the folder.
 FOLLOW_SECONDS: Final = 2.0
-#: How often to look whether a file is to be read again though nothing has changed.
+#: The interval of checks for unchanged files that are due.
 _DUE_SECONDS: Final = 1.0
-#: How many files are read at a time.
+#: The number of files that are read at the same time.
 PROCESSES: Final = 2
 _WATCH_MILLISECONDS: Final = 100
 _FIRST_MILLISECONDS: Final = 1_000
@@ -48,17 +51,17 @@ _MAX_LINE: Final = 300
 
 @dataclass(slots=True)
 class _File:
-    """What is known of a file since it was read last.
+    """The state of a file since it was last read.
 
     Attributes:
-        signature: How it looked; empty: it is to be read again.
-        names: The file and what it imported.
-        opened: What else it read, and how that looked.
-        unsteady: The DAGs in it that differ though nothing has changed.
-        digest: The hash of these.
-        changed: The system has said that one of these was written, whatever its signature says.
-        broken: It cannot be read.
-        refused: Another file has the id of one of its DAGs.
+        signature: The signature of the file and its imports; empty: the file must be read again.
+        names: The file and its imports.
+        opened: Other files that it read, with their signatures.
+        unsteady: Its DAGs that differ although no input has changed.
+        digest: The hash of the file and its imports.
+        changed: Whether a notification reported a write to one of these, whatever the signature.
+        broken: Whether the file cannot be read.
+        refused: Whether another file has the id of one of its DAGs.
     """
 
     signature: Signature = ()
@@ -72,15 +75,15 @@ class _File:
 
 
 class ParserManager:
-    """Reads the files of a folder, and stores what they define.
+    """Reads the files of a folder and stores their DAGs.
 
     Args:
-        store: Where.
-        forker: Starts the processes that read.
+        store: The store.
+        forker: Starts the processes that read files.
         folder: The folder.
-        parse_timeout_seconds: How long reading a file may take.
+        parse_timeout_seconds: The time limit for reading a file.
         paused_at_creation: Whether new DAGs are paused.
-        reparse_seconds: How often a file is read again that has not changed.
+        reparse_seconds: The interval at which unchanged files are read again.
     """
 
     def __init__(
@@ -92,7 +95,6 @@ class ParserManager:
         paused_at_creation: bool = False,
         reparse_seconds: float = 60.0,
     ) -> None:
-        """Read nothing yet."""
         self._store = store
         self._forker = forker
         self._folder = Path(os.path.abspath(folder))  # noqa: PTH100 - a link to it may be moved
@@ -107,12 +109,12 @@ class ParserManager:
         self._reading: set[str] = set()
         self._changed = asyncio.Event()
         self._is_first = True
-        #: Set once each file that was there at the start has been read and stored.
+        #: Set once all files present at the start have been read and stored.
         self.ready = asyncio.Event()
 
     @property
     def broken(self) -> int:
-        """How many files cannot be read."""
+        """The number of files that cannot be read or stored."""
         return sum(file.broken or file.refused for file in self._files.values())
 
     async def run(self) -> None:
@@ -137,7 +139,7 @@ class ParserManager:
                     continue
 
     async def _watch(self) -> None:
-        """Notice changes; where the system does not tell them, the scan does."""
+        """Watch for notifications; where they do not work, scans detect changes."""
         while True:
             self._moved.clear()
             try:
@@ -151,14 +153,14 @@ class ParserManager:
                     yield_on_timeout=True,
                     stop_event=self._moved,
                 ):
-                    # The system watches only once the first changes are waited for; what came before is scanned.
+                    # The system watches only from the first wait on, so the first iteration scans for earlier changes.
                     opened = self._list_opened()
                     relevant = {path for _, path in changes if self._is_relevant(path, opened)}
                     if first or relevant:
                         self._note_changes(relevant)
                     first = False
             except (OSError, RuntimeError) as error:
-                log.warning("changes of DAG files are noticed by scans only", error=str(error))
+                log.warning("cannot watch the DAG files; only scans detect changes", error=str(error))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._moved.wait(), SCAN_SECONDS)
 
@@ -168,23 +170,23 @@ class ParserManager:
     def _is_relevant(self, path: str, opened: set[str]) -> bool:
         if is_relevant(path) or not Path(path).suffix:
             return True
-        # What DAG files read is known by the place that a link led to.
+        # Files read by DAG files are known by the target of the link to the folder.
         real = os.path.join(self._target, os.path.relpath(path, self._folder))  # noqa: PTH118
         return real in opened or os.path.dirname(real) in opened  # noqa: PTH120
 
     async def _follow(self) -> None:
-        """Notice that a link to the folder was moved: what was watched is another folder then."""
+        """Detect that the link to the folder was moved, and watch the new target."""
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
             target = await asyncio.to_thread(os.path.realpath, self._folder)
             if target != self._target:
-                log.info("the folder of DAG files is another one now", folder=str(self._folder), target=target)
+                log.info("the folder of DAG files has a new target", folder=str(self._folder), target=target)
                 self._target = target
                 self._moved.set()
                 self._changed.set()
 
     async def _reread(self) -> None:
-        """Read files again though nothing that they read has changed, one at a time."""
+        """Read unchanged files again when they are due, one at a time."""
         loop = asyncio.get_running_loop()
         while True:
             name = self._rereading.find_due(loop.time())
@@ -197,21 +199,21 @@ class ParserManager:
             await self._read(name, reread=True)
 
     def _note_changes(self, paths: Collection[str]) -> None:
-        # Two saves within a tick of the clock of files leave the same signature.
+        # Two writes within one tick of the file clock leave the same signature.
         names = {os.path.relpath(path, self._folder) for path in paths}
         for name, file in self._files.items():
             file.changed = file.changed or not names.isdisjoint(file.names or [name])
-            # A file that could not be read may have missed a module that is there now.
+            # A broken file may lack a module that exists now.
             if file.broken or file.refused:
                 file.signature = ()
         self._changed.set()
 
     async def _scan(self) -> None:
-        """Queue what has changed, and remove what is gone."""
+        """Queue changed files, and remove deleted ones."""
         try:
             found = await asyncio.to_thread(find_files, self._folder)
         except FileNotFoundError as error:
-            # It may be a disk that is away: nothing is removed.
+            # The disk may be unmounted, so remove nothing.
             log.warning(f"{error}; create it, or correct dags.folder")
             return
         known = set(self._files)
@@ -222,7 +224,7 @@ class ParserManager:
             self._files.pop(name, None)
             self._rereading.forget(name)
             self._note_refused(name, False)
-            log.info("a DAG file is gone; its DAGs are inactive", file=name)
+            log.info("a DAG file was removed; its DAGs are inactive", file=name)
         for name in found:
             file = self._files.setdefault(name, _File())
             if name not in self._waiting and await asyncio.to_thread(self._is_changed, name, file):
@@ -246,7 +248,7 @@ class ParserManager:
         while True:
             name = await self._queue.get()
             if name in self._reading:
-                # Another process reads it; when that has ended, the next scan sees whether it is still different.
+                # Another process reads it; the next scan then checks whether the file has changed since.
                 self._waiting.discard(name)
                 continue
             self._waiting.discard(name)
@@ -264,7 +266,9 @@ class ParserManager:
             self._check_ready()
 
     async def _update(self, name: str, reread: bool) -> bool:
-        """Read a file and store what it defines; True: it has to be read again. `reread`: though nothing changed."""
+        """Read a file and store its DAGs; returns whether it must be read again. `reread`: the file is read although
+        unchanged.
+        """
         file, loop = self._files.get(name), asyncio.get_running_loop()
         if file is None:
             return False
@@ -286,13 +290,13 @@ class ParserManager:
             if self._files.get(name) is not file:
                 await self._store.call(RemoveFile(name))  # it was removed meanwhile
         except CallRefusedError as error:
-            log.error("what a DAG file defines cannot be stored", file=name, error=str(error))  # noqa: TRY400
+            log.error("the DAGs of a file cannot be stored", file=name, error=str(error))  # noqa: TRY400
         except (RemoteError, OSError) as error:
-            log.warning("a DAG file cannot be read or stored now", file=name, error=str(error))
+            log.warning("a DAG file cannot be read or stored; retrying", file=name, error=str(error))
             await asyncio.sleep(RETRY_SECONDS)
             return True
         except Exception:
-            # The other files are read; this one is tried again with each scan.
+            # Continue with the other files; each scan retries this one.
             log.exception("a DAG file cannot be read or stored; this is a bug in tidemill", file=name)
             return False
         file.signature, file.names, file.digest, file.opened = before, list(modules or [name]), now, opened
@@ -319,14 +323,14 @@ class ParserManager:
         self._note_refused(name, any(dag.refused for dag in stored))
 
     def _note_unsteady(self, name: str, differs: Mapping[str, str]) -> None:
-        """Name DAGs that differ though nothing that their file reads has changed, once."""
+        """Log once that a DAG differs although no input of its file has changed."""
         if (file := self._files.get(name)) is None:
             return
         for dag_id, what in differs.items():
             if dag_id not in file.unsteady:
                 log.warning(
-                    "a DAG differs from its stored version though nothing that its file reads has changed; the version "
-                    "stays. Define the DAG the same way each time, or save the file to store it as it is now",
+                    "a DAG differs from its stored version although no input of its file has changed; the stored "
+                    "version stays. Make the file define the same DAG each time, or save it to store a new version",
                     dag=dag_id,
                     file=name,
                     differs=what,
@@ -334,7 +338,9 @@ class ParserManager:
         file.unsteady = frozenset(differs)
 
     def _note_refused(self, name: str, is_refused: bool) -> None:
-        """Note whether another file has the id of a DAG of this one; if not, it may have given up what others want."""
+        """Note whether another file has the id of a DAG of this one; if not, retry other refused files, since an id may
+        be free.
+        """
         if (file := self._files.get(name)) is not None:
             file.refused = is_refused
         waiting = [] if is_refused else [other for other in self._files.values() if other.refused]
@@ -352,7 +358,7 @@ class ParserManager:
             log.info("a DAG file printed", file=name, output=reading.output.strip()[:_MAX_LINE])
         if reading.error is not None and not (reread and was_broken):
             last = reading.error.strip().splitlines()[-1] if reading.result else reading.error.splitlines()[0]
-            log.error("a DAG file cannot be read; its DAGs stay as they were", file=name, error=last[:_MAX_LINE])
+            log.error("a DAG file cannot be read; its DAGs stay unchanged", file=name, error=last[:_MAX_LINE])
         elif was_broken and reading.error is None:
             log.info("a DAG file can be read again", file=name)
         for dag_id, refused in changed:

@@ -1,8 +1,8 @@
-"""Reads one DAG file: what runs in a process that was forked for it, and is killed with its group if it takes too long.
+"""Reads one DAG file in a forked process, whose group is killed at the time limit.
 
-Whatever the file does ends with this process. What it prints is shown to the user, but is not part of the result.
+All effects of the file end with this process. Its output is shown to users, but is not part of the result.
 
-Invariant: the result is written last, as a whole, by the process that was asked for it and by no fork of it.
+Invariant: the result is written last and in one piece, by the requested process and by none of its forks.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ import msgspec
 
 from tidemill.core.errors import escape_surrogates
 
-#: Bytes before the result that tell its length.
+#: The length of the prefix that gives the length of the result.
 LENGTH_BYTES = 8
-#: Of a longer traceback, begin and end are kept.
+#: Longer tracebacks are shortened in the middle.
 MAX_ERROR = 64 << 10
 
 
 class ParseRequest(msgspec.Struct, frozen=True):
-    """Which file to read.
+    """The file to read.
 
     Attributes:
         path: The file.
         folder: The folder of DAG files.
-        timeout_seconds: After this time the place where it is goes to the output, because it is about to be killed.
+        timeout_seconds: After this time the process writes its traceback to the output, because it is about to be
+            killed.
     """
 
     path: str
@@ -39,15 +40,16 @@ class ParseRequest(msgspec.Struct, frozen=True):
 
 
 class ParseResult(msgspec.Struct, frozen=True):
-    """What a file defines.
+    """The result of reading a file.
 
     Attributes:
-        modules: The file, and those below the folder that it imported, with the SHA-256 of their contents.
-        digest: One hash of all of them.
-        structures: Its DAGs, as JSON (`dags.structures`).
-        error: The traceback, if it cannot be read.
-        opened: What else it read, by its path below the folder or absolute, with how that looked.
-        unshared: What of its import a forked process would not have, for people; None: nothing.
+        modules: The file and its imports below the folder, with the SHA-256 of their contents.
+        digest: One hash of all of these.
+        structures: Its DAGs as JSON (`dags.structures`).
+        error: The traceback if the file failed.
+        opened: Other files that it read (paths relative to the folder, or absolute), with their signatures.
+        unshared: A description, for users, of results of the import that a forked process would lack; None if there are
+            none.
     """
 
     modules: dict[str, str]
@@ -59,11 +61,11 @@ class ParseResult(msgspec.Struct, frozen=True):
 
 
 def parse(request: bytes, fds: list[int]) -> int:
-    """Read a file in this process; a zygote calls it in a fork.
+    """Read a file in this process; called in a fork of a zygote.
 
     Args:
-        request: A `ParseRequest`, as msgpack.
-        fds: Where to write the result, and what the file prints.
+        request: A `ParseRequest` as msgpack.
+        fds: The descriptors for the result and for the output of the file.
     """
     result_fd, output_fd = fds
     pid = os.getpid()
@@ -75,22 +77,22 @@ def parse(request: bytes, fds: list[int]) -> int:
     faulthandler.dump_traceback_later(asked.timeout_seconds, file=output_fd)
     result = parse_file(Path(asked.path), Path(asked.folder))
     if os.getpid() != pid:
-        os._exit(0)  # the file forked, and this is the fork
+        os._exit(0)  # the file forked, and this is the child
     faulthandler.cancel_dump_traceback_later()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # the file closed it
+        except (OSError, ValueError):  # the file closed the stream
             continue
     text = msgspec.msgpack.encode(result)
     _write(result_fd, len(text).to_bytes(LENGTH_BYTES) + text)
-    # Threads of the file would be waited for.
+    # A normal exit would wait for threads of the file.
     os._exit(0)
 
 
 def parse_file(path: Path, folder: Path) -> ParseResult:
-    """Run a DAG file in this process, and return what it defines, or the traceback."""
-    # Here, so that a zygote that preloads this module decides by its own list what is imported.
+    """Load a DAG file in this process; returns its DAGs or the traceback."""
+    # Imported here, so that a zygote that preloads this module imports no more than its own list.
     from tidemill.dags.building import serialize_dag
     from tidemill.dags.loading import ImportedFiles, combine_digests, find_imports, load_file
     from tidemill.services.parser.thread_watch import ThreadWatch
@@ -116,8 +118,8 @@ def parse_file(path: Path, folder: Path) -> ParseResult:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return the traceback of what a file raised, from the file on."""
-    # Here for the same reason as above.
+    """Return the traceback of an error of a file, starting in the file."""
+    # Imported here for the same reason as above.
     from tidemill.dags.file_errors import find_hint, find_location
 
     if isinstance(error, SystemExit):
@@ -127,10 +129,10 @@ def describe_failure(error: BaseException) -> str:
         while frames is not None and not _is_users(frames):
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
-        text += find_location(error) + find_hint(error)  # lists show its last line
+        text += find_location(error) + find_hint(error)  # lists show the last line
     except Exception:
         return f"{type(error).__name__}: its text cannot be read"
-    # Databases refuse what is not Unicode text, and NUL.
+    # Databases reject NUL and text that is not Unicode.
     text = escape_surrogates(text).replace("\0", "\\x00")
     return text if len(text) <= MAX_ERROR else f"{text[: MAX_ERROR // 2]}\n...\n{text[-MAX_ERROR // 2 :]}"
 

@@ -1,7 +1,7 @@
-"""Reads one DAG file in a process of its own, from the manager's side: starts it, limits it, takes its result.
+"""Reads one DAG file in a separate process, as seen by the manager: starts it, limits it and receives its result.
 
-Invariants: the call returns, whatever the file does, shortly after the time limit at the latest; then nothing of the
-process group is left.
+Invariants: whatever the file does, the call returns shortly after the time limit at the latest, and then no process of
+the group is left.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import msgspec
 from tidemill.services.parser.program import LENGTH_BYTES, ParseRequest, ParseResult
 from tidemill.services.zygote.link import ForkedProcess
 
-#: What a zygote calls in the process.
+#: The function that the zygote calls in the process.
 TARGET: Final = "tidemill.services.parser.program:parse"
-#: What a zygote imports for it.
+#: Modules that the zygote imports for it.
 PRELOAD: Final = (
     "tidemill.services.parser.program",
     "tidemill.dags.building",
@@ -30,36 +30,36 @@ PRELOAD: Final = (
     "tidemill.services.parser.thread_watch",
     "tidemill.services.worker.residue",
 )
-#: A result beyond this is not read.
+#: Larger results are rejected.
 MAX_RESULT_BYTES: Final = 256 << 20
-#: What a file prints beyond this is left out.
+#: Output of a file beyond this is dropped.
 MAX_OUTPUT_BYTES: Final = 64 << 10
-#: How long after the time limit the process is killed: it writes down where it hangs meanwhile.
+#: The time between the time limit and the kill, in which the process writes its traceback.
 GRACE_SECONDS: Final = 0.5
 _CHUNK: Final = 1 << 16
 _RESULTS: Final = msgspec.msgpack.Decoder(ParseResult)
 
 
 class Forker(Protocol):
-    """What starts processes: a `services.zygote.client.ZygoteClient`."""
+    """Starts processes: a `services.zygote.client.ZygoteClient`."""
 
     async def fork(self, target: str, request: bytes = b"", fds: tuple[int, ...] = ()) -> ForkedProcess:
         """Start a process."""
         ...
 
     def signal(self, process: ForkedProcess, number: signal.Signals | int, *, group: bool = False) -> None:
-        """Send it a signal."""
+        """Send a signal to a process."""
         ...
 
 
 class FileReading(msgspec.Struct, frozen=True):
-    """What came of reading a file.
+    """The outcome of reading a file.
 
     Attributes:
-        result: None: the process did not get that far.
-        error: Why it cannot be read.
-        output: What it printed.
-        cpu_seconds: What it cost.
+        result: The result; None if the process ended before it.
+        error: The error; None if there is none.
+        output: The output of the file.
+        cpu_seconds: The CPU time.
     """
 
     result: ParseResult | None
@@ -75,10 +75,10 @@ async def read_file(forker: Forker, path: Path, folder: Path, timeout_seconds: f
         forker: Starts the process.
         path: The file.
         folder: The folder of DAG files.
-        timeout_seconds: How long it may take.
+        timeout_seconds: The time limit.
 
     Raises:
-        RemoteError: No process could be started; the file is not to blame.
+        RemoteError: No process could be started; the file is not the cause.
     """
     with contextlib.ExitStack() as closing:
         result_pipe = closing.enter_context(contextlib.closing(_Pipe(LENGTH_BYTES + MAX_RESULT_BYTES)))
@@ -89,7 +89,7 @@ async def read_file(forker: Forker, path: Path, folder: Path, timeout_seconds: f
         output_pipe.close_writer()
         timed_out = not await _wait(forker, process, timeout_seconds + GRACE_SECONDS)
         exited = await process.ended
-        # All of the group is gone: what was written is there to be read.
+        # The whole group has ended, so all its output is in the pipes.
         output = output_pipe.read_rest().decode(errors="replace").replace("\0", "\\x00")
         result = _decode(result_pipe.read_rest())
     cpu_seconds = (exited.user_us + exited.system_us) / 1e6
@@ -100,7 +100,7 @@ async def read_file(forker: Forker, path: Path, folder: Path, timeout_seconds: f
 
 
 async def _wait(forker: Forker, process: ForkedProcess, seconds: float) -> bool:
-    """Wait until a process has ended; False: it did not, and was killed."""
+    """Wait until a process has ended; returns False if it was killed at the time limit."""
     try:
         await asyncio.wait_for(asyncio.shield(process.ended), seconds)
     except TimeoutError:
@@ -114,7 +114,7 @@ async def _wait(forker: Forker, process: ForkedProcess, seconds: float) -> bool:
 
 def _describe_end(status: int, timeout_seconds: float | None, output: str) -> str:
     """Return why there is no result."""
-    said = f"\nIt printed last:\n{output[-4000:].rstrip()}" if output.strip() else ""
+    said = f"\nIts last output:\n{output[-4000:].rstrip()}" if output.strip() else ""
     if timeout_seconds is not None:
         return (
             f"reading the file took longer than {timeout_seconds:g} s, so its process was killed; move slow work into "
@@ -137,7 +137,7 @@ def _decode(data: bytes) -> ParseResult | None:
 
 
 class _Pipe:
-    """The reading end of a pipe: keeps what comes, up to a limit, and throws the rest away."""
+    """The reading end of a pipe; stores data up to a limit and drops the rest."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._reader, self.writer = os.pipe2(os.O_CLOEXEC)
@@ -153,7 +153,7 @@ class _Pipe:
             self.writer = -1
 
     def read_rest(self) -> bytes:
-        """Return what came, once nobody writes any more."""
+        """Return the data, after all writers have closed their ends."""
         while self._read():
             pass
         return b"".join(self._parts)
@@ -164,7 +164,7 @@ class _Pipe:
         os.close(self._reader)
 
     def _read(self) -> bool:
-        """Read a piece; False: there is none now."""
+        """Read a chunk; returns False if there is none at the moment."""
         try:
             data = os.read(self._reader, _CHUNK)
         except BlockingIOError:

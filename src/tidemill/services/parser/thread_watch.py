@@ -1,4 +1,4 @@
-"""Finds which import of a DAG file starts a thread: `import pyarrow` does, for example."""
+"""Finds the import of a DAG file that starts a thread, as `import pyarrow` does."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tidemill.dags.scope import DAG_MODULE
 
 
 class ThreadWatch:
-    """Finds no module, but counts threads at each import of a DAG file; for `sys.meta_path`.
+    """A finder for `sys.meta_path` that finds no modules, but counts threads at each import of a DAG file.
 
     Attributes:
-        cause: The module that the file imported when the first thread was started; empty: none.
+        cause: The module whose import by the file started the first thread; empty if there is none.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class ThreadWatch:
         self._look()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Note an import; others say where the module is."""
+        """Note an import, and leave it to the other finders."""
         if _is_of_dag_file(sys._getframe(1)):
             self._look()
             self._importing = name
@@ -47,7 +47,7 @@ class ThreadWatch:
 
 
 def _is_of_dag_file(frame: FrameType | None) -> bool:
-    """Tell whether a DAG file itself imports, and not a module that it imports."""
+    """Return whether the import statement is in a DAG file itself."""
     while frame is not None and "importlib" in frame.f_code.co_filename:
         frame = frame.f_back
     return frame is not None and str(frame.f_globals.get("__name__")).startswith(DAG_MODULE)

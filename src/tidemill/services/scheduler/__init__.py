@@ -1,1 +1,1 @@
-"""The scheduler: creates runs, decides which tasks may run, and gives out slots, by turns of the store."""
+"""The scheduler: creates runs, decides which tasks may run and assigns slots, in turns of the store."""

@@ -1,12 +1,13 @@
-"""The loop of the scheduler: a turn of the store, then a wait until there is something to do again.
+"""The scheduler's loop: one turn of the store, then a wait for new work.
 
-All decisions are made by `core.tasks` within the store's transactions; nothing is kept here between two turns but what
-could not be worked on, so that a scheduler can end at any moment and another one continues.
+`core.tasks` makes all decisions within the store's transactions. Between turns the loop remembers only the runs and
+DAGs that failed, so a scheduler can end at any moment and another one continues.
 
-Invariants: the bell remembers a ring while the store is looked at, so that nothing that happens meanwhile is missed;
-without a ring the store is looked at every SCAN_SECONDS; what is due is looked at when it is; a turn that fails is
-tried again, whatever the error; a run or DAG that cannot be worked on is tried again every AGAIN_SECONDS, and costs
-nothing in between.
+Invariants:
+- The bell remembers a ring during a turn, so no event is missed.
+- Without a ring, there is a turn every SCAN_SECONDS, and when work becomes due.
+- A failed turn is retried, whatever the error.
+- A run or DAG that fails is retried every AGAIN_SECONDS, and costs nothing in between.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from tidemill.store.doorbell import StoreBell
 
 log = structlog.get_logger(__name__)
 
-#: A look at the store in case a ring was lost.
+#: The interval of turns, in case a ring was lost.
 SCAN_SECONDS = 2.0
-#: How long a run or DAG that could not be worked on is passed over.
+#: How long a failed run or DAG is skipped.
 AGAIN_SECONDS = 60.0
-#: The most that one turn passes over.
+#: The maximum number of runs or DAGs that a turn skips.
 _MAX_SKIPPED = 1000
-#: What is due, but was not done, is looked at again after this time.
+#: The pause before due work that a turn did not do.
 _LATE_SECONDS = 0.25
-#: The clock of the store and the timer of this process differ a little.
+#: The store's clock and this process's timer differ slightly.
 _EARLY_SECONDS = 0.001
 _LOG_SECONDS = 10.0
 
@@ -45,12 +46,11 @@ class Scheduler:
 
     Args:
         store: Answers calls.
-        bell: Says when there is something to do.
-        session: The number of the service that it is.
+        bell: Rings when there is work.
+        service: The id of its service.
     """
 
     def __init__(self, store: StoreCalls, bell: StoreBell, session: int) -> None:
-        """Do nothing yet."""
         self._store = store
         self._bell = bell
         self._session = session
@@ -63,7 +63,7 @@ class Scheduler:
         """Work until cancelled.
 
         Raises:
-            CallRefusedError: The service has been ended by somebody else.
+            CallRefusedError: Another process has ended this service.
         """
         while True:
             try:
@@ -71,22 +71,20 @@ class Scheduler:
             except CallRefusedError:
                 raise
             except RemoteError as error:
-                throttle(log, _LOG_SECONDS).warning(
-                    "the scheduler cannot reach the store; it tries again", error=str(error)
-                )
+                throttle(log, _LOG_SECONDS).warning("the scheduler cannot reach the store; retrying", error=str(error))
                 await self._wait_after_failure()
                 continue
             except Exception:
-                # Runs are not to stand still for ever because of one turn.
+                # One failed turn must not stop all runs forever.
                 throttle(log, _LOG_SECONDS).error(
-                    "a turn of the scheduler failed; it tries again; this is a bug in tidemill", exc_info=True
+                    "a turn of the scheduler failed; retrying; this is a bug in tidemill", exc_info=True
                 )
                 await self._wait_after_failure()
                 continue
             self._failures = 0
             self._note_broken(answer)
             if answer.more:
-                # The calls of others come between two turns.
+                # Let other calls in between two turns.
                 await asyncio.sleep(0)
             else:
                 await self._bell.wait(Channel.SCHEDULER, compute_wait(answer))
@@ -94,7 +92,7 @@ class Scheduler:
     def _build_turn(self) -> SchedulerTurn:
         now = asyncio.get_running_loop().time()
         for skipped in (self._skip_runs, self._skip_dags):
-            # In the order in which they were noted.
+            # The dict is ordered by time, so expired entries come first.
             while skipped and (next(iter(skipped.values())) <= now or len(skipped) > _MAX_SKIPPED):
                 del skipped[next(iter(skipped))]
         return SchedulerTurn(self._session, skip_runs=tuple(self._skip_runs), skip_dags=tuple(self._skip_dags))
@@ -112,7 +110,7 @@ class Scheduler:
 
 
 def compute_wait(answer: SchedulerAnswer) -> float:
-    """Return how many seconds the scheduler waits after a turn, unless the bell rings.
+    """Return the scheduler's wait in seconds after a turn, if the bell does not ring.
 
     Example:
         >>> compute_wait(SchedulerAnswer(next_due_us=1_500_000, now_us=1_000_000))

@@ -1,1 +1,1 @@
-"""The program that forks task and parse processes, and the client of it."""
+"""The zygote, which forks task and parse processes, and its client."""

@@ -1,4 +1,4 @@
-"""`python -m tidemill.services.zygote`, started by the client, with a socket as its standard input."""
+"""Runs `python -m tidemill.services.zygote`; the client starts it with a socket as standard input."""
 
 from tidemill.services.zygote.program import main
 

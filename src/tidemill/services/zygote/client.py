@@ -1,7 +1,7 @@
-"""A zygote as its owner sees it: starts it, has it fork, hears which processes have ended, replaces it when it dies.
+"""The owner's side of a zygote: starts it, requests forks, receives exits, and replaces it when it dies.
 
-Everything happens in callbacks of the owner's loop. Invariants: each process that was forked is reported as ended
-once, also if its zygote died with it.
+All work happens in callbacks of the owner's loop. Invariant: each forked process is reported as ended exactly once,
+even if its zygote died with it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from tidemill.services.zygote.messages import Setup, Started
 
 log = structlog.get_logger(__name__)
 
-#: Between the starts of zygotes that die, at first and at most.
+#: The first and the longest pause before a dead zygote is restarted.
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
-#: After this long, one that has not begun is looked at, again and again: it imports what users preload.
+#: A zygote that is not ready after this long is checked, repeatedly; it may be importing the user's modules.
 START_SECONDS = 60.0
-#: How long a zygote may take to end its processes and itself.
+#: How long a zygote may take to end its processes and exit.
 LEAVE_SECONDS = 5.0
-#: The variables that no task sees: settings, and with them secrets.
+#: Variables hidden from tasks: settings, which may contain secrets.
 _PRIVATE = ("TIDEMILL_", "_TIDEMILL_")
-#: What the parent of this process calls it, so that it can end what zygotes of this process leave behind.
+#: Set by the parent of this process to an id by which it can kill the processes that zygotes of this process leave
+#: behind.
 OWNER_VARIABLE = "_TIDEMILL_ZYGOTE_OWNER"
 
 
 def clean_environment(environ: Mapping[str, str], mark: str) -> dict[str, str]:
-    """Return the environment of a zygote, and so of all that it forks: without settings, with the warden's mark.
+    """Return the environment of a zygote and all its forks: without settings, and with the warden's mark.
 
     Example:
         >>> clean_environment({"HOME": "/", "TIDEMILL_STORE__URL": "postgresql://me:secret@host/db"}, "s1")
@@ -49,20 +50,19 @@ def clean_environment(environ: Mapping[str, str], mark: str) -> dict[str, str]:
 
 
 def build_mark(environ: Mapping[str, str]) -> str:
-    """Return what a new zygote, or a triggerer, and all that it starts carry; another one each time."""
+    """Return a unique mark for a new zygote or triggerer and all its descendants."""
     return f"tree-{environ.get(OWNER_VARIABLE) or os.getpid()}-{secrets.token_hex(8)}"
 
 
 class ZygoteClient:
-    """Owns a zygote; use it on one loop only.
+    """Owns a zygote; must be used on one loop only.
 
     Args:
-        setup: What the zygote imports.
-        environ: What it is started with; settings of tidemill are left out.
+        setup: The modules that the zygote imports.
+        environ: The environment of the zygote; settings of tidemill are removed.
     """
 
     def __init__(self, setup: Setup, environ: Mapping[str, str] | None = None) -> None:
-        """Start nothing yet."""
         self._setup = setup
         self._environ = dict(os.environ if environ is None else environ)
         self._pause = FIRST_PAUSE_SECONDS
@@ -76,14 +76,14 @@ class ZygoteClient:
 
     @property
     def processes(self) -> Mapping[int, ForkedProcess]:
-        """The processes that run, by their ids."""
+        """The running processes by pid."""
         return self.link.processes
 
     async def start(self) -> None:
         """Start the zygote and wait until it is ready.
 
         Raises:
-            OSError: The system has no room for another process.
+            OSError: The system cannot start another process.
         """
         self._loop = asyncio.get_running_loop()
         self._spawn()
@@ -98,7 +98,7 @@ class ZygoteClient:
         self.link.signal(process, number, group=group)
 
     async def close(self) -> None:
-        """End all processes and the zygote."""
+        """End all forked processes and the zygote."""
         self._closing = True
         for timer in (self._timer, self._start_timer):
             if timer is not None:
@@ -118,7 +118,7 @@ class ZygoteClient:
         try:
             self.pid = os.posix_spawn(
                 sys.executable,
-                # -P: a file in the current folder must not take the place of a module.
+                # -P: a file in the current folder must not shadow a module.
                 [sys.executable, "-P", "-m", "tidemill.services.zygote"],
                 clean_environment(self._find_environment(), mark),
                 file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
@@ -134,7 +134,7 @@ class ZygoteClient:
         self._watch_start(self.pid)
 
     def _watch_start(self, pid: int) -> None:
-        """Say that a zygote takes long to begin; kill one that was stopped."""
+        """Log that a zygote is slow to start; kill one that is suspended."""
 
         def look() -> None:
             if self.pid != pid or self.ready.is_set() or self._closing:
@@ -143,13 +143,15 @@ class ZygoteClient:
                 self._kill_stuck()
                 return
             modules = ", ".join(self._setup.user_preload) or "none"
-            log.warning(f"the zygote, which starts task processes, still imports; worker.preload: {modules}", pid=pid)
+            log.warning(
+                f"the zygote, which starts task processes, is still importing; worker.preload: {modules}", pid=pid
+            )
             self._watch_start(pid)
 
         self._start_timer = self._loop.call_later(START_SECONDS, look)
 
     def _find_environment(self) -> dict[str, str]:
-        """Return the environment with the place of this package, wherever this process found it."""
+        """Return the environment with this package's location on PYTHONPATH, however this process found it."""
         source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
         folders = self._environ.get("PYTHONPATH", "").split(os.pathsep)
         if "site-packages" in source or source in folders:
@@ -165,21 +167,21 @@ class ZygoteClient:
         self.ready.set()
 
     def _die(self) -> None:
-        """The zygote is gone, with all that it forked: start another one."""
+        """Handle the death of the zygote, which kills all its forks, and start another one."""
         pid = self.pid
         self.ready.clear()
         if pid is not None:
             self._reap_soon(pid)
-        # Its warden does so, too, unless that was killed with it.
+        # The zygote's warden does this, too, unless it was killed at the same time.
         self._loop.run_in_executor(None, end_all, self._mark, 0.0, frozenset((os.getpgrp(),)))
         if not self._closing:
-            log.error("the zygote, which starts task processes, died; it is started again", pid=pid)
+            log.error("the zygote, which starts task processes, died; restarting it", pid=pid)
             self._timer = self._loop.call_later(self._pause, self._start_again)
             self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
 
     def _kill_stuck(self) -> None:
-        """Kill a zygote that does not answer, because it was stopped, say; another one takes its place."""
-        log.error("the zygote, which starts task processes, does not answer; it is killed", pid=self.pid)
+        """Kill a zygote that does not respond, for example because it was suspended; another one replaces it."""
+        log.error("the zygote, which starts task processes, does not respond; killing it", pid=self.pid)
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -193,12 +195,12 @@ class ZygoteClient:
             self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
 
     def _reap_soon(self, pid: int) -> None:
-        """Reap a zygote that has closed its socket, and is about to be gone."""
+        """Reap a zygote that has closed its socket and is about to exit."""
         if not self._reap(pid):
             self._loop.call_later(FIRST_PAUSE_SECONDS, self._reap_soon, pid)
 
     async def _wait(self, pid: int) -> None:
-        """Wait until the zygote, which has lost its owner, is gone."""
+        """Wait until the zygote, which has lost its owner, has exited."""
         deadline = self._loop.time() + LEAVE_SECONDS
         while not self._reap(pid):
             if self._loop.time() > deadline:
@@ -211,4 +213,4 @@ class ZygoteClient:
         try:
             return os.waitpid(pid, os.WNOHANG)[0] != 0
         except ChildProcessError:
-            return True  # something else in this process did
+            return True  # other code in this process has reaped it

@@ -1,8 +1,8 @@
-"""The socket between a process that forks on request and its owner, as the owner sees it.
+"""The owner's side of the socket to a process that forks on request.
 
-Everything happens in callbacks of the owner's loop. Invariants: each process that was forked is reported as ended
-once, also if what forked it died; the owner's end of the socket is in no other process, so that the other side notices
-the owner's end.
+All work happens in callbacks of the owner's loop. Invariants: each forked process is reported as ended exactly once,
+even if the forking process died; no other process has the owner's end of the socket, so that the other side notices
+when the owner exits.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from tidemill.services.zygote.messages import (
     encode,
 )
 
-#: What forks answers within milliseconds. What has not been answered at two looks with this pause is not expected any
-#: more: the other side was stopped, say. One look would not do, since this process may have stood still itself.
+#: The forking process normally answers within milliseconds. A request still unanswered at two checks with this pause
+#: counts as stuck, for example because the process was suspended. One check would not suffice, since this process may
+#: have been suspended itself.
 LOOK_SECONDS = 10.0
 
 
@@ -45,12 +46,12 @@ class ZygoteError(RemoteError):
 
 @dataclass(eq=False, slots=True)
 class ForkedProcess:
-    """A process that was forked.
+    """A forked process.
 
     Attributes:
-        pid: Its id, and that of its group.
-        ended: Done when it has ended.
-        lost: Whether it was killed because what forked it died, or was closed.
+        pid: The id of the process and of its group.
+        ended: Done when the process has ended.
+        lost: Whether it was killed because the forking process died or was closed.
     """
 
     pid: int
@@ -59,18 +60,17 @@ class ForkedProcess:
 
 
 class ForkLink:
-    """Has processes forked; use it on one loop only.
+    """Requests forks; must be used on one loop only.
 
     Args:
         on_started: Called when the other side is ready.
-        on_gone: Called when it is gone; its processes have been killed.
-        on_stuck: Called when it does not answer, now and then until it does: it should be killed.
+        on_gone: Called when the other side has exited; its processes have been killed.
+        on_stuck: Called periodically while the other side does not respond; it should be killed.
     """
 
     def __init__(
         self, on_started: Callable[[Started], None], on_gone: Callable[[], None], on_stuck: Callable[[], None]
     ) -> None:
-        """Be connected to nothing yet."""
         self._on_started, self._on_gone, self._on_stuck = on_started, on_gone, on_stuck
         self._loop: asyncio.AbstractEventLoop
         self._socket: socket.socket | None = None
@@ -78,7 +78,7 @@ class ForkLink:
         self._forks: dict[int, asyncio.Future[ForkedProcess]] = {}
         self._processes: dict[int, ForkedProcess] = {}
         self._number = 0
-        #: What is not answered yet, oldest first, and the oldest of them at the last look.
+        #: The numbers without an answer, oldest first, and the oldest of them at the last check.
         self._unanswered: dict[int, None] = {}
         self._overdue: int | None = None
         self._is_ready = False
@@ -86,16 +86,16 @@ class ForkLink:
 
     @property
     def processes(self) -> Mapping[int, ForkedProcess]:
-        """The processes that run, by their ids."""
+        """The running processes by pid."""
         return self._processes
 
     @property
     def is_busy(self) -> bool:
-        """Whether processes run, or are being forked."""
+        """Whether processes are running or being forked."""
         return bool(self._processes or self._forks)
 
     def attach(self, connection: socket.socket, setup: Setup) -> None:
-        """Speak over a socket, which is closed in the end."""
+        """Use a connected socket, which the link closes in the end."""
         self._loop = asyncio.get_running_loop()
         connection.setblocking(False)
         self._socket = connection
@@ -106,13 +106,13 @@ class ForkLink:
         """Fork a process that calls `module:function` with the request and its own copies of the descriptors.
 
         Args:
-            target: What it calls; the process ends with the number that this returns.
+            target: The function to call; the process exits with the code that it returns.
             request: At most 100,000 bytes.
-            fds: Passed to it; the caller still has to close its own.
+            fds: Descriptors to pass; the caller still has to close its own.
 
         Raises:
-            ZygoteError: There is no room for another process, or the zygote died.
-            OSError: There is no room for more descriptors.
+            ZygoteError: The system cannot start another process, or the zygote died.
+            OSError: The process has too many open descriptors.
             ValueError: The request is too long.
         """
         packet = encode(Fork(self._number + 1, target, request))
@@ -126,22 +126,22 @@ class ForkLink:
         return await waiting
 
     def signal(self, process: ForkedProcess, number: signal.Signals | int, *, group: bool = False) -> None:
-        """Send a signal to a process, or to all of its group; nothing happens if it has ended."""
+        """Send a signal to a process or its whole group; no effect if the process has ended."""
         if process.pid in self._processes and self._socket is not None:
             self._tell(Signal(process.pid, int(number), group))
-            if number == signal.SIGKILL:  # nobody else would notice that it is not sent
+            if number == signal.SIGKILL:  # an undelivered SIGKILL would go unnoticed, so expect an answer
                 self._expect_answer()
                 self._tell(Ping(self._number))
 
     def _expect_answer(self) -> None:
-        """Expect an answer to the next number."""
+        """Allocate the next number and expect an answer to it."""
         self._number += 1
         self._unanswered[self._number] = None
         if self._timer is None:
             self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Find out whether the other side is stuck; before it is ready, it may take any time."""
+        """Check whether the other side is stuck; until it is ready, it may take any time."""
         self._timer = None
         oldest = next(iter(self._unanswered), None) if self._is_ready else None
         if oldest is not None and oldest == self._overdue:
@@ -171,10 +171,10 @@ class ForkLink:
             self._loop.add_writer(self._socket, self._flush)
             return
         except OSError:
-            return  # it is gone, as reading will tell
+            return  # the other side has exited; `_read` handles that
         self._loop.remove_writer(self._socket)
 
-    # -- what it says ----------------------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         while self._socket is not None:
@@ -202,7 +202,7 @@ class ForkLink:
                 del self._unanswered[number]
                 process = self._processes[pid] = ForkedProcess(pid, self._loop.create_future())
                 waiting = self._forks.pop(number)
-                if waiting.done():  # nobody waits for it any more
+                if waiting.done():  # the caller was cancelled
                     self.signal(process, signal.SIGKILL, group=True)
                 else:
                     waiting.set_result(process)
@@ -219,7 +219,8 @@ class ForkLink:
             process.ended.set_result(exited)
 
     def _kill_processes(self) -> None:
-        # What left their groups without the mark by which the warden would know it is below them as long as they live.
+        # Descendants that left their groups and carry no mark are unknown to the warden, but are below these processes
+        # as long as those live.
         below = find_descendants(*self._processes)
         for pid in self._processes:
             with contextlib.suppress(OSError):
@@ -229,7 +230,7 @@ class ForkLink:
                 os.kill(pid, signal.SIGKILL)
 
     def lose(self) -> None:
-        """Close the socket; what was forked counts as lost."""
+        """Close the socket; all forked processes count as lost."""
         self._is_ready, self._overdue = False, None
         self._unanswered.clear()
         if self._socket is not None:

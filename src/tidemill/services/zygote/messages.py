@@ -1,7 +1,7 @@
-"""What a zygote and its owner say to each other: one message is one packet of a socket that keeps packets apart.
+"""The messages between a zygote and its owner; each is one packet of a SOCK_SEQPACKET socket.
 
-File descriptors travel beside a `Fork`. Invariant: a packet is at most `MAX_PACKET_BYTES`, which the buffers of a
-socket hold by default; what a process needs beyond that it gets over a descriptor of its own.
+A `Fork` also carries file descriptors. Invariant: a packet is at most `MAX_PACKET_BYTES` long, which socket buffers
+hold by default; larger data of a process goes through a descriptor of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 MAX_PACKET_BYTES = 128 * 1024
-#: How many descriptors one fork may pass.
+#: The maximum number of descriptors in a fork.
 MAX_DESCRIPTORS = 8
 
 
@@ -18,8 +18,8 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         preload: Modules of tidemill and its dependencies.
-        user_preload: Modules of the user (`worker.preload`); one that does not import is named, and left out.
-        import_folders: Where modules of the user are looked for first.
+        user_preload: Modules of the user (`worker.preload`); those that fail to import are reported and skipped.
+        import_folders: Folders at the front of the search path for the user's modules.
     """
 
     preload: tuple[str, ...] = ()
@@ -28,12 +28,12 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Fork a process that calls a function with the request and the descriptors, and ends with what it returns.
+    """Fork a process that calls a function with the request and the descriptors, and exits with the returned code.
 
     Attributes:
         number: Identifies the answer.
         target: `module:function`.
-        request: Its first argument.
+        request: The first argument of the function.
     """
 
     number: int
@@ -42,7 +42,7 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
-    """Send a signal to a forked process, or to all of its group; nothing happens if it has ended."""
+    """Send a signal to a forked process or its whole group; no effect if the process has ended."""
 
     pid: int
     number: int
@@ -50,13 +50,13 @@ class Signal(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Answer with a `Pong` of the same number."""
+    """Request a `Pong` with the same number."""
 
     number: int
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a `Ping`; all orders before it have been carried out."""
+    """The answer to a `Ping`; all earlier orders have been carried out."""
 
     number: int
 
@@ -65,8 +65,8 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """The zygote is ready.
 
     Attributes:
-        problems: What is wrong with the modules of the user, for people.
-        about: What a program that is more than a zygote says of itself.
+        problems: Problems with the user's modules, for users.
+        about: Additional data of a program that extends the zygote.
     """
 
     problems: tuple[str, ...] = ()
@@ -74,28 +74,28 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The process is there, and leads a group of its own."""
+    """The process has started, and leads its own group."""
 
     number: int
     pid: int
 
 
 class NotForked(msgspec.Struct, frozen=True, tag=True):
-    """The system has no room for another process."""
+    """The system cannot start another process."""
 
     number: int
     error: str
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """A forked process has ended; what was left of its group was killed.
+    """A forked process has ended, and the rest of its group was killed.
 
     Attributes:
-        pid: Its id, which may belong to another process by now.
+        pid: Its id, which another process may have by now.
         status: Its exit code, negative for a signal.
-        user_us: CPU time in user mode, with that of the children that it waited for.
+        user_us: CPU time in user mode, including children that it waited for.
         system_us: CPU time in the kernel.
-        max_rss_kib: The most memory that it, or one of its children, had at a time.
+        max_rss_kib: The peak memory of the process or of one of its children.
     """
 
     pid: int
@@ -117,7 +117,7 @@ def encode(message: Order | Report) -> bytes:
     """Return the packet of a message.
 
     Raises:
-        ValueError: It is too long.
+        ValueError: The packet is too long.
     """
     packet = _encoder.encode(message)
     if len(packet) > MAX_PACKET_BYTES:
@@ -126,12 +126,10 @@ def encode(message: Order | Report) -> bytes:
 
 
 def decode_order(packet: bytes) -> Order:
-    """Return what the owner said."""
     order: Order = _orders.decode(packet)
     return order
 
 
 def decode_report(packet: bytes) -> Report:
-    """Return what the zygote said."""
     report: Report = _reports.decode(packet)
     return report

@@ -1,7 +1,7 @@
-"""Ends what the zygotes of a process that has died have forked, and what that has started.
+"""Kills the processes that a dead process's zygotes have forked, and their descendants.
 
-The zygote does so when its owner ends, and its warden when both do. Whoever gives the work of the dead process to
-another one waits for it here, and does not rely on either of them: the zygote may have been stopped.
+The zygote does this when its owner exits, and its warden when both exit. Code that reassigns the dead process's work
+must wait here instead, because the zygote may be suspended.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE, find_carriers, n
 
 log = structlog.get_logger(__name__)
 
-#: How long to go on with what does not die: it waits in the kernel for a disk, say.
+#: How long to wait for processes that do not die, for example because they wait in the kernel for a disk.
 STUBBORN_SECONDS = 10.0
 _PAUSE_SECONDS = 0.02
-#: A process may be between fork and exec, where its environment cannot be read, while it is looked for.
+#: One scan may miss a process between fork and exec, whose environment cannot be read.
 _CLEAN_SCANS = 2
 
 
 def end_forked(owner: str) -> None:
-    """Kill all processes below the zygotes of a process, and return when they are gone; blocks the thread.
+    """Kill all processes below the zygotes of an exited process, and return when they have ended; blocks the thread.
 
     Args:
-        owner: What `OWNER_VARIABLE` told that process, which has ended; or the number of a `dev` that has: all that its
-            services and it have forked.
+        owner: The value of the process's `OWNER_VARIABLE`; or the pid of an exited `dev`, for all processes forked by
+            it and its services.
     """
     deadline = time.monotonic() + STUBBORN_SECONDS
     clean = 0
@@ -42,7 +42,7 @@ def end_forked(owner: str) -> None:
         for pid in found:
             _kill(pid)
         if time.monotonic() > deadline:
-            log.warning("processes of tasks cannot be killed; they may run beside their next attempt", pids=found)
+            log.warning("task processes cannot be killed; they may overlap with the next attempt", pids=found)
             return
         time.sleep(_PAUSE_SECONDS)
 

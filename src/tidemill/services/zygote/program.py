@@ -1,16 +1,16 @@
 """The zygote: a process without threads, loops and connections that forks warm processes on request.
 
-It imports what those need once, before the first fork, and freezes it, so that the processes share its memory. It is
-started by `client`, with the socket of its owner as standard input.
+It imports the modules of those processes once, before the first fork, and freezes its heap, so that the processes share
+its memory. `client` starts it, with the owner's socket as standard input.
 
 Invariants:
-- It runs one thread, so that what it forks finds no lock held.
-- Each forked process leads a session and a group of its own, and holds no descriptor of the zygote.
-- When a forked process ends, all that is left of its group is killed before its id can be used again, and so is what
-  left the group: as a subreaper the zygote is the parent of every process whose own parent is gone.
-- A forked process that ends takes no other with it; the end of the owner's socket ends them all, and the zygote.
-- A warden of its own cleans up if it is killed: all these processes carry a mark in the environment they have had from
-  the zygote's own start, and a number that outlives a cleared environment.
+- It runs one thread, so that its forks inherit no held lock.
+- Each forked process leads its own session and group, and has no descriptor of the zygote.
+- When a forked process ends, the rest of its group is killed before its id can be reused, and so are descendants that
+  left the group: the zygote is a subreaper, so orphaned descendants become its children.
+- The end of a forked process affects no other one; when the owner's socket closes, all of them and the zygote end.
+- A warden cleans up if the zygote is killed. It finds all these processes by a mark in the environment that they
+  inherit from the zygote, and by a number that survives a cleared environment.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from tidemill.services.zygote.messages import (
     encode,
 )
 
-#: prctl(2): processes below this one whose parent ends become its children.
+#: prctl(2): orphaned descendants become children of this process.
 _PR_SET_CHILD_SUBREAPER = 36
-#: For the owner alone to say when it ends; a terminal or a service manager may send them to everything.
+#: Only the owner decides when the zygote ends; a terminal or a service manager may send these signals to all processes.
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 Target = Callable[[bytes, list[int]], "int | None"]
@@ -60,9 +60,9 @@ class Zygote:
     """The state of the program.
 
     Args:
-        owner: The socket of its owner.
-        warden: What cleans up if it is killed; None: that of the zygote that forked it.
-        targets: What forked processes may call besides functions of modules, by name.
+        owner: The socket to the owner.
+        warden: Cleans up if this process is killed; None: the zygote that forked this one has a warden.
+        targets: Additional functions that forked processes may call, by name.
         about: See `Started`.
     """
 
@@ -73,7 +73,6 @@ class Zygote:
         targets: Mapping[str, Target] = MappingProxyType({}),
         about: bytes = b"",
     ) -> None:
-        """Fork nothing yet."""
         self._owner = owner
         self._pid = os.getpid()
         self._warden = warden
@@ -83,7 +82,7 @@ class Zygote:
         self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def run(self) -> None:
-        """Serve the owner until it is gone."""
+        """Serve the owner until it exits."""
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -103,12 +102,12 @@ class Zygote:
                 if self._owner.fileno() in ready and not self._serve():
                     return
         except (BrokenPipeError, ConnectionResetError):
-            return  # the owner is gone
+            return  # the owner has exited
         finally:
             self._kill_all()
 
     def _serve(self) -> bool:
-        """Do what the owner says; False: it is gone."""
+        """Carry out an order; returns False if the owner has exited."""
         packet, fds, _, _ = socket.recv_fds(self._owner, MAX_PACKET_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         if not packet:
             return False
@@ -132,7 +131,7 @@ class Zygote:
         for name in setup.preload:
             importlib.import_module(name)
         problems = tuple(problem for name in setup.user_preload if (problem := _preload(name)))
-        # What is there now is never freed, and looking at it would copy the pages that all processes share.
+        # These objects are never freed; traversing them would copy memory pages that all processes share.
         gc.collect()
         gc.freeze()
         self._tell(Started(problems, self._about))
@@ -154,7 +153,7 @@ class Zygote:
         self._tell(Forked(fork.number, pid))
 
     def _be_child(self, fork: Fork, fds: list[int]) -> NoReturn:
-        """Become the process that was asked for."""
+        """Become the requested process."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -168,7 +167,7 @@ class Zygote:
             os.close(self._woken)
             os.close(self._waker)
             self._children.clear()
-            # What its own children leave behind is its own as long as it lives.
+            # As long as this process lives, it adopts its own orphaned descendants.
             adopt_orphans()
             gc.enable()
             status = self._find(fork.target)(fork.request, fds) or 0
@@ -177,7 +176,7 @@ class Zygote:
         except BaseException:
             traceback.print_exc()
         finally:
-            # The user's code may have replaced or closed them.
+            # The user's code may have replaced or closed the streams.
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
                     stream.flush()
@@ -193,7 +192,7 @@ class Zygote:
     # -- endings ---------------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """Take the status of each process that has ended, and end what it leaves behind."""
+        """Reap each process that has ended, and kill its leftovers."""
         while (ended := _find_ended()) is not None:
             if ended in self._children:
                 send_signal(ended, signal.SIGKILL, group=True)
@@ -202,7 +201,7 @@ class Zygote:
             else:
                 self._take(ended)
             if self._warden is not None and self._warden.pid is None:
-                with contextlib.suppress(OSError):  # no room for another process; at the next end, again
+                with contextlib.suppress(OSError):  # the system cannot start another process; the next reaping retries
                     self._warden.start()
 
     def _take(self, pid: int) -> None:
@@ -215,14 +214,14 @@ class Zygote:
             self._tell(Exited(pid, code, int(used.ru_utime * 1e6), int(used.ru_stime * 1e6), used.ru_maxrss))
 
     def _kill_orphans(self) -> None:
-        """Kill what processes that have ended left outside their groups."""
+        """Kill processes that ended processes have left outside their groups."""
         warden = None if self._warden is None else self._warden.pid
         for pid in read_children(self._pid):
             if pid not in self._children and pid != warden:
                 send_signal(pid, signal.SIGKILL, group=os.getpgid(pid) == pid)
 
     def _kill_all(self) -> None:
-        """Kill what is below this process, until nothing is: each process that ends may leave others to this one."""
+        """Kill all descendants, repeatedly, because each one that ends may leave orphans to this process."""
         warden = None if self._warden is None else self._warden.pid
         for pid in self._children:
             send_signal(pid, signal.SIGKILL, group=True)
@@ -241,14 +240,14 @@ class Zygote:
 
 
 def _preload(name: str) -> str:
-    """Import a module of the user; return what is wrong with it."""
+    """Import a module of the user; returns a description of the problem, or ''."""
     threads = threading.active_count()
     try:
         importlib.import_module(name)
-    except BaseException as error:  # whatever a module raises, `SystemExit` too
+    except BaseException as error:  # a module may raise anything, including `SystemExit`
         return f"worker.preload: {name} cannot be imported: {type(error).__name__}: {error}"
     if threading.active_count() > threads:
-        return f"worker.preload: {name} starts threads, which task processes would not have; remove it from the list"
+        return f"worker.preload: {name} starts threads, which forked task processes would lack; remove it from the list"
     return ""
 
 
@@ -262,7 +261,7 @@ def _find_ended() -> int | None:
 
 
 def send_signal(pid: int, number: int, *, group: bool) -> None:
-    """Send a signal to a child that was not reaped, and to its group if it leads one."""
+    """Send a signal to an unreaped child, and to its group if it leads one."""
     if group:
         with contextlib.suppress(OSError):
             os.killpg(pid, number)
@@ -272,7 +271,7 @@ def send_signal(pid: int, number: int, *, group: bool) -> None:
 
 
 def read_children(pid: int) -> list[int]:
-    """Return the children of a process that runs one thread."""
+    """Return the children of a single-threaded process."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as stream:
             return [int(child) for child in stream.read().split()]
@@ -281,14 +280,14 @@ def read_children(pid: int) -> list[int]:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of each process below it whose own parent ends."""
-    # Where it is refused, wardens and process groups are left.
+    """Make this process the new parent of its orphaned descendants."""
+    # If the kernel refuses this, wardens and process groups remain.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def main() -> None:
-    """Run a zygote whose owner is at standard input."""
-    # Whatever the owner's own parent left open.
+    """Run a zygote for the owner at standard input."""
+    # Close descriptors that the owner inherited from its own parent.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     owner = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
