@@ -73,7 +73,7 @@ class EventsDatabase:
     """Writes the database of a period.
 
     Args:
-        place: The path of an existing, empty file, or the name of a database in memory (`open_memory`).
+        path: The path of an existing, empty file, or the URI of a database in memory.
         group: The consumer group.
         worker: The worker's name.
         started_at_us: The start of the period in microseconds since the epoch.

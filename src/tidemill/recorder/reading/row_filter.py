@@ -53,7 +53,7 @@ class RowCriteria(msgspec.Struct, frozen=True, kw_only=True):
     """Selects rows; None or empty fields match all. Times and durations are in microseconds.
 
     Attributes:
-        places: Topics, partitions and offsets of several messages; a task matches by any of its messages.
+        positions: Topics, partitions and offsets of several messages; a task matches by any of its messages.
         after: The sort key after which rows begin.
     """
 

@@ -73,7 +73,7 @@ class RecorderStatistics(msgspec.Struct):
     """A writer's statistics.
 
     Attributes:
-        place: The folder, or "memory".
+        location: The folder, or "memory".
         rows: Rows stored.
         events: Events stored.
         lost_rows: Rows that could not be stored.

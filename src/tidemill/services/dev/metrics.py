@@ -75,8 +75,8 @@ class CallMeter:
         self._tasks: OrderedDict[int, int] = OrderedDict()  # trigger: its task
         self._fired: OrderedDict[int, float] = OrderedDict()  # task: the time of its resume
         self._events = 0
-        self._kinds: OrderedDict[int, str] = OrderedDict()  # service: its kind
-        # service: the time and the measures of its last heartbeat
+        self._kinds: OrderedDict[int, str] = OrderedDict()  # session: its kind
+        # session: the time and the measures of its last heartbeat
         self._said: dict[int, tuple[float, dict[str, float]]] = {}
 
     def note(self, request: Call[Any], answer: Any) -> None:
@@ -122,10 +122,10 @@ class CallMeter:
         totals: dict[str, float] = {}
         lags: dict[str, float] = {}
         with self._lock:
-            # A killed service sends no more heartbeats.
-            self._said = {service: said for service, said in self._said.items() if said[0] >= until}
-            for service, (_, measures) in self._said.items():
-                kind = self._kinds.get(service, "")
+            # A killed process sends no more heartbeats.
+            self._said = {session: said for session, said in self._said.items() if said[0] >= until}
+            for session, (_, measures) in self._said.items():
+                kind = self._kinds.get(session, "")
                 for name, value in measures.items():
                     totals[name] = totals.get(name, 0.0) + value
                 if kind:

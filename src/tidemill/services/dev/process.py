@@ -73,7 +73,7 @@ _LOOP_SECONDS = 5.0
 _TRIGGERER_SECONDS = 10.0
 #: A service without a heartbeat for this long hangs; a triggerer also gets the time for which a trigger may block it.
 _SILENT_SECONDS = 30.0
-#: A process that has not begun its service by then hangs; before that it only imports modules of tidemill.
+#: A process that has not begun its session by then hangs; before that it only imports modules of tidemill.
 _START_SECONDS = 120.0
 
 
@@ -217,7 +217,7 @@ class Dev:
         self.name = find_worker_name(about.settings)
         self.lease = Lease()
         self._host, self._boot_id = socket.gethostname(), read_boot_id()
-        self._services: list[int] = []
+        self._sessions: list[int] = []
         self.zygote = ZygoteClient(Setup(tuple(PRELOAD)))
         triggerer = self._build_arguments("tidemill.services.triggerer.tasks.process", address)
         # A blocked triggerer reports the blocking trigger itself, long before this limit.
@@ -316,7 +316,7 @@ class Dev:
             task.cancel()
         await asyncio.gather(*tasks, *others, return_exceptions=True)
         await self.zygote.close()
-        for session in reversed(self._services):
+        for session in reversed(self._sessions):
             with contextlib.suppress(RemoteError):
                 await self.database.call(EndSession(session))
 
@@ -325,16 +325,16 @@ class Dev:
 
     async def _begin(self, kind: str) -> int:
         session = await self.database.call(self._describe(kind))
-        self._services.append(session)
+        self._sessions.append(session)
         return session
 
     def _describe(self, kind: str) -> BeginSession:
         return BeginSession(kind, self.name, self._host, self._boot_id, os.getpid())
 
-    async def _beat(self, *services: int) -> None:
+    async def _beat(self, *sessions: int) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
-            for session in services:
+            for session in sessions:
                 try:
                     lives = await self.database.call(BeatSession(session))
                 except RemoteError as error:

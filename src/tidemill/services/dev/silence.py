@@ -1,4 +1,4 @@
-"""Detects hanging services: the process is alive, but has not begun its service, or sends no heartbeat."""
+"""Detects hanging services: the process is alive, but has not begun its session, or sends no heartbeat."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ async def wait_until_silent(
 
     Args:
         store: The store.
-        is_meant: Selects the service.
+        is_meant: Selects the service's session.
         seconds: The maximum time between heartbeats.
         look_seconds: The interval of the checks; None: the heartbeat interval.
-        find_process: Returns the pid of the process, which may not have begun its service yet; None if there is no
+        find_process: Returns the pid of the process, which may not have begun its session yet; None if there is no
             process, which is not silence.
-        start_seconds: How long a process may take to begin its service.
+        start_seconds: How long a process may take to begin its session.
     """
     loop, look_seconds = asyncio.get_running_loop(), look_seconds or LOOK_SECONDS
     last, silent = None, 0.0

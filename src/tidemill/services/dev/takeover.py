@@ -57,7 +57,7 @@ async def take_over(database: Database, own: int, host: str, boot_id: str, lease
         if session.host == host and session.boot_id == boot_id and _is_free(session.pid):
             await asyncio.to_thread(end_forked, str(session.pid))
     if database.exclusive:
-        # No other process can have the store open, so all earlier services are dead.
+        # No other process can have the store open, so all earlier sessions are dead.
         await database.call(LoseOtherSessions(keep=(own,)))
         return
     dead = {host}
@@ -83,7 +83,7 @@ def _is_free(pid: int) -> bool:
 
 
 async def _watch(database: Database, own: int, others: list[ServiceSession], lease: Lease) -> None:
-    """Return when none of these services is alive.
+    """Return when none of these sessions is alive.
 
     Raises:
         ConfigError: One of them is alive.

@@ -1,7 +1,7 @@
 """Finds the trigger that crashes the triggerer by running the suspects in separate processes.
 
 `core.triggers.suspects` chooses the suspects and the culprit. The store reserves the triggers of a trial for the
-trial's service, so that the triggerer runs all others meanwhile.
+trial's session, so that the triggerer runs all others meanwhile.
 
 Invariants:
 - Suspects are reserved before the dead process's work is released.
@@ -49,7 +49,7 @@ _DROP_SECONDS = 10.0
 
 @dataclass(slots=True)
 class _Attempt:
-    """One process of a trial. `service` is 0 until the service begins; `dropped` asks the process to end at once."""
+    """One process of a trial. `session` is 0 until the session begins; `dropped` asks the process to end at once."""
 
     session: int
     dropped: asyncio.Event
@@ -63,7 +63,7 @@ class Trials:
         arguments: The arguments of the Python interpreter for a triggerer.
         env: The environment.
         output: The descriptor for standard output and standard error.
-        about: The call that begins the service of a trial.
+        about: The call that begins the session of a trial.
         silent_seconds: A process without a heartbeat for this long hangs.
     """
 
@@ -84,7 +84,7 @@ class Trials:
         self._changed = asyncio.Event()
         # Held from a decision until it is stored.
         self._deciding = asyncio.Lock()
-        # The last dead triggerer that was judged; its death is reported again if the store could not end its service.
+        # The last dead triggerer that was judged; its death is reported again if the store could not end its session.
         self._judged = 0
         self._attempts: dict[int, _Attempt] = {}
         # The number of consecutive processes that ended before they ran a trigger.
@@ -95,7 +95,7 @@ class Trials:
         """Reserve the suspects among the triggers of a dead triggerer.
 
         Args:
-            service: Its service, which has not ended in the store yet.
+            session: Its session, which has not ended in the store yet.
             death: Its exit.
 
         Raises:
@@ -118,7 +118,7 @@ class Trials:
         """Try suspects whenever there are any.
 
         Args:
-            holder: The service of this process, which holds the suspects between trials.
+            holder: The session of this process, which holds the suspects between trials.
 
         Raises:
             TidemillError: The store refused a decision.
@@ -137,7 +137,7 @@ class Trials:
             raise errors.exceptions[0] from None
 
     async def _settle(self, session: int, verdict: Verdict) -> None:
-        """Store the verdict on a dead service's triggers, and end the trials that it drops."""
+        """Store the verdict on a dead session's triggers, and end the trials that it drops."""
         if verdict.held:
             await call_patiently(self._store, ReserveTriggers(session, self._holder, verdict.held))
         for trial in verdict.dropped:
@@ -149,7 +149,7 @@ class Trials:
         self._changed.set()
 
     async def _free(self, triggers: tuple[int, ...]) -> None:
-        """Release triggers that wait for their trial, by moving them to a service that ends at once."""
+        """Release triggers that wait for their trial, by moving them to a session that ends at once."""
         session = await call_patiently(self._store, self._about)
         await call_patiently(self._store, ReserveTriggers(self._holder, session, triggers))
         await call_patiently(self._store, LoseSession(session))
@@ -167,7 +167,7 @@ class Trials:
             code, exit = await self._run(attempt, trial.seconds)
             now = asyncio.get_running_loop().time()
             owned = await call_patiently(self._store, ListOwnedTriggers(session))
-            # A trigger may exit its process with code 0; only a proper stop also ends the service.
+            # A trigger may exit its process with code 0; only a proper stop also ends the session.
             outlived = not code and not await self._is_live(session)
             async with self._deciding:
                 if attempt.dropped.is_set():

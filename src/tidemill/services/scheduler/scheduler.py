@@ -47,7 +47,7 @@ class Scheduler:
     Args:
         store: Answers calls.
         bell: Rings when there is work.
-        service: The id of its service.
+        session: The id of its session.
     """
 
     def __init__(self, store: StoreCalls, bell: StoreBell, session: int) -> None:
@@ -63,7 +63,7 @@ class Scheduler:
         """Work until cancelled.
 
         Raises:
-            CallRefusedError: Another process has ended this service.
+            CallRefusedError: Another process has ended this session.
         """
         while True:
             try:
