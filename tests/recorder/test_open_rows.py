@@ -71,10 +71,10 @@ def test_a_file_that_somebody_damaged_is_refused_by_the_disk(tmp_path: Path) -> 
     write(segment, 1, message(1))
     data = segment.path.read_bytes()
     segment.path.write_bytes(data[:-5] + b"wrong")
-    with pytest.raises(OSError, match="not what was written"):
+    with pytest.raises(OSError, match="damaged"):
         list(segment.read_batches(RowTable.MESSAGES))
     segment.path.write_bytes(data[:-5])
-    with pytest.raises(OSError, match="shorter than it was"):
+    with pytest.raises(OSError, match="truncated"):
         list(segment.read_batches(RowTable.MESSAGES))
     segment.close()
 

@@ -461,7 +461,7 @@ KILLED = """
     from tidemill.core.recorder.sealing import SealPolicy
     from tidemill.recorder.format.schema import RowTable
     from tidemill.recorder.writing.writer import RecordWriter
-    from tidemill.recorder import sealed_files
+    from tidemill.recorder.writing import sealed_files
 
     when = sys.argv[2]
     if when == "sealing":

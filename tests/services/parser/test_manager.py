@@ -168,7 +168,7 @@ async def test_whatever_a_file_does_is_its_own_error(folder: Path, store: Store)
         ("dag = 1 +", "SyntaxError: invalid syntax"),
         ("raise KeyboardInterrupt  # dag", "KeyboardInterrupt"),
         ("def f(): f()\nf()  # dag", "RecursionError"),
-        (DAG.format(name="a", task="b") + "    EmptyOperator(task_id='b')", "there is a task 'b' already"),
+        (DAG.format(name="a", task="b") + "    EmptyOperator(task_id='b')", "already has a task 'b'"),
         (
             DAG.format(name="a", task="b") + "    EmptyOperator(task_id='c') >> EmptyOperator(task_id='d') >> "
             "EmptyOperator(task_id='e', doc_md='x' * (4 << 20))",
