@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    examples = 100 if config.getoption("--long") else 30
+    examples = 60 if config.getoption("--long") else 30
     # How long an example takes on a machine that is busy with other tests says nothing.
     too_slow = [HealthCheck.too_slow]
     settings.register_profile("busy", max_examples=examples, deadline=None, suppress_health_check=too_slow)

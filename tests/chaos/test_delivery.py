@@ -202,7 +202,7 @@ def test_every_message_is_in_every_sink_or_in_the_dead_letters_while_engines_are
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("handler", ["Deliver", "DeliverTransformed"])
 def test_with_exactly_once_each_result_is_seen_once_while_engines_are_killed(
-    site: Site, load: Load, long_run: bool, embedded_kafka: Any, handler: str
+    site: Site, load: Load, embedded_kafka: Any, handler: str
 ) -> None:
     out = f"{site.topic}-out"
     embedded_kafka.create_topic(out, partitions=2)
@@ -217,7 +217,7 @@ def test_with_exactly_once_each_result_is_seen_once_while_engines_are_killed(
             return False  # a fresh broker has no coordinator yet
 
     wait_until(working, 60, what="a first transaction")
-    kills = kill_engines_for((120.0 if handler == "Deliver" else 30.0) if long_run else 5.0, pipeline, (2.0, 3.0))
+    kills = kill_engines_for(45.0 if handler == "Deliver" else 20.0, pipeline, (2.0, 3.0))
     load.stop()
     site.wait_all_committed(400)
     bad = set(range(0, site.fed, BAD_EVERY))

@@ -152,10 +152,9 @@ async def test_every_sink_gets_every_result_while_each_of_them_is_down_for_a_whi
     http_double: HttpDouble,
     proxy: Callable[[int], FaultyProxy],
     tmp_path: Path,
-    long_run: bool,
 ) -> None:
     assert postgres.port
-    count = 3_000 if long_run else 1_500
+    count = 1_500
     between = {
         "postgres": proxy(postgres.port),
         "mongo": proxy(mongo.port),

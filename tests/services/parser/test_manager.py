@@ -219,7 +219,7 @@ async def test_what_a_file_does_to_its_process_does_not_matter(folder: Path, sto
 
 @pytest.mark.timeout(300)
 async def test_a_file_that_hangs_holds_up_no_other(folder: Path, store: Store, long_run: bool) -> None:
-    count = 500 if long_run else 20
+    count = 200 if long_run else 20
     write(folder, "hangs.py", "import time  # dag\ntime.sleep(3600)")
     for number in range(count):
         write(folder, f"f{number}.py", DAG.format(name=f"d{number}", task="one"))

@@ -90,8 +90,8 @@ MODULI = {"twos": 2, "threes": 3, "fives": 5}
 
 @pytest.mark.long  # the last test of this file has kills, failures and reloads together
 @pytest.mark.timeout(400)
-def test_a_host_that_is_killed_again_and_again_loses_nothing_and_commits_nothing_that_is_not_stored(proof, long_run):
-    count, kills = (20_000, 5) if long_run else (4_000, 2)
+def test_a_host_that_is_killed_again_and_again_loses_nothing_and_commits_nothing_that_is_not_stored(proof):
+    count, kills = 10_000, 4
     chance = random.Random(8)
     proof.feed(count)
     named = {name: {"modulo": modulo, "pause": 0.001, "notes": ""} for name, modulo in MODULI.items()}
