@@ -332,7 +332,7 @@ async def test_on_kill_is_called_where_the_task_cannot_be_interrupted(start_work
     worker = await start_worker(WorkerLimits(concurrency=1, grace_seconds=4.0))
     worker.write(KILLABLE.replace("CODE", code))
     worker.store.queue(make_attempt(1, "run", deadline_us=soon()))
-    assert "it was killed" in await worker.error(1)
+    assert "was killed" in await worker.error(1)
     assert worker.store.text_of(1).count("on_kill was called") == 1
 
 
@@ -355,7 +355,7 @@ async def test_on_kill_is_called_where_the_task_swallows_its_timeout_and_ends(wo
 async def test_a_task_that_cannot_be_interrupted_is_killed(worker: RunningWorker, code: str) -> None:
     worker.write(KILLABLE.replace("CODE", code))
     worker.store.queue(make_attempt(1, "run", deadline_us=soon()))
-    assert "did not end within 0.5 s; it was killed" in await worker.error(1)
+    assert "did not end within 0.5 s, and was killed" in await worker.error(1)
 
 
 async def test_an_import_that_takes_too_long_is_interrupted(worker: RunningWorker) -> None:

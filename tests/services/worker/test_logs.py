@@ -87,7 +87,7 @@ def test_beyond_the_limit_the_beginning_and_the_end_stay(as_output: bool) -> Non
     assert lines[-1] == "line 19999"
     notes = [line for line in lines if "logs.max_bytes_per_try" in line]
     assert "has written" in notes[0]
-    assert "bytes are left out here" in notes[1]
+    assert "bytes are omitted here" in notes[1]
     assert 30_000 < sum(map(len, lines)) < 250_000
 
 
@@ -169,7 +169,7 @@ def test_a_secret_is_not_shown_where_the_middle_of_the_log_is_left_out() -> None
     log.add_output("stdout", b"retpw" + b"y" * 3_000 + b"T0pse", 2)
     log.add_output("stdout", b"cretpw" + b"z" * 800 + b"\n", 3)
     text = "\n".join(texts(log.finish(4)))
-    assert "left out here" in text
+    assert "omitted here" in text
     assert "T0p" not in text
     assert "cretpw" not in text
     assert "***zzz" in text
@@ -235,7 +235,7 @@ async def test_a_task_that_writes_without_end_holds_up_nobody(start_worker) -> N
     worker.store.queue(make_attempt(1, "run", file="flood.py"), make_attempt(2, "run"))
     await worker.report(2)
     await worker.report(1)
-    await until(lambda: "left out here" in worker.store.text_of(1), what="the end of the log is stored")
+    await until(lambda: "omitted here" in worker.store.text_of(1), what="the end of the log is stored")
     assert len(worker.store.text_of(1)) < 400_000
 
 

@@ -37,7 +37,7 @@ def test_what_cannot_be_stored_fails_alone_and_the_others_are_told(bad: set[int]
     stored = tell_all(reports, bad)
 
     assert sorted(stored) == list(range(100))
-    text = "how it ended cannot be stored: RemoteError: too large"
+    text = "the result cannot be stored: RemoteError: too large"
     for number, one in stored.items():
         if isinstance(one, CallbackReport):
             assert one == CallbackReport(number, text if number in bad else None)

@@ -1,1 +1,1 @@
-"""The process that runs the attempts of tasks, and the processes that it has forked for them."""
+"""The process that runs attempts of tasks, and the task processes that it forks for them."""

@@ -1,4 +1,4 @@
-"""What is said of an attempt whose process ended without a result, and of a callback."""
+"""Builds the reports of attempts whose process ended without a result, and of callbacks."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from tidemill.store.calls.worker_calls import (
 
 log = structlog.get_logger(__name__)
 
-#: What the kernel sends to a program that does something impossible.
+#: The signals by which the kernel ends a crashing program.
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 def explain_end(
     why: InterruptReason, exited: Exited | None, file: str, limits: WorkerLimits, *, broke_off: bool = False
 ) -> Result | None:
-    """Return what to report.
+    """Return the result to report.
 
     Args:
-        why: Why it ended.
-        exited: How the process ended; None: it was never there, or what starts processes died.
+        why: Why the process ended.
+        exited: How the process ended; None: it never existed, or the zygote died.
         file: The DAG file of the attempt.
-        limits: Of the worker.
-        broke_off: Whether it closed its connection, and was killed for that.
+        limits: The limits of the worker.
+        broke_off: Whether the process closed its connection, and was killed for that.
 
     Returns:
-        None if nobody wants to know.
+        The result; None: there is nothing to report.
     """
     match why:
         case InterruptReason.REPLACED:
@@ -46,8 +46,8 @@ def explain_end(
             return Loss()
         case InterruptReason.TIMEOUT:
             return Failure(
-                "TaskTimeout: the attempt took longer than it may, and did not end within "
-                f"{limits.grace_seconds:g} s; it was killed"
+                "TaskTimeout: the attempt exceeded its time limit, did not end within "
+                f"{limits.grace_seconds:g} s, and was killed"
             )
         case InterruptReason.IMPORT:
             return Failure(
@@ -61,7 +61,7 @@ def explain_end(
 def report_callback(
     claim: ClaimedAttempt, callback: ClaimedCallback, result: Result, log_end: LogPart | None
 ) -> CallbackReport:
-    """Return what to report of a callback that has ended, and log that it failed."""
+    """Return the report of a callback that has ended; log its error."""
     error = result.error if isinstance(result, Failure) else None
     if error is not None:
         where = {"task": claim.task_id} if claim.task_id else {}
@@ -75,13 +75,13 @@ def _explain_status(status: int, broke_off: bool) -> str:
     if broke_off:
         return "the task closed the connection of its process to the worker; the process was killed"
     if status >= 0:
-        return f"the task ended its process with exit code {status} (os._exit, or a program that took its place)"
+        return f"the task ended its process with exit code {status} (os._exit, or an exec of another program)"
     try:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
     if -status in _CRASHES:
-        return f"the process of the task crashed ({name}): a fault in compiled code, or recursion that is too deep"
+        return f"the process of the task crashed ({name}): a fault in compiled code, or too deep a recursion"
     if -status == signal.SIGKILL:
         return f"the process of the task was killed ({name}), not by tidemill; the machine may have run out of memory"
     return f"the process of the task was ended by {name}, which tidemill did not send"

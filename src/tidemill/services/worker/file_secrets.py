@@ -1,7 +1,7 @@
-"""What the tasks of each DAG file were given: it is masked in all texts of the tasks of that file.
+"""The secrets that the tasks of each DAG file were given; they are masked in all texts of that file's tasks.
 
-A process may hold what an earlier attempt was given, in a module or in what it was forked from; so secrets belong to
-the file, and are kept as long as the worker runs.
+A process may still hold the secrets of an earlier attempt, in a module or in memory inherited from its template.
+Secrets therefore belong to the file, and are kept as long as the worker runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.wording import shorten
 from tidemill.store.calls.worker_calls import Failure
 
-#: A longer error is cut; the log has all of it.
+#: Longer errors are cut; the log has the whole error.
 MAX_ERROR = 8_000
 
 
@@ -22,7 +22,7 @@ class FileSecrets:
     """The secrets of all files of a worker.
 
     Args:
-        process: Gets all of them, for the log of the worker itself.
+        process: Collects all of them, for masking in the log of the worker itself.
     """
 
     def __init__(self, process: KnownSecrets) -> None:
@@ -30,20 +30,20 @@ class FileSecrets:
         self._files: dict[str, KnownSecrets] = {}
 
     def find(self, file: str) -> KnownSecrets:
-        """Return those of a file."""
+        """Return the secrets of a file."""
         if (known := self._files.get(file)) is None:
             known = self._files[file] = KnownSecrets()
         return known
 
     def add(self, file: str, secrets: Iterable[str]) -> None:
-        """Note what a task of a file was given."""
+        """Add secrets that a task of a file was given."""
         if secrets := tuple(secrets):
             self.find(file).add(secrets)
             self._process.add(secrets)
 
     def mask_failure(self, file: str, failure: Failure) -> Failure:
-        """Return a failure with everything masked that it says."""
+        """Return a failure with the secrets of its file masked."""
         known = self.find(file)
-        # A form that only looks like a secret would break the JSON of the origin.
+        # Mask only known secrets: masking text that merely looks like one would break the origin's JSON.
         origin = None if failure.origin is None else known.mask_known(failure.origin)
         return msgspec.structs.replace(failure, error=shorten(known.mask(failure.error), MAX_ERROR), origin=origin)

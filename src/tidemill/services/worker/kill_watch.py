@@ -1,8 +1,9 @@
-"""Calls `on_kill` where the main thread of a task process cannot: it sits in C code, or its code swallows exceptions.
+"""Calls `on_kill` when the main thread of a task process cannot, because it runs C code or its code swallows
+exceptions.
 
-Signal handlers written in Python run in the main thread alone, and between two instructions of it. So a thread waits
-for a signal of its own, which is blocked everywhere else; the worker sends it when half of the grace of an attempt that
-it has interrupted is over. Code that keeps the GIL keeps this thread from running, too.
+Python runs signal handlers only in the main thread, between two of its instructions. A thread therefore waits for a
+signal of its own, which is blocked in all other threads. The worker sends it when half of the grace period of an
+interrupted attempt is over. Code that never releases the GIL blocks this thread, too.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from tidemill.services.worker.attempt_signals import KILL_SIGNAL
 
 
 def start_kill_watch(flush: Callable[[], None]) -> None:
-    """Start the thread, in the main thread. `flush`: called afterwards, since the process is killed soon."""
+    """Start the thread, from the main thread. `flush` is called after `on_kill`, because the process will soon be
+    killed.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {KILL_SIGNAL})
-    # Not `threading.Thread`, whose start waits for the thread: each attempt may have a process of its own.
+    # `threading.Thread.start` would wait for the thread; each attempt may have a process of its own.
     _thread.start_new_thread(_watch, (flush,))
 
 

@@ -1,6 +1,6 @@
-"""Stores the logs of attempts while they run: what came is sent within half a second.
+"""Stores the logs of running attempts; new lines are sent within half a second.
 
-Invariants: one call is under way at a time; parts are kept until the store has them, up to a limit.
+Invariants: one call is in flight at a time; parts are kept until the store has them, up to a limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 FLUSH_SECONDS = 0.3
 _PAUSE_SECONDS = 1.0
 _MAX_PARTS = 32
-#: What is kept while the store is away: some 64 MiB at the very most, usually a tenth.
+#: Maximum number of parts kept during an outage of the store: at most 64 MiB, usually a tenth of that.
 _MAX_KEPT = 1024
 
 
@@ -33,11 +33,10 @@ class LogStore:
 
     Args:
         calls: The store.
-        list_logs: Returns the logs of the attempts that run.
+        list_logs: Returns the logs of the running attempts.
     """
 
     def __init__(self, calls: StoreCalls, list_logs: Callable[[], Iterable[AttemptLog]]) -> None:
-        """Store nothing yet."""
         self._calls = calls
         self._list_logs = list_logs
         self._parts: list[LogPart] = []
@@ -45,12 +44,12 @@ class LogStore:
         self._written = False
 
     def note_written(self) -> None:
-        """Note that there are lines to store."""
+        """Schedule a flush, because there are new lines."""
         self._written = True
         self._begin()
 
     def add(self, parts: Iterable[LogPart]) -> None:
-        """Store these, too."""
+        """Add parts to store."""
         self._parts += parts
         if self._parts:
             self._begin()
@@ -60,12 +59,12 @@ class LogStore:
             self._storing = asyncio.get_running_loop().create_task(self._run(), name="logs of attempts")
 
     async def close(self, timeout_seconds: float) -> None:
-        """Store what is left, within this time at most."""
+        """Store what is left, within this time."""
         if (storing := self._storing) is not None:
             await asyncio.wait([storing], timeout=timeout_seconds)
             if not storing.done():
                 storing.cancel()
-                log.warning("the last lines of some attempts could not be stored")
+                log.warning("cannot store the last log lines of some attempts; they are lost")
 
     async def _run(self) -> None:
         try:
@@ -90,13 +89,13 @@ class LogStore:
                 await self._calls.call(AppendLog(tuple(batch)))
             except RemoteError as error:
                 if error.retryable:
-                    throttle(log, 10.0).warning("logs of attempts wait for the store", error=str(error))
+                    throttle(log, 10.0).warning("cannot store the logs of attempts; retrying", error=str(error))
                     self._drop_excess()
                     await asyncio.sleep(_PAUSE_SECONDS)
                     self._take()
                     continue
                 log.exception("the store refuses lines of logs; they are dropped")
-            except Exception:  # whatever it is, the lines of others are stored
+            except Exception:  # a refused part must not prevent storing the lines of others
                 log.exception("the store refuses lines of logs; they are dropped")
             del self._parts[: len(batch)]
 

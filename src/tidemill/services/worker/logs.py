@@ -1,9 +1,9 @@
-"""The log of one attempt, as its worker collects it: entries of Python, and what is written to standard output.
+"""The log of one attempt, as its worker collects it: entries from Python, and standard output.
 
-Invariants: the entries of a part are in the order in which they were written; secrets are masked before text is cut,
-and before anything leaves this module; beyond the limit the beginning and the end stay, and the log says what is
-missing. The parts of a try are numbered from the epoch of the attempt, so that those of a later attempt of the try
-follow.
+Invariants: the entries of a part are in the order in which they were written. Secrets are masked before text is cut,
+and before anything leaves this module. Beyond the limit the beginning and the end are kept, and the log tells how much
+is missing. The parts of a try are numbered from the epoch of the attempt, so that the parts of later attempts of the
+try follow.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tidemill.runtime.log.task_lines import STREAM_LEVELS, TaskLine, WrittenLine
 from tidemill.services.worker.open_entry import OpenEntry
 from tidemill.store.calls.worker_calls import PART_BASE, LogPart
 
-#: The most bytes of lines in a part.
+#: Maximum size of the lines in a part.
 PART_BYTES = 64 * 1024
-#: A longer entry is cut.
+#: Longer entries are cut.
 _MAX_CHARS = 16_384
-#: What an entry costs beside its text.
+#: The overhead counted for each entry, in addition to its text.
 _ENTRY_BYTES = 40
-#: The most streams whose last line has begun: a child process that printed has its own.
+#: Maximum number of streams with an incomplete line; each child process that prints has a stream of its own.
 _MAX_STREAMS = 64
 
 
 class _Chunk(NamedTuple):
-    """A piece of an entry, or bytes of a stream, that nobody has looked into; otherwise as `WrittenLine`."""
+    """An unparsed piece of an entry, or of a stream's bytes; otherwise like `WrittenLine`."""
 
     time_us: int
     level: str
@@ -49,10 +49,10 @@ class AttemptLog:
 
     Args:
         task: The task.
-        try_number: Which try.
+        try_number: The number of the try.
         epoch: The epoch of the attempt.
-        max_bytes: How much is kept: half of it from the beginning, half from the end.
-        secrets: What must not appear, such as the passwords of connections that tasks of its file asked for.
+        max_bytes: The size limit: half of it for the beginning, half for the end.
+        secrets: The secrets to mask, such as passwords of connections that tasks of its file asked for.
     """
 
     def __init__(self, task: int, try_number: int, epoch: int, max_bytes: int, secrets: KnownSecrets) -> None:
@@ -63,32 +63,31 @@ class AttemptLog:
         self._head_bytes = 0
         self._lines: list[TaskLine] = []
         self._streams: dict[str, OpenEntry] = {}
-        #: What came after the first half.
+        #: The entries after the first half.
         self._tail: deque[TaskLine | _Chunk] = deque()
         self._tail_bytes = 0
         self._left_out = 0
-        #: The end of what was left out of each stream: a secret may begin there.
+        #: The end of each stream's omitted text, because a secret may begin there.
         self._gaps: dict[str, str | bytes] = {}
         self._is_full = False
         self._said: list[tuple[str, str]] = []
 
     @property
     def name(self) -> tuple[int, int]:
-        """The task and the try."""
+        """The task and the number of the try."""
         return self._task, self._try_number
 
     @property
     def kept_bytes(self) -> int:
-        """How much has been kept so far."""
+        """The number of bytes kept so far."""
         return self._head_bytes + self._tail_bytes
 
     @property
     def has_lines(self) -> bool:
-        """Whether there is something to store."""
+        """Whether there are lines to store."""
         return bool(self._lines) or any(stream.is_fresh for stream in self._streams.values())
 
     def add(self, line: TaskLine) -> None:
-        """Add an entry."""
         size = len(line.text) + _ENTRY_BYTES
         if self._fits(size, line.time_us):
             self._lines.append(line)
@@ -96,11 +95,11 @@ class AttemptLog:
             self._add_tail(line, size)
 
     def say(self, level: str, text: str) -> None:
-        """Add an entry of tidemill's own, whatever the limit."""
+        """Add an entry of tidemill itself, regardless of the limit."""
         self._said.append((level, text))
 
     def add_output(self, source: str, chunk: bytes, now_us: int) -> None:
-        """Add what was written to `stdout` or `stderr` itself."""
+        """Add bytes that were written directly to `stdout` or `stderr`."""
         self._add_chunk(_Chunk(now_us, STREAM_LEVELS[source], source, chunk, source))
 
     def add_written(self, line: WrittenLine) -> None:
@@ -111,7 +110,7 @@ class AttemptLog:
             self.add(TaskLine(*line[:4]))
 
     def take(self, now_us: int) -> list[LogPart]:
-        """Return what has come since the last call as parts."""
+        """Return the lines since the last call, as parts."""
         for stream in self._streams.values():
             if stream.is_fresh:
                 self._lines += stream.take()
@@ -119,7 +118,7 @@ class AttemptLog:
         return self._build(lines)
 
     def finish(self, now_us: int) -> list[LogPart]:
-        """Return the rest; the last part says that it is the last."""
+        """Return the rest; the last part is marked as the last."""
         if self._is_full:
             self._finish_tail(now_us)
         for stream in self._streams.values():
@@ -159,7 +158,7 @@ class AttemptLog:
     # -- the limit -------------------------------------------------------------------------------------------------
 
     def _fits(self, size: int, now_us: int) -> bool:
-        """Take room in the first half, and say so when there is none any more."""
+        """Reserve space in the first half. Add a notice when the half becomes full."""
         if self._is_full:
             return False
         if self._head_bytes + size <= self._half:
@@ -167,8 +166,8 @@ class AttemptLog:
             return True
         self._is_full = True
         text = (
-            f"this attempt has written {format_count(self._head_bytes, 'byte')}; of what follows the last "
-            f"{format_count(self._half, 'byte')} are shown when it has ended (logs.max_bytes_per_try)"
+            f"this attempt has written {format_count(self._head_bytes, 'byte')}; of the rest, the last "
+            f"{format_count(self._half, 'byte')} are shown after its end (logs.max_bytes_per_try)"
         )
         self._lines.append(TaskLine(now_us, "warning", "tidemill", text))
         return False
@@ -185,12 +184,12 @@ class AttemptLog:
                 self._leave_out(gone)
 
     def _leave_out(self, gone: _Chunk) -> None:
-        """Remember what may be half of a secret; the other half must not be shown."""
+        """Store the end of omitted text. It may be the first half of a secret, whose other half must not be shown."""
         if not (chars := self._secrets.max_chars):
             return
         stream = self._streams.get(gone.stream)
         if stream is not None and stream.holds_secret and gone.stream not in self._gaps:
-            self._feed(gone)  # the first half ends in a secret, or in what only looks like the beginning of one
+            self._feed(gone)  # the first half ends in a secret, or in text that looks like the beginning of one
             if gone.ended or stream.holds_secret:
                 return
         if gone.ended:
@@ -204,7 +203,7 @@ class AttemptLog:
     def _finish_tail(self, now_us: int) -> None:
         first_us = self._tail[0].time_us if self._tail else now_us
         if self._left_out:
-            text = f"{format_count(self._left_out, 'byte')} are left out here (logs.max_bytes_per_try)"
+            text = f"{format_count(self._left_out, 'byte')} are omitted here (logs.max_bytes_per_try)"
             self._lines.append(TaskLine(first_us, "warning", "tidemill", text))
         for entry in self._tail:
             if isinstance(entry, TaskLine):
@@ -214,7 +213,7 @@ class AttemptLog:
         self._tail.clear()
 
     def _follow_gap(self, chunk: _Chunk) -> _Chunk:
-        """Return the first piece of a stream after what was left out without the second half of a secret."""
+        """Return a stream's first piece after omitted text, with the second half of a secret masked."""
         if (gap := self._gaps.pop(chunk.stream, None)) is None:
             return chunk
         stream = self._find_stream(chunk)
@@ -225,7 +224,7 @@ class AttemptLog:
         return chunk._replace(data=self._hide_rest(gap, str(chunk.data)))
 
     def _hide_rest(self, before: str, text: str) -> str:
-        """Return a text without the second half of a secret that begins before it."""
+        """Return a text with the second half of a secret masked that begins in `before`."""
         whole = before + text
         end = self._secrets.find_end(whole, len(before))
         return text if end == len(before) else MASK + whole[end:]
@@ -233,7 +232,7 @@ class AttemptLog:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _build(self, lines: list[TaskLine]) -> list[LogPart]:
-        # Python's entries have the time at which they were written, others that at which they were read.
+        # Python's entries carry the time at which they were written; the others, the time at which they were read.
         lines = sorted(lines, key=lambda line: line.time_us)
         parts: list[LogPart] = []
         begun: list[bytes] = []
@@ -252,7 +251,7 @@ class AttemptLog:
         return parts
 
     def _mask(self, lines: list[TaskLine]) -> list[TaskLine]:
-        """Mask secrets, also those that are written line by line, like keys."""
+        """Mask secrets, including those written line by line, such as private keys."""
         masked: list[TaskLine] = []
         for _, group in groupby(lines, key=lambda line: line.source):
             same = list(group)
@@ -276,7 +275,7 @@ class AttemptLog:
 
 
 def _cut(lines: list[TaskLine]) -> Iterator[TaskLine]:
-    """Return long entries in pieces; those of several lines are cut between lines if they can be."""
+    """Split long entries into pieces; entries of several lines are split between lines where possible."""
     for line in lines:
         text = line.text
         while len(text) > _MAX_CHARS:

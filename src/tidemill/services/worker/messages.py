@@ -1,6 +1,6 @@
-"""What a worker and one of its task processes say to each other, over a socket of their own.
+"""The messages between a worker and one of its task processes, over a socket of their own.
 
-A message is its length in four bytes, then itself. What a task process asks the store is the call itself, which the
+Each message is preceded by its length in four bytes. A task process sends the calls to the store themselves, which the
 worker passes on.
 """
 
@@ -28,18 +28,18 @@ from tidemill.store.calls.task_calls import (
 )
 from tidemill.store.calls.worker_calls import ClaimedAttempt, Result
 
-#: What a task process calls.
+#: The entry point of a task process.
 TASK_TARGET = "tidemill.services.worker.task_process:main"
-#: The largest message; an XCom has at most 1 MiB.
+#: Maximum size of a message; an XCom has at most 1 MiB.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
 class ForkedTask(msgspec.Struct, frozen=True):
-    """What a task process is forked with.
+    """The request with which a task process is forked.
 
     Attributes:
         folder: The folder of DAGs (`dags.folder`), absolute.
-        file: The file that it imports, relative to the folder.
+        file: The file to import, relative to the folder.
         level: The lowest level of `logging` that is kept.
     """
 
@@ -49,38 +49,40 @@ class ForkedTask(msgspec.Struct, frozen=True):
 
 
 class AttemptOrder(msgspec.Struct, frozen=True, tag=True):
-    """Run an attempt. `reuses`: the process may run others afterwards, and compares what the attempt leaves in it."""
+    """Run an attempt. `reuses`: the process may run other attempts afterwards, and checks what the attempt leaves
+    behind.
+    """
 
     attempt: ClaimedAttempt
     reuses: bool = False
 
 
 class StoreAnswered(msgspec.Struct, frozen=True, tag=True):
-    """The answer of the store to a question, by its number: the encoded value."""
+    """The store's answer to the call with this number: the encoded value."""
 
     number: int
     value: bytes
 
 
 class StoreNotAnswered(msgspec.Struct, frozen=True, tag=True):
-    """The store refuses; repeating it does not help."""
+    """The store refused the call; repeating it does not help."""
 
     number: int
     error: str
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
-    """There is nothing more to run."""
+    """There are no more attempts to run."""
 
 
 class FileLoaded(msgspec.Struct, frozen=True, tag=True):
-    """The file is imported.
+    """The file has been imported.
 
     Attributes:
-        files: What was read, by its path below the folder of DAGs or absolute, with how it looked.
+        files: The signatures of the files that were read, by paths below the DAG folder or absolute ones.
         at: When the import began, by the monotonic clock.
-        cpu_seconds: What it cost.
-        broken: Whether it raised an error, which the next attempt may not find.
+        cpu_seconds: The CPU time of the import.
+        broken: Whether the import raised an error; a later attempt may not get the same error.
     """
 
     files: dict[str, tuple[int, ...]]
@@ -90,7 +92,7 @@ class FileLoaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskStore(msgspec.Struct, frozen=True, tag=True):
-    """The attempt asks the store. `number`: identifies the answer."""
+    """A call of the attempt to the store; `number` identifies the answer."""
 
     number: int
     call: (
@@ -113,11 +115,11 @@ class AttemptFinished(msgspec.Struct, frozen=True, tag=True):
     """The attempt has ended.
 
     Attributes:
-        result: How; None: it was interrupted because its task has moved on, or the worker ends.
-        xcoms: What was returned and pushed.
-        skip: The tasks directly downstream that are skipped.
-        skip_all_downstream: Whether all downstream are.
-        changed: What of the process is not as it was before the attempt, for people; the process is not used again.
+        result: The result; None: the attempt was interrupted because its task has moved on, or the worker is stopping.
+        xcoms: The returned and pushed values.
+        skip: The directly downstream tasks to skip.
+        skip_all_downstream: Whether to skip all downstream tasks.
+        changed: How the attempt changed the process, for the log; if not empty, the process is not reused.
     """
 
     result: Result | None
@@ -136,27 +138,27 @@ _words = msgspec.msgpack.Decoder(Word)
 
 
 def frame(message: Order | Word) -> bytes:
-    """Return a message with its length in front."""
+    """Return a message, preceded by its length."""
     return add_length(_encoder.encode(message))
 
 
 def decode_order(data: bytes | bytearray | memoryview) -> Order:
-    """Return what the worker said."""
+    """Decode a message from the worker."""
     order: Order = _orders.decode(data)
     return order
 
 
 def decode_word(data: bytes | bytearray | memoryview) -> Word:
-    """Return what the task process said."""
+    """Decode a message from the task process."""
     word: Word = _words.decode(data)
     return word
 
 
 def encode_answer(value: object) -> bytes:
-    """Return the answer to a call as it travels."""
+    """Encode the answer to a call."""
     return _encoder.encode(value)
 
 
 def decode_answer(call: Call[Any], data: bytes) -> Any:
-    """Return the answer to a call."""
+    """Decode the answer to a call."""
     return msgspec.msgpack.decode(data, type=find_answer_type(type(call)))

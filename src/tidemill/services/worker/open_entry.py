@@ -1,7 +1,7 @@
-"""Entries that come in pieces, like lines of standard output: where they may be cut without cutting a secret.
+"""Entries that arrive in pieces, such as lines of standard output: cuts them without cutting a secret.
 
-Invariant: no entry ends within a secret that is known. What may become one is held back, until more text or the end
-comes.
+Invariant: no entry ends within a known secret. Text that may become one is held back until more text or the end
+arrives.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class OpenEntry:
-    """The entry of one stream that is not whole yet.
+    """The incomplete entry of one stream.
 
     Args:
-        level: Of its entries.
-        source: Of its entries.
-        secrets: What must not be cut.
+        level: The level of its entries.
+        source: The source of its entries.
+        secrets: The secrets that must not be cut.
 
     Attributes:
-        is_fresh: Whether text has come since `take`.
+        is_fresh: Whether text has arrived since `take`.
     """
 
     __slots__ = ("_begun", "_decoder", "_is_continued", "_level", "_secrets", "_source", "_time_us", "is_fresh")
@@ -38,21 +38,20 @@ class OpenEntry:
 
     @property
     def holds_secret(self) -> bool:
-        """Whether it may end in the beginning of a secret."""
+        """Whether the text may end with the beginning of a secret."""
         begun = "".join(self._begun)
         return self._secrets.find_open(begun) < len(begun)
 
     def decode(self, data: bytes) -> str:
-        """Return bytes as text; a character that is not whole waits for the rest of it."""
+        """Decode bytes; an incomplete character waits for its rest."""
         return self._decoder.decode(data)
 
     def add(self, text: str, time_us: int) -> None:
-        """Add text."""
         self._time_us, self.is_fresh = time_us, True
         self._begun.append(text)
 
     def add_lines(self, text: str, time_us: int) -> list[TaskLine]:
-        """Add text of which each line is an entry; return those that end in it."""
+        """Add text whose lines are separate entries; return the completed ones."""
         if "\n" not in text:
             self.add(text, time_us)
             return []
@@ -61,14 +60,14 @@ class OpenEntry:
         self._begun = [begun]
         lines = []
         for line in whole:
-            # The end of a line that has been shown is not a line.
+            # If only the end of the line is left to show, and it is empty, it is not an entry.
             if line or not self._is_continued:
                 lines.append(self._make_line(line))
             self._is_continued = False
         return lines
 
     def take(self) -> list[TaskLine]:
-        """Return what may be shown already."""
+        """Return the text that may already be shown."""
         self.is_fresh = False
         begun = "".join(self._begun)
         cut = self._secrets.find_open(begun)
@@ -79,7 +78,7 @@ class OpenEntry:
         return [self._make_line(begun[:cut])]
 
     def finish(self) -> list[TaskLine]:
-        """Return the rest: nothing follows."""
+        """Return the rest, at the end of the stream."""
         rest = "".join(self._begun) + self._decoder.decode(b"", final=True)
         self._decoder.reset()
         self._begun, self._is_continued, self.is_fresh = [], False, False

@@ -1,6 +1,6 @@
-"""What the zygote imports before it forks task processes, so that each of them finds it in memory.
+"""The modules that the zygote imports before it forks task processes, so that these find them in memory.
 
-Names, not imports: a worker itself needs none of this.
+They are given by name, because the worker itself needs none of them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The process of a worker: `python -m tidemill.services.worker.process ADDRESS`.
 
-It reaches the store by named calls over a Unix socket, and has no connection to a database. SIGTERM: it claims nothing
-more, lets its tasks run on for a while, gives back the rest, and ends; a second one ends it at once. It ends with its
-parent, too, which holds the other end of its standard input.
+It reaches the store by named calls over a Unix socket, and has no database connection. At SIGTERM it claims nothing
+more, lets its tasks run for a while, returns the others to the queue, and exits; a second SIGTERM ends it at once. It
+also ends with its parent, which holds the other end of its standard input.
 
-Invariants: it outlives a store that is away, or was started again; nothing that it started outlives it.
+Invariants: it survives an outage or restart of the store; no process that it started outlives it.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from tidemill.store.wire.remote import RemoteStore
 
 log = structlog.get_logger("tidemill.services.worker.process")
 
-#: Beyond the grace: for the processes to be gone, and their reports to be stored.
+#: After the grace period: time for the processes to exit and for their reports to be stored.
 _LAST_SECONDS = 10.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run tasks until a signal, or the end of the parent; return the exit code."""
+    """Run tasks until a signal or the end of the parent; return the exit code."""
     parser = argparse.ArgumentParser(prog="tidemill.services.worker.process", description=__doc__)
-    parser.add_argument("address", help="the Unix socket of the process that has the store")
+    parser.add_argument("address", help="the Unix socket of the process that serves the store")
     parser.add_argument("--config", help="the configuration file")
     parser.add_argument("--folder", help="the folder of DAGs")
     given = parser.parse_args(arguments)
     signals = Signals(is_child=True)
     signals.listen()
-    # Ctrl-C reaches all processes of a terminal; the parent says when this one stops.
+    # Ctrl-C reaches all processes of a terminal; the parent decides when this one stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = ExitCode.OK
     try:
@@ -73,9 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_config(settings: Settings, folder: Path) -> WorkerConfig:
-    """Return what the settings tell a worker."""
+    """Return the configuration of a worker."""
     worker = settings.worker
-    # Twice: the parser reads one file after another, but several processes import one at the same time.
+    # Twice, because the parser imports one file after another, but several task processes import one concurrently.
     import_seconds = 2 * settings.dags.parse_timeout_seconds
     limits = WorkerLimits(
         worker.concurrency, worker.recycle_after_tasks, worker.term_grace_seconds, import_seconds=import_seconds
@@ -94,11 +94,11 @@ def read_config(settings: Settings, folder: Path) -> WorkerConfig:
 async def _run(
     settings: Settings, address: Path, folder: Path, name: str, signals: Signals, secrets: KnownSecrets
 ) -> None:
-    # Its zygote and that one's warden end everything else.
-    watch_parent(lambda: log.warning("the process that started this worker is gone; the worker ends"), 0.0)
+    # The zygote and its warden end all other processes.
+    watch_parent(lambda: log.warning("the process that started this worker has exited; the worker exits"), 0.0)
     signals.attach()
     config = read_config(settings, folder)
-    # First of all: it forks no connection of this process, and is ready when the first attempt is claimed.
+    # Start it first: it then inherits no connection of this process, and is ready when the first attempt is claimed.
     zygote = ZygoteClient(Setup(PRELOADS, tuple(settings.worker.preload), (str(folder),)))
     store = RemoteStore(address)
     try:
@@ -115,7 +115,7 @@ async def _run(
         try:
             await asyncio.wait_for(store.call(EndSession(session)), _LAST_SECONDS)
         except (TimeoutError, RemoteError) as error:
-            log.warning("the store cannot be told that this worker has ended", error=describe_error(error))
+            log.warning("cannot record in the store that this worker has ended", error=describe_error(error))
     finally:
         await zygote.close()
         await store.close()
@@ -123,12 +123,12 @@ async def _run(
 
 
 async def _begin(zygote: ZygoteClient, store: RemoteStore, about: BeginSession) -> int:
-    """Begin the service, and return its number once the zygote is ready."""
+    """Begin the session; return its number once the zygote is ready."""
     starting = asyncio.ensure_future(zygote.start())
     tasks = [starting]
     try:
         session = await call_unfenced(store, about)
-        # The modules that users have the zygote import may take minutes: a worker without beats would be killed.
+        # Preloaded user modules may take minutes to import; without heartbeats the worker would be declared dead.
         tasks.append(asyncio.ensure_future(beat(store, session, dict)))
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in tasks:
@@ -142,7 +142,7 @@ async def _begin(zygote: ZygoteClient, store: RemoteStore, about: BeginSession) 
 
 
 async def _serve(worker: Worker, drain_seconds: float, grace_seconds: float, stop: asyncio.Event) -> None:
-    """Run the worker until it is told to stop; then let tasks end for a while, and give back the rest."""
+    """Run the worker until it is told to stop; then let tasks run for a while, and return the others to the queue."""
     running = asyncio.ensure_future(worker.run())
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -151,13 +151,13 @@ async def _serve(worker: Worker, drain_seconds: float, grace_seconds: float, sto
             worker.drain()
             await asyncio.wait({running}, timeout=drain_seconds)
         if not running.done():
-            log.warning("tasks that still run are queued again", tasks=worker.running)
+            log.warning("tasks are still running; queueing them again", tasks=worker.running)
             worker.end_all()
             await asyncio.wait({running}, timeout=grace_seconds + _LAST_SECONDS)
         if running.done():
             running.result()
         else:
-            log.warning("the store cannot be reached; tasks that were to be queued again are found by the next start")
+            log.warning("the store cannot be reached; the next start will queue the remaining tasks again")
     finally:
         stopping.cancel()
         running.cancel()

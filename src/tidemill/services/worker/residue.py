@@ -1,8 +1,8 @@
-"""What an attempt leaves behind in its process. Where attempts share one, the next must find it as the one before did.
+"""Detects what an attempt leaves behind in its process. Attempts that share a process must each find it unchanged.
 
-What Python objects hold is not compared: a global variable or the attributes of an operator stay as they are.
+The contents of Python objects are not compared: global variables and attributes of operators stay as they are.
 
-Invariant: looking changes nothing but that children which have ended are reaped.
+Invariant: the comparison has no side effects, except that ended children are reaped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidemill.core.wording import format_count
 from tidemill.runtime.process.table import read_command
 from tidemill.services.worker.task_output import list_standard
 
-#: How long children that are ending may take.
+#: How long ending children may take.
 _ENDING_SECONDS = 0.3
 _MAX_NAMED = 3
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -34,7 +34,7 @@ _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """What is compared."""
+    """The compared state."""
 
     threads: frozenset[int | None]
     directory: str
@@ -47,11 +47,10 @@ class ProcessState:
 
 
 def take_state() -> ProcessState:
-    """Return the state of this process."""
     try:
         directory = os.getcwd()  # noqa: PTH109
     except OSError:
-        directory = ""  # it was removed
+        directory = ""  # the folder was removed
     umask = os.umask(0o077)
     os.umask(umask)
     return ProcessState(
@@ -67,7 +66,7 @@ def take_state() -> ProcessState:
 
 
 def _list_settings() -> tuple[object, ...]:
-    """Return what modules keep for the whole process, and tasks change now and then."""
+    """Return process-wide settings of modules that tasks may change."""
     context = decimal.getcontext()
     numbers = (context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp)
     return (
@@ -80,7 +79,7 @@ def _list_settings() -> tuple[object, ...]:
 
 
 def find_changes(before: ProcessState) -> tuple[str, ...]:
-    """Return what is not as it was, for people."""
+    """Return the changes since `before`, as text."""
     now = take_state()
     changes = {
         f"threads run: {_name_threads(before)}": not now.threads <= before.threads,
@@ -97,7 +96,7 @@ def find_changes(before: ProcessState) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Unshareable:
-    """What a fork of this process would not have, or would share with it, to be compared."""
+    """The parts of this process that a fork would lack, or would share with it; for comparison."""
 
     threads: list[str]
     descriptors: list[str]
@@ -109,7 +108,7 @@ class Unshareable:
 def list_unshareable() -> Unshareable:
     """Return what cannot be shared now."""
     return Unshareable(
-        sorted(os.listdir("/proc/self/task")),  # those of C code too
+        sorted(os.listdir("/proc/self/task")),  # includes threads of C code
         _list_descriptors(),
         _list_children(),
         [signal.getsignal(number) for number in _SIGNALS],
@@ -118,12 +117,12 @@ def list_unshareable() -> Unshareable:
 
 
 def _list_descriptors() -> list[str]:
-    # That of the listing itself is closed by the time it is looked for.
+    # The descriptor of the listing itself is closed by the time it is checked.
     return sorted(fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}"))
 
 
 def explain_unshareable(before: Unshareable) -> str:
-    """Return what cannot be shared since then, for people; empty: nothing."""
+    """Describe what cannot be shared since `before`; '': nothing."""
     now = list_unshareable()
     found = []
     if threads := [thread for thread in now.threads if thread not in before.threads]:
@@ -163,9 +162,9 @@ def _name_file(fd: str) -> str:
 
 
 def end_children() -> str:
-    """Wait for children that are ending, ask the others to end, and return which these were, for people; empty: none.
+    """Wait for children that are ending, and ask the others to end; describe the latter ('': there are none).
 
-    What goes on all the same is killed when this process ends.
+    Children that continue anyway are killed when this process ends.
     """
     left = _wait_for(_list_running)
     if not left:
@@ -175,13 +174,13 @@ def end_children() -> str:
     for pid in left:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGTERM)
-    # Not for those that take their places: a pool replaces its processes.
+    # Do not wait for their replacements: a pool replaces its processes.
     _wait_for(lambda: [pid for pid in _list_running() if pid in left])
     return f"{format_count(len(left), 'process')} that it had started: {', '.join(names)}{more}"
 
 
 def _wait_for(list_running: Callable[[], list[int]]) -> list[int]:
-    """Wait until there are no processes, but not for long; return those that are left."""
+    """Wait briefly until there are no such processes; return the remaining ones."""
     deadline = time.monotonic() + _ENDING_SECONDS
     while (left := list_running()) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -207,7 +206,7 @@ def _list_running() -> list[int]:
 
 
 def _list_children() -> list[int]:
-    """Return the children of all threads, with those whose own parent ended: this process is a subreaper."""
+    """Return the children of all threads, including orphaned descendants, because this process is a subreaper."""
     found = []
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children", "rb") as stream:
@@ -216,7 +215,7 @@ def _list_children() -> list[int]:
 
 
 def _helpers() -> set[int]:
-    """Return Python's own processes, which end with this one."""
+    """Return Python's own helper processes, which end with this one."""
     tracker = sys.modules.get("multiprocessing.resource_tracker")
     server = sys.modules.get("multiprocessing.forkserver")
     pids = (

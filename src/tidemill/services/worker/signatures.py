@@ -1,4 +1,4 @@
-"""What tells that a file has changed since it was read, without reading it."""
+"""File signatures: show whether a file has changed since it was read, without reading it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final
 
 from tidemill.dags.opened_files import Signature, sign_file
 
-#: Of a file of which nobody knows whether it was read as it is now: it counts as changed.
+#: The signature of a file that may have changed while it was read; it counts as changed.
 UNCERTAIN: Final[Signature] = (0,)
 
 
 def sign_files(folder: Path, names: Iterable[str]) -> dict[str, Signature]:
-    """Return what `sign_file` says of files, by their paths below a folder, or absolute ones."""
+    """Return the signatures of files, by their paths below a folder or absolute paths."""
     return {name: sign_file(os.path.join(folder, name)) for name in names}  # noqa: PTH118 - for each attempt
 
 
 def is_unchanged(folder: Path, files: Mapping[str, Signature]) -> bool:
-    """Tell whether files are what was read, as `sign_files` has found them."""
+    """Return whether files still have the given signatures (see `sign_files`)."""
     return all(sign_file(os.path.join(folder, name)) == sign for name, sign in files.items())  # noqa: PTH118

@@ -1,4 +1,4 @@
-"""The store as a worker sees it: calls, which wait for it, the bell, and beats."""
+"""The worker's access to the store: calls that wait out outages, the doorbell, and heartbeats."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tidemill.store.wire.remote import call_patiently
 
 A = TypeVar("A")
 
-#: Claims are made at least this often: a bell may be missed.
+#: Claims are made at least this often, because a ring may be missed.
 SCAN_SECONDS = 2.0
 BEAT_SECONDS = 5.0
 _BACKOFF = Backoff(0.1, 2.0)
 
 
 class WorkerFencedError(TidemillError):
-    """The store has ended this worker's service; its attempts have been given to others."""
+    """The store has ended this worker's session, and has given its attempts to others."""
 
 
 async def call_unfenced(calls: StoreCalls, request: Call[A]) -> A:
-    """Return an answer, however long the store is away.
+    """Return the answer to a call, however long the store is unreachable.
 
     Raises:
-        WorkerFencedError: The store refuses.
+        WorkerFencedError: The store refuses the call.
         RemoteError: The database refuses the content.
     """
     try:
@@ -42,7 +42,7 @@ async def call_unfenced(calls: StoreCalls, request: Call[A]) -> A:
 
 
 async def listen(bell: StoreBell) -> None:
-    """Wait until there may be work; not for long, since a bell may be missed."""
+    """Wait until there may be work, but not for long, because a ring may be missed."""
     try:
         await bell.wait(Channel.WORKER, SCAN_SECONDS)
     except RemoteError:
@@ -50,15 +50,15 @@ async def listen(bell: StoreBell) -> None:
 
 
 async def beat(calls: StoreCalls, session: int, measure: Callable[[], dict[str, float]]) -> None:
-    """Beat until the store has ended the service.
+    """Send heartbeats until the store has ended the session.
 
     Args:
         calls: The store.
-        session: The number of the service.
-        measure: Returns what it says of itself.
+        session: The number of the session.
+        measure: Returns the measures to send.
 
     Raises:
-        WorkerFencedError: It has.
+        WorkerFencedError: The store has ended the session.
     """
     loop = asyncio.get_running_loop()
     lag = 0.0

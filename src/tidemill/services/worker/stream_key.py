@@ -1,7 +1,7 @@
-"""The key of a shared stream as text, by which the store places its triggers.
+"""The key of a shared stream as text, by which the store assigns its triggers to triggerers.
 
-Invariants: equal keys give the same text in every process, also where their `repr` has an order that differs from
-process to process; the text is short enough for an index, and any database stores it.
+Invariants: equal keys give equal texts in every process, even where the order in their `repr` differs between
+processes; the text is short enough for an index, and any database can store it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A task process as its worker sees it: its sockets and pipes, the attempt that it runs, and its end.
+"""A task process, as seen by its worker: its sockets and pipes, its attempt, and its end.
 
-Everything happens in callbacks of the worker's loop. Invariants: what a process has written before it reports, or
-ends, is in the log of its attempt by then; each descriptor is closed once.
+Everything happens in callbacks of the worker's loop. Invariants: everything a process writes before it reports or ends
+is in the log of its attempt by then; each descriptor is closed once.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tidemill.services.zygote.messages import Exited
 
 _CHUNK_BYTES = 65_536
 _SOCKET_CHUNK_BYTES = 262_144
-#: What is read in one go, so that a process that writes without end does not hold up the others.
+#: Maximum number of entries read at once, so that a process that writes incessantly does not delay the others.
 _MAX_ENTRIES = 512
-#: A pipe holds at most 1 MiB unless root says otherwise.
+#: A pipe holds at most 1 MiB, unless root has raised the limit.
 _DRAIN_CHUNKS = 16
 #: How long a process that has closed its connection may take to end.
 _CLOSED_SECONDS = 1.0
@@ -50,27 +50,27 @@ log = structlog.get_logger(__name__)
 _decode_line = msgspec.msgpack.Decoder(WrittenLine).decode
 
 
-#: Returns what forks a process, and what that has imported, once that is known.
+#: Returns the link that forks a process, and what its template has imported, once both are known.
 FindLink = Callable[[], Awaitable[tuple[ForkLink, FileLoaded | None]]]
 
 
 class Listener(Protocol):
-    """What hears of task processes; the worker."""
+    """Receives the events of task processes; the worker implements it."""
 
     def on_loaded(self, handle: TaskHandle, loaded: FileLoaded) -> None:
-        """It has imported its file."""
+        """The process has imported its file."""
 
     def on_ask(self, handle: TaskHandle, ask: AskStore) -> None:
-        """Its attempt asks the store."""
+        """The process's attempt calls the store."""
 
     def on_finished(self, handle: TaskHandle, finished: AttemptFinished) -> None:
-        """Its attempt has ended."""
+        """The process's attempt has ended."""
 
     def on_written(self) -> None:
-        """There are lines of logs to store."""
+        """There are log lines to store."""
 
     def on_exited(self, handle: TaskHandle, exited: Exited | None) -> None:
-        """It has ended. `exited`: None, if it was never there, or what starts processes died."""
+        """The process has ended. `exited` is None if it never existed, or the zygote died."""
 
 
 class TaskHandle:
@@ -78,24 +78,23 @@ class TaskHandle:
 
     Args:
         number: Its number in `core.tasks.worker_slots`.
-        task: What it is for.
-        find_link: Returns what forks it, once that is known.
-        listener: What hears of it.
+        task: The request with which it is forked.
+        find_link: Returns the link that forks it, once it is known.
+        listener: Receives its events.
     """
 
     def __init__(self, number: int, task: ForkedTask, find_link: FindLink, listener: Listener) -> None:
-        """Start nothing yet."""
         self.number = number
         self.task = task
         self.process: ForkedProcess | None = None
         self.log: AttemptLog | None = None
-        #: What was said of the import of its file; None: it is not imported yet.
+        #: The message about the import of its file; None: the file is not imported yet.
         self.loaded: FileLoaded | None = None
-        #: What its file looked like before it was started.
+        #: The signatures of its files before it was started.
         self.began_with: dict[str, tuple[int, ...]] = {}
-        #: The attempt that it still has to clean up after, because its task has moved on: task and epoch.
+        #: The attempt (task and epoch) that it is still cleaning up after, because the task has moved on.
         self.replaced: tuple[int, int] | None = None
-        #: It closed its connection without leave.
+        #: Whether it closed its connection without being told to leave.
         self.broke_off = False
         self._find_link = find_link
         self._link: ForkLink | None = None
@@ -112,20 +111,20 @@ class TaskHandle:
         self._answers: set[asyncio.Task[None]] = set()
 
     def keep_answer(self, answer: asyncio.Task[None]) -> None:
-        """Keep the task that answers a question of its attempt."""
+        """Hold a reference to the task that answers a call of the attempt."""
         self._answers.add(answer)
         answer.add_done_callback(self._answers.discard)
 
     def drop_answers(self) -> None:
-        """Answer its attempt, which has ended, no more: what it asked must not be done when others run."""
+        """Cancel answers to the ended attempt: its calls must not be executed while other attempts run."""
         for answer in list(self._answers):
             answer.cancel()
 
     def start(self) -> None:
-        """Have it forked; orders may be given at once.
+        """Start forking the process; orders may be sent at once.
 
         Raises:
-            OSError: There are no descriptors.
+            OSError: There are no free descriptors.
         """
         theirs: list[int] = []
         try:
@@ -174,22 +173,22 @@ class TaskHandle:
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def tell(self, order: Order) -> None:
-        """Say something to it."""
+        """Send an order to the process."""
         if self._worker is None:
             return
         self._unsent += frame(order)
         self._flush()
 
     def leave(self) -> None:
-        """Tell it to end."""
+        """Tell the process to end."""
         self.tell(Leave())
 
     def signal(self, number: int, *, group: bool = False) -> None:
-        """Send a signal to it, or to its group; to one that is being started, as soon as it is there."""
+        """Send a signal to the process or its group, as soon as the process exists."""
         if self.process is not None and self._link is not None:
             self._link.signal(self.process, number, group=group)
         elif number == signal.SIGKILL and self._link is None and self._starting is not None:
-            self._starting.cancel()  # what is to fork it imports the file, which may take any time
+            self._starting.cancel()  # the template that is to fork it is importing the file, which may take any time
         else:
             self._wanted.append((number, group))
 
@@ -201,7 +200,7 @@ class TaskHandle:
         except BlockingIOError:
             pass
         except OSError:
-            self._unsent = b""  # it is gone, as reading will tell
+            self._unsent = b""  # the process has exited; reading detects that
         if self._unsent:
             self._loop.add_writer(self._worker, self._flush)
         else:
@@ -234,7 +233,7 @@ class TaskHandle:
                     self._listener.on_finished(self, word)
         if not chunk:
             self._close_worker()
-            # A process that ends closes its connection a moment before.
+            # A process that ends closes its connection shortly before.
             self._loop.call_later(_CLOSED_SECONDS, self._break_off)
 
     def _break_off(self) -> None:
@@ -262,7 +261,7 @@ class TaskHandle:
         self._note_written(had)
 
     def _read_output(self, source: str) -> int:
-        """Read what is there now, and return how much it was."""
+        """Read the available bytes, and return their number."""
         fd = self._outputs.get(source, -1)
         if fd < 0:
             return 0
@@ -285,7 +284,9 @@ class TaskHandle:
             self._listener.on_written()
 
     def drain(self) -> None:
-        """Read what it has written until now; not more than its pipes and its socket hold, should it go on."""
+        """Read everything the process has written so far, but no more than its pipes and its socket hold if it keeps
+        writing.
+        """
         self._read_lines()
         for source in list(self._outputs):
             for _ in range(_DRAIN_CHUNKS):

@@ -1,10 +1,11 @@
-"""What a task writes through Python: `print` and `logging`, entry by entry, with the time at which it is written.
+"""Captures what a task writes through Python, by `print` and `logging`, as entries with the time at which each was
+written.
 
-The entries go to the worker over a socket that keeps them apart. What writes to the standard descriptors by itself, C
-code and other programs, is read there as it comes.
+The entries go to the worker over a socket that preserves their boundaries. Output written directly to the standard
+descriptors, by C code and other programs, is read from there as it comes.
 
-Invariants: an entry that is written before an attempt reports is part of its log, and no entry is split between two
-attempts; what the user does to `sys.stdout`, or to the handlers of `logging`, ends with the attempt.
+Invariants: an entry written before an attempt reports is part of its log, and no entry is split between two attempts;
+the user's changes of `sys.stdout` or of the handlers of `logging` end with the attempt.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import msgspec
 
 from tidemill.runtime.log.task_lines import STREAM_LEVELS
 
-#: The most characters of one packet; a longer text is sent in pieces, which the worker puts together.
+#: Maximum number of characters per packet; longer texts are sent in pieces, which the worker joins.
 _MAX_CHARS = 16_384
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -39,19 +40,19 @@ class Lines:
         self._numbers = itertools.count()
 
     def write(self, level: str, source: str, text: str, time_us: int = 0) -> None:
-        """Send an entry; waits if the worker does not keep up."""
+        """Send an entry; blocks if the worker does not keep up."""
         time_us = time_us or time.time_ns() // 1000
         if len(text) <= _MAX_CHARS:
             self._send((time_us, level, source, text))
             return
-        # Other threads write meanwhile, and processes that the task forked.
+        # Other threads, and processes that the task forked, may write at the same time.
         stream = f"{os.getpid()}.{next(self._numbers)}"
         pieces = range(0, len(text), _MAX_CHARS)
         for start in pieces:
             self._send((time_us, level, source, text[start : start + _MAX_CHARS], stream, start == pieces[-1]))
 
     def write_piece(self, level: str, source: str, text: str, *, ended: bool) -> None:
-        """Send a piece of a line. `ended`: whether the line ends with it."""
+        """Send a piece of a line. `ended` tells whether it is the last piece."""
         stream = f"{os.getpid()}.{source}"
         time_us = time.time_ns() // 1000
         for start in range(0, len(text), _MAX_CHARS):
@@ -62,47 +63,46 @@ class Lines:
     def _send(self, entry: tuple[Any, ...]) -> None:
         try:
             packet = _encode(entry)
-        except UnicodeEncodeError:  # what is not Unicode text, such as the name of a file
+        except UnicodeEncodeError:  # text that is not valid Unicode, such as some file names
             packet = _encode((*entry[:3], entry[3].encode("utf-8", "backslashreplace").decode(), *entry[4:]))
-        # A worker that is gone ends this process soon; and what closed the socket is reported after the attempt.
+        # If the worker has exited, this process ends soon; a closed socket is reported after the attempt.
         with contextlib.suppress(OSError):
             self._connection.sendall(packet)
 
 
 class PrintStream(io.TextIOBase):
-    """Takes the place of `sys.stdout` or `sys.stderr`."""
+    """Replaces `sys.stdout` or `sys.stderr`."""
 
     def __init__(self, lines: Lines, source: str, level: str, fd: int) -> None:
         self._lines, self._source, self._level, self._fd = lines, source, level, fd
         self._begun = ""
-        #: Whether a piece of the line has been sent.
+        #: Whether a piece of the current line has been sent.
         self._is_open = False
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Text is sent as it is."""
+        """A nominal encoding: text is sent unencoded."""
         return "utf-8"
 
     @property
     def errors(self) -> str:  # type: ignore[override]
-        """Anything can be printed."""
+        """A nominal error handler: any text can be printed."""
         return "backslashreplace"
 
     @property
     def buffer(self) -> BinaryIO:
-        """The descriptor, for those who write bytes."""
+        """The descriptor as a binary file, for code that writes bytes."""
         return open(self._fd, "wb", buffering=0, closefd=False)
 
     def fileno(self) -> int:
-        """Return the descriptor, for programs that are to write there, too."""
+        """Return the descriptor, for child processes that write to it."""
         return self._fd
 
     def writable(self) -> bool:
-        """Return that it is."""
         return True
 
     def write(self, text: str) -> int:
-        """Send each line that is whole."""
+        """Send the complete lines; buffer the rest."""
         if "\n" not in text:
             self._begun += text
             if len(self._begun) >= _MAX_CHARS:
@@ -118,7 +118,7 @@ class PrintStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Send what the line has so far."""
+        """Send the buffered part of the current line."""
         if self._begun:
             begun, self._begun = self._begun, ""
             self._is_open = True
@@ -129,7 +129,6 @@ class LineHandler(logging.Handler):
     """Sends the records of `logging`."""
 
     def __init__(self, lines: Lines) -> None:
-        """Send nothing yet."""
         super().__init__()
         self._lines = lines
 
@@ -137,21 +136,20 @@ class LineHandler(logging.Handler):
         """Send a record with its traceback."""
         try:
             text = self.format(record)
-        except Exception as error:  # the arguments of the user do not fit, or their `__str__` raises
+        except Exception as error:  # the arguments do not fit the format, or their `__str__` raises
             text = f"{record.msg!r} cannot be formatted: {type(error).__name__}: {error}"
         self._lines.write(record.levelname.lower(), record.name, text, int(record.created * 1e6))
 
 
 class TaskOutput:
-    """All that a task writes through Python.
+    """Everything that a task writes through Python.
 
     Args:
-        lines: Where it goes.
+        lines: Sends the entries to the worker.
         level: The lowest level of `logging` that is kept.
     """
 
     def __init__(self, lines: Lines, level: str) -> None:
-        """Change nothing yet."""
         self.lines = lines
         self._level = level
         self._streams = [
@@ -160,20 +158,20 @@ class TaskOutput:
         self._handler = LineHandler(lines)
 
     def attach(self) -> None:
-        """Have `print` and `logging` write here, whatever they were made to do before."""
+        """Make `print` and `logging` write here, whatever earlier code has changed."""
         stdout: Any
         stdout, sys.stderr = self._streams
         sys.stdout = stdout
         root = logging.getLogger()
         root.handlers[:] = [self._handler]
-        # Each of these looks at all loggers.
+        # Each of these calls visits all loggers.
         if logging.getLevelName(root.level) != self._level:
             root.setLevel(self._level)
         if root.manager.disable != logging.NOTSET:
             logging.disable(logging.NOTSET)
 
     def flush(self) -> None:
-        """Send all that has been written."""
+        """Send everything that is buffered."""
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__, *self._streams):
             # The user may have replaced or closed them.
             with contextlib.suppress(Exception):
@@ -182,7 +180,7 @@ class TaskOutput:
 
 
 def list_standard() -> list[tuple[int, int]]:
-    """Return which files the standard descriptors are; one that is closed is (-1, -1)."""
+    """Return the identities of the files at the standard descriptors; a closed one is (-1, -1)."""
     found = []
     for fd in (0, 1, 2):
         try:

@@ -1,12 +1,14 @@
-"""A task process: imports one DAG file, and runs attempts of it one after another, as the worker says.
+"""A task process: imports one DAG file, and runs attempts of it one after another, on orders of the worker.
 
-It is forked by the zygote, and talks to nobody but the worker. `dags.running.run_attempt` has all that concerns the
-user's operator; what is around it is here: the connection, the output, interruptions, what an attempt leaves behind.
+The zygote forks it, and it communicates only with the worker. `dags.running.run_attempt` handles everything that
+concerns the user's operator; this module handles the connection, the output, interruptions, and what an attempt leaves
+behind.
 
 Invariants:
+
 - Each `AttemptOrder` is answered by one `AttemptFinished`, unless the process ends.
-- A process that the user's code forks never speaks for this one.
-- An interruption is raised in the user's code, or where it waits for an answer; never in the middle of a message.
+- A process forked by the user's code never sends messages on behalf of this one.
+- An interruption is raised in the user's code, or while that waits for an answer; never in the middle of a message.
 """
 
 from __future__ import annotations
@@ -80,20 +82,20 @@ log = logging.getLogger(__name__)
 A = TypeVar("A")
 
 _CHUNK_BYTES = 262_144
-#: How often somebody who waits for an answer looks whether the attempt was interrupted.
+#: How often a thread that waits for an answer checks whether the attempt was interrupted.
 _LOOK_MILLISECONDS = 100
 
 
 class TaskEnded(TaskTimeout):
-    """Raised in a task that is ended from outside: it was cleared, marked or cancelled, or its worker ends."""
+    """Raised in a task that is ended from outside: it was cleared, marked or cancelled, or its worker is stopping."""
 
 
 class WorkerGoneError(Exception):
-    """The worker is gone, and nobody wants a result."""
+    """The worker has exited; results are no longer needed."""
 
 
 class ReadFile(NamedTuple):
-    """A DAG file that is imported, and what the worker is told of that."""
+    """An imported DAG file, and the message about it to the worker."""
 
     loaded: LoadedFile
     told: FileLoaded
@@ -103,32 +105,31 @@ def read_file(folder: Path, file: str) -> ReadFile:
     """Import a DAG file.
 
     Raises:
-        Exception: Whatever the file raises; also `SystemExit`.
+        Exception: The error of the file; also `SystemExit`.
     """
     at, cpu = time.monotonic(), time.process_time()
     files = {file: sign_file(folder / file)}
     loaded = load_file(folder / file, folder)
     for name, digest in loaded.modules.items():
         sign = sign_file(folder / name)
-        # One that was saved while it was imported may be another one than was read.
+        # A file saved during its import may differ from what was read.
         files.setdefault(name, sign if digest_file(folder / name) == digest else UNCERTAIN)
     return ReadFile(loaded, FileLoaded({**loaded.opened, **files}, at, time.process_time() - cpu))
 
 
 class TaskProcess:
-    """The process.
+    """A task process.
 
     Args:
-        task: What it is for.
-        worker: The socket of the worker.
-        output: Where what is printed and logged goes.
-        read: Its file, if that is imported already.
+        task: The request with which it was forked.
+        worker: The socket to the worker.
+        output: Captures what is printed and logged.
+        read: The file, if it is already imported.
     """
 
     def __init__(
         self, task: ForkedTask, worker: socket.socket, output: TaskOutput, read: ReadFile | None = None
     ) -> None:
-        """Run nothing yet."""
         self._read = read
         self._task = task
         self._worker = worker
@@ -140,12 +141,12 @@ class TaskProcess:
         self._number = 0
         self._loaded: LoadedFile | None = None
         self._broken: BaseException | None = None
-        #: What is to be raised, and whether it may be raised anywhere.
+        #: The exception to raise; `_armed` tells whether it may be raised anywhere.
         self._interruption: TaskTimeout | None = None
         self._armed = False
 
     def run(self) -> int:
-        """Run what the worker says until it says to leave, or is gone."""
+        """Execute the worker's orders until it sends `Leave` or exits."""
         signal.signal(TIMEOUT_SIGNAL, self._interrupt)
         signal.signal(END_SIGNAL, self._interrupt)
         start_kill_watch(self._output.flush)
@@ -164,7 +165,7 @@ class TaskProcess:
     # -- the file --------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        """Import the file; a process whose file cannot be imported fails the attempt that it gets."""
+        """Import the file. If that fails, the process fails the attempt that it is given."""
         if self._read is None:
             self._read = self._import()
         if self._read is not None:
@@ -176,12 +177,12 @@ class TaskProcess:
         try:
             with self._interruptible():
                 return read_file(Path(self._task.folder), self._task.file)
-        except BaseException as error:  # whatever the file raises, `SystemExit` too
+        except BaseException as error:  # whatever the file raises, including `SystemExit`
             self._broken = error
             return None
 
     def _explain_import(self, error: BaseException) -> Result:
-        """Say why the attempt fails; the log of an attempt begins only when it is given to this process."""
+        """Log the import error in the log of the current attempt, and return the attempt's failure."""
         if isinstance(error, FileNotFoundError) and not (Path(self._task.folder) / self._task.file).exists():
             return Failure(f"the DAG file {self._task.file} no longer exists")
         log.error("%s cannot be imported", self._task.file, exc_info=error)
@@ -198,7 +199,7 @@ class TaskProcess:
         self._output.attach()
         finished = self._make_attempt(attempt)
         if os.getpid() != self._pid:
-            os._exit(1)  # a child that the user's code forked has come back here
+            os._exit(1)  # a child that the user's code forked has returned here
         changed = () if before is None else find_changes(before)
         if ended := end_children():
             changed = (*changed, "processes were left")
@@ -209,7 +210,7 @@ class TaskProcess:
         return msgspec.structs.replace(finished, changed=changed)
 
     def _make_attempt(self, attempt: ClaimedAttempt) -> AttemptFinished:
-        assert self._loaded is not None  # for mypy: or it is broken
+        assert self._loaded is not None  # for mypy: otherwise `_broken` is set
         dag = self._loaded.dags.get(attempt.dag_id)
         if dag is None:
             return AttemptFinished(Failure(f"{attempt.file} no longer defines a DAG {attempt.dag_id!r}"))
@@ -220,16 +221,14 @@ class TaskProcess:
             return AttemptFinished(
                 Failure("a SIGINT, which tidemill did not send, interrupted the task (KeyboardInterrupt)")
             )
-        except TaskTimeout as error:  # raised just before or after it
+        except TaskTimeout as error:  # raised just before or after the attempt
             result = AttemptResult(AttemptFailed(describe_error(error)))
         if isinstance(self._interruption, TaskEnded):
             return AttemptFinished(None)
         try:
             ending = _translate(result.ending)
         except Exception as error:
-            return AttemptFinished(
-                Failure(f"the key of the trigger's shared stream cannot be found: {describe_error(error)}")
-            )
+            return AttemptFinished(Failure(f"shared_stream_key() of the trigger failed: {describe_error(error)}"))
         for what, value in (*_list_stored(ending), *((f"the XCom {key!r} has", value) for key, value in result.xcoms)):
             if (size := len(value.encode("utf-8", "replace"))) > MAX_XCOM_BYTES:
                 text = f"{what} {size:,} bytes; at most {MAX_XCOM_BYTES:,} are stored; store a reference"
@@ -242,9 +241,9 @@ class TaskProcess:
         if os.getpid() != self._pid:
             return
         if number == TIMEOUT_SIGNAL:
-            self._interruption = TaskTimeout("the attempt took longer than it may (execution_timeout)")
+            self._interruption = TaskTimeout("the attempt exceeded its time limit (execution_timeout)")
         else:
-            self._interruption = TaskEnded("the attempt is ended: its task has moved on, or its worker ends")
+            self._interruption = TaskEnded("the attempt was ended: its task has moved on, or its worker is stopping")
         note_interrupted()
         if self._armed:
             self._armed = False
@@ -263,14 +262,14 @@ class TaskProcess:
     # -- the worker ------------------------------------------------------------------------------------------------
 
     def ask(self, call: Call[A]) -> A:
-        """Return the answer of the store; any thread of the attempt may ask. An outage is waited for.
+        """Return the store's answer to a call; any thread of the attempt may call this. Waits out an outage.
 
         Raises:
-            TidemillError: The store refuses: the attempt has been replaced, say, or the content.
+            TidemillError: The store refuses the call, for example because the attempt has been replaced.
             TaskTimeout: The attempt was interrupted meanwhile.
         """
         if os.getpid() != self._pid:
-            raise TidemillError("a process that the task forked cannot use the store; do that in the task itself")
+            raise TidemillError("a process forked by the task cannot use the store; use it in the task itself")
         is_main = threading.current_thread() is threading.main_thread()
         armed = self._armed
         if is_main:
@@ -296,7 +295,7 @@ class TaskProcess:
                 if interruptible and self._interruption is not None:
                     raise self._interruption
             answer = decode_order(self._receive())
-            # Somebody who was interrupted has not taken the answer to an earlier question.
+            # An interrupted caller may have left the answer to an earlier call unread.
             if isinstance(answer, StoreAnswered | StoreNotAnswered) and answer.number == number:
                 if interruptible and self._interruption is not None:
                     raise self._interruption
@@ -342,19 +341,19 @@ def _translate(ending: Ending) -> Result:
 
 
 def _list_stored(ending: Result) -> tuple[tuple[str, str], ...]:
-    """Return what else than XComs is stored at the end of an attempt, each with how a sentence about it begins."""
+    """Return the values beside XComs that the end of an attempt stores, each with the beginning of an error message."""
     if not isinstance(ending, Deferral):
         return ()
     return (("the kwargs of the deferral have", ending.method_kwargs), ("the trigger's arguments have", ending.kwargs))
 
 
 def main(request: bytes, fds: list[int], read: ReadFile | None = None) -> int:
-    """Be a task process; the zygote, or a template, calls this in a fork.
+    """Run a task process; the zygote or a template calls this in a fork.
 
     Args:
-        request: A `ForkedTask`.
+        request: An encoded `ForkedTask`.
         fds: The sockets of the worker and of the log, and the pipes of standard output and error.
-        read: The file, if it is imported already.
+        read: The file, if it is already imported.
     """
     worker, lines, stdout, stderr = fds
     os.dup2(stdout, 1)

@@ -1,4 +1,4 @@
-"""Whom an attempt asks: the store, through the worker of its process."""
+"""An attempt's access to the store, through the worker of its process."""
 
 from __future__ import annotations
 
@@ -28,26 +28,25 @@ A = TypeVar("A")
 
 
 class WorkerAsker(Protocol):
-    """Asks the worker."""
+    """Calls the store through the worker."""
 
     def ask(self, call: Call[A]) -> A:
-        """Return the answer of the store."""
+        """Return the store's answer."""
         ...
 
 
 class StoreServices:
-    """The store as an attempt sees it; a `dags.task_services.TaskServices`."""
+    """The store's services for an attempt; a `dags.task_services.TaskServices`."""
 
     def __init__(self, attempt: ClaimedAttempt, asker: WorkerAsker) -> None:
-        """Ask nothing yet."""
         self._attempt = attempt
         self._asker = asker
 
     def _check_runs(self, what: str) -> None:
-        """Make sure that this is an attempt of the task.
+        """Check that this is an attempt of the task.
 
         Raises:
-            TaskError: It is a callback, which the store would take for an attempt that was replaced.
+            TaskError: It is a callback, which the store would take for a replaced attempt.
         """
         if self._attempt.callback is not None:
             raise TaskError(f"a callback cannot {what}: its task has ended; do it in the task, or set a Variable")
@@ -61,15 +60,14 @@ class StoreServices:
         dag_id: str | None = None,
         run_id: str | None = None,
     ) -> tuple[str | None, ...]:
-        """Return what tasks pushed under a key, in order; None: nothing. By default in this run."""
+        """Return the values that tasks pushed under a key, in order (None: no value); by default, from this run."""
         return self._asker.ask(GetXCom(self._attempt.run, task_ids, key, map_index, include_prior, dag_id, run_id))
 
     def get_earlier_run(self, state: str | None) -> RunRecord | None:
-        """Return the run of this DAG with the logical date before that of this run, in a state; None: there is none."""
+        """Return the run of this DAG with the previous logical date, in a given state; None: there is none."""
         return self._asker.ask(GetEarlierRun(self._attempt.run, state))
 
     def get_run(self, dag_id: str, run_id: str) -> RunRecord | None:
-        """Return a run; None: there is none."""
         return self._asker.ask(GetRun(dag_id, run_id))
 
     def push_xcom(self, key: str, value: str) -> None:
@@ -78,15 +76,14 @@ class StoreServices:
         self._asker.ask(PushXCom(self._attempt.task, self._attempt.epoch, key, value))
 
     def get_variable(self, key: str) -> str | None:
-        """Return the value of a variable, as it was set; None: it does not exist."""
+        """Return the stored value of a variable; None: it does not exist."""
         return self._asker.ask(GetVariable(key))
 
     def set_variable(self, key: str, value: str, description: str | None = None) -> None:
-        """Set a variable."""
         self._asker.ask(SetVariable(key, value, description))
 
     def delete_variable(self, key: str) -> bool:
-        """Delete a variable; False: it did not exist."""
+        """Delete a variable; return whether it existed."""
         return self._asker.ask(DeleteVariable(key))
 
     def get_connection(self, conn_id: str) -> str | None:
@@ -99,7 +96,7 @@ class StoreServices:
         return msgspec.json.encode({names.get(name, name): value for name, value in fields.items()}).decode()
 
     def get_task_state(self, key: str) -> str | None:
-        """Return what earlier attempts of this task stored; None: nothing."""
+        """Return a value that earlier attempts of this task stored; None: there is none."""
         self._check_runs("use the task state")
         return self._asker.ask(GetTaskState(self._attempt.task, self._attempt.epoch, key))
 
@@ -109,11 +106,11 @@ class StoreServices:
         self._asker.ask(SetTaskState(self._attempt.task, self._attempt.epoch, key, value))
 
     def delete_task_state(self, key: str) -> None:
-        """Delete such a value."""
+        """Delete a stored value of this task."""
         self._check_runs("use the task state")
         self._asker.ask(DeleteTaskState(self._attempt.task, self._attempt.epoch, key))
 
     def clear_task_state(self) -> None:
-        """Delete all such values of this task."""
+        """Delete all stored values of this task."""
         self._check_runs("use the task state")
         self._asker.ask(ClearTaskState(self._attempt.task, self._attempt.epoch))

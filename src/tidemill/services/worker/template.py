@@ -1,9 +1,9 @@
-"""A template: a process that has imported a DAG file, and forks task processes which need not import it any more.
+"""A template: a process that has imported a DAG file, and forks task processes, which need not import it again.
 
-It is forked by the zygote, and is one itself from then on. Where the file leaves something that a fork cannot share, a
-thread, a connection, an open file, there is no template: it ends, and task processes import the file themselves.
+The zygote forks it, and from then on it is a zygote itself. If the import leaves something that a fork cannot share (a
+thread, a connection, an open file), the template exits, and task processes import the file themselves.
 
-Invariant: nothing of the user's code runs in it once it forks.
+Invariant: no code of the user runs in it once it forks.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tidemill.services.zygote.program import Zygote
 
 
 def main(request: bytes, fds: list[int]) -> int:
-    """Be a template; the zygote calls this in a fork.
+    """Run a template; the zygote calls this in a fork.
 
     Args:
-        request: The `ForkedTask` that its processes are for.
+        request: The encoded `ForkedTask` of its processes.
         fds: The socket of the worker.
     """
     task = msgspec.msgpack.decode(request, type=ForkedTask)
     owner = socket.socket(fileno=fds[0])
-    # What a file prints while it is imported belongs to no attempt.
+    # Output during the import belongs to no attempt.
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -41,7 +41,7 @@ def main(request: bytes, fds: list[int]) -> int:
     before = list_unshareable()
     read = read_file(Path(task.folder), task.file)
     if list_unshareable() != before:
-        owner.sendall(encode(Started()))  # without what it has read: it forks nothing
+        owner.sendall(encode(Started()))  # without the imported files: it forks nothing
         return 0
     target = functools.partial(_run, read)
     Zygote(owner, None, {TASK_TARGET: target}, msgspec.msgpack.encode(read.told)).run()
@@ -49,8 +49,8 @@ def main(request: bytes, fds: list[int]) -> int:
 
 
 def _run(read: ReadFile, request: bytes, fds: list[int]) -> int:
-    """Be a task process that was forked by this one."""
-    # Python's own random numbers differ in each fork; those of numpy would be the same in all.
+    """Run a task process that this template forked."""
+    # Python reseeds its random numbers in each fork; numpy's would be the same in all.
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()

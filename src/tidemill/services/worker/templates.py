@@ -1,10 +1,9 @@
-"""The templates of a worker: which files have one, and what forks the next task process of a file.
+"""The templates of a worker: decides which files have one, and which process forks the next task process of a file.
 
-A file gets a template with the first process that it needs, which waits until the template has imported the file: so
-the file is imported once, however many attempts begin together. Invariants: a process is forked from a template only
-while all files that this has read are as it has read them, and not much longer than `dags.reparse_seconds`; a template
-ends after the processes that it forked, which end with it; whatever happens to templates, the zygote forks what they
-do not.
+The first process of a file starts its template, and waits until the template has imported the file. The file is thus
+imported once, however many attempts begin together. Invariants: a template forks a process only while all files that it
+has read are unchanged, and not much longer than `dags.reparse_seconds`. A template ends after the processes that it
+forked, which would end with it. Whatever happens to templates, the zygote forks the processes that they do not.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from tidemill.services.zygote.messages import Setup, Started
 log = structlog.get_logger(__name__)
 
 _TARGET = "tidemill.services.worker.template:main"
-#: How many files have one at a time. It shares what the zygote has imported; a small file takes a few MB more.
+#: Maximum number of templates. A template shares the zygote's imports; a small file takes a few MB more.
 MAX_TEMPLATES = 32
-#: How long one is kept that forks nothing.
+#: How long an unused template is kept.
 IDLE_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
-#: How many templates are tried for a process: a file may be saved while it is imported.
+#: How many templates are tried for a process, because a file may be saved during its import.
 _ATTEMPTS = 2
-#: How many files are remembered that have no template.
+#: How many files without a template are remembered.
 _MAX_REMEMBERED = 1000
 
 
@@ -46,10 +45,10 @@ class _Template:
     """A template.
 
     Attributes:
-        sign: How its file looked when it was started.
+        sign: The signature of its file when it was started.
         used: When it was last needed.
-        loaded: What it has read; None: it is not ready.
-        known: Set once it is ready, or will never be.
+        loaded: The imported file; None: the template is not ready.
+        known: Set once it is ready, or has failed.
     """
 
     sign: Signature
@@ -65,30 +64,29 @@ class Templates:
     """The templates of a worker.
 
     Args:
-        zygote: Forks them, and what they do not.
+        zygote: Forks them, and the processes that they do not.
         folder: The folder of DAGs.
-        import_seconds: How long a task process may take to import its file, waiting for its template included.
-        reparse_seconds: How long what was imported is used, unless importing takes long.
+        import_seconds: How long a task process may take to import its file, including the wait for its template.
+        reparse_seconds: How long an import is used, unless importing is slow.
     """
 
     def __init__(
         self, zygote: ZygoteClient, folder: Path, import_seconds: float, reparse_seconds: float = math.inf
     ) -> None:
-        """Have none yet."""
         self._zygote, self._folder = zygote, folder
-        # The time that is left is for importing the file without a template.
+        # The other half is left for importing the file without a template.
         self._import_seconds = import_seconds / 2
         self._reparse_seconds = reparse_seconds
         self._loop = asyncio.get_running_loop()
         self._templates: dict[str, _Template] = {}
         self._leaving: list[_Template] = []
-        #: Files that have no template as they were then, and until when that is known.
+        #: The signatures of files that have no template, each with the time at which that expires.
         self._refused: dict[str, tuple[Signature, float]] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     async def find(self, task: ForkedTask) -> tuple[ForkLink, FileLoaded | None]:
-        """Return what forks the next process of a file, and what that has read; waits while it imports the file."""
+        """Return the link that forks the next process of a file, and the imported file; waits for the import."""
         for _ in range(_ATTEMPTS):
             if (template := self._choose(task)) is None:
                 break
@@ -100,12 +98,12 @@ class Templates:
         return self._zygote.link, None
 
     def is_current(self, loaded: FileLoaded) -> bool:
-        """Tell whether what was imported is what an import would find now, as far as anybody can know."""
+        """Return whether an import would probably give the same result now."""
         interval = find_interval(self._reparse_seconds, loaded.cpu_seconds)
         return self._loop.time() < loaded.at + interval and is_unchanged(self._folder, loaded.files)
 
     def close(self) -> None:
-        """End all templates, and all that they have forked."""
+        """End all templates, and all processes that they have forked."""
         if self._timer is not None:
             self._timer.cancel()
         for task in self._starting:
@@ -117,7 +115,7 @@ class Templates:
         self._leaving.clear()
 
     def _choose(self, task: ForkedTask) -> _Template | None:
-        """Return the template of a file, which may be starting; None: it cannot have one."""
+        """Return the template of a file, which may still be starting; None: the file cannot have one."""
         sign, now = sign_file(self._folder / task.file), self._loop.time()
         template = self._templates.get(task.file)
         if template is not None and not self._is_fresh(template, sign):
@@ -167,20 +165,20 @@ class Templates:
         if started.about:
             template.loaded = msgspec.msgpack.decode(started.about, type=FileLoaded)
             template.known.set()
-        else:  # what the file keeps cannot be shared, which stays so until it is changed
+        else:  # the import left something that cannot be shared, which stays so until the file changes
             self._refuse(file, template, math.inf)
 
     def _note_gone(self, file: str, template: _Template) -> None:
         if template.loaded is None and not template.known.is_set():
-            # It could not import the file, say, which may be different soon.
+            # For example, the import failed, which may change soon.
             taken = self._loop.time() - template.started
             self._refuse(file, template, self._loop.time() + find_interval(self._reparse_seconds, taken))
         if self._templates.get(file) is template:
             del self._templates[file]
 
     def _kill_stuck(self, file: str, template: _Template) -> None:
-        """Kill a template that does not answer: a task may have stopped it, which is its parent."""
-        log.error("what starts the task processes of a DAG file does not answer; it is killed", file=file)
+        """Kill a template that does not answer; a task, which is its child, may have stopped it."""
+        log.error("the template process of a DAG file does not answer; killing it", file=file)
         if template.process is not None:
             self._zygote.signal(template.process, signal.SIGKILL, group=True)
 
@@ -198,7 +196,7 @@ class Templates:
         self._leaving.append(template)
 
     def _look(self) -> None:
-        """End what is no longer needed."""
+        """End the templates that are no longer needed."""
         self._timer, now = None, self._loop.time()
         for file, template in list(self._templates.items()):
             if template.loaded is None:

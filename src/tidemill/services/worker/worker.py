@@ -1,11 +1,12 @@
-"""The worker: claims attempts, has task processes run them, and reports how they ended.
+"""The worker: claims attempts, has task processes run them, and reports their results.
 
-The decisions are `core.tasks.worker_slots`; what happens is fed to it, and its effects are carried out here, on one
-loop. Invariants:
-- One turn is under way at a time; it is repeated with the same number until the store answers.
-- A report is kept until the store has it; a running attempt does not notice that the store is away.
-- An attempt is given back (`Loss`) only when its process is gone.
-- Once the store says that the service has ended, nothing of it runs any longer.
+`core.tasks.worker_slots` makes the decisions; this module feeds it events and carries out its effects, on one loop.
+Invariants:
+
+- One turn is in flight at a time; it is repeated with the same number until the store answers.
+- A report is kept until the store has it; a running attempt does not notice an outage of the store.
+- An attempt is returned to the queue (`Loss`) only when its process has exited.
+- Once the store has ended the session, none of its processes keeps running.
 """
 
 from __future__ import annotations
@@ -75,18 +76,18 @@ from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 
-#: What attempts that end at about the same time wait for each other.
+#: How long attempts that end at about the same time wait for each other.
 COMPANY_SECONDS = 0.005
-#: Only attempts that are this short do: others do not end at the same time.
+#: Only attempts shorter than this wait, because longer ones rarely end together.
 _SHORT_SECONDS = 0.05
 CALLBACK_SECONDS = 60.0
-#: How long the store may be away at the very end.
+#: How long the store may be unreachable at the very end.
 _LAST_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class _Running:
-    """An attempt that runs, or has ended and is not reported yet."""
+    """An attempt that is running, or has ended and is not reported yet."""
 
     claim: ClaimedAttempt
     log: AttemptLog
@@ -94,15 +95,15 @@ class _Running:
 
 
 class Worker:
-    """The worker of one service.
+    """The worker of one session.
 
     Args:
         session: Its number in the store.
-        config: What it is told.
+        config: Its configuration.
         calls: The store.
-        bell: What tells of new work.
-        zygote: What forks task processes; started, and closed by the caller.
-        secrets: Gets what tasks are given, and the log of this process must not show.
+        bell: Rings for new work.
+        zygote: Forks task processes; started and closed by the caller.
+        secrets: Collects the secrets that tasks are given, which the log of this process must not show.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Worker:
         self._slots = WorkerSlots(config.limits)
         self._templates = Templates(zygote, config.folder, config.limits.import_seconds, config.reparse_seconds)
         self._handles: dict[int, TaskHandle] = {}
-        #: What the last process that has imported a DAG file has read: the next one will probably read the same.
+        #: The files read by the last process that imported each DAG file; the next one will probably read the same.
         self._read: dict[str, tuple[str, ...]] = {}
         self._running: dict[tuple[int, int], _Running] = {}
         self._secrets = FileSecrets(secrets)
@@ -136,16 +137,16 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """How many attempts run."""
+        """The number of running attempts."""
         return len(self._slots.held)
 
     @property
     def pids(self) -> list[int]:
-        """The task processes."""
+        """The process ids of the task processes."""
         return [handle.process.pid for handle in self._handles.values() if handle.process is not None]
 
     def measure(self) -> dict[str, float]:
-        """Return what the metrics of `dev` say of this worker."""
+        """Return the measures of this worker for the metrics of `dev`."""
         busy, free = len(self._slots.held), self._slots.capacity
         return {"slots_busy": busy, "slots_free": free, "processes": len(self.pids)}
 
@@ -153,7 +154,7 @@ class Worker:
         """Claim and run attempts until `drain` was called and everything is reported.
 
         Raises:
-            WorkerFencedError: The store has ended the service.
+            WorkerFencedError: The store has ended the session.
         """
         helpers = [
             self._loop.create_task(each) for each in (self._listen(), beat(self._calls, self._session, self.measure))
@@ -171,14 +172,14 @@ class Worker:
             await self._kill_all()
 
     def drain(self) -> None:
-        """Claim nothing more; `run` ends when all attempts have."""
+        """Stop claiming; `run` ends when all attempts have ended."""
         if not self._draining:
             self._draining = True
             self._do(self._slots.drain(self._now()))
             self._wake.set()
 
     def end_all(self) -> None:
-        """Give back what still runs."""
+        """Return all running attempts to the queue."""
         self.drain()
         self._do(self._slots.end_all(self._now()))
 
@@ -201,7 +202,7 @@ class Worker:
         await self._logs.close(_LAST_SECONDS)
 
     async def _wait_for_company(self) -> None:
-        """Wait until every attempt has ended, but not longer than a few milliseconds."""
+        """Wait until every attempt has ended, for at most a few milliseconds."""
         until = self._now() + COMPANY_SECONDS
         while self._slots.held and (left := until - self._now()) > 0:
             with contextlib.suppress(TimeoutError):
@@ -238,7 +239,7 @@ class Worker:
         return self._reports.more or bool(answer.claimed and self._slots.capacity)
 
     def _list_held(self) -> list[tuple[int, int]]:
-        """Return the attempts whose processes are there: until they have ended, cleared tasks do not run again."""
+        """Return the attempts whose processes still exist: until these have exited, cleared tasks do not run again."""
         ending = [handle.replaced for handle in self._handles.values() if handle.replaced is not None]
         return [attempt.key for attempt in self._slots.held] + ending
 
@@ -253,12 +254,12 @@ class Worker:
         now = self._now()
         key, epoch, timeout = (claim.task, claim.epoch), claim.epoch, None
         if claim.callback is not None:
-            # What identifies it beside attempts, and orders its log among those of others.
+            # The key distinguishes the callback from attempts; the epoch orders its log among those of others.
             key, epoch, timeout = (-claim.callback.id, claim.epoch), claim.callback.id, CALLBACK_SECONDS
         elif claim.deadline_us is not None:
             timeout = (claim.deadline_us - now_us) / 1e6
         if key in self._running:
-            return  # the answer to a repeated turn has it again
+            return  # the answer to a repeated turn contains it again
         checked: dict[int, bool] = {}
         for handle in list(self._handles.values()):
             if handle.task.file == claim.file and not self._is_fresh(handle, checked):
@@ -270,15 +271,15 @@ class Worker:
         self._do(self._slots.claim(Attempt(key, claim.file, deadline, self._config.reuses(claim.dag_id)), now))
 
     def _is_fresh(self, handle: TaskHandle, checked: dict[int, bool]) -> bool:
-        """Tell whether the files of a process are what it has read, not too long ago.
+        """Return whether a process has read its files recently, and they have not changed since.
 
         Args:
             handle: The process.
-            checked: What was found out for other processes, by the identity of what they have loaded: those that are
-                forked from one template share it.
+            checked: Results for other processes, by the identity of their `FileLoaded`, which forks of one template
+                share.
         """
         loaded = handle.loaded
-        if loaded is None:  # it reads them now, or has not begun
+        if loaded is None:  # it is importing them, or has not begun
             return handle.began_with == sign_files(self._config.folder, handle.began_with)
         if (known := checked.get(id(loaded))) is None:
             known = checked[id(loaded)] = self._templates.is_current(loaded) and not loaded.broken
@@ -295,7 +296,7 @@ class Worker:
                         handle.tell(AttemptOrder(self._running[attempt.key].claim, attempt.reuses))
                 case Interrupt(number, why):
                     self._handles[number].signal(TIMEOUT_SIGNAL if why is InterruptReason.TIMEOUT else END_SIGNAL)
-                    # Where its code cannot be interrupted.
+                    # For code that cannot be interrupted.
                     half = self._config.limits.grace_seconds / 2
                     self._loop.call_later(half, self._handles[number].signal, KILL_SIGNAL)
                 case RetireProcess(number):
@@ -330,12 +331,12 @@ class Worker:
     # -- what task processes say -----------------------------------------------------------------------------------
 
     def on_loaded(self, handle: TaskHandle, loaded: FileLoaded) -> None:
-        """Note that a process has imported its file."""
+        """Handle that a process has imported its file."""
         self._read[handle.task.file] = (handle.task.file, *loaded.files)
         self._slots.note_loaded(handle.number)
 
     def on_ask(self, handle: TaskHandle, ask: AskStore) -> None:
-        """Ask the store for an attempt."""
+        """Call the store for an attempt."""
         handle.keep_answer(self._loop.create_task(self._answer(handle, ask)))
 
     async def _answer(self, handle: TaskHandle, ask: AskStore) -> None:
@@ -352,11 +353,11 @@ class Worker:
             handle.tell(StoreAnswered(ask.number, encode_answer(value)))
 
     def on_written(self) -> None:
-        """Store what tasks write, soon."""
+        """Store new log lines soon."""
         self._logs.note_written()
 
     def on_finished(self, handle: TaskHandle, finished: AttemptFinished) -> None:
-        """Report how an attempt ended."""
+        """Report the result of an attempt."""
         attempt = self._slots.find_attempt(handle.number)
         if attempt is None:
             return
@@ -374,7 +375,7 @@ class Worker:
         self._do(effects)
 
     def on_exited(self, handle: TaskHandle, exited: Exited | None) -> None:
-        """Report what the end of a process means for its attempt."""
+        """Report the consequence of a process's end for its attempt."""
         del self._handles[handle.number]
         handle.drop_answers()
         if handle.replaced is not None:
@@ -417,7 +418,7 @@ class Worker:
         )
 
     async def _kill_all(self) -> None:
-        """End all processes at once, without a report."""
+        """End all processes at once, without reports."""
         for handle in list(self._handles.values()):
             handle.signal(signal.SIGKILL, group=True)
         if self._timer is not None:

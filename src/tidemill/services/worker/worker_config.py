@@ -1,4 +1,4 @@
-"""What a worker is told by its settings."""
+"""The configuration of a worker."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _LIMITS = WorkerLimits()
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a worker is told.
+    """The configuration of a worker.
 
     Attributes:
         folder: The folder of DAGs.
-        limits: Of processes and attempts.
-        queues: The queues that it serves.
-        max_log_bytes: How much of the log of a try is kept.
+        limits: The limits of processes and attempts.
+        queues: The queues whose tasks it runs.
+        max_log_bytes: The log size limit of a try.
         log_level: The lowest level of `logging` in tasks that is kept.
-        reuse_processes: The DAGs whose tasks share processes, as patterns.
-        reparse_seconds: How long what was imported is used, at least.
+        reuse_processes: Patterns of the DAGs whose tasks share processes.
+        reparse_seconds: The minimum time for which an import is used.
     """
 
     folder: Path
@@ -34,5 +34,5 @@ class WorkerConfig:
     reparse_seconds: float = 60.0
 
     def reuses(self, dag_id: str) -> bool:
-        """Tell whether tasks of a DAG share processes."""
+        """Return whether the tasks of a DAG share processes."""
         return any(fnmatchcase(dag_id, pattern) for pattern in self.reuse_processes)

@@ -25,8 +25,8 @@ class CallEvents:
 
     Args:
         calls: The store.
-        session: The service that runs the triggers.
-        on_fenced: Called when the store answers that the service has ended.
+        session: The session that runs the triggers.
+        on_fenced: Called when the store answers that the session has ended.
     """
 
     def __init__(self, calls: StoreClient, session: int, on_fenced: Callable[[], None]) -> None:

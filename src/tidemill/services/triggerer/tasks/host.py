@@ -1,8 +1,8 @@
 """Hosts the triggers of deferred tasks: claims them from the store, runs them, and releases them at shutdown.
 
-Theory of operation. Each time the host connects it begins a service in the store, in which it claims and runs triggers
-(`source`, `trigger`). When the store answers that the service has ended (other processes presumed it dead, or the
-process that owns the store was restarted), the host releases its triggers and begins another service.
+Theory of operation. Each time the host connects it begins a session in the store, in which it claims and runs triggers
+(`source`, `trigger`). When the store answers that the session has ended (other processes presumed it dead, or the
+process that owns the store was restarted), the host releases its triggers and begins another session.
 
 Invariants: no trigger fails because of a shutdown, a handover or an outage, and `on_kill` runs for none of them; an
 error in one claim does not prevent later claims.
@@ -46,9 +46,9 @@ log = structlog.get_logger(__name__)
 #: of the time.
 COMPARE_SECONDS = 0.25
 _COMPARE_SHARE = 20
-#: The pause before another service is begun, and while the store is unreachable.
+#: The pause before another session is begun, and while the store is unreachable.
 PAUSE_SECONDS = 0.5
-#: How long storing the end of a service may take.
+#: How long storing the end of a session may take.
 END_SECONDS = 5.0
 
 
@@ -58,12 +58,12 @@ class TaskHost:
     Args:
         calls: The store.
         settings: The section `triggerer`.
-        about: The request that begins a service, with queues and capacity.
+        about: The request that begins a session, with queues and capacity.
         code: The folder that may define the classes of triggers.
         log_bytes: The limit of each trigger's log.
         secrets: The secrets that this process masks; those given to triggers are added.
         clock: A monotonic clock, in seconds.
-        on_stuck: Called on a thread when a trigger blocks the loop forever, with the service, the trigger (None:
+        on_stuck: Called on a thread when a trigger blocks the loop forever, with the session, the trigger (None:
             unknown), and its stack. None: the loop is not watched.
         grace_seconds: How long a task that a user cleared waits for the cleanup of its trigger.
         is_told: Returns, at shutdown, whether the parent requested it; None: every shutdown is intended. An unrequested
@@ -71,7 +71,7 @@ class TaskHost:
             claimed, and the parent decides about them.
 
     Attributes:
-        host: Runs the triggers; None: no service has begun.
+        host: Runs the triggers; None: no session has begun.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class TaskHost:
         stopping = asyncio.create_task(stop.wait(), name="stop of the triggerer")
         try:
             while not stop.is_set():
-                beginning = asyncio.create_task(call_patiently(self._calls, self._about), name="begin a service")
+                beginning = asyncio.create_task(call_patiently(self._calls, self._about), name="begin a session")
                 await asyncio.wait({beginning, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if not beginning.done():
                     beginning.cancel()
@@ -106,13 +106,13 @@ class TaskHost:
                     return
                 await self._serve(beginning.result(), stopping)
                 if not stop.is_set():
-                    log.warning("the store has ended this triggerer's service; beginning another one")
+                    log.warning("the store has ended this triggerer's session; beginning another one")
                     await asyncio.wait({stopping}, timeout=PAUSE_SECONDS)
         finally:
             stopping.cancel()
 
     async def try_out(self, session: int, seconds: float, stop: asyncio.Event) -> None:
-        """Run the triggers that are reserved for a service until they have ended, but at most this long."""
+        """Run the triggers that are reserved for a session until they have ended, but at most this long."""
         stopping = asyncio.create_task(stop.wait(), name="stop of the triggerer")
         try:
             await self._serve(session, stopping, seconds)
@@ -120,12 +120,12 @@ class TaskHost:
             stopping.cancel()
 
     async def _serve(self, session: int, stopping: asyncio.Task[Any], trial_seconds: float | None = None) -> None:
-        """Run triggers in one service until it ends.
+        """Run triggers in one session until it ends.
 
         Args:
-            session: The service.
+            session: The session.
             stopping: Done at shutdown.
-            trial_seconds: How long to run only the triggers that are reserved for the service; None: run all triggers.
+            trial_seconds: How long to run only the triggers that are reserved for the session; None: run all triggers.
         """
         secrets = self._secrets
         logs = TaskLogs(self._calls, self._log_bytes, secrets)
@@ -199,7 +199,7 @@ class TaskHost:
 
 
 class _Turns:
-    """The claims and stops of one service."""
+    """The claims and stops of one session."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class _Turns:
         """Claim and stop triggers whenever there may be some.
 
         Raises:
-            ServiceSessionEndedError: The service has ended.
+            ServiceSessionEndedError: The session has ended.
         """
         try:
             while True:

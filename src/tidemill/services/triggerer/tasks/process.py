@@ -3,7 +3,7 @@
 It reaches the store by named calls over a Unix socket, and has no database connection. SIGTERM stops it: its triggers
 are released, and run by the next triggerer; if the parent did not request the stop, that counts as a crash. It also
 ends with its parent, which holds the other end of its standard input. With `--session` it runs only the triggers
-reserved for that service, for a limited time: triggers that may have killed an earlier process.
+reserved for that session, for a limited time: triggers that may have killed an earlier process.
 
 Invariants: it survives an outage or restart of the store; no trigger fails because of its end; programs that triggers
 started end with it.
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("address", help="the Unix socket of the process that serves the store")
     parser.add_argument("--config", help="the configuration file")
     parser.add_argument("--folder", default=".", help="the folder of DAGs, whose modules may define triggers")
-    parser.add_argument("--session", type=int, help="run only the triggers that are reserved for this service")
+    parser.add_argument("--session", type=int, help="run only the triggers that are reserved for this session")
     parser.add_argument("--seconds", type=float, default=0.0, help="with --session: how long to run")
     given = parser.parse_args(arguments)
     signals = Signals(is_child=True)

@@ -5,7 +5,7 @@ as many triggers as it has room for, and asks which of its triggers to stop. Sto
 (`CallEvents`) resumes its task. A trigger that ends without an event is reported as failed, however long the store
 takes.
 
-Invariants: a failure is reported until the store has answered; once the service has ended in the store, nothing more is
+Invariants: a failure is reported until the store has answered; once the session has ended in the store, nothing more is
 claimed, and all running triggers are released.
 """
 
@@ -53,7 +53,7 @@ CLAIM_COUNT = 500
 
 
 class ServiceSessionEndedError(Exception):
-    """The service has ended in the store; other processes may run its triggers."""
+    """The session has ended in the store; other processes may run its triggers."""
 
 
 class TaskSource:
@@ -61,19 +61,19 @@ class TaskSource:
 
     Args:
         calls: The store.
-        session: The service that runs them.
+        session: The session that runs them.
         capacity: How many run at once.
         queues: The queues whose triggers are claimed; empty: all.
         logs: The logs of their tasks.
         clock: A monotonic clock, in seconds.
-        reserved: Whether to claim only triggers that are reserved for the service.
+        reserved: Whether to claim only triggers that are reserved for the session.
         grace_seconds: How long a task that a user cleared waits for the cleanup of its trigger.
 
     Attributes:
         name: The name under which streams store their offsets upstream.
         linger_seconds: How long an event waits for others.
         writer: Stores events.
-        ended: Set once the store has answered that the service has ended.
+        ended: Set once the store has answered that the session has ended.
         freed: Set when a trigger has ended.
         exhausted: Set once a claim has returned fewer triggers than there was room for.
         triggers: The triggers that are running.
@@ -119,7 +119,7 @@ class TaskSource:
 
         Raises:
             RemoteError: The store cannot be reached; the next call repeats the claim.
-            ServiceSessionEndedError: The service has ended.
+            ServiceSessionEndedError: The session has ended.
         """
         room = min(self.triggers.room, CLAIM_COUNT)
         if not room:
@@ -139,7 +139,7 @@ class TaskSource:
 
         Raises:
             RemoteError: The store cannot be reached.
-            ServiceSessionEndedError: The service has ended.
+            ServiceSessionEndedError: The session has ended.
         """
         held = self.triggers.held
         if not held:
@@ -172,7 +172,7 @@ class TaskSource:
             self._give_up(key)
 
     def keep_claims(self) -> None:
-        """Release nothing from now on: the parent ends the service, and decides about its triggers."""
+        """Release nothing from now on: the parent ends the session, and decides about its triggers."""
         self._keeps = True
 
     def _give_up(self, key: ClaimKey) -> None:
@@ -183,7 +183,7 @@ class TaskSource:
                 self._begin(self._release(), "release of triggers")
 
     async def _release(self) -> None:
-        """Release the queued triggers; the end of the service releases the rest."""
+        """Release the queued triggers; the end of the session releases the rest."""
         given_up, self._given_up = self._given_up, []
         with contextlib.suppress(TidemillError):
             keys = tuple((key.id, key.token) for key in given_up)
@@ -219,7 +219,7 @@ class TaskSource:
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def beat(self) -> None:
-        """Send heartbeats until the service has ended."""
+        """Send heartbeats until the session has ended."""
         pause = BEAT_SECONDS
         lag = 0.0
         while not self.ended.is_set():
@@ -251,7 +251,7 @@ class TaskSource:
                     self.freed.clear()
 
     async def wait_confirmed(self) -> None:
-        """Wait until the store has confirmed, less than half a lease ago, that this service is alive."""
+        """Wait until the store has confirmed, less than half a lease ago, that this session is alive."""
         while self.ended.is_set() or self._clock() - self._confirmed_at > LEASE_SECONDS / 2:
             self._confirmation.clear()
             await self._confirmation.wait()

@@ -91,7 +91,7 @@ def end_stuck(address: Path, session: int, claim: ClaimedTrigger | None, stack: 
 
     Args:
         address: The Unix socket of the process that serves the store.
-        session: The service of this process.
+        session: The session of this process.
         claim: The trigger; None: it is unknown.
         stack: The stack of the blocking step.
         limit_seconds: The exceeded limit.
