@@ -50,7 +50,7 @@ class OpenCall(NamedTuple):
     Attributes:
         hook: The hook's name.
         seconds: The time since it was called.
-        locate: The messages that it was called for.
+        span: The messages that it was called for.
     """
 
     hook: str

@@ -10,9 +10,9 @@ its own. If it hangs, the producer is replaced: nothing of its transaction was c
 producer aborts it.
 
 A transaction keeps the group metadata (`sources.group_metadata`) that was current when it began: brokers reject its
-offsets once
-partitions may belong to another member. It is then aborted, and the offsets that are still owned are committed again.
-Giving up a partition aborts an open transaction with its offset, unless the brokers have already accepted the offset.
+offsets once partitions may belong to another member. It is then aborted, and the offsets that are still owned are
+committed again. Giving up a partition aborts an open transaction with its offset, unless the brokers have already
+accepted the offset.
 
 An unanswered request with offsets may still arrive, and would count for the producer's next transaction, because within
 one generation both have the same group metadata and the same producer epoch. So the producer is replaced after such a

@@ -26,10 +26,10 @@ class ResultDelivery(Protocol):
         """Deliver payloads; `released` is called on the loop once all are settled, never inside this call."""
 
     def submit_part(self, part: BatchPart, routed: Sequence[RoutedPayload]) -> None:
-        """Deliver the payloads of one part of a run; the part is never settled inside this call."""
+        """Deliver the payloads of one part of a batch; the part is never settled inside this call."""
 
     def submit_run(self, parts: Sequence[BatchPart], routed: Sequence[Sequence[RoutedPayload]]) -> None:
-        """Deliver the payloads of a run, each part with its own."""
+        """Deliver the payloads of a batch, each part with its own."""
 
     def abandon(self, lane: DeliveryLane) -> None:
         """Forget the payloads of a partition that was given up."""

@@ -112,7 +112,7 @@ class Router:
         if sender is None:
             kind = _find_kind(cls)[0]
             sender = self._find_sender(kind or payload.type, payload.sink)
-            if kind:  # custom payloads name their type themselves, so their class does not determine the sender
+            if kind:  # the class of a custom payload does not determine its sender
                 senders[payload.sink] = sender
         return RoutedPayload(sender, payload)
 

@@ -97,7 +97,7 @@ class TransactionSender:
         self._loop.call_soon(submission.settle)
 
     def add_all(self, payloads: Sequence[tuple[Any, BatchPart]], lane: DeliveryLane) -> None:
-        """Stage payloads of a run, in order; see `add`."""
+        """Stage payloads of a batch, in order; see `add`."""
         offsets: list[int] = []
         records: list[Outgoing] = []
         staged: list[BatchPart] = []

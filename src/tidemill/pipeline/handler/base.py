@@ -72,8 +72,8 @@ class Handler(Generic[InputT, OutputT]):
 
         Args:
             config: The settings of the pipeline.
-            sinks: The engine's sinks by type and name, such as `sinks["postgres.main"]`. A PostgreSQL sink has a
-                `pool` of connections for hooks.
+            sinks: The engine's sinks by type and name, such as `sinks["postgres.main"]`. A PostgreSQL sink has a `pool`
+                of connections for hooks.
         """
 
     async def on_assign(self, partitions: Sequence[TopicPartition]) -> None:

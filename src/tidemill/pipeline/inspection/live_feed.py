@@ -82,8 +82,8 @@ class LiveFeed:
                 for run, started_at in pool.list_running(MOST_RUNNING)
             ],
             [
-                _describe(run, place, slot, attempt, at - seconds, seconds, outcome, of)
-                for (run, place, slot, attempt, at, seconds, outcome), of in ended
+                _describe(run, position, slot, attempt, at - seconds, seconds, outcome, of)
+                for (run, position, slot, attempt, at, seconds, outcome), of in ended
             ],
             left_out,
             statistics.queued,
@@ -134,7 +134,7 @@ def _find_position(run: TaskInFlight) -> _Position:
 
 def _describe(
     run: TaskInFlight,
-    place: _Position,
+    position: _Position,
     slot: int,
     attempt: int,
     at: float,
@@ -142,7 +142,7 @@ def _describe(
     outcome: str = "",
     of: int = 1,
 ) -> LiveTask:
-    topic, partition, offset = place
+    topic, partition, offset = position
     labels = run.given.labels if run.given is not None else run.task.labels
     try:
         label = ", ".join(f"{name}={value}" for name, value in list(labels.items())[:MOST_LABELS])

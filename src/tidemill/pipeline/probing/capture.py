@@ -62,12 +62,12 @@ class CapturedDelivery:
         asyncio.get_running_loop().call_soon(released)
 
     def submit_part(self, part: BatchPart, routed: Sequence[RoutedPayload]) -> None:
-        """Raise InvariantError: a probe has a single message, which is not part of a run."""
-        raise InvariantError("a probe was given a part of a run")
+        """Raise InvariantError: a probe has a single message, which is not part of a batch."""
+        raise InvariantError("a probe was given a part of a batch")
 
     def submit_run(self, parts: Sequence[BatchPart], routed: Sequence[Sequence[RoutedPayload]]) -> None:
-        """Raise InvariantError: a probe has a single message, which is not a run."""
-        raise InvariantError("a probe was given a run of messages")
+        """Raise InvariantError: a probe has a single message, which is not a batch."""
+        raise InvariantError("a probe was given a batch of messages")
 
     def abandon(self, lane: DeliveryLane) -> None:
         """Do nothing: nothing waits."""

@@ -9,7 +9,7 @@ Invariants:
   `start`; after `kill` it is not called at all.
 - A process leads its own group. When it has ended, the rest of its group is killed while the leader is still a zombie
   (until then its id cannot be reused), then the leader is reaped.
-- A run keeps its pipes until both outputs have ended, but at most `LINGER_SECONDS` after the end of its leader: a
+- A process keeps its pipes until both outputs have ended, but at most `LINGER_SECONDS` after the end of its leader: a
   grandchild that left the group cannot hold a slot.
 - Output is complete, or the task failed; it is never cut silently.
 """
@@ -85,7 +85,7 @@ class Executor:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._descriptors_at = -math.inf  # when they were last checked
-        self._ended = asyncio.Event()  # set when a run finishes; waiters replace it
+        self._ended = asyncio.Event()  # set when a process has ended; waiters replace it
 
     def open(self) -> None:
         """Attach the executor to the running loop."""
@@ -97,7 +97,7 @@ class Executor:
 
     @property
     def running(self) -> int:
-        """How many runs were started and have not been reported."""
+        """How many processes were started and have not been reported."""
         return len(self._runs)
 
     def start(
@@ -110,7 +110,7 @@ class Executor:
             stdin: The complete standard input.
             env: Variables added to the engine's filtered environment.
             timeout_seconds: Wall-clock limit; then SIGTERM to its group, the grace period, SIGKILL.
-            done: Called once, on the loop, unless the run is killed before.
+            done: Called once, on the loop, unless the process is killed before.
         """
         run = Process(done, time.monotonic())
         self._runs.add(run)
@@ -145,7 +145,7 @@ class Executor:
         return run
 
     def limit(self, run: Process, timeout_seconds: float, now: float) -> None:
-        """Set the time limit of a run to this many seconds from `now`; infinity: no limit."""
+        """Set the time limit of a process to this many seconds from `now`; infinity: no limit."""
         run.timeout_seconds = timeout_seconds
         run.deadline = now + timeout_seconds
         if run.deadline < self._timer_at:
@@ -288,7 +288,7 @@ class Executor:
             return
         try:
             done(make_outcome(run))
-        except Exception as error:  # an error of the caller must not keep other runs from being reported
+        except Exception as error:  # an error of the caller must not keep other processes from being reported
             self._loop.call_exception_handler(
                 {"message": f"the done callback of process {run.pid} raised", "exception": error}
             )
@@ -355,5 +355,5 @@ class Executor:
             self._break(run, error)
 
     def send_signal(self, run: Process, number: signal.Signals) -> None:
-        """Send a signal to a run's group; the end of the run is reported as usual."""
+        """Send a signal to a process's group; the end of the process is reported as usual."""
         signal_group(run, number)

@@ -38,7 +38,7 @@ _ADVICE = {
 
 
 class ProcessOutcome(msgspec.Struct, gc=False):
-    """How a run ended; the module's docstring says what each combination means.
+    """How a process ended; the module's docstring says what each combination means.
 
     Attributes:
         exit_code: The process's exit code, negative for a signal; -1 after a timeout; None if nothing ran.
@@ -174,7 +174,7 @@ def signal_group(run: Process, number: signal.Signals) -> None:
 
 
 def make_outcome(run: Process) -> ProcessOutcome:
-    """Return the outcome of a run that has ended."""
+    """Return the outcome of a process that has ended."""
     kind, exception = run.failure or (None, None)
     exit_code, stderr = run.exit_code, run.stderr.join()
     if run.failure is None and exit_code != 0:

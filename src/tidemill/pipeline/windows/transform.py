@@ -80,19 +80,19 @@ async def call_transform(context: EngineContext, messages: Sequence[SourceMessag
         raise RefusedResultError(error, returned) from error
 
 
-def start_transformed(window: WindowInFlight, result: Transformed, item: ReservedTurn | None) -> None:
+def start_transformed(window: WindowInFlight, result: Transformed, reserved: ReservedTurn | None) -> None:
     """Start a window without tasks: deliver the result of `transform`.
 
     Args:
         window: The window.
         result: The payloads.
-        item: The placeholder of the window's only message in the order of its key, if any.
+        reserved: The placeholder of the window's only message in the order of its key, if any.
     """
     everything = range(len(window.messages))
     window.hold_window()
     order = window.partition.order
-    if order is not None and item is not None:
-        order.ended(item)
+    if order is not None and reserved is not None:
+        order.ended(reserved)
     if _is_plain(window, result):
         _start_run(window, result)
         return
@@ -104,7 +104,7 @@ def start_transformed(window: WindowInFlight, result: Transformed, item: Reserve
         for message in window.messages:
             window.times.count_payloads(message.offset, len(result.whole))
         window.deliver(result.whole, everything, None, "transform")
-    if order is None or item is not None or not window.context.overridden.on_message_complete:
+    if order is None or reserved is not None or not window.context.overridden.on_message_complete:
         window.apply(window.graph.set_tasks(()))
     else:
         window.graph.set_tasks([(index, (index,)) for index in everything])
