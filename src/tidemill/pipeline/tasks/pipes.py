@@ -65,9 +65,9 @@ class Pipes:
             watched[run.stdin_fd] = run
 
     def poll(self) -> list[tuple[int, Process]]:
-        """Return the descriptors with events, with their runs."""
+        """Return the descriptors with events, with their processes."""
         watched = self._watched
-        # Resolve all first: a number that one event closes may belong to another process before the next event is handled.
+        # Resolve all first: a number that one event closes may belong to another process before the next event.
         return [(fd, run) for fd, _ in self._epoll.poll(0, _EVENTS) if (run := watched.get(fd)) is not None]
 
     def begin_feeding(self, run: Process, stdin: bytes) -> None:
