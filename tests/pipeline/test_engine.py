@@ -1135,7 +1135,7 @@ async def test_a_stop_without_time_for_the_grace_still_kills_tasks(rig, monkeypa
     kill_all = run.engine.executor.kill_all
     # As on a machine that is so busy that the deadline of the stop passes first.
     monkeypatch.setattr(run.engine.executor, "kill_all", lambda grace_seconds: kill_all(grace_seconds + 10))
-    (pid,) = (each.pid for each in run.engine.executor._runs)
+    (pid,) = (each.pid for each in run.engine.executor._processes)
     await run.end()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -94,7 +94,7 @@ async def test_a_hook_that_ignores_its_cancellation_does_not_keep_the_rest_of_th
         await close(leave=leave)
 
     run.source.close = closing
-    pids = [each.pid for each in run.engine.executor._runs]
+    pids = [each.pid for each in run.engine.executor._processes]
     assert pids
     await run.end()
     handler.ends = True

@@ -668,7 +668,7 @@ async def test_a_task_does_not_pay_for_a_copy_that_ended_before_its_request_was_
 
     executor.start((sys.executable,), b"time.sleep(60)", {}, DEADLINE_SECONDS, follow)
     await asyncio.sleep(0)  # its request is written
-    (busy,) = [copy.run.pid for copy in executor._alive if copy.jobs and copy.run]
+    (busy,) = [copy.process.pid for copy in executor._alive if copy.jobs and copy.process]
     for pid in sorted(pids, key=lambda pid: pid != busy):  # both at once, and the idle one is seen after the other
         assert pid is not None
         os.kill(pid, signal.SIGKILL)

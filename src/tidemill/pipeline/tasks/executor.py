@@ -5,7 +5,7 @@ pidfd; there are no threads, no forks, and no asyncio callback per descriptor. A
 costs about a dozen short system calls.
 
 Invariants:
-- `start` never raises for a fault of a task. `done` is called exactly once per run, on the loop, never inside
+- `start` never raises for a fault of a task. `done` is called exactly once per process, on the loop, never inside
   `start`; after `kill` it is not called at all.
 - A process leads its own group. When it has ended, the rest of its group is killed while the leader is still a zombie
   (until then its id cannot be reused), then the leader is reaped.
@@ -80,7 +80,7 @@ class Executor:
         self.capacity = settings.max_executors
         self._pipes = Pipes(settings.max_stdout_bytes, settings.max_stderr_bytes)
         self._grace_seconds = settings.term_grace_seconds
-        self._runs: set[Process] = set()
+        self._processes: set[Process] = set()
         self._polled: set[Process] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -98,7 +98,7 @@ class Executor:
     @property
     def running(self) -> int:
         """How many processes were started and have not been reported."""
-        return len(self._runs)
+        return len(self._processes)
 
     def start(
         self, argv: Sequence[str], stdin: bytes, env: Mapping[str, str], timeout_seconds: float, done: Done
@@ -112,17 +112,17 @@ class Executor:
             timeout_seconds: Wall-clock limit; then SIGTERM to its group, the grace period, SIGKILL.
             done: Called once, on the loop, unless the process is killed before.
         """
-        run = Process(done, time.monotonic())
-        self._runs.add(run)
+        process = Process(done, time.monotonic())
+        self._processes.add(process)
         try:
             check_limit(timeout_seconds)
-            self._spawn(run, argv, stdin, env)
+            self._spawn(process, argv, stdin, env)
         except Exception as error:  # any error concerns this task alone
-            self._refuse(run, argv, error)
-            return run
-        self._watch(run)
-        self.limit(run, timeout_seconds, run.started_at)
-        return run
+            self._refuse(process, argv, error)
+            return process
+        self._watch(process)
+        self.limit(process, timeout_seconds, process.started_at)
+        return process
 
     def attach(self, argv: Sequence[str], fds: Fds, done: Done) -> Process:
         """Start a process over the caller's pipes; the executor only watches, limits, kills and reaps it.
@@ -132,49 +132,51 @@ class Executor:
             fds: The descriptors for its standard input, output and error; the caller closes them.
             done: As for `start`; the outputs of the outcome are empty.
         """
-        run = Process(done, time.monotonic())
-        self._runs.add(run)
+        process = Process(done, time.monotonic())
+        self._processes.add(process)
         # check now, because the process would keep inherited descriptors open for long
         self._descriptors_at = -math.inf
         try:
-            self._launch(run, argv, self._environment.base, fds)
+            self._launch(process, argv, self._environment.base, fds)
         except Exception as error:
-            self._refuse(run, argv, error)
-            return run
-        self._watch(run)
-        return run
+            self._refuse(process, argv, error)
+            return process
+        self._watch(process)
+        return process
 
-    def limit(self, run: Process, timeout_seconds: float, now: float) -> None:
+    def limit(self, process: Process, timeout_seconds: float, now: float) -> None:
         """Set the time limit of a process to this many seconds from `now`; infinity: no limit."""
-        run.timeout_seconds = timeout_seconds
-        run.deadline = now + timeout_seconds
-        if run.deadline < self._timer_at:
-            self._arm(run.deadline, now)
+        process.timeout_seconds = timeout_seconds
+        process.deadline = now + timeout_seconds
+        if process.deadline < self._timer_at:
+            self._arm(process.deadline, now)
 
     def describe_wait(self) -> str | None:
         """Return None: no cause stalls all tasks of this executor."""
         return None
 
-    def _refuse(self, run: Process, argv: Sequence[str], error: Exception) -> None:
-        self._pipes.close(run)
-        run.failure = explain_start_failure(error)
-        if run.failure[0] is ErrorKind.MISSING and argv:
+    def _refuse(self, process: Process, argv: Sequence[str], error: Exception) -> None:
+        self._pipes.close(process)
+        process.failure = explain_start_failure(error)
+        if process.failure[0] is ErrorKind.MISSING and argv:
             self._environment.forget(argv[0])
-        self._loop.call_soon(self._finish, run)
+        self._loop.call_soon(self._finish, process)
 
-    async def kill(self, runs: Iterable[Process], grace_seconds: float) -> None:
-        """Kill these runs: SIGTERM to their groups, the grace period, SIGKILL; their `done` is never called."""
+    async def kill(self, processes: Iterable[Process], grace_seconds: float) -> None:
+        """Kill these processes: SIGTERM to their groups, the grace period, SIGKILL; their `done` is never called."""
         now = time.monotonic()
-        mine = [run for run in runs if run in self._runs]
-        for run in mine:
-            run.done = None
-            if run.pid is not None and not run.ended:
-                run.failure = run.failure or (None, "killed")
-                run.deadline = now + grace_seconds  # then the timer sends SIGKILL, even if this coroutine was cancelled
-                self.send_signal(run, signal.SIGTERM)
+        mine = [process for process in processes if process in self._processes]
+        for process in mine:
+            process.done = None
+            if process.pid is not None and not process.ended:
+                process.failure = process.failure or (None, "killed")
+                process.deadline = (
+                    now + grace_seconds
+                )  # then the timer sends SIGKILL, even if this coroutine was cancelled
+                self.send_signal(process, signal.SIGTERM)
         self._arm(now + grace_seconds, now)
         deadline = now + grace_seconds + REAP_SECONDS
-        while any(run in self._runs for run in mine):
+        while any(process in self._processes for process in mine):
             if self._ended.is_set():
                 self._ended = asyncio.Event()
             try:
@@ -184,52 +186,52 @@ class Executor:
                 return
 
     async def kill_all(self, grace_seconds: float) -> None:
-        """Kill every run; see `kill`."""
-        await self.kill(list(self._runs), grace_seconds)
+        """Kill every process; see `kill`."""
+        await self.kill(list(self._processes), grace_seconds)
 
     def close(self) -> None:
         """Detach from the loop; processes that still run get SIGKILL and are not reported."""
-        for run in list(self._runs):
-            run.done = None
-            self.send_signal(run, signal.SIGKILL)
-            self._pipes.close(run)
+        for process in list(self._processes):
+            process.done = None
+            self.send_signal(process, signal.SIGKILL)
+            self._pipes.close(process)
         deadline = time.monotonic() + REAP_SECONDS
-        for run in self._runs:
-            while run.pid is not None and not run.ended and not reap(run) and time.monotonic() < deadline:
+        for process in self._processes:
+            while process.pid is not None and not process.ended and not reap(process) and time.monotonic() < deadline:
                 time.sleep(0.001)
-        self._runs.clear()
+        self._processes.clear()
         if self._timer is not None:
             self._timer.cancel()
         self._loop.remove_reader(self._pipes.fileno())
         self._pipes.close_all()
         os.close(self._null)
 
-    def _spawn(self, run: Process, argv: Sequence[str], stdin: bytes, env: Mapping[str, str]) -> None:
+    def _spawn(self, process: Process, argv: Sequence[str], stdin: bytes, env: Mapping[str, str]) -> None:
         variables = self._environment.make_for_task(env) if env else self._environment.base
         theirs: list[int] = []
         try:
             reader = self._null
             if stdin:
-                reader, run.stdin_fd = os.pipe2(os.O_CLOEXEC)
+                reader, process.stdin_fd = os.pipe2(os.O_CLOEXEC)
                 theirs.append(reader)
                 # Feed before the start: most children then find their whole input, and its end.
-                self._pipes.begin_feeding(run, stdin)
-            run.stdout.fd, out = os.pipe2(os.O_CLOEXEC)
+                self._pipes.begin_feeding(process, stdin)
+            process.stdout.fd, out = os.pipe2(os.O_CLOEXEC)
             theirs.append(out)
-            run.stderr.fd, err = os.pipe2(os.O_CLOEXEC)
+            process.stderr.fd, err = os.pipe2(os.O_CLOEXEC)
             theirs.append(err)
-            os.set_blocking(run.stdout.fd, False)
-            os.set_blocking(run.stderr.fd, False)
-            self._launch(run, argv, variables, (reader, out, err))
+            os.set_blocking(process.stdout.fd, False)
+            os.set_blocking(process.stderr.fd, False)
+            self._launch(process, argv, variables, (reader, out, err))
         finally:
             for fd in theirs:
                 os.close(fd)
 
-    def _launch(self, run: Process, argv: Sequence[str], variables: Environment, fds: Fds) -> None:
-        if run.started_at >= self._descriptors_at + DESCRIPTORS_SECONDS:
-            self._descriptors_at = run.started_at
+    def _launch(self, process: Process, argv: Sequence[str], variables: Environment, fds: Fds) -> None:
+        if process.started_at >= self._descriptors_at + DESCRIPTORS_SECONDS:
+            self._descriptors_at = process.started_at
             keep_descriptors()
-        run.pid = os.posix_spawn(
+        process.pid = os.posix_spawn(
             self._environment.find(argv[0] if argv else "", variables),
             argv if isinstance(argv, (list, tuple)) else tuple(argv),
             variables,
@@ -239,65 +241,65 @@ class Executor:
             setsigdef=_SIGNALS,
         )
 
-    def _watch(self, run: Process) -> None:
+    def _watch(self, process: Process) -> None:
         """Watch the end and the outputs of a process; poll it if there are no descriptors left."""
         try:
-            self._pipes.watch(run)
+            self._pipes.watch(process)
         except OSError:
-            self._polled.add(run)
+            self._polled.add(process)
             now = time.monotonic()
             self._arm(now + POLL_SECONDS, now)
 
     def _on_events(self) -> None:
         pipes = self._pipes
-        for fd, run in pipes.poll():
+        for fd, process in pipes.poll():
             try:
-                if fd == run.pidfd:
-                    self._on_exit(run)
-                elif fd == run.stdout.fd:
-                    pipes.read(run, run.stdout)
-                elif fd == run.stderr.fd:
-                    pipes.read(run, run.stderr)
-                elif fd == run.stdin_fd:
-                    pipes.feed(run)
-                if run.ended and run.stdout.fd < 0 and run.stderr.fd < 0:
-                    self._finish(run)
+                if fd == process.pidfd:
+                    self._on_exit(process)
+                elif fd == process.stdout.fd:
+                    pipes.read(process, process.stdout)
+                elif fd == process.stderr.fd:
+                    pipes.read(process, process.stderr)
+                elif fd == process.stdin_fd:
+                    pipes.feed(process)
+                if process.ended and process.stdout.fd < 0 and process.stderr.fd < 0:
+                    self._finish(process)
             except Exception as error:  # out of memory, for example: fail this run, but handle the other events
-                self._break(run, error)
+                self._break(process, error)
 
-    def _on_exit(self, run: Process) -> None:
+    def _on_exit(self, process: Process) -> None:
         with contextlib.suppress(OSError):  # the rest of its group, if any
-            os.killpg(run.pid, signal.SIGKILL)  # type: ignore[arg-type]  # it ran
-        reap(run)
+            os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]  # it ran
+        reap(process)
         now = time.monotonic()
-        run.duration = now - run.started_at
-        self._pipes.close_input(run)
-        self._pipes.read_all(run)
-        run.deadline = now + LINGER_SECONDS
-        if (run.stdout.fd >= 0 or run.stderr.fd >= 0) and run.deadline < self._timer_at:
-            self._arm(run.deadline, now)
+        process.duration = now - process.started_at
+        self._pipes.close_input(process)
+        self._pipes.read_all(process)
+        process.deadline = now + LINGER_SECONDS
+        if (process.stdout.fd >= 0 or process.stderr.fd >= 0) and process.deadline < self._timer_at:
+            self._arm(process.deadline, now)
 
-    def _finish(self, run: Process) -> None:
-        if run not in self._runs:
+    def _finish(self, process: Process) -> None:
+        if process not in self._processes:
             return
-        self._runs.remove(run)
-        self._polled.discard(run)
+        self._processes.remove(process)
+        self._polled.discard(process)
         self._ended.set()
-        done, run.done = run.done, None
+        done, process.done = process.done, None
         if done is None:
             return
         try:
-            done(make_outcome(run))
+            done(make_outcome(process))
         except Exception as error:  # an error of the caller must not keep other processes from being reported
             self._loop.call_exception_handler(
-                {"message": f"the done callback of process {run.pid} raised", "exception": error}
+                {"message": f"the done callback of process {process.pid} raised", "exception": error}
             )
 
-    def _break(self, run: Process, error: Exception) -> None:
-        run.failure = run.failure or (None, f"{type(error).__name__}: {error}")
-        self.send_signal(run, signal.SIGKILL)
+    def _break(self, process: Process, error: Exception) -> None:
+        process.failure = process.failure or (None, f"{type(error).__name__}: {error}")
+        self.send_signal(process, signal.SIGKILL)
         now = time.monotonic()
-        self._polled.add(run)  # its one-shot exit event may already be consumed
+        self._polled.add(process)  # its one-shot exit event may already be consumed
         self._arm(now + POLL_SECONDS, now)
 
     def _arm(self, when: float, now: float) -> None:
@@ -312,48 +314,48 @@ class Executor:
         self._timer_at = math.inf
         now = time.monotonic()
         nearest = math.inf
-        for run in list(self._runs):
-            if run in self._polled:
-                self._poll(run)
+        for process in list(self._processes):
+            if process in self._polled:
+                self._poll(process)
                 nearest = now + POLL_SECONDS
-            if run.deadline <= now:
-                self._end_overdue(run, now)
-            nearest = min(nearest, run.deadline)
+            if process.deadline <= now:
+                self._end_overdue(process, now)
+            nearest = min(nearest, process.deadline)
         if nearest < math.inf:
             self._arm(nearest, now)
 
-    def _end_overdue(self, run: Process, now: float) -> None:
-        if run.ended:
-            self._give_up_outputs(run)
-        elif run.failure is None and self._grace_seconds > 0:
-            run.failure = (ErrorKind.TIMEOUT, f"Timeout after {format_number(run.timeout_seconds)}s")
-            self.send_signal(run, signal.SIGTERM)
-            run.deadline = now + self._grace_seconds
+    def _end_overdue(self, process: Process, now: float) -> None:
+        if process.ended:
+            self._give_up_outputs(process)
+        elif process.failure is None and self._grace_seconds > 0:
+            process.failure = (ErrorKind.TIMEOUT, f"Timeout after {format_number(process.timeout_seconds)}s")
+            self.send_signal(process, signal.SIGTERM)
+            process.deadline = now + self._grace_seconds
         else:
-            run.failure = run.failure or (
+            process.failure = process.failure or (
                 ErrorKind.TIMEOUT,
-                f"Timeout after {format_number(run.timeout_seconds)}s",
+                f"Timeout after {format_number(process.timeout_seconds)}s",
             )
-            self.send_signal(run, signal.SIGKILL)
-            run.deadline = math.inf
+            self.send_signal(process, signal.SIGKILL)
+            process.deadline = math.inf
 
-    def _give_up_outputs(self, run: Process) -> None:
-        run.deadline = math.inf
-        self._pipes.close_outputs(run)
-        self._finish(run)
+    def _give_up_outputs(self, process: Process) -> None:
+        process.deadline = math.inf
+        self._pipes.close_outputs(process)
+        self._finish(process)
 
-    def _poll(self, run: Process) -> None:
+    def _poll(self, process: Process) -> None:
         try:
-            if run.stdin_fd >= 0:
-                self._pipes.feed(run)
-            self._pipes.read_all(run)
-            if not run.ended and is_over(run):
-                self._on_exit(run)
-            if run.ended and run.stdout.fd < 0 and run.stderr.fd < 0:
-                self._finish(run)
+            if process.stdin_fd >= 0:
+                self._pipes.feed(process)
+            self._pipes.read_all(process)
+            if not process.ended and is_over(process):
+                self._on_exit(process)
+            if process.ended and process.stdout.fd < 0 and process.stderr.fd < 0:
+                self._finish(process)
         except Exception as error:
-            self._break(run, error)
+            self._break(process, error)
 
-    def send_signal(self, run: Process, number: signal.Signals) -> None:
+    def send_signal(self, process: Process, number: signal.Signals) -> None:
         """Send a signal to a process's group; the end of the process is reported as usual."""
-        signal_group(run, number)
+        signal_group(process, number)

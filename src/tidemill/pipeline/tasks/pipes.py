@@ -1,6 +1,6 @@
 """The pipes of all processes of an executor, and one epoll that reports their events and the ends of the processes.
 
-Invariants: no call blocks. A descriptor is removed from the epoll before it is closed. Output is complete, or the run
+Invariants: no call blocks. A descriptor is removed from the epoll before it is closed. Output is complete, or the process
 failed; it is never cut silently.
 """
 
@@ -46,60 +46,60 @@ class Pipes:
     def close_all(self) -> None:
         self._epoll.close()
 
-    def watch(self, run: Process) -> None:
+    def watch(self, process: Process) -> None:
         """Register a process's end and its pipes, so that `poll` reports their events.
 
         Raises:
             OSError: No descriptor, or no epoll registration, is available.
         """
         watched, register = self._watched, self._epoll.register
-        run.pidfd = pidfd = os.pidfd_open(run.pid)  # type: ignore[arg-type]  # it was just started
+        process.pidfd = pidfd = os.pidfd_open(process.pid)  # type: ignore[arg-type]  # it was just started
         register(pidfd, _EXIT)
-        watched[pidfd] = run
-        for output in (run.stdout, run.stderr):
+        watched[pidfd] = process
+        for output in (process.stdout, process.stderr):
             if output.fd >= 0:
                 register(output.fd, select.EPOLLIN)
-                watched[output.fd] = run
-        if run.stdin_fd >= 0:
-            register(run.stdin_fd, select.EPOLLOUT)
-            watched[run.stdin_fd] = run
+                watched[output.fd] = process
+        if process.stdin_fd >= 0:
+            register(process.stdin_fd, select.EPOLLOUT)
+            watched[process.stdin_fd] = process
 
     def poll(self) -> list[tuple[int, Process]]:
         """Return the descriptors with events, with their processes."""
         watched = self._watched
         # Resolve all first: a number that one event closes may belong to another process before the next event.
-        return [(fd, run) for fd, _ in self._epoll.poll(0, _EVENTS) if (run := watched.get(fd)) is not None]
+        return [(fd, process) for fd, _ in self._epoll.poll(0, _EVENTS) if (process := watched.get(fd)) is not None]
 
-    def begin_feeding(self, run: Process, stdin: bytes) -> None:
+    def begin_feeding(self, process: Process, stdin: bytes) -> None:
         """Write as much of a process's input as fits into a new pipe."""
         if len(stdin) > _SURE_BYTES:
-            os.set_blocking(run.stdin_fd, False)
-        run.stdin = stdin
-        self.feed(run)
+            os.set_blocking(process.stdin_fd, False)
+        process.stdin = stdin
+        self.feed(process)
 
-    def feed(self, run: Process) -> None:
+    def feed(self, process: Process) -> None:
         """Write as much of the input as the pipe accepts; close it at the end."""
-        data = run.stdin
+        data = process.stdin
         try:
-            written = os.write(run.stdin_fd, data)
+            written = os.write(process.stdin_fd, data)
         except BlockingIOError:
             return
         except BrokenPipeError:  # a process may close its input without reading all of it
             written = len(data)
         if written < len(data):
-            run.stdin = memoryview(data)[written:]
+            process.stdin = memoryview(data)[written:]
             return
-        run.stdin = b""
-        self._close_fd(run.stdin_fd)
-        run.stdin_fd = -1
+        process.stdin = b""
+        self._close_fd(process.stdin_fd)
+        process.stdin_fd = -1
 
-    def read_all(self, run: Process) -> None:
+    def read_all(self, process: Process) -> None:
         """Read everything that is available now."""
-        for output in (run.stdout, run.stderr):
-            while output.fd >= 0 and self.read(run, output):
+        for output in (process.stdout, process.stderr):
+            while output.fd >= 0 and self.read(process, output):
                 pass
 
-    def read(self, run: Process, output: Output) -> bool:
+    def read(self, process: Process, output: Output) -> bool:
         """Read one chunk; return whether more may be available now."""
         try:
             data = os.read(output.fd, _CHUNK_BYTES)
@@ -110,47 +110,47 @@ class Pipes:
             return False
         output.chunks.append(data)
         output.size += len(data)
-        if output.size > (self._max_stdout_bytes if output is run.stdout else self._max_stderr_bytes):
-            self._overflow(run, output)
+        if output.size > (self._max_stdout_bytes if output is process.stdout else self._max_stderr_bytes):
+            self._overflow(process, output)
             return False
         return True
 
-    def _overflow(self, run: Process, output: Output) -> None:
-        is_stdout = output is run.stdout
+    def _overflow(self, process: Process, output: Output) -> None:
+        is_stdout = output is process.stdout
         name, limit = ("stdout", self._max_stdout_bytes) if is_stdout else ("stderr", self._max_stderr_bytes)
-        if run.failure is None:
-            run.failure = (ErrorKind.OUTPUT, f"more than {limit} bytes of {name} (executor.max_{name}_bytes)")
-        run.stderr.chunks = [run.stderr.join()[: self._max_stderr_bytes]]
-        run.stdout.chunks = []
-        signal_group(run, signal.SIGKILL)
-        run.deadline = math.inf
-        self.close_outputs(run)
+        if process.failure is None:
+            process.failure = (ErrorKind.OUTPUT, f"more than {limit} bytes of {name} (executor.max_{name}_bytes)")
+        process.stderr.chunks = [process.stderr.join()[: self._max_stderr_bytes]]
+        process.stdout.chunks = []
+        signal_group(process, signal.SIGKILL)
+        process.deadline = math.inf
+        self.close_outputs(process)
 
-    def close_outputs(self, run: Process) -> None:
+    def close_outputs(self, process: Process) -> None:
         """Stop reading a process's output."""
-        self._close_output(run.stdout)
-        self._close_output(run.stderr)
+        self._close_output(process.stdout)
+        self._close_output(process.stderr)
 
     def _close_output(self, output: Output) -> None:
         if output.fd >= 0:
             self._close_fd(output.fd)
             output.fd = -1
 
-    def close_input(self, run: Process) -> None:
+    def close_input(self, process: Process) -> None:
         """Close an ended process's input and pidfd."""
-        if run.stdin_fd >= 0:
-            self._close_fd(run.stdin_fd)
-            run.stdin_fd = -1
-            run.stdin = b""
-        if run.pidfd >= 0:
-            self._watched.pop(run.pidfd, None)
-            os.close(run.pidfd)
-            run.pidfd = -1
+        if process.stdin_fd >= 0:
+            self._close_fd(process.stdin_fd)
+            process.stdin_fd = -1
+            process.stdin = b""
+        if process.pidfd >= 0:
+            self._watched.pop(process.pidfd, None)
+            os.close(process.pidfd)
+            process.pidfd = -1
 
-    def close(self, run: Process) -> None:
+    def close(self, process: Process) -> None:
         """Close all descriptors of a process."""
-        self.close_input(run)
-        self.close_outputs(run)
+        self.close_input(process)
+        self.close_outputs(process)
 
     def _close_fd(self, fd: int) -> None:
         # Unregister first: closing alone does not unregister while a child between fork and exec holds a copy.

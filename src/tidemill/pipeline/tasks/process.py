@@ -77,11 +77,11 @@ class TaskExecutor(Protocol):
     ) -> object:
         """Run a task; return a handle for `kill`. `done` is called once, later, unless the task is killed before."""
 
-    async def kill(self, runs: Iterable[Any], grace_seconds: float) -> None:
-        """Kill these runs; their `done` is never called."""
+    async def kill(self, handles: Iterable[Any], grace_seconds: float) -> None:
+        """Kill the tasks of these handles; their `done` is never called."""
 
     async def kill_all(self, grace_seconds: float) -> None:
-        """Kill every run."""
+        """Kill every task."""
 
     def close(self) -> None:
         """Detach from the loop."""
@@ -141,51 +141,51 @@ class Process:
         self.stderr = Output()
 
 
-def reap(run: Process) -> bool:
+def reap(process: Process) -> bool:
     """Reap an ended process; return False if it has not ended."""
     try:
-        pid, status = os.waitpid(run.pid, os.WNOHANG)  # type: ignore[arg-type]  # it ran
+        pid, status = os.waitpid(process.pid, os.WNOHANG)  # type: ignore[arg-type]  # it ran
         if pid == 0:
             return False
-        run.exit_code = os.waitstatus_to_exitcode(status)
+        process.exit_code = os.waitstatus_to_exitcode(status)
     except ChildProcessError:  # other code in this process reaped it
         pass
-    run.ended = True
+    process.ended = True
     return True
 
 
-def is_over(run: Process) -> bool:
+def is_over(process: Process) -> bool:
     """Return whether it has ended, without reaping it."""
     try:
-        return os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None  # type: ignore[arg-type]
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None  # type: ignore[arg-type]
     except ChildProcessError:
         return True
 
 
-def signal_group(run: Process, number: signal.Signals) -> None:
+def signal_group(process: Process, number: signal.Signals) -> None:
     """Send a signal to the group of a process that has not been reaped."""
-    if run.pid is None or run.ended:
+    if process.pid is None or process.ended:
         return
     with contextlib.suppress(OSError):
-        os.killpg(run.pid, number)
+        os.killpg(process.pid, number)
     if number == signal.SIGKILL:  # the process itself, too, in case it joined another group
         with contextlib.suppress(OSError):
-            os.kill(run.pid, number)
+            os.kill(process.pid, number)
 
 
-def make_outcome(run: Process) -> ProcessOutcome:
+def make_outcome(process: Process) -> ProcessOutcome:
     """Return the outcome of a process that has ended."""
-    kind, exception = run.failure or (None, None)
-    exit_code, stderr = run.exit_code, run.stderr.join()
-    if run.failure is None and exit_code != 0:
+    kind, exception = process.failure or (None, None)
+    exit_code, stderr = process.exit_code, process.stderr.join()
+    if process.failure is None and exit_code != 0:
         kind = ErrorKind.EXIT
         if exit_code is None:
             exception = "its exit code is unknown: other code in this process has called os.wait"
     elif kind is ErrorKind.TIMEOUT:
         exit_code, stderr = -1, b"task timed out"
-    elif kind is None and run.failure is not None:
+    elif kind is None and process.failure is not None:
         exit_code = None
-    return ProcessOutcome(exit_code, run.stdout.join(), stderr, run.duration, run.pid, kind, exception)
+    return ProcessOutcome(exit_code, process.stdout.join(), stderr, process.duration, process.pid, kind, exception)
 
 
 def format_number(seconds: float) -> str:

@@ -95,7 +95,7 @@ class ResidentExecutor:
     @property
     def pids(self) -> list[int]:
         """The process ids of the copies."""
-        return [copy.run.pid for copy in self._alive if copy.run is not None and copy.run.pid is not None]
+        return [copy.process.pid for copy in self._alive if copy.process is not None and copy.process.pid is not None]
 
     def start(
         self, argv: Sequence[str], stdin: bytes, env: Mapping[str, str], timeout_seconds: float, done: Done
@@ -130,17 +130,17 @@ class ResidentExecutor:
             return None
         return f"{self._program} exited before its first answer, {count} times in a row ({self._last_words})"
 
-    async def kill(self, runs: Iterable[object], grace_seconds: float) -> None:
+    async def kill(self, tasks: Iterable[object], grace_seconds: float) -> None:
         """Kill these tasks and their copies: SIGTERM, the grace period, SIGKILL; no outcome is reported."""
-        handles = list(runs)
-        jobs = [run for run in handles if isinstance(run, Job) and run in self._jobs]
+        handles = list(tasks)
+        jobs = [each for each in handles if isinstance(each, Job) and each in self._jobs]
         for job in jobs:
             self._jobs.discard(job)
             job.done = None
             self._residents.withdraw(job)
-        processes = [run for run in handles if isinstance(run, Process)]
+        processes = [each for each in handles if isinstance(each, Process)]
         copies = {job.copy for job in jobs if job.copy is not None}
-        processes += [run for copy in copies for run in self._given_up(copy)]
+        processes += [each for copy in copies for each in self._given_up(copy)]
         await self._executor.kill(processes, grace_seconds)
         # The copies' other tasks are not to blame; they run again, now that the processes have exited.
         for job in [job for copy in copies for job in copy.jobs if job in self._jobs]:
@@ -168,7 +168,7 @@ class ResidentExecutor:
         self._alive.discard(copy)
         self._copies.pop(copy.number, None)
         self._apply(self._residents.drop(copy.number, time.monotonic()))
-        return [copy.run] if copy.run is not None else []
+        return [copy.process] if copy.process is not None else []
 
     def close(self) -> None:
         """Detach from the loop; processes that still run get SIGKILL and are not reported."""
@@ -209,10 +209,10 @@ class ResidentExecutor:
             copy.jobs.append(job)
             self._loop.call_soon(self._ended, copy, ProcessOutcome(None, b"", b"", 0.0, None, None, str(error)))
             return
-        copy.run = self._executor.attach(self._argv, theirs, lambda outcome: self._ended(copy, outcome))
+        copy.process = self._executor.attach(self._argv, theirs, lambda outcome: self._ended(copy, outcome))
         for fd in theirs:
             os.close(fd)
-        if copy.run.pid is None:  # the executor reports the reason in the next turn
+        if copy.process.pid is None:  # the executor reports the reason in the next turn
             copy.jobs.append(job)
             return
         self._loop.add_reader(copy.stderr_fd, copy.read_stderr)
@@ -241,11 +241,11 @@ class ResidentExecutor:
     def _write(self, copy: Copy) -> None:
         """Write the requests of a copy's latest tasks."""
         requests, copy.unwritten = copy.unwritten, []
-        assert copy.run is not None
+        assert copy.process is not None
         try:
             copy.send(requests)
         except OSError:  # usually because the copy has exited
-            self._executor.send_signal(copy.run, signal.SIGKILL)
+            self._executor.send_signal(copy.process, signal.SIGKILL)
             if copy.answered and len(copy.jobs) == len(requests):
                 self._give_back(copy)
 
@@ -260,13 +260,13 @@ class ResidentExecutor:
     def _work(self, copy: Copy, job: Job, now: float) -> None:
         """Start the clock of the task at the head of a copy's queue."""
         job.started_at = now
-        self._executor.limit(copy.run, job.timeout_seconds, now)  # type: ignore[arg-type]  # it has one
+        self._executor.limit(copy.process, job.timeout_seconds, now)  # type: ignore[arg-type]  # it has one
 
     def _retire(self, copy: Copy) -> None:
         copy.leaving = True
         copy.close_input()
-        assert copy.run is not None
-        self._executor.limit(copy.run, LEAVE_SECONDS, time.monotonic())
+        assert copy.process is not None
+        self._executor.limit(copy.process, LEAVE_SECONDS, time.monotonic())
 
     # -- events of copies -----------------------------------------------------------------------------------------
 
@@ -276,13 +276,13 @@ class ResidentExecutor:
             chunk = os.read(copy.stdout_fd, _CHUNK_BYTES)
         except BlockingIOError:
             return False
-        assert copy.run is not None
+        assert copy.process is not None
         if not chunk:
             copy.close_output()
             if not copy.leaving:  # it can never answer again
                 self._kill(copy)
             return False
-        if copy.leaving or copy.failure is not None or copy.run.failure is not None:
+        if copy.leaving or copy.failure is not None or copy.process.failure is not None:
             return True  # too late to count
         try:
             self._take(copy, chunk)
@@ -314,14 +314,14 @@ class ResidentExecutor:
         job = copy.jobs.popleft()
         stderr = copy.stderr.take() + answer.stderr.encode("utf-8", "replace")
         copy.answered = True
-        assert copy.run is not None
+        assert copy.process is not None
         if copy.jobs:
             self._work(copy, copy.jobs[0], now)
         else:
-            copy.run.deadline = math.inf
+            copy.process.deadline = math.inf
         kind = None if answer.exit_code == 0 else ErrorKind.EXIT
         outcome = ProcessOutcome(
-            answer.exit_code, answer.stdout, stderr, now - job.started_at, copy.run.pid, kind, None
+            answer.exit_code, answer.stdout, stderr, now - job.started_at, copy.process.pid, kind, None
         )
         # First, so that the copy is free for the tasks that `done` starts.
         self._apply(self._residents.note_answer(copy.number, now))
@@ -337,8 +337,8 @@ class ResidentExecutor:
         self._kill(copy)
 
     def _kill(self, copy: Copy) -> None:
-        assert copy.run is not None
-        self._executor.send_signal(copy.run, signal.SIGKILL)
+        assert copy.process is not None
+        self._executor.send_signal(copy.process, signal.SIGKILL)
         if not copy.jobs and self._copies.pop(copy.number, None) is not None:
             # Report the end now, not when the process exits, so that the copy gets no further task.
             self._apply(self._residents.note_ended(copy.number, CopyEnding.DIED, time.monotonic()))

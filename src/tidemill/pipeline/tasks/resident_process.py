@@ -78,8 +78,8 @@ class Copy:
         "leaving",
         "loop",
         "number",
+        "process",
         "reader",
-        "run",
         "stderr",
         "stderr_fd",
         "stdin_fd",
@@ -102,7 +102,7 @@ class Copy:
         self.reader = reader
         self.stderr = stderr
         self.loop = loop
-        self.run: Process | None = None
+        self.process: Process | None = None
         #: Its tasks, starting with the one that it is working on.
         self.jobs: deque[Job] = deque()
         self.stdin_fd = self.stdout_fd = self.stderr_fd = -1
