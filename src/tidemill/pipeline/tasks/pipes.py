@@ -1,7 +1,7 @@
 """The pipes of all processes of an executor, and one epoll that reports their events and the ends of the processes.
 
-Invariants: no call blocks. A descriptor is removed from the epoll before it is closed. Output is complete, or the process
-failed; it is never cut silently.
+Invariants: no call blocks. A descriptor is removed from the epoll before it is closed. Output is complete, or the
+process failed; it is never cut silently.
 """
 
 from __future__ import annotations
