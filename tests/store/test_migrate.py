@@ -140,7 +140,7 @@ def as_revision_1(connection: Connection) -> None:
 async def test_an_old_store_is_migrated_with_its_content(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         for room in ("sqlite", "postgres"):
-            patched.setattr(f"tidemill.store.{room}.upgrade", as_revision_1)
+            patched.setattr(f"tidemill.store.engines.{room}.upgrade", as_revision_1)
         old = await open_store(url)
         columns = "e.id, trigger_id, name, sequence_index, identity, payload, e.created_us"
         listed = text(f"SELECT {columns} FROM trigger_event e JOIN trigger t ON t.id = trigger_id ORDER BY e.id")
@@ -215,7 +215,7 @@ async def test_a_store_with_a_hundred_thousand_events_is_migrated_within_ten_sec
 
     with monkeypatch.context() as patched:
         for room in ("sqlite", "postgres"):
-            patched.setattr(f"tidemill.store.{room}.upgrade", large)
+            patched.setattr(f"tidemill.store.engines.{room}.upgrade", large)
         await (await open_store(url)).close()
 
     began = time.perf_counter()
