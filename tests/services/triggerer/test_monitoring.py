@@ -75,7 +75,7 @@ def test_each_metric_has_the_number_of_the_report_and_no_label_has_a_users_key()
         (replace(BUSY, store_open=False), ["its store cannot be reached"]),
         (
             replace(BUSY, failed_streams=2),
-            ["2 shared streams failed, and will be read again when the triggers are restarted"],
+            ["2 shared streams failed, and will be read again when the triggers restart"],
         ),
     ],
 )

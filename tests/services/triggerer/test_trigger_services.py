@@ -75,5 +75,5 @@ async def test_the_event_loop_does_not_wait_for_the_store_and_the_message_says_w
     ],
 )
 async def test_a_trigger_has_neither_xcoms_nor_state(name, given):
-    with pytest.raises(HandlerError, match="put what it finds into its event"):
+    with pytest.raises(HandlerError, match="return its results in its event"):
         getattr(TriggerServices(Settings(), KnownSecrets()), name)(*given)

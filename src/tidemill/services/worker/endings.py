@@ -73,7 +73,10 @@ def report_callback(
 
 def _explain_status(status: int, broke_off: bool) -> str:
     if broke_off:
-        return "the task closed the connection of its process to the worker; the process was killed"
+        return (
+            "the task closed the connection of its process to the worker, so the process was killed; close only "
+            "descriptors that the task has opened"
+        )
     if status >= 0:
         return f"the task ended its process with exit code {status} (os._exit, or an exec of another program)"
     try:

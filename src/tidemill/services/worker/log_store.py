@@ -94,9 +94,9 @@ class LogStore:
                     await asyncio.sleep(_PAUSE_SECONDS)
                     self._take()
                     continue
-                log.exception("the store refuses lines of logs; they are dropped")
+                log.exception("the store refuses log lines; dropping them")
             except Exception:  # a refused part must not prevent storing the lines of others
-                log.exception("the store refuses lines of logs; they are dropped")
+                log.exception("the store refuses log lines; dropping them")
             del self._parts[: len(batch)]
 
     def _drop_excess(self) -> None:

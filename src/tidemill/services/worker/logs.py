@@ -155,7 +155,7 @@ class AttemptLog:
             stream = self._streams[chunk.stream] = OpenEntry(chunk.level, chunk.source, self._secrets)
         return stream
 
-    # -- the limit -------------------------------------------------------------------------------------------------
+    # -- the size limit --------------------------------------------------------------------------------------------
 
     def _fits(self, size: int, now_us: int) -> bool:
         """Reserve space in the first half. Add a notice when the half becomes full."""

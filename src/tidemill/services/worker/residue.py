@@ -106,7 +106,7 @@ class Unshareable:
 
 
 def list_unshareable() -> Unshareable:
-    """Return what cannot be shared now."""
+    """Return the current state of the parts that a fork cannot share."""
     return Unshareable(
         sorted(os.listdir("/proc/self/task")),  # includes threads of C code
         _list_descriptors(),

@@ -206,7 +206,7 @@ class TaskHandle:
         else:
             self._loop.remove_writer(self._worker)
 
-    # -- what comes from it ----------------------------------------------------------------------------------------
+    # -- messages and output ---------------------------------------------------------------------------------------
 
     def _read_words(self) -> None:
         if self._worker is None:
@@ -294,7 +294,7 @@ class TaskHandle:
                     break
         self._read_lines()
 
-    # -- its end ---------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------------
 
     def _end(self, exited: Exited | None) -> None:
         if self._ended:

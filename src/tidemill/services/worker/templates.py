@@ -133,7 +133,7 @@ class Templates:
     def _is_fresh(self, template: _Template, sign: Signature) -> bool:
         return template.sign == sign and (template.loaded is None or self.is_current(template.loaded))
 
-    # -- their lives -----------------------------------------------------------------------------------------------
+    # -- start and end of templates --------------------------------------------------------------------------------
 
     def _start(self, task: ForkedTask, template: _Template) -> None:
         while len(self._templates) >= MAX_TEMPLATES:

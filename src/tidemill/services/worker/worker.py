@@ -328,7 +328,7 @@ class Worker:
         self._timer = None
         self._do(self._slots.tick(self._now()))
 
-    # -- what task processes say -----------------------------------------------------------------------------------
+    # -- events of task processes ----------------------------------------------------------------------------------
 
     def on_loaded(self, handle: TaskHandle, loaded: FileLoaded) -> None:
         """Handle that a process has imported its file."""
@@ -365,7 +365,7 @@ class Worker:
         handle.drop_answers()
         clean = not finished.changed
         if finished.changed:
-            log.debug("a task process is replaced", changed=finished.changed, file=handle.task.file)
+            log.debug("replacing a task process", changed=finished.changed, file=handle.task.file)
         effects = self._slots.note_ended(handle.number, self._now(), clean=clean)
         result = finished.result
         if result is None and self._draining:

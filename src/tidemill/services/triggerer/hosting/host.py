@@ -153,7 +153,7 @@ class TriggerHost(Generic[R]):
             self._idle.clear()
             await self._idle.wait()
 
-    # -- life -------------------------------------------------------------------------------------------------
+    # -- start and stop ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start storing events and watching the loop."""
@@ -226,7 +226,7 @@ class TriggerHost(Generic[R]):
         self._watch.close()
         return unconfirmed
 
-    # -- inside -----------------------------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------------------------
 
     def _run_some(self, runs: Sequence[R], first: int, behind: int) -> int:
         for run in runs[first:behind]:

@@ -83,7 +83,7 @@ class TriggerLoopTask(asyncio.Task[Any]):
             caller, code = RUN.get(), _find_code(sys._getframe(1).f_code.co_filename)
             verdict = judge_cancelling(self.owner, caller, code, guarded=self.guarded, creator=self.creator)
             if verdict is Cancelling.REFUSED:
-                loop.blame(caller, "cancelled tasks of others; cancel those that it created, not all of all_tasks()")
+                loop.blame(caller, "cancelled tasks of others; cancel only its own tasks, not asyncio.all_tasks()")
                 return False
             if verdict is Cancelling.DISTURBS and self.owner is not None:
                 self.owner.disturbed = True

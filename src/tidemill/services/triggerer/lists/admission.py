@@ -136,7 +136,7 @@ class ListAdmission:
 
         gone = await write_patiently(self._database, cancel)
         if gone:
-            log.info("triggers were removed from the list while no host ran it; they are cancelled", removed=gone)
+            log.info("triggers were removed from the list while no host ran it; cancelling them", removed=gone)
         # A separate transaction, because both lock triggers, each in the order of their ids.
         await write_patiently(self._database, release)
 

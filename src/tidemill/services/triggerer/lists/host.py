@@ -115,7 +115,7 @@ class ListHost:
         """Return the state of the shared streams; its times are those of `now`."""
         return self.host.report()
 
-    # -- life -------------------------------------------------------------------------------------------------
+    # -- start and stop ---------------------------------------------------------------------------------------
 
     async def start(self, specs: Sequence[TriggerSpec]) -> None:
         """Start the triggers of a list; return once they run.
@@ -169,7 +169,7 @@ class ListHost:
         """Wait until no trigger is running or waiting to restart."""
         await self.host.wait_idle()
 
-    # -- inside -----------------------------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------------------------
 
     async def _start(self, specs: Sequence[TriggerSpec]) -> None:
         self.host.start()

@@ -138,7 +138,7 @@ class Replica:
             changes = await self.host.reload(found) if self.host is not None else None
         except ConfigError as error:
             text = str(error)  # the error is in the list: a traceback adds nothing
-            log.error("the list of triggers is wrong; the old one stays in effect", error=text)  # noqa: TRY400
+            log.error("the list of triggers is invalid; the old one stays in effect", error=text)  # noqa: TRY400
             return
         except (HostStopsError, SessionEndedError):
             changes = None  # it applies from the next turn

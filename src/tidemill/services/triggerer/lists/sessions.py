@@ -344,7 +344,7 @@ class Ownership:
             return []
         return find_lost_triggers(connection, self.session_id, held)
 
-    # -- giving the list up --------------------------------------------------------------------------------------------
+    # -- releasing the list --------------------------------------------------------------------------------------------
 
     async def release(self) -> None:
         """End the session, so that another host can take the list at once; does nothing without a session."""

@@ -119,6 +119,6 @@ class ListSource:
                 await self._states.settled()
         except TimeoutError:
             log.warning(
-                "the last states of triggers could not be stored; the next host will find them running",
+                "cannot store the last states of triggers; the next host runs them again",
                 reports=await self._states.close(),
             )

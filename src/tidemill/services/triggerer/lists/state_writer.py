@@ -81,7 +81,7 @@ class StateWriter:
                         continue
                     if len(chunk) > 1:
                         continue
-                    log.exception("the store refuses a trigger's change of state; it is dropped", report=chunk[0])
+                    log.exception("the store refuses a trigger's change of state; dropping it", report=chunk[0])
                 else:
                     size = min(CHUNK_COUNT, 2 * size)
                 failures = 0

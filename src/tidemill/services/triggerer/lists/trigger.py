@@ -209,13 +209,13 @@ class ListTrigger:
     def cancel_again(self, now: float) -> None:
         """Repeat a cancellation that the trigger's code has ignored for long; `now` is read from its clock."""
         if self._cancelled_at and self._waits and self._task is not None and now - self._cancelled_at >= END_SECONDS:
-            log.error("a trigger does not end when it is cancelled; it is cancelled again", trigger=self.spec.name)
+            log.error("a trigger ignores its cancellation; cancelling it again", trigger=self.spec.name)
             self._cancelled_at = now
             self._task.cancel((self.reason or CancelReason.TIMEOUT).value)
 
     def blame(self, error: str) -> None:
         """Fail this run, because its code harms other triggers; a run that has ended is not changed."""
-        log.error("a trigger harms others", trigger=self.spec.name, error=error)
+        log.error("a trigger disturbs the others; failing it", trigger=self.spec.name, error=error)
         self._fail(TriggerError(error))
 
     async def wait_ended(self, timeout_seconds: float) -> None:

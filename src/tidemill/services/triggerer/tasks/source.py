@@ -216,7 +216,7 @@ class TaskSource:
                 continue
             return
 
-    # -- life ---------------------------------------------------------------------------------------------------
+    # -- start and stop -----------------------------------------------------------------------------------------
 
     async def beat(self) -> None:
         """Send heartbeats until the session has ended."""

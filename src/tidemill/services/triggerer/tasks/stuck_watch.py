@@ -129,5 +129,5 @@ def _explain(stack: str, limit_seconds: float) -> str:
     where = f", at {theirs[0][len('File ') :]}" if theirs else ""
     return (
         f"the trigger blocked the event loop of all triggers for {limit_seconds:g} s (triggerer.block_limit_seconds)"
-        f"{where}; await instead of waiting, or call what blocks with asyncio.to_thread"
+        f"{where}; use await instead of blocking calls, or run these with asyncio.to_thread"
     )

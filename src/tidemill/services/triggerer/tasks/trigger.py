@@ -153,7 +153,7 @@ class TaskTrigger:
         self._cancelled_at = 0.0
         self.disturbed = False
 
-    # -- from outside -----------------------------------------------------------------------------------------
+    # -- calls of the host ------------------------------------------------------------------------------------
 
     def create(self) -> None:
         """Create the trigger; if that fails, its run ends with the error."""
@@ -189,19 +189,19 @@ class TaskTrigger:
     def cancel_again(self, now: float) -> None:
         """Repeat a cancellation that the trigger's code has ignored for long; `now` is read from its clock."""
         if self._interruptible and self.reason is not None and now - self._cancelled_at >= END_SECONDS:
-            log.error("a trigger does not end when it is cancelled; it is cancelled again", trigger=self.name)
+            log.error("a trigger ignores its cancellation; cancelling it again", trigger=self.name)
             self._cancelled_at = now
             assert self._task is not None
             self._task.cancel(self.reason.value)
 
     def blame(self, error: str) -> None:
         """Fail the trigger, because its code harms other triggers; a run that has ended is not changed."""
-        log.error("a trigger harms others", trigger=self.name, error=error)
+        log.error("a trigger disturbs the others; failing it", trigger=self.name, error=error)
         if self._interruptible and self.reason is None and self._task is not None:
             self._fault = self._fault or TriggerError(error)
             self._task.cancel(error)
 
-    # -- its life ---------------------------------------------------------------------------------------------
+    # -- the run ----------------------------------------------------------------------------------------------
 
     def _create(self) -> BaseTrigger:
         claim = self.claim

@@ -101,7 +101,7 @@ class TriggerServices:
             here = None
         if here is self._loop:
             raise HandlerError(
-                "a trigger may not wait for the store on the event loop, which other triggers need; "
+                "a trigger must not block the event loop, which other triggers need, to wait for the store; "
                 f"use `await asyncio.to_thread({what})`"
             )
         try:
@@ -117,5 +117,5 @@ class TriggerServices:
 
 def _refuse(what: str) -> NoReturn:
     raise HandlerError(
-        f"a trigger cannot use {what}; give it what it needs as arguments, and put what it finds into its event"
+        f"a trigger cannot use {what}; pass its inputs as arguments, and return its results in its event"
     )

@@ -70,7 +70,7 @@ class HostRecorder:
         self._book.counts.tell = self._tell_incident
         self._book.look = self._look
 
-    # -- on the loop of the host ---------------------------------------------------------------------------------------
+    # -- on the host's loop --------------------------------------------------------------------------------------------
 
     def _tell_trigger(self, name: str, change: TriggerChange, text: str, data: dict[str, str | int | float]) -> None:
         error = _last_line(text)
@@ -165,7 +165,7 @@ class HostRecorder:
                 RecordedEvent(
                     self._now_us(),
                     EventKind(kind),
-                    text="more of these were counted, and not recorded one by one",
+                    text="more of these were counted, but not recorded individually",
                     error_class=error_class,
                     data={"count": count},
                 )

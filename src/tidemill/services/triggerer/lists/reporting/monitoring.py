@@ -160,5 +160,5 @@ def find_reasons(state: HostState) -> list[str]:
         reasons.append("its store cannot be reached")
     if state.failed_streams:
         streams = format_count(state.failed_streams, "shared stream")
-        reasons.append(f"{streams} failed, and will be read again when the triggers are restarted")
+        reasons.append(f"{streams} failed, and will be read again when the triggers restart")
     return reasons
