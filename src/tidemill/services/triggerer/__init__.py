@@ -1,1 +1,1 @@
-"""The trigger host: a process that runs a list of triggers over the store."""
+"""Runs triggers: the trigger host of a list, and the triggerer of deferred tasks."""

@@ -1,5 +1,4 @@
-"""Calls `on_kill` when the main thread of a task process cannot, because it runs C code or its code swallows
-exceptions.
+"""Calls `on_kill` when the main thread of a task cannot, because it is in C code or swallows exceptions.
 
 Python runs signal handlers only in the main thread, between two of its instructions. A thread therefore waits for a
 signal of its own, which is blocked in all other threads. The worker sends it when half of the grace period of an
@@ -18,8 +17,9 @@ from tidemill.services.worker.attempt_signals import KILL_SIGNAL
 
 
 def start_kill_watch(flush: Callable[[], None]) -> None:
-    """Start the thread, from the main thread. `flush` is called after `on_kill`, because the process will soon be
-    killed.
+    """Start the thread, from the main thread.
+
+    `flush` is called after `on_kill`, because the process will soon be killed.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {KILL_SIGNAL})
     # `threading.Thread.start` would wait for the thread; each attempt may have a process of its own.

@@ -49,9 +49,7 @@ class ForkedTask(msgspec.Struct, frozen=True):
 
 
 class AttemptOrder(msgspec.Struct, frozen=True, tag=True):
-    """Run an attempt. `reuses`: the process may run other attempts afterwards, and checks what the attempt leaves
-    behind.
-    """
+    """Run an attempt. `reuses`: the process may run others afterwards, and checks what this one leaves behind."""
 
     attempt: ClaimedAttempt
     reuses: bool = False

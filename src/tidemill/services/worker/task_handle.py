@@ -284,9 +284,7 @@ class TaskHandle:
             self._listener.on_written()
 
     def drain(self) -> None:
-        """Read everything the process has written so far, but no more than its pipes and its socket hold if it keeps
-        writing.
-        """
+        """Read what the process has written so far, but no more than its pipes and its socket hold."""
         self._read_lines()
         for source in list(self._outputs):
             for _ in range(_DRAIN_CHUNKS):

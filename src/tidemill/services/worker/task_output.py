@@ -1,5 +1,4 @@
-"""Captures what a task writes through Python, by `print` and `logging`, as entries with the time at which each was
-written.
+"""Captures what a task writes through Python, by `print` and `logging`, as entries with their times.
 
 The entries go to the worker over a socket that preserves their boundaries. Output written directly to the standard
 descriptors, by C code and other programs, is read from there as it comes.

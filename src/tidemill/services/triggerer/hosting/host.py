@@ -73,9 +73,7 @@ class HostedTrigger(Protocol):
     def cancel(self, reason: CancelReason) -> None: ...
 
     def cancel_again(self, now: float) -> None:
-        """Repeat a cancellation that the trigger's code has ignored for long; `now` is read from the host's monotonic
-        clock.
-        """
+        """Repeat a cancellation that the trigger's code ignores; `now` is read from the host's monotonic clock."""
 
 
 R = TypeVar("R", bound=HostedTrigger)

@@ -118,8 +118,7 @@ class ListAdmission:
         await self.write([*new, *replaced], lambda c: register_triggers(c, new, list_name, now_us))
 
     async def forget_unlisted(self, specs: Collection[TriggerSpec]) -> None:
-        """Cancel triggers that were removed from the list while no host ran it, and free their names. Waits for the
-        store.
+        """Cancel triggers removed from the list while no host ran it, and free their names. Waits for the store.
 
         Args:
             specs: The whole list.

@@ -170,8 +170,9 @@ class ListTrigger:
         return {} if text is None else {self.number: text}
 
     def route(self) -> None:
-        """Subscribe the trigger to its shared stream, if it has one. Synchronous, so that all triggers of a key
-        subscribe before its first poll.
+        """Subscribe the trigger to its shared stream, if any.
+
+        Synchronous, so that all triggers of a key subscribe before its first poll.
         """
         if self._trigger is None or self.reason is not None:
             return
@@ -403,8 +404,9 @@ class ListTrigger:
         return True
 
     async def _wait_stored(self) -> None:
-        """Wait until the outcome of all its events is known. A cancellation ends the wait: the next host runs the
-        trigger again.
+        """Wait until the outcome of all its events is known.
+
+        A cancellation ends the wait: the next host runs the trigger again.
         """
         self._interruptible = True
         while self._pending and self.reason is None:

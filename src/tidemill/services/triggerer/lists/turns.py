@@ -1,5 +1,4 @@
-"""Serializes the steps of a host's life: starts and reloads run in the order of their calls, until a stop ends them
-all.
+"""Serializes the steps of a host: starts and reloads run in the order of their calls, until a stop ends them.
 
 Invariants: no two steps overlap; after `close` no step begins, and none is under way; an interrupted step has ended
 before its caller learns of the interruption.

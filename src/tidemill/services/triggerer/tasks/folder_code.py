@@ -66,8 +66,9 @@ class FolderCode:
                 self._marks[name] = mark if known in (None, digest_file(path)) else _UNSURE
 
     def import_modules(self, names: Iterable[str]) -> None:
-        """Import modules; callable from any thread. Errors are ignored here, and reported when a trigger uses the
-        module.
+        """Import modules; callable from any thread.
+
+        Errors are ignored here, and reported when a trigger uses the module.
         """
         importlib.invalidate_caches()
         for name in names:

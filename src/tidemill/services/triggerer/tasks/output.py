@@ -28,9 +28,7 @@ class LineSink(Protocol):
         """Add an entry; a text of several lines stays one entry. Never raises; callable from any thread."""
 
     def write_piece(self, level: str, text: str, stream: str, *, ended: bool) -> None:
-        """Add a piece of an entry. `stream` separates concurrent entries; `ended` tells whether this piece ends the
-        entry.
-        """
+        """Add a piece of an entry: `stream` separates concurrent entries, `ended` marks the last piece."""
 
 
 #: The log of the task whose trigger is running.

@@ -1,5 +1,6 @@
-"""Ends a triggerer whose loop a trigger blocks forever, and fails the task of that trigger; the next triggerer runs the
-others.
+"""Ends a triggerer whose loop a trigger blocks forever, and fails the task of that trigger.
+
+The next triggerer runs the other triggers.
 
 The blocked loop can do nothing, so a thread watches it. Invariants: a trigger is blamed only if its own step has
 exceeded the limit; the failure is stored before the process ends, or else no trigger is blamed for its death.

@@ -163,8 +163,9 @@ class TaskTrigger:
             self._fault = error
 
     def route(self) -> None:
-        """Subscribe the trigger to its shared stream, if it has one. Synchronous, so that all triggers of a key
-        subscribe before its first poll.
+        """Subscribe the trigger to its shared stream, if any.
+
+        Synchronous, so that all triggers of a key subscribe before its first poll.
         """
         if self._trigger is None or self.reason is not None:
             return

@@ -194,8 +194,7 @@ class HostView:
     def find_stream(
         self, wanted: str, after: int, limit: int
     ) -> tuple[StreamFacts, list[LaneFacts], list[str], bool] | None:
-        """Return a stream, its next lanes by their oldest events, its first subscribers, and whether there are more
-        lanes.
+        """Return a stream, its next lanes by oldest event, its first subscribers, and whether lanes remain.
 
         Args:
             wanted: The id of the stream.
