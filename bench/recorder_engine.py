@@ -18,7 +18,7 @@ from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.report import WindowTimes, stand_for
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage
 
 MESSAGES = 200_000

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidemill.runtime.kafka.source_message import SourceMessage
-from tidemill.sinks.sending.run import BatchPart, DeliveryBatch, settle_all
+from tidemill.sinks.sending.delivery_batch import BatchPart, DeliveryBatch, settle_all
 from tidemill.sinks.sending.submission import Submission
 
 

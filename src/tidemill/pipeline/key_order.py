@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence, Set
 
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.key_order import KeyOrder
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.sources.base import TopicPartition
 
@@ -74,20 +74,22 @@ class OrderedTasks:
     def arranged(
         self,
         opened: Sequence[Opened],
-        runs: Sequence[tuple[TaskInFlight, Sequence[int]]],
+        flights: Sequence[tuple[TaskInFlight, Sequence[int]]],
         reserved: ReservedTurn | None = None,
     ) -> None:
         """Add the tasks of the next window and launch those whose turn it is.
 
         Args:
             opened: The window's messages and their entries in the ledger.
-            runs: The window's tasks, each with the indexes of its messages.
+            flights: The window's tasks, each with the indexes of its messages.
             reserved: The placeholder that the tasks replace, if any.
         """
         if reserved is not None:
-            self._launch_all(self._order.replace(reserved, [run for run, _ in runs]), self._order.waiting_messages)
+            self._launch_all(
+                self._order.replace(reserved, [flight for flight, _ in flights]), self._order.waiting_messages
+            )
             return
-        self._arranged(opened, runs)
+        self._arranged(opened, flights)
 
     def is_any_open(self, messages: Sequence[SourceMessage]) -> bool:
         """Return whether an earlier message with the key of one of these is not done."""
@@ -129,12 +131,12 @@ class OrderedTasks:
         self.message_ended(entry)
 
     def _arranged(
-        self, opened: Sequence[Opened], runs: Sequence[tuple[TaskInFlight | ReservedTurn, Sequence[int]]]
+        self, opened: Sequence[Opened], flights: Sequence[tuple[TaskInFlight | ReservedTurn, Sequence[int]]]
     ) -> None:
         # Positions in the ledger are never reused.
         all_reserved = [entry.position for _, entry in opened]
         keys = {entry.position: message.key for message, entry in opened}
-        tasks = [(run, [all_reserved[index] for index in indexes]) for run, indexes in runs]
+        tasks = [(flight, [all_reserved[index] for index in indexes]) for flight, indexes in flights]
         before = self._order.waiting_messages
         start = self._order.add_tasks(tasks, keys)
         for message, entry in opened:
@@ -148,9 +150,9 @@ class OrderedTasks:
         """Return the task or placeholder of a message that waits for its key, if any."""
         return self._order.find_waiting_task(entry.position)
 
-    def find_blocker(self, run: TaskInFlight | ReservedTurn) -> int | None:
+    def find_blocker(self, flight: TaskInFlight | ReservedTurn) -> int | None:
         """Return the ledger position of the message that a task waits for; None: it does not wait."""
-        return self._order.find_blocker(run)
+        return self._order.find_blocker(flight)
 
     def find_waiting_offsets(self) -> Set[int]:
         """Return the offsets of the messages that have a task waiting for its key."""
@@ -164,14 +166,14 @@ class OrderedTasks:
         self.find_waiting_offsets()
         return {offset for reserved, offset in self._offsets.items() if reserved not in self._begun}
 
-    def replaced(self, run: TaskInFlight, others: Sequence[TaskInFlight]) -> None:
+    def replaced(self, flight: TaskInFlight, others: Sequence[TaskInFlight]) -> None:
         """Launch the tasks that replace a task, at its position in the order."""
-        self._launch_all(self._order.replace(run, others), self._order.waiting_messages)
+        self._launch_all(self._order.replace(flight, others), self._order.waiting_messages)
 
-    def ended(self, run: TaskInFlight | ReservedTurn) -> None:
+    def ended(self, flight: TaskInFlight | ReservedTurn) -> None:
         """Launch the tasks that waited for this one, which has ended."""
         before = self._order.waiting_messages
-        self._launch_all(self._order.note_task_done(run), before)
+        self._launch_all(self._order.note_task_done(flight), before)
 
     def message_ended(self, entry: LedgerEntry[TopicPartition, int]) -> None:
         """Launch the tasks that waited for the hook of a message."""
@@ -184,11 +186,11 @@ class OrderedTasks:
         self._offsets.clear()
         self._begun.clear()
 
-    def _launch_all(self, runs: Sequence[TaskInFlight | ReservedTurn], before: int) -> None:
+    def _launch_all(self, flights: Sequence[TaskInFlight | ReservedTurn], before: int) -> None:
         if change := self._order.waiting_messages - before:
             self._waits(change)
-        for run in runs:
-            if isinstance(run, TaskInFlight):
-                self._launch(run)
-            elif run.turn is not None:
-                run.turn()
+        for flight in flights:
+            if isinstance(flight, TaskInFlight):
+                self._launch(flight)
+            elif flight.turn is not None:
+                flight.turn()

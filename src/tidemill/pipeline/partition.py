@@ -20,7 +20,7 @@ from tidemill.pipeline.delivery.routing import encode_payloads
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.key_order import OrderedTasks
 from tidemill.pipeline.reports.report import NO_WINDOW, WindowTimes
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage, list_sizes
 from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import TopicPartition, name_partition
@@ -107,30 +107,30 @@ class OwnedPartition:
 
     def list_pending_tasks(self) -> Iterator[ExecutorTask]:
         """Yield the tasks that have no final outcome yet."""
-        return (run.task for run in self.pending.values())
+        return (flight.task for flight in self.pending.values())
 
-    def launch(self, run: TaskInFlight) -> None:
+    def launch(self, flight: TaskInFlight) -> None:
         """Start a task whose turn it is, or use its precomputed result."""
-        known = run.task.precomputed
+        known = flight.task.precomputed
         if known is None:
-            self._context.pool.submit(run)
+            self._context.pool.submit(flight)
             return
         if self.order is not None:  # hooks may have changed the result while the task waited for its key
             try:
-                check_known(run.task, known)
+                check_known(flight.task, known)
             except TypeError as error:
-                run.attempts = 1
+                flight.attempts = 1
                 text = f"cannot be started: {error}"
-                run.owner.failed(run, ExecutorError(run.task, None, "", text, None, ErrorKind.EXIT))
+                flight.owner.failed(flight, ExecutorError(flight.task, None, "", text, None, ErrorKind.EXIT))
                 return
         # `surrogatepass` encodes any text, including lone surrogates (from file names, for example).
         stdout = known.stdout.encode("utf-8", "surrogatepass") if isinstance(known.stdout, str) else known.stdout
-        run.attempts, run.is_known = 1, True
-        if self.order is not None or run.generation:  # otherwise the arrangement of its window sets the end
-            run.ended_at = time.time_ns() // 1000
-        if (known.exit_code or run.task.labels) and self._context.recorder is not None:
-            self._context.recorder.note_known(run, known.exit_code, len(stdout) + len(known.stderr))
-        run.owner.succeeded(run, ExecutorResult(known.exit_code, stdout, known.stderr, 0.0, run.task, None))
+        flight.attempts, flight.is_known = 1, True
+        if self.order is not None or flight.generation:  # otherwise the arrangement of its window sets the end
+            flight.ended_at = time.time_ns() // 1000
+        if (known.exit_code or flight.task.labels) and self._context.recorder is not None:
+            self._context.recorder.note_known(flight, known.exit_code, len(stdout) + len(known.stderr))
+        flight.owner.succeeded(flight, ExecutorResult(known.exit_code, stdout, known.stderr, 0.0, flight.task, None))
 
     @property
     def may_start(self) -> bool:
@@ -144,9 +144,9 @@ class OwnedPartition:
             return False
         return self.undelivered_bytes * context.load.lanes >= context.settings.executor.max_queued_bytes
 
-    def park(self, run: TaskInFlight) -> None:
+    def park(self, flight: TaskInFlight) -> None:
         """Hold a task until fewer results wait for sinks."""
-        self.parked.append(run)
+        self.parked.append(flight)
         self._context.counters.parked += 1
 
     def tasks_done(self, count: int = 1) -> None:
@@ -179,8 +179,8 @@ class OwnedPartition:
         self.undelivered_bytes += size_bytes
         if self.parked and not self._is_full():
             parked = self._take_parked()
-            for run in parked:
-                self._context.pool.submit(run)
+            for flight in parked:
+                self._context.pool.submit(flight)
         if self.starved:
             self._context.room_freed(self.partition)
 
@@ -206,7 +206,7 @@ class OwnedPartition:
         self,
         message: SourceMessage,
         entry: LedgerEntry[TopicPartition, int],
-        runs: Sequence[TaskInFlight] = (),
+        flights: Sequence[TaskInFlight] = (),
         window: WindowTimes = NO_WINDOW,
         rejected: str | None = None,
     ) -> None:
@@ -215,14 +215,14 @@ class OwnedPartition:
         Args:
             message: The message.
             entry: Its entry in the ledger.
-            runs: Its tasks.
+            flights: Its tasks.
             window: When its window was arranged, if it was.
             rejected: Why it was dead-lettered before it had any task, if it was.
         """
         context, size_bytes = self._context, message.size_bytes
         context.commits.resolve(entry)
         if context.finished is not None:
-            context.finished.add(self.partition, message, size_bytes, runs, window, rejected)
+            context.finished.add(self.partition, message, size_bytes, flights, window, rejected)
         context.counters.messages_done += 1
         context.counters.in_flight -= 1
         self.unresolved -= 1
@@ -238,7 +238,7 @@ class OwnedPartition:
         self,
         messages: Sequence[SourceMessage],
         entries: Sequence[LedgerEntry[TopicPartition, int]],
-        runs: Sequence[Sequence[TaskInFlight]],
+        flights: Sequence[Sequence[TaskInFlight]],
         window: WindowTimes,
     ) -> None:
         """Resolve messages of a window together; see `resolve`."""
@@ -246,7 +246,7 @@ class OwnedPartition:
         sizes = list_sizes(messages)
         context.commits.resolve_all(entries)
         if context.finished is not None:
-            context.finished.add_all(self.partition, messages, sizes, runs, window)
+            context.finished.add_all(self.partition, messages, sizes, flights, window)
         if self.handover is not None:
             for message in messages:
                 self.handover.note_resolved(message.offset)
@@ -282,7 +282,7 @@ class OwnedPartition:
         text: str,
         messages: Sequence[SourceMessage],
         confirmed: Callable[[], None],
-        run: TaskInFlight | None = None,
+        flight: TaskInFlight | None = None,
         error: ExecutorError | None = None,
         refused: object = None,
     ) -> None:
@@ -293,7 +293,7 @@ class OwnedPartition:
             text: The failure in words.
             messages: The messages concerned.
             confirmed: Called later, on the loop, when the letter is stored.
-            run: The task concerned, if there is one.
+            flight: The task concerned, if there is one.
             error: The error of the task, if it failed.
             refused: The result of a hook that was refused, if that is the failure.
         """
@@ -302,9 +302,9 @@ class OwnedPartition:
             kind,
             text,
             payloads=encode_payloads(refused) if isinstance(refused, (CollectResult, list)) else (),
-            attempts=max(1, run.attempts) if run is not None else 1,
-            task_id=run.task_id if run is not None else None,
-            args=run.task.args if run is not None else (),
+            attempts=max(1, flight.attempts) if flight is not None else 1,
+            task_id=flight.task_id if flight is not None else None,
+            args=flight.task.args if flight is not None else (),
             exit_code=error.exit_code if error is not None else None,
             stderr=error.stderr if error is not None else "",
         )
@@ -354,11 +354,11 @@ class OwnedPartition:
         context = self._context
         unstarted = [*context.pool.withdraw(self), *self._take_parked()]
         if self.order is not None:  # tasks that wait for their key
-            unstarted += [run for run in self.pending.values() if not run.attempts]
+            unstarted += [flight for flight in self.pending.values() if not flight.attempts]
         waiting = self.order.find_unstarted_offsets() if self.order is not None else ()
         self.handover = Handover(context.commits.find_unresolved(self.partition), [*unarranged, *self.held, *waiting])
-        for run in unstarted:
-            run.owner.park(run)  # withdraws its messages, because the partition is leaving
+        for flight in unstarted:
+            flight.owner.park(flight)  # withdraws its messages, because the partition is leaving
 
     def withdraw(self, offsets: Iterable[int]) -> None:
         """Leave messages to the next owner, because their work would have to start now; only during a handover."""

@@ -79,7 +79,7 @@ class _Report:
         self.tasks = EngineTasks()
 
     def take(self, batch: FinishedBatch) -> None:
-        rows = zip(batch.resolved_ns, batch.messages, batch.runs, batch.rejected, strict=True)
+        rows = zip(batch.resolved_ns, batch.messages, batch.flights, batch.rejected, strict=True)
         # A batch lists messages that finished together after those that finished alone; restore the order by time.
         for _, message, runs, rejected in sorted(rows, key=lambda row: row[0]):
             results = [run.result for run in runs if run.result is not None]

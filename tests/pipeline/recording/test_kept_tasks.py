@@ -23,7 +23,7 @@ from tidemill.pipeline.recording import task_rows
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.reports.report import SingleTasks
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.sinks.payloads import CollectResult, FilePayload
 
 MakeRig = Callable[..., Rig]
@@ -96,20 +96,20 @@ def test_rows_taken_together_are_those_taken_one_by_one(
     try:
         n = 0
         for window in windows:
-            runs_of: list[list[TaskInFlight]] = []
+            flights_of: list[list[TaskInFlight]] = []
             for tasks in window:
-                runs_of.append([])
+                flights_of.append([])
                 for task, seconds in tasks:
                     n += 1
-                    runs_of[-1].append(keep(task, n, seconds))
-            for run in [run for runs in runs_of for run in runs]:
+                    flights_of[-1].append(keep(task, n, seconds))
+            for run in [run for runs in flights_of for run in runs]:
                 assert run.outcome is not None
                 single.note_attempt(run, run.outcome)
-            singles = SingleTasks.find(runs_of) if runs_of else None
-            together._tasks.add_kept(PLACE, singles or runs_of)
+            singles = SingleTasks.find(flights_of) if flights_of else None
+            together._tasks.add_kept(PLACE, singles or flights_of)
             assert together._tasks.size == single._tasks.size
-            assert [run.outcome for runs in runs_of for run in runs] == [None] * sum(map(len, runs_of))
-            together._tasks.add_kept(PLACE, runs_of)  # nothing is taken twice
+            assert [run.outcome for runs in flights_of for run in runs] == [None] * sum(map(len, flights_of))
+            together._tasks.add_kept(PLACE, flights_of)  # nothing is taken twice
         rows = list_rows(single)
         assert list_rows(together) == rows
         assert len(rows) == n or least_ms
@@ -147,9 +147,9 @@ def test_an_id_that_is_no_text_is_recorded_as_one_and_one_that_cannot_be_is_coun
 
 def test_windows_are_not_kept_by_being_noted() -> None:
     class Window:
-        def __init__(self, runs_of: Sequence[Sequence[TaskInFlight]] = ()) -> None:
+        def __init__(self, flights_of: Sequence[Sequence[TaskInFlight]] = ()) -> None:
             self.topic_partition = PLACE
-            self.runs_of = runs_of
+            self.flights_of = flights_of
 
     recorder, stays = make_recorder(), Window([[keep(ExecutorTask("stays"), 1)]])
     recorder.note_window(Window())  # type: ignore[arg-type]  # lists are invariant
@@ -163,7 +163,7 @@ def test_windows_are_not_kept_by_being_noted() -> None:
 def test_windows_that_are_gone_are_forgotten_although_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     class Window:
         topic_partition = PLACE
-        runs_of: Sequence[Sequence[TaskInFlight]] = ()
+        flights_of: Sequence[Sequence[TaskInFlight]] = ()
 
     monkeypatch.setattr(recorder_module, "MIN_WINDOWS", 10)
     recorder = make_recorder()
@@ -301,7 +301,7 @@ def test_closing_a_partition_looks_at_its_own_windows_only() -> None:
             self.topic_partition = topic_partition
 
         @property
-        def runs_of(self) -> list[list[TaskInFlight]]:
+        def flights_of(self) -> list[list[TaskInFlight]]:
             Window.looked_at += 1
             return [[keep(ExecutorTask(f"t{self.topic_partition[1]}"), 1)]]
 

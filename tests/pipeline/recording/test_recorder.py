@@ -39,7 +39,7 @@ from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.recording.task_rows import MAX_STREAM_BYTES, cut_stream, mask_stream
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_run import Given, TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import Given, TaskInFlight
 from tidemill.recorder.format.events import EventKind, RecordedEvent
 from tidemill.recorder.format.schema import MAX_BODY_BYTES, RowTable, decode_rows
 from tidemill.runtime.kafka.source_message import SourceMessage

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from tidemill.pipeline.delivery.routing import Origin, RoutedPayload
 from tidemill.sinks.payloads import CollectResult
-from tidemill.sinks.sending.run import BatchPart
+from tidemill.sinks.sending.delivery_batch import BatchPart
 from tidemill.sinks.sending.submission import DeliveryLane
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tidemill.pipeline.delivery.routing import Origin, RoutedPayload
-from tidemill.sinks.sending.run import BatchPart
+from tidemill.sinks.sending.delivery_batch import BatchPart
 
 #: 128 bits, like a random UUID.
 _DIGEST_BYTES = 16

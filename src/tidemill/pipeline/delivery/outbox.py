@@ -30,7 +30,7 @@ from tidemill.runtime.kafka.source_message import MessageSpan, span_messages
 from tidemill.runtime.link.progress import SinkStats
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Sink, SinksByName
-from tidemill.sinks.sending.run import BatchPart
+from tidemill.sinks.sending.delivery_batch import BatchPart
 from tidemill.sinks.sending.sender import Sender, connect_sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, Submission
 

@@ -14,7 +14,7 @@ from tidemill.core.pipeline.task_sample import TaskSample
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.pipeline.windows.window import WindowInFlight
 from tidemill.recorder.format.recordable_text import clean_error, clean_name
 from tidemill.runtime.link.live_tasks import LiveState, LiveTask, LiveWindow
@@ -78,40 +78,40 @@ class LiveFeed:
         return LiveState(
             self._executors,
             [
-                _describe(run, _find_position(run), run.slot or 0, run.attempts, behind + started_at)
-                for run, started_at in pool.list_running(MOST_RUNNING)
+                _describe(flight, _find_position(flight), flight.slot or 0, flight.attempts, behind + started_at)
+                for flight, started_at in pool.list_running(MOST_RUNNING)
             ],
             [
-                _describe(run, position, slot, attempt, at - seconds, seconds, outcome, of)
-                for (run, position, slot, attempt, at, seconds, outcome), of in ended
+                _describe(flight, position, slot, attempt, at - seconds, seconds, outcome, of)
+                for (flight, position, slot, attempt, at, seconds, outcome), of in ended
             ],
             left_out,
             statistics.queued,
             [
-                _describe(run, _find_position(run), -1, run.attempts + 1, behind + run.queued_at)
-                for run in pool.list_first_queued(MOST_WAITING)
+                _describe(flight, _find_position(flight), -1, flight.attempts + 1, behind + flight.queued_at)
+                for flight in pool.list_first_queued(MOST_WAITING)
             ],
             statistics.retrying,
             [
-                _describe(run, _find_position(run), -1, run.attempts + 1, behind + due)
-                for run, due in pool.list_retrying(MOST_WAITING)
+                _describe(flight, _find_position(flight), -1, flight.attempts + 1, behind + due)
+                for flight, due in pool.list_retrying(MOST_WAITING)
             ],
             self._list_windows(),
         )
 
-    def _note_ended(self, run: TaskInFlight, outcome: ProcessOutcome) -> None:
-        slot = run.slot or 0
+    def _note_ended(self, flight: TaskInFlight, outcome: ProcessOutcome) -> None:
+        slot = flight.slot or 0
         kind, seconds = outcome.kind, outcome.duration_seconds
         how = "ok" if kind is None else kind.value
-        item = run, _find_position(run), slot, run.attempts, time.time(), seconds, how
+        item = flight, _find_position(flight), slot, flight.attempts, time.time(), seconds, how
         self._ended.add(slot, item, seconds, failed=kind is not None)
 
     def _list_windows(self) -> list[LiveWindow]:
         tasks: dict[WindowInFlight, int] = {}
         for owned in self._partitions.values():
-            for run in owned.pending.values():
-                if isinstance(run.owner, WindowInFlight):
-                    tasks[run.owner] = tasks.get(run.owner, 0) + 1
+            for flight in owned.pending.values():
+                if isinstance(flight.owner, WindowInFlight):
+                    tasks[flight.owner] = tasks.get(flight.owner, 0) + 1
         oldest = sorted(tasks, key=lambda window: window.times.started_at or 0)[:MOST_WINDOWS]
         return [
             LiveWindow(
@@ -127,13 +127,13 @@ class LiveFeed:
         ]
 
 
-def _find_position(run: TaskInFlight) -> _Position:
-    offsets = run.find_offsets()
-    return *run.owner.topic_partition, offsets[0] if offsets else -1
+def _find_position(flight: TaskInFlight) -> _Position:
+    offsets = flight.find_offsets()
+    return *flight.owner.topic_partition, offsets[0] if offsets else -1
 
 
 def _describe(
-    run: TaskInFlight,
+    flight: TaskInFlight,
     position: _Position,
     slot: int,
     attempt: int,
@@ -143,14 +143,14 @@ def _describe(
     of: int = 1,
 ) -> LiveTask:
     topic, partition, offset = position
-    labels = run.given.labels if run.given is not None else run.task.labels
+    labels = flight.given.labels if flight.given is not None else flight.task.labels
     try:
         label = ", ".join(f"{name}={value}" for name, value in list(labels.items())[:MOST_LABELS])
     except Exception:  # a hook may have replaced the labels of a waiting task
         label = ""
     return LiveTask(
         slot,
-        clean_name(run.task_id),
+        clean_name(flight.task_id),
         clean_error(label)[:_MAX_LABEL_CHARS],
         attempt,
         clean_name(topic),

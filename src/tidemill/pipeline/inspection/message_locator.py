@@ -20,7 +20,7 @@ from tidemill.pipeline.hooks import OpenCall
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.key_order import ReservedTurn
 from tidemill.pipeline.partition import OwnedPartition
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.pipeline.windows.window import WindowInFlight
 from tidemill.sources.base import Source, TopicPartition
 
@@ -149,8 +149,8 @@ class Look:
         if (unarranged := self._intake.find_unarranged(owned.partition, offset)) is not None:
             is_called = unarranged.stage is OpenStage.ARRANGE and not unarranged.why
             return self._find_call_stage(OpenStage.ARRANGE, owned, offset) if is_called else unarranged
-        for run in find_runs(owned, offset):
-            if (stage := self._find_task_stage(owned, run)) is not None:
+        for flight in find_runs(owned, offset):
+            if (stage := self._find_task_stage(owned, flight)) is not None:
                 return stage
         if owned.order is not None and (span := owned.order.find_waiting(entry)) is not None:
             return MessageStage(stage=OpenStage.BEHIND_KEY, behind=self._find_blocker(owned, span))
@@ -177,39 +177,39 @@ class Look:
                 return MessageStage(stage=stage, seconds=call.seconds, hook=call.hook, why=call.span.messages)
         return MessageStage(stage=stage, hook=self._context.overridden.window_hook, why="it is about to be called")
 
-    def _find_task_stage(self, owned: OwnedPartition, run: TaskInFlight) -> MessageStage | None:
+    def _find_task_stage(self, owned: OwnedPartition, flight: TaskInFlight) -> MessageStage | None:
         """Return what a task waits for; None: it has ended, and its hook is next."""
-        task_id, most = run.task_id, self._context.settings.executor.max_retries + 1
+        task_id, most = flight.task_id, self._context.settings.executor.max_retries + 1
 
         def queued(why: str) -> MessageStage:
             return MessageStage(
-                stage=OpenStage.QUEUED, task_id=task_id, attempt=run.attempts + 1, attempts=most, why=why
+                stage=OpenStage.QUEUED, task_id=task_id, attempt=flight.attempts + 1, attempts=most, why=why
             )
 
-        if run.process is not None:
-            pid, started_at = getattr(run.process, "pid", None), getattr(run.process, "started_at", 0.0)
+        if flight.process is not None:
+            pid, started_at = getattr(flight.process, "pid", None), getattr(flight.process, "started_at", 0.0)
             if not started_at:
                 return queued("waits for a resident program")
             seconds = self._now - started_at
             return MessageStage(
-                stage=OpenStage.TASK, task_id=task_id, seconds=seconds, pid=pid, attempt=run.attempts, attempts=most
+                stage=OpenStage.TASK, task_id=task_id, seconds=seconds, pid=pid, attempt=flight.attempts, attempts=most
             )
-        if run.timer is not None:
-            due = max(0.0, run.timer.when() - self._now)
+        if flight.timer is not None:
+            due = max(0.0, flight.timer.when() - self._now)
             return MessageStage(
-                stage=OpenStage.BACKOFF, task_id=task_id, attempt=run.attempts, attempts=most, next_seconds=due
+                stage=OpenStage.BACKOFF, task_id=task_id, attempt=flight.attempts, attempts=most, next_seconds=due
             )
-        if run in owned.parked:
+        if flight in owned.parked:
             return queued("waits: too many results of its partition are waiting for sinks")
-        if run in self._queued:
+        if flight in self._queued:
             return queued(_BUSY)
-        if owned.order is not None and run.attempts == 0:
-            return MessageStage(stage=OpenStage.BEHIND_KEY, task_id=task_id, behind=self._find_blocker(owned, run))
+        if owned.order is not None and flight.attempts == 0:
+            return MessageStage(stage=OpenStage.BEHIND_KEY, task_id=task_id, behind=self._find_blocker(owned, flight))
         return None
 
-    def _find_blocker(self, owned: OwnedPartition, run: TaskInFlight | ReservedTurn) -> int | None:
+    def _find_blocker(self, owned: OwnedPartition, flight: TaskInFlight | ReservedTurn) -> int | None:
         """Return the offset of the message that a task or placeholder waits for."""
-        position = owned.order.find_blocker(run) if owned.order is not None else None
+        position = owned.order.find_blocker(flight) if owned.order is not None else None
         return None if position is None else self._context.commits.find_offset(owned.partition, position)
 
     def _find_delivery_stage(self, owned: OwnedPartition, offset: int) -> MessageStage:
@@ -230,11 +230,15 @@ class Look:
 def find_runs(owned: OwnedPartition, offset: int) -> list[TaskInFlight]:
     """Return the tasks of a message that have not ended."""
     found = []
-    for run in owned.pending.values():
-        window = run.owner
+    for flight in owned.pending.values():
+        window = flight.owner
         if not isinstance(window, WindowInFlight):
             continue
         index = bisect_left(window.messages, offset, key=lambda message: message.offset)
-        if index < len(window.messages) and window.messages[index].offset == offset and run in window.runs_of[index]:
-            found.append(run)
+        if (
+            index < len(window.messages)
+            and window.messages[index].offset == offset
+            and flight in window.flights_of[index]
+        ):
+            found.append(flight)
     return found

@@ -14,7 +14,7 @@ from tidemill.core.errors import InvariantError
 from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.writer import LetterStatistics
 from tidemill.pipeline.delivery.routing import Origin, RoutedPayload, Router
-from tidemill.sinks.sending.run import BatchPart
+from tidemill.sinks.sending.delivery_batch import BatchPart
 from tidemill.sinks.sending.submission import DeliveryLane
 from tidemill.sources.base import Records, TopicPartition
 

@@ -38,7 +38,7 @@ from tidemill.pipeline.services import Offload
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.resident import build_executor
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.pipeline.windows.transform import RefusedResultError, call_transform, list_refused, start_transformed
 from tidemill.pipeline.windows.window import WindowInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage, set_field, span_messages
@@ -243,4 +243,4 @@ class ProbeRun:
 
     def list_tasks(self) -> list[TaskInFlight]:
         """Return the tasks, including replacements, in the order of their creation."""
-        return self.window.runs_of[0] if self.window is not None else []
+        return self.window.flights_of[0] if self.window is not None else []

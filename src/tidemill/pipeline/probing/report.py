@@ -13,7 +13,7 @@ from tidemill.pipeline.probing.probe_run import ProbeRun
 from tidemill.pipeline.probing.texts import NOTHING, Room
 from tidemill.pipeline.recording.texts import clean_args
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.recorder.format.recordable_text import clean_error, clean_name
 from tidemill.runtime.link.probe_report import (
     ProbeAttempt,

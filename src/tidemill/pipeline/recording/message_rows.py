@@ -164,9 +164,9 @@ def _classify(batch: FinishedBatch) -> Sequence[str | None]:
     if not batch.failed and batch.rejected.count(None) == len(batch):
         return batch.rejected
     errors = list(batch.rejected)
-    for index, run in batch.failed.items():
-        if run.error is not None:
-            errors[index] = run.failure or describe_failure(run.error)
+    for index, flight in batch.failed.items():
+        if flight.error is not None:
+            errors[index] = flight.failure or describe_failure(flight.error)
     return [None if error is None else classify_error(error) for error in errors]
 
 

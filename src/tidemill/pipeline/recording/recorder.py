@@ -31,7 +31,7 @@ from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.pool import TaskPool
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.recorder.format.events import EventKind
 from tidemill.recorder.format.schema import MAX_BODY_BYTES, RowTable, encode_rows
 from tidemill.runtime.link.progress import SinkStats
@@ -71,7 +71,7 @@ class RecordedWindow(Protocol):
     """The interface of a window whose messages are in the pipeline; implemented by `WindowInFlight`."""
 
     topic_partition: TopicPartition
-    runs_of: list[list[TaskInFlight]]
+    flights_of: list[list[TaskInFlight]]
 
 
 class EngineRecorder:
@@ -224,7 +224,7 @@ class EngineRecorder:
         for reference in noted:
             window = reference()
             if window is not None:
-                self._tasks.add_kept(window.topic_partition, window.runs_of)
+                self._tasks.add_kept(window.topic_partition, window.flights_of)
 
     def note_letter(self, topic_partitions: Iterable[tuple[str, int, int]]) -> None:
         """Note messages with a dead letter, by topic, partition and offset."""
@@ -234,9 +234,9 @@ class EngineRecorder:
     def note_committed(self, partition: TopicPartition, offset: int) -> None:
         self.commits.note(partition, offset, time.time_ns() // 1000)
 
-    def note_known(self, run: TaskInFlight, exit_code: int, output_bytes: int) -> None:
+    def note_known(self, flight: TaskInFlight, exit_code: int, output_bytes: int) -> None:
         """Record a task with a precomputed result; called only for tasks with labels or a nonzero exit code."""
-        self._tasks.add_known(run, exit_code, output_bytes)
+        self._tasks.add_known(flight, exit_code, output_bytes)
 
     def _look_at_tasks(self) -> None:
         if self._tasks_since is None:
@@ -249,19 +249,19 @@ class EngineRecorder:
     def note_failure(
         self,
         kind: Literal["task_failed", "task_retry", "task_replaced"],
-        run: TaskInFlight,
+        flight: TaskInFlight,
         error: ExecutorError,
         **data: str | int | float,
     ) -> None:
         """Record the consequence of a failed attempt; the task has not ended yet."""
-        offsets = run.find_offsets()
+        offsets = flight.find_offsets()
         self.events.add(
             EventKind(kind),
-            run.failure or describe_failure(error),
-            partition=run.owner.topic_partition,
+            flight.failure or describe_failure(error),
+            partition=flight.owner.topic_partition,
             offset=offsets[0] if offsets else None,
-            task_id=run.task_id,
-            data={"attempt": run.attempts, "kind": error.kind.value, **data},
+            task_id=flight.task_id,
+            data={"attempt": flight.attempts, "kind": error.kind.value, **data},
         )
 
     def note_partitions(

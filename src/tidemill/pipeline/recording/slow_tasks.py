@@ -6,7 +6,7 @@ import structlog
 
 from tidemill.core.errors import escape_surrogates
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import name_partition
 
@@ -27,15 +27,15 @@ class SlowTasks:
     def __init__(self, least_seconds: float) -> None:
         self.least_seconds = least_seconds
 
-    def note(self, run: TaskInFlight, outcome: ProcessOutcome) -> None:
+    def note(self, flight: TaskInFlight, outcome: ProcessOutcome) -> None:
         """Log a slow attempt that has just ended."""
-        offsets = run.find_offsets()
+        offsets = flight.find_offsets()
         throttle(log, LOG_SECONDS).info(
             "a task was slow",
-            task_id=escape_surrogates(run.task_id[:_MAX_ID_CHARS]),
+            task_id=escape_surrogates(flight.task_id[:_MAX_ID_CHARS]),
             seconds=round(outcome.duration_seconds, 3),
-            attempt=run.attempts,
-            partition=name_partition(run.owner.topic_partition),
+            attempt=flight.attempts,
+            partition=name_partition(flight.owner.topic_partition),
             offset=offsets[0] if offsets else None,
             exit_code=outcome.exit_code,
         )

@@ -31,7 +31,7 @@ from tidemill.pipeline.recording.task_columns import (
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
 from tidemill.pipeline.reports.report import SingleTasks
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_run import Given, TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import Given, TaskInFlight
 from tidemill.recorder.format.recordable_text import clean_error, clean_name
 from tidemill.sources.base import TopicPartition
 
@@ -120,20 +120,20 @@ class TaskRows:
         """
         try:
             if isinstance(tasks, SingleTasks):
-                if len(tasks.runs) >= MIN_TOGETHER and self._add_plain(topic_partition, tasks):
+                if len(tasks.flights) >= MIN_TOGETHER and self._add_plain(topic_partition, tasks):
                     return
-                tasks = [tasks.runs]
-            for run in [run for runs in tasks for run in runs]:
-                if run.outcome is not None:
-                    outcome, run.outcome = run.outcome, None
-                    self.add(run, outcome, topic_partition)
+                tasks = [tasks.flights]
+            for flight in [flight for flights in tasks for flight in flights]:
+                if flight.outcome is not None:
+                    outcome, flight.outcome = flight.outcome, None
+                    self.add(flight, outcome, topic_partition)
         except Exception as error:  # messages must leave all the same
             self._on_lost(error)
 
     def _add_plain(self, topic_partition: TopicPartition, tasks: SingleTasks) -> bool:
         """Add rows as a group; return False, and add none, if some of the tasks are not ordinary."""
-        runs, is_first = tasks.runs, not self.size
-        outcomes = cast("list[ProcessOutcome]", [run.outcome for run in runs])
+        flights, is_first = tasks.flights, not self.size
+        outcomes = cast("list[ProcessOutcome]", [flight.outcome for flight in flights])
         if not all(outcomes):
             return False
         seconds = [outcome.duration_seconds for outcome in outcomes]
@@ -142,21 +142,21 @@ class TaskRows:
         try:
             self._plain.add(
                 topic_partition,
-                [run.task_id for run in runs],
-                [run.named_offsets[0] for run in runs],
-                [run.slot for run in runs],
+                [flight.task_id for flight in flights],
+                [flight.named_offsets[0] for flight in flights],
+                [flight.slot for flight in flights],
                 [outcome.pid for outcome in outcomes],
                 tasks.ended_at,
-                [run.waited_seconds for run in runs],
+                [flight.waited_seconds for flight in flights],
                 seconds,
                 tasks.attempts,
-                [run.input_bytes for run in runs],
+                [flight.input_bytes for flight in flights],
                 [len(outcome.stdout) for outcome in outcomes],  # tasks with standard error are never stored for later
             )
         except Exception:  # handlers may set any id; the caller retries row by row to find the bad one
             return False
-        for run in runs:
-            run.outcome = None
+        for flight in flights:
+            flight.outcome = None
         is_complete = self._plain.size >= BLOCK_ROWS
         if is_complete:
             self._end_plain()
@@ -170,11 +170,11 @@ class TaskRows:
         self._blocks.append(plain.pack())
         self._size_of_blocks += plain.size
 
-    def add(self, run: TaskInFlight, outcome: ProcessOutcome, topic_partition: TopicPartition | None = None) -> None:
+    def add(self, flight: TaskInFlight, outcome: ProcessOutcome, topic_partition: TopicPartition | None = None) -> None:
         """Add the row of an attempt that has ended.
 
         Args:
-            run: The task.
+            flight: The task.
             outcome: The attempt's outcome.
             topic_partition: The partition of its messages; None: the attempt has just ended, and the task still has its
                 owner.
@@ -184,25 +184,25 @@ class TaskRows:
             if (
                 outcome.kind is not None
                 or not self._ordinary_from <= seconds < self._ordinary_until
-                or run.given is not None
+                or flight.given is not None
             ):
-                if not self._is_recorded(run, outcome):
+                if not self._is_recorded(flight, outcome):
                     return
-                details = self._keep_details(run, outcome)
-            task_id, offsets, owner, rows = run.task_id, run.named_offsets, run.owner, self._rows
+                details = self._keep_details(flight, outcome)
+            task_id, offsets, owner, rows = flight.task_id, flight.named_offsets, flight.owner, self._rows
             # Anything that can be computed per block is deferred, which takes a third of the time.
             rows.append(
                 (
                     task_id if type(task_id) is str else clean_name(task_id),
                     topic_partition or owner.topic_partition,
-                    offsets if len(offsets) == 1 else owner.find_task_offsets(run),
-                    run.slot,
+                    offsets if len(offsets) == 1 else owner.find_task_offsets(flight),
+                    flight.slot,
                     outcome.pid,
-                    run.ended_at,
-                    run.waited_seconds,
+                    flight.ended_at,
+                    flight.waited_seconds,
                     seconds,
-                    run.attempts,
-                    run.input_bytes,
+                    flight.attempts,
+                    flight.input_bytes,
                     len(outcome.stdout) + len(outcome.stderr),
                     details,
                 )
@@ -213,18 +213,18 @@ class TaskRows:
         if self._has_output or not 1 < len(rows) < BLOCK_ROWS:
             self._note_added()
 
-    def _is_recorded(self, run: TaskInFlight, outcome: ProcessOutcome) -> bool:
+    def _is_recorded(self, flight: TaskInFlight, outcome: ProcessOutcome) -> bool:
         """Return whether an unusual attempt has a row; log it if it was slow."""
         if not self._successes:
             return outcome.kind is not None
         if outcome.duration_seconds > self._slow.least_seconds:
-            self._slow.note(run, outcome)
+            self._slow.note(flight, outcome)
         return outcome.kind is not None or outcome.duration_seconds >= self._least_seconds
 
-    def _keep_details(self, run: TaskInFlight, outcome: ProcessOutcome) -> Details:
-        given = run.given or _NOTHING
+    def _keep_details(self, flight: TaskInFlight, outcome: ProcessOutcome) -> Details:
+        given = flight.given or _NOTHING
         parent = _clean_parent(given.parent_task_id)
-        extras = self._keep_extras(run.task, parent, outcome)
+        extras = self._keep_extras(flight.task, parent, outcome)
         return clean_args(given.args), _clean_labels(given.labels), outcome.exit_code, extras
 
     def _keep_extras(self, task: ExecutorTask, parent: str | None, outcome: ProcessOutcome) -> Extras | None:
@@ -253,20 +253,20 @@ class TaskRows:
         self._has_output = True
         return streams
 
-    def add_known(self, run: TaskInFlight, exit_code: int, output_bytes: int) -> None:
+    def add_known(self, flight: TaskInFlight, exit_code: int, output_bytes: int) -> None:
         """Add the row of a task with a precomputed result; see `add`."""
         if exit_code == 0 and not self._successes:
             return
-        task = run.task
+        task = flight.task
         extras: Extras | None = None
         try:
             if exit_code != 0 or task.parent_task_id is not None:
                 extras = OK if exit_code == 0 else "exit", _clean_parent(task.parent_task_id), _NO_STREAMS, None
-            at = run.ended_at or time.time_ns() // 1000
+            at = flight.ended_at or time.time_ns() // 1000
             details = clean_args(task.args), _clean_labels(task.labels), exit_code, extras
             sizes = _measure_input(task), output_bytes
-            names = clean_name(run.task_id), run.owner.topic_partition, run.find_offsets()
-            row = *names, None, None, at, 0.0, None, run.attempts, *sizes, details
+            names = clean_name(flight.task_id), flight.owner.topic_partition, flight.find_offsets()
+            row = *names, None, None, at, 0.0, None, flight.attempts, *sizes, details
             self._rows.append(row)
         except Exception as error:  # a user's values can be anything
             self._on_lost(error)

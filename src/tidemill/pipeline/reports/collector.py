@@ -23,7 +23,7 @@ from tidemill.pipeline.reports.report import (
     find_end,
     stand_for,
 )
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import TopicPartition
@@ -71,7 +71,7 @@ class FinishedMessages:
         topic_partition: TopicPartition,
         message: SourceMessage,
         size_bytes: int,
-        runs: Sequence[TaskInFlight] = (),
+        flights: Sequence[TaskInFlight] = (),
         window: WindowTimes = NO_WINDOW,
         rejected: str | None = None,
     ) -> None:
@@ -81,22 +81,22 @@ class FinishedMessages:
             topic_partition: Its partition.
             message: The message.
             size_bytes: The size of its key and value.
-            runs: Its tasks.
+            flights: Its tasks.
             window: Its window.
             rejected: Why it was dead-lettered before it had any task, if it was.
         """
         key = message.key
-        if self.on_leaving is not None and runs:
-            self.on_leaving(topic_partition, (runs,))
-        if len(runs) == 1 and not self._keeps and (run := runs[0]).error is None:
+        if self.on_leaving is not None and flights:
+            self.on_leaving(topic_partition, (flights,))
+        if len(flights) == 1 and not self._keeps and (flight := flights[0]).error is None:
             # Inlined from `_stand_for_all`: most messages are like this, and a call would cost more than its work.
-            ended_at = run.ended_at
-            runs = stand_for(run.attempts, run.payloads, run.is_known)
+            ended_at = flight.ended_at
+            flights = stand_for(flight.attempts, flight.payloads, flight.is_known)
             if key:
                 self.size_bytes += len(key)
         else:
-            ended_at = find_end(runs)
-            self.size_bytes += size_bytes + _measure_outputs(runs)
+            ended_at = find_end(flights)
+            self.size_bytes += size_bytes + _measure_outputs(flights)
         found = self._singles.get(window)
         if found is None:
             found = self._singles.setdefault(
@@ -108,7 +108,7 @@ class FinishedMessages:
                 key,
                 message.timestamp,
                 message.consumed_at,
-                runs,
+                flights,
                 ended_at,
                 time.time_ns(),
                 rejected,
@@ -124,14 +124,14 @@ class FinishedMessages:
         topic_partition: TopicPartition,
         messages: Sequence[SourceMessage],
         sizes: Sequence[int],
-        runs: Sequence[Sequence[TaskInFlight]],
+        flights: Sequence[Sequence[TaskInFlight]],
         window: WindowTimes,
     ) -> None:
         """Add messages of a window that leave now, each with its size and its tasks; see `add`."""
         now, start = time.time_ns(), 0
         while start < len(messages):
             end = min(len(messages), start + MAX_MESSAGES - self.count)
-            self._add_together(topic_partition, messages[start:end], sizes[start:end], runs[start:end], window, now)
+            self._add_together(topic_partition, messages[start:end], sizes[start:end], flights[start:end], window, now)
             start = end
             self._added()
 
@@ -140,40 +140,40 @@ class FinishedMessages:
         topic_partition: TopicPartition,
         messages: Sequence[SourceMessage],
         sizes: Sequence[int],
-        runs: Sequence[Sequence[TaskInFlight]],
+        flights: Sequence[Sequence[TaskInFlight]],
         window: WindowTimes,
         now: int,
     ) -> None:
         offsets, keys = [message.offset for message in messages], [message.key for message in messages]
         if self._keeps:
-            self.size_bytes += sum(sizes) + sum(map(_measure_outputs, runs))
+            self.size_bytes += sum(sizes) + sum(map(_measure_outputs, flights))
         else:
             self.size_bytes += sum(map(len, filter(None, keys)))
         ended_at: Sequence[int]
         if window.known_runs is not None:
             ended_at = [0] * len(messages)
-            runs = runs if self._keeps else [window.known_runs] * len(messages)
+            flights = flights if self._keeps else [window.known_runs] * len(messages)
         else:
-            singles = SingleTasks.find(runs)
+            singles = SingleTasks.find(flights)
             if self.on_leaving is not None:
-                self.on_leaving(topic_partition, runs if singles is None else singles)
-            ended_at = list(map(find_end, runs)) if singles is None else singles.ended_at
+                self.on_leaving(topic_partition, flights if singles is None else singles)
+            ended_at = list(map(find_end, flights)) if singles is None else singles.ended_at
             if not self._keeps:
                 alike = None if singles is None else singles.find_stand_in()
-                runs = self._stand_for_all(runs, sizes) if alike is None else [alike] * len(messages)
-        self._together.add_window(topic_partition, messages, offsets, keys, runs, ended_at, window, now)
+                flights = self._stand_for_all(flights, sizes) if alike is None else [alike] * len(messages)
+        self._together.add_window(topic_partition, messages, offsets, keys, flights, ended_at, window, now)
         if self._keeps:
             self._together.messages += messages
         self.count += len(messages)
 
     def _stand_for_all(
-        self, runs: Sequence[Sequence[TaskInFlight]], sizes: Sequence[int]
+        self, flights: Sequence[Sequence[TaskInFlight]], sizes: Sequence[int]
     ) -> list[Sequence[TaskInFlight]]:
         """Return the tasks of each message, or their stand-ins."""
         kept: list[Sequence[TaskInFlight]] = []
-        for each, size_bytes in zip(runs, sizes, strict=True):
-            if len(each) == 1 and (run := each[0]).error is None:
-                kept.append(stand_for(run.attempts, run.payloads, run.is_known))
+        for each, size_bytes in zip(flights, sizes, strict=True):
+            if len(each) == 1 and (flight := each[0]).error is None:
+                kept.append(stand_for(flight.attempts, flight.payloads, flight.is_known))
             else:
                 # Failed tasks often hold their message's value.
                 self.size_bytes += size_bytes + _measure_outputs(each)
@@ -218,9 +218,9 @@ class FinishedMessages:
                 raise end
 
 
-def _measure_outputs(runs: Sequence[TaskInFlight]) -> int:
+def _measure_outputs(flights: Sequence[TaskInFlight]) -> int:
     """Return the size of the tasks' output; 0 if a hook replaced a result by something else."""
-    results = [run.result for run in runs]
+    results = [flight.result for flight in flights]
     try:
         return sum(len(result.stdout_bytes) + len(result.stderr) for result in results if result is not None)
     except Exception:  # raised by the replaced value

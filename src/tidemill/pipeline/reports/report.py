@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.reports.parts import COUNTS, LONGS, Part, pack_bytes, pack_words, spread, spread_words
-from tidemill.pipeline.tasks.task_run import NOBODY, TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import NOBODY, TaskInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
@@ -74,9 +74,9 @@ def stand_for(attempts: int, payloads: int, is_known: bool) -> tuple[TaskInFligh
         payloads: How many payloads its hook returned.
         is_known: Whether its result was precomputed.
     """
-    run = TaskInFlight(ExecutorTask(""), NOBODY, 0.0)
-    run.attempts, run.payloads, run.is_known = attempts, payloads, is_known
-    return (run,)
+    flight = TaskInFlight(ExecutorTask(""), NOBODY, 0.0)
+    flight.attempts, flight.payloads, flight.is_known = attempts, payloads, is_known
+    return (flight,)
 
 
 #: The data of one message in a batch, in the order of the batch's columns.
@@ -87,31 +87,31 @@ class SingleTasks(NamedTuple):
     """The tasks of messages that have one each, column by column.
 
     Attributes:
-        runs: The tasks; at least one.
+        flights: The tasks; at least one.
         attempts: The number of attempts of each.
         ended_at: When the last attempt of each ended; see `TaskInFlight.ended_at`.
     """
 
-    runs: Sequence[TaskInFlight]
+    flights: Sequence[TaskInFlight]
     attempts: Sequence[int]
     ended_at: Sequence[int]
 
     @classmethod
-    def find(cls, runs_of: Sequence[Sequence[TaskInFlight]]) -> SingleTasks | None:
+    def find(cls, flights_of: Sequence[Sequence[TaskInFlight]]) -> SingleTasks | None:
         """Return the tasks of messages; None: some messages have several tasks, or none."""
         try:
-            runs = [run for (run,) in runs_of]
+            flights = [flight for (flight,) in flights_of]
         except ValueError:
             return None
-        return cls(runs, [run.attempts for run in runs], [run.ended_at for run in runs])
+        return cls(flights, [flight.attempts for flight in flights], [flight.ended_at for flight in flights])
 
     def find_stand_in(self) -> tuple[TaskInFlight] | None:
         """Return the stand-in of all tasks if all succeeded and look the same in reports; see `stand_for`."""
-        count, attempts, payloads = len(self.runs), self.attempts, [run.payloads for run in self.runs]
+        count, attempts, payloads = len(self.flights), self.attempts, [flight.payloads for flight in self.flights]
         if (
             attempts.count(attempts[0]) == count
             and payloads.count(payloads[0]) == count
-            and not [1 for run in self.runs if run.error is not None or run.is_known]
+            and not [1 for flight in self.flights if flight.error is not None or flight.is_known]
         ):
             return stand_for(attempts[0], payloads[0], False)
         return None
@@ -125,9 +125,9 @@ class Stretch(NamedTuple):
     size: int
 
 
-def find_end(runs: Sequence[TaskInFlight]) -> int:
+def find_end(flights: Sequence[TaskInFlight]) -> int:
     """Return when the last of a message's tasks ended; 0 if none ran."""
-    return runs[0].ended_at if len(runs) == 1 else max([run.ended_at for run in runs], default=0)
+    return flights[0].ended_at if len(flights) == 1 else max([flight.ended_at for flight in flights], default=0)
 
 
 class FinishedBatch:
@@ -139,7 +139,7 @@ class FinishedBatch:
         keys: The key of each.
         record_at: The original timestamp of each, in milliseconds.
         consumed_at: When each was fetched, in UTC microseconds since the epoch; 0: unknown.
-        runs: The tasks of each, or their stand-ins.
+        flights: The tasks of each, or their stand-ins.
         ended_at: When the last task of each ended, in UTC microseconds since the epoch; 0: all were precomputed, or
             none.
         resolved_ns: When each left the pipeline, in UTC nanoseconds since the epoch.
@@ -154,7 +154,7 @@ class FinishedBatch:
         self.keys: list[bytes | None] = []
         self.record_at: list[int] = []
         self.consumed_at: list[int] = []
-        self.runs: list[Sequence[TaskInFlight]] = []
+        self.flights: list[Sequence[TaskInFlight]] = []
         self.ended_at: list[int] = []
         self.resolved_ns: list[int] = []
         self.rejected: list[str | None] = []
@@ -162,14 +162,14 @@ class FinishedBatch:
 
     def add_rows(self, topic_partition: TopicPartition, window: WindowTimes, rows: Sequence[FinishedRow]) -> None:
         """Add messages of one window, or of one partition without a window; at least one."""
-        offsets, keys, record_at, consumed_at, runs, ended_at, *more = zip(*rows, strict=True)
+        offsets, keys, record_at, consumed_at, flights, ended_at, *more = zip(*rows, strict=True)
         resolved_ns, rejected, messages = more
         self.stretches.append(Stretch(topic_partition, window, len(rows)))
         self.offsets += offsets
         self.keys += keys
         self.record_at += record_at
         self.consumed_at += consumed_at
-        self.runs += runs
+        self.flights += flights
         self.ended_at += ended_at
         self.resolved_ns += resolved_ns
         self.rejected += rejected
@@ -182,7 +182,7 @@ class FinishedBatch:
         messages: Sequence[SourceMessage],
         offsets: Sequence[int],
         keys: Sequence[bytes | None],
-        runs: Sequence[Sequence[TaskInFlight]],
+        flights: Sequence[Sequence[TaskInFlight]],
         ended_at: Sequence[int],
         window: WindowTimes,
         now: int,
@@ -194,7 +194,7 @@ class FinishedBatch:
             messages: The messages.
             offsets: Their offsets.
             keys: Their keys.
-            runs: The tasks of each, or their stand-ins.
+            flights: The tasks of each, or their stand-ins.
             ended_at: When the last task of each ended; see `find_end`.
             window: Their window.
             now: The current time, in UTC nanoseconds since the epoch.
@@ -205,7 +205,7 @@ class FinishedBatch:
         self.keys += keys
         self.record_at += [message.timestamp for message in messages]
         self.consumed_at += [message.consumed_at for message in messages]
-        self.runs += runs
+        self.flights += flights
         self.ended_at += ended_at
         self.resolved_ns += [now] * count
         self.rejected += [None] * count
@@ -217,7 +217,7 @@ class FinishedBatch:
         self.keys += other.keys
         self.record_at += other.record_at
         self.consumed_at += other.consumed_at
-        self.runs += other.runs
+        self.flights += other.flights
         self.ended_at += other.ended_at
         self.resolved_ns += other.resolved_ns
         self.rejected += other.rejected
@@ -234,28 +234,28 @@ class FinishedBatch:
     @functools.cached_property
     def stand_in(self) -> TaskInFlight | None:
         """The stand-in of all tasks, if each message has one task and they look the same."""
-        first = self.runs[0]
-        if not isinstance(first, tuple) or not first or self.runs[-1] is not first:
+        first = self.flights[0]
+        if not isinstance(first, tuple) or not first or self.flights[-1] is not first:
             return None
-        return first[0] if self.runs.count(first) == len(self) else None
+        return first[0] if self.flights.count(first) == len(self) else None
 
     @functools.cached_property
     def tasks(self) -> list[int]:
         """How many tasks each message had, including replaced ones."""
         if not self.has_runs:
             return [0] * len(self)
-        return [1] * len(self) if self.stand_in or self.only_runs is not None else list(map(len, self.runs))
+        return [1] * len(self) if self.stand_in or self.only_flights is not None else list(map(len, self.flights))
 
     @functools.cached_property
     def has_runs(self) -> bool:
         """Whether any message had a task."""
-        return any(self.runs)
+        return any(self.flights)
 
     @functools.cached_property
-    def only_runs(self) -> Sequence[TaskInFlight] | None:
+    def only_flights(self) -> Sequence[TaskInFlight] | None:
         """The task of each message, if each has exactly one; otherwise None."""
         try:
-            return [run for (run,) in self.runs]
+            return [flight for (flight,) in self.flights]
         except ValueError:  # a message has another number of tasks
             return None
 
@@ -270,22 +270,22 @@ class FinishedBatch:
             return [0] * len(self)
         if self.stand_in is not None:
             return [read(self.stand_in)] * len(self)
-        if self.only_runs is not None:
-            return list(map(read, self.only_runs))
-        return [sum(map(read, runs)) for runs in self.runs]
+        if self.only_flights is not None:
+            return list(map(read, self.only_flights))
+        return [sum(map(read, flights)) for flights in self.flights]
 
     @functools.cached_property
     def failed(self) -> dict[int, TaskInFlight]:
         """The first task that failed for good, by the index of its message."""
         if not self.has_runs or self.stand_in is not None:
             return {}
-        if self.only_runs is not None and [run.error for run in self.only_runs].count(None) == len(self):
+        if self.only_flights is not None and [flight.error for flight in self.only_flights].count(None) == len(self):
             return {}
         found: dict[int, TaskInFlight] = {}
-        for index, runs in enumerate(self.runs):
-            for run in runs:
-                if run.error is not None and not run.replaced:
-                    found[index] = run
+        for index, flights in enumerate(self.flights):
+            for flight in flights:
+                if flight.error is not None and not flight.replaced:
+                    found[index] = flight
                     break
         return found
 
@@ -333,7 +333,7 @@ class FinishedBatch:
         found.keys = list(choose(self.keys, wanted))
         found.record_at = list(choose(self.record_at, wanted))
         found.consumed_at = list(choose(self.consumed_at, wanted))
-        found.runs = list(choose(self.runs, wanted))
+        found.flights = list(choose(self.flights, wanted))
         found.ended_at = list(choose(self.ended_at, wanted))
         found.resolved_ns = list(choose(self.resolved_ns, wanted))
         found.rejected = list(choose(self.rejected, wanted))

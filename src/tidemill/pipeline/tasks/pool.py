@@ -18,7 +18,7 @@ import structlog
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
-from tidemill.pipeline.tasks.task_run import Given, InFlightGroup, TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import Given, InFlightGroup, TaskInFlight
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.loop.durations import Durations
 from tidemill.runtime.loop.engine_tasks import EngineTasks
@@ -103,45 +103,45 @@ class TaskPool:
 
     def list_queued(self) -> frozenset[TaskInFlight]:
         """Return the tasks that wait for a slot; takes time linear in their number."""
-        return frozenset(run for _, _, run in self._queue)
+        return frozenset(flight for _, _, flight in self._queue)
 
     def list_first_queued(self, most: int) -> list[TaskInFlight]:
         """Return up to `most` tasks, in the order in which they will start."""
-        return [run for _, _, run in heapq.nsmallest(most, self._queue)]
+        return [flight for _, _, flight in heapq.nsmallest(most, self._queue)]
 
     def list_running(self, most: int) -> list[tuple[TaskInFlight, float]]:
         """Return up to `most` running tasks, by slot, and the loop's time at which each was started."""
-        running = sorted(self._running, key=lambda run: run.slot or 0)[:most]
-        started = [(run, getattr(run.process, "started_at", 0.0)) for run in running]
-        return [(run, at) for run, at in started if at]
+        running = sorted(self._running, key=lambda flight: flight.slot or 0)[:most]
+        started = [(flight, getattr(flight.process, "started_at", 0.0)) for flight in running]
+        return [(flight, at) for flight, at in started if at]
 
     def list_retrying(self, most: int) -> list[tuple[TaskInFlight, float]]:
         """Return up to `most` tasks that wait for their next attempt, and the loop's time at which each is due."""
-        waiting = [(run.timer.when(), id(run), run) for run in self._retrying if run.timer is not None]
-        return [(run, due) for due, _, run in heapq.nsmallest(most, waiting)]
+        waiting = [(flight.timer.when(), id(flight), flight) for flight in self._retrying if flight.timer is not None]
+        return [(flight, due) for due, _, flight in heapq.nsmallest(most, waiting)]
 
-    def submit(self, run: TaskInFlight) -> None:
+    def submit(self, flight: TaskInFlight) -> None:
         """Queue a task; it starts when it is the oldest and a slot is free, unless its group is leaving."""
-        if run.owner.group.leaving:
-            run.owner.park(run)
+        if flight.owner.group.leaving:
+            flight.owner.park(flight)
             return
-        run.queued_at = time.monotonic()
-        heapq.heappush(self._queue, (run.age, next(self._order), run))
+        flight.queued_at = time.monotonic()
+        heapq.heappush(self._queue, (flight.age, next(self._order), flight))
         self._dispatch_soon()
 
-    def retry(self, run: TaskInFlight, delay_seconds: float) -> None:
+    def retry(self, flight: TaskInFlight, delay_seconds: float) -> None:
         """Queue a task again after a delay, unless its group is leaving."""
-        if run.owner.group.leaving:
-            run.owner.park(run)
+        if flight.owner.group.leaving:
+            flight.owner.park(flight)
             return
         self._retried += 1
-        self._retrying.add(run)
-        run.timer = asyncio.get_running_loop().call_later(delay_seconds, self._again, run)
+        self._retrying.add(flight)
+        flight.timer = asyncio.get_running_loop().call_later(delay_seconds, self._again, flight)
 
-    def _again(self, run: TaskInFlight) -> None:
-        run.timer = None
-        self._retrying.discard(run)
-        self.submit(run)
+    def _again(self, flight: TaskInFlight) -> None:
+        flight.timer = None
+        self._retrying.discard(flight)
+        self.submit(flight)
 
     def _dispatch_soon(self) -> None:
         # Once per turn of the loop, so that all tasks of a window are queued before the oldest is chosen.
@@ -155,100 +155,100 @@ class TaskPool:
             return
         queue = self._queue
         while queue and len(self._running) < self._slots:
-            run = heapq.heappop(queue)[2]
-            group = run.owner.group
+            flight = heapq.heappop(queue)[2]
+            group = flight.owner.group
             if group.closed:
                 continue
             if group.may_start:
-                self._start(run)
+                self._start(flight)
             else:
-                run.owner.park(run)
+                flight.owner.park(flight)
 
-    def _start(self, run: TaskInFlight) -> None:
-        task, started_at = run.task, time.monotonic()
-        self._queue_waits.add(started_at - run.queued_at)
-        run.attempts += 1
-        run.slot = heapq.heappop(self._free_slots)
-        self._running.add(run)
-        run.input_bytes, run.given, what = 0, None, "its arguments"
+    def _start(self, flight: TaskInFlight) -> None:
+        task, started_at = flight.task, time.monotonic()
+        self._queue_waits.add(started_at - flight.queued_at)
+        flight.attempts += 1
+        flight.slot = heapq.heappop(self._free_slots)
+        self._running.add(flight)
+        flight.input_bytes, flight.given, what = 0, None, "its arguments"
         try:
             argv = (task.binary_path or self._settings.binary_path, *task.args)
             if self.on_attempt is not None and (len(argv) > 1 or task.labels or task.parent_task_id is not None):
-                run.given = Given(argv[1:], _copy_labels(task.labels), task.parent_task_id)
+                flight.given = Given(argv[1:], _copy_labels(task.labels), task.parent_task_id)
             what = "stdin"
             stdin = task.stdin.encode() if isinstance(task.stdin, str) else task.stdin or b""
-            run.input_bytes = len(stdin)
+            flight.input_bytes = len(stdin)
         except Exception as error:  # not UTF-8, or a hook changed the task since it was checked
             failure = ProcessOutcome(None, b"", b"", 0.0, None, ErrorKind.EXIT, f"cannot be started: {what}: {error}")
-            asyncio.get_running_loop().call_soon(self._ended, run, failure)
+            asyncio.get_running_loop().call_soon(self._ended, flight, failure)
             return
-        run.process = self._executor.start(
+        flight.process = self._executor.start(
             argv,
             stdin,
             task.env,
             self._settings.task_timeout_seconds if task.timeout_seconds is None else task.timeout_seconds,
-            lambda outcome: self._ended(run, outcome),
+            lambda outcome: self._ended(flight, outcome),
         )
         self._spawns.add(time.monotonic() - started_at)
 
-    def _ended(self, run: TaskInFlight, outcome: ProcessOutcome) -> None:
-        if run in self._running:  # otherwise it was abandoned with its group
-            self._release(run)
-        run.process = None
-        run.ended_at = time.time_ns() // 1000
-        is_late = run.owner.group.closed or self._closed  # another engine owns the work by now
+    def _ended(self, flight: TaskInFlight, outcome: ProcessOutcome) -> None:
+        if flight in self._running:  # otherwise it was abandoned with its group
+            self._release(flight)
+        flight.process = None
+        flight.ended_at = time.time_ns() // 1000
+        is_late = flight.owner.group.closed or self._closed  # another engine owns the work by now
         # Fast successes without details are stored, and recorded in bulk when their message leaves.
         if (
             outcome.duration_seconds < self.kept_below_seconds
             and outcome.kind is None
             and outcome.exit_code is not None
             and not outcome.stderr
-            and run.given is None
-            and len(run.named_offsets) == 1
+            and flight.given is None
+            and len(flight.named_offsets) == 1
             and not is_late
         ):
-            run.waited_seconds = time.monotonic() - run.queued_at
-            run.outcome = outcome
+            flight.waited_seconds = time.monotonic() - flight.queued_at
+            flight.outcome = outcome
         elif self.on_attempt is not None and not (outcome.kind is None and outcome.exit_code is None):
-            run.waited_seconds = time.monotonic() - run.queued_at
-            self.on_attempt(run, outcome)
+            flight.waited_seconds = time.monotonic() - flight.queued_at
+            self.on_attempt(flight, outcome)
         if self.on_ended is not None and outcome.pid is not None:
-            self.on_ended(run, outcome)
+            self.on_ended(flight, outcome)
         if outcome.pid is not None:
             self._attempts.add(outcome.duration_seconds)
             self._timeouts += outcome.kind is ErrorKind.TIMEOUT
         if is_late:
             pass
         elif outcome.kind is None and outcome.exit_code is None:
-            self._cannot_spawn(run, outcome)
+            self._cannot_spawn(flight, outcome)
         elif outcome.kind is None:
             assert outcome.exit_code is not None
-            run.owner.succeeded(
-                run,
+            flight.owner.succeeded(
+                flight,
                 ExecutorResult(
                     outcome.exit_code,
                     outcome.stdout,
                     outcome.stderr.decode("utf-8", "replace"),
                     outcome.duration_seconds,
-                    run.task,
+                    flight.task,
                     outcome.pid,
                 ),
             )
         else:
-            run.owner.failed(run, _make_error(run.task, outcome, outcome.kind))
+            flight.owner.failed(flight, _make_error(flight.task, outcome, outcome.kind))
         if self._queue:
             self._dispatch()
 
-    def _release(self, run: TaskInFlight) -> None:
-        self._running.discard(run)
-        if run.slot is not None:
-            heapq.heappush(self._free_slots, run.slot)
+    def _release(self, flight: TaskInFlight) -> None:
+        self._running.discard(flight)
+        if flight.slot is not None:
+            heapq.heappush(self._free_slots, flight.slot)
 
-    def _cannot_spawn(self, run: TaskInFlight, outcome: ProcessOutcome) -> None:
+    def _cannot_spawn(self, flight: TaskInFlight, outcome: ProcessOutcome) -> None:
         """Queue the task again with its old age: the machine lacks a resource, which is not the task's fault."""
         throttle(log, 10.0).error("processes cannot be started; waiting", error=outcome.exception)
-        run.attempts -= 1
-        self.submit(run)
+        flight.attempts -= 1
+        self.submit(flight)
         if self._pause is None:
             self._pause = asyncio.get_running_loop().call_later(SPAWN_PAUSE_SECONDS, self._resume)
 
@@ -258,12 +258,12 @@ class TaskPool:
 
     def withdraw(self, group: InFlightGroup) -> list[TaskInFlight]:
         """Remove a group's waiting tasks from the queue and from backoff; return them."""
-        waiting = [run for run in self._retrying if run.owner.group is group]
-        for run in waiting:
-            self._retrying.discard(run)
-            if run.timer is not None:
-                run.timer.cancel()
-        waiting += [run for _, _, run in self._queue if run.owner.group is group]
+        waiting = [flight for flight in self._retrying if flight.owner.group is group]
+        for flight in waiting:
+            self._retrying.discard(flight)
+            if flight.timer is not None:
+                flight.timer.cancel()
+        waiting += [flight for _, _, flight in self._queue if flight.owner.group is group]
         self._queue = [item for item in self._queue if item[2].owner.group is not group]
         heapq.heapify(self._queue)
         return waiting
@@ -271,11 +271,11 @@ class TaskPool:
     def abandon(self, group: InFlightGroup) -> None:
         """Kill the running tasks of a closed group and drop the waiting ones."""
         assert group.closed
-        theirs = [run for run in self._running if run.owner.group is group]
+        theirs = [flight for flight in self._running if flight.owner.group is group]
         if theirs:
-            for run in theirs:
-                self._release(run)
-            processes = [run.process for run in theirs if run.process is not None]
+            for flight in theirs:
+                self._release(flight)
+            processes = [flight.process for flight in theirs if flight.process is not None]
             course = self._executor.kill(processes, self._settings.term_grace_seconds)
             killing = self._tasks.run(f"the end of the tasks of {group.name}", course)
             self._killing.add(killing)
@@ -292,9 +292,9 @@ class TaskPool:
         If this is cancelled, the remaining processes get SIGKILL at once.
         """
         self._closed = True
-        for run in self._retrying:
-            if run.timer is not None:
-                run.timer.cancel()
+        for flight in self._retrying:
+            if flight.timer is not None:
+                flight.timer.cancel()
         self._retrying.clear()
         self._queue.clear()
         if self._pause is not None:

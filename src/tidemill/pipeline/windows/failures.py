@@ -20,7 +20,7 @@ from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.models import ErrorAction, ErrorKind, ExecutorError, ExecutorTask
 from tidemill.pipeline.hooks import LOG_SECONDS, begin_hook, call_hook, check_returned, log_hook_error
 from tidemill.pipeline.partition import OwnedPartition
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.pipeline.windows.hooked import Hooked
 from tidemill.runtime.kafka.source_message import MessageSpan, SourceMessage
 from tidemill.runtime.log.setup import kind_of, throttle
@@ -52,12 +52,12 @@ class FailingWindow(Protocol):
 
 
 async def ask_on_error(
-    context: EngineContext, run: TaskInFlight, error: ExecutorError, locate: Callable[[Hooked], MessageSpan]
+    context: EngineContext, flight: TaskInFlight, error: ExecutorError, locate: Callable[[Hooked], MessageSpan]
 ) -> ErrorAction | list[ExecutorTask]:
     """Return the decision of `on_error` about a failed attempt; DLQ if the hook raises or returns an invalid value."""
     try:
-        hook = begin_hook(context.handler.on_error, run.task, error)
-        returned = await call_hook(hook, context.hooks.calls, "on_error", locate, run)
+        hook = begin_hook(context.handler.on_error, flight.task, error)
+        returned = await call_hook(hook, context.hooks.calls, "on_error", locate, flight)
         return check_returned(check_action, returned)
     except Exception as raised:
         log_hook_error(
@@ -65,39 +65,39 @@ async def ask_on_error(
             "on_error",
             raised,
             "on_error raised, or returned neither an ErrorAction nor tasks; the task is dead-lettered",
-            task_id=run.task_id,
+            task_id=flight.task_id,
         )
         return ErrorAction.DLQ
 
 
-def retry_or_fail(window: FailingWindow, run: TaskInFlight, error: ExecutorError) -> None:
+def retry_or_fail(window: FailingWindow, flight: TaskInFlight, error: ExecutorError) -> None:
     """Retry a task after its backoff, unless its attempts are used up or it can never start."""
     context = window.context
-    decision = decide(run.attempts, context.settings.executor.max_retries, context.backoff, random.getrandbits(32))
+    decision = decide(flight.attempts, context.settings.executor.max_retries, context.backoff, random.getrandbits(32))
     if isinstance(decision, Retry) and not error.never_starts:
         if context.recorder is not None:
             seconds = round(decision.delay_seconds, 3)
-            context.recorder.note_failure("task_retry", run, error, delay_seconds=seconds)
-        context.pool.retry(run, decision.delay_seconds)
+            context.recorder.note_failure("task_retry", flight, error, delay_seconds=seconds)
+        context.pool.retry(flight, decision.delay_seconds)
     else:
-        handle_task_failure(window, run, error)
+        handle_task_failure(window, flight, error)
 
 
-def handle_task_failure(window: FailingWindow, run: TaskInFlight, error: ExecutorError, why: str = "") -> None:
+def handle_task_failure(window: FailingWindow, flight: TaskInFlight, error: ExecutorError, why: str = "") -> None:
     """Handle a task that failed for good; `why` is the reason if its attempts are not used up."""
     context, text = window.context, _describe_task_error(error, why)
-    run.failure = text
+    flight.failure = text
     cause = f"exit code {error.exit_code}" if error.kind is ErrorKind.EXIT else error.kind.value
 
     def again() -> None:
-        run.attempts = 0
-        context.pool.submit(run)
+        flight.attempts = 0
+        context.pool.submit(flight)
 
     def write() -> None:
-        _log_task_error(window, run, error, why)
-        _dead_letter(window, LetterKind.TASK, text, run, error)
+        _log_task_error(window, flight, error, why)
+        _dead_letter(window, LetterKind.TASK, text, flight, error)
 
-    write_or_hold(context, f"task: {cause}", text, _make_case(window, run, again, write))
+    write_or_hold(context, f"task: {cause}", text, _make_case(window, flight, again, write))
 
 
 def handle_hook_failure(window: FailingWindow, hook: str, error: Exception, of: Hooked, returned: object) -> None:
@@ -152,8 +152,8 @@ def _dead_letter(
 ) -> None:
     # A window's own hook is dead-lettered with all its messages, some of which may already be committed.
     messages = [window.messages[index] for index in window.find_indexes(of)]
-    run = of if isinstance(of, TaskInFlight) else None
-    window.partition.dead_letter(kind, text, messages, window.hold(of), run, error, refused)
+    flight = of if isinstance(of, TaskInFlight) else None
+    window.partition.dead_letter(kind, text, messages, window.hold(of), flight, error, refused)
     window.end(of, error)
 
 
@@ -169,7 +169,7 @@ def _describe_task_error(error: ExecutorError, why: str = "") -> str:
     return why + (summarize_stderr(error.stderr) or f"exit code {error.exit_code}")
 
 
-def _log_task_error(window: FailingWindow, run: TaskInFlight, error: ExecutorError, why: str = "") -> None:
+def _log_task_error(window: FailingWindow, flight: TaskInFlight, error: ExecutorError, why: str = "") -> None:
     """Log that a task failed for good, with the end of its stderr; equal failures are logged once in `LOG_SECONDS`.
 
     The program's output is masked before it is cut, so that no part of a secret remains.
@@ -180,11 +180,11 @@ def _log_task_error(window: FailingWindow, run: TaskInFlight, error: ExecutorErr
     alike = (error.kind, error.exit_code, why, kind_of(exception), kind_of(stderr.rpartition("\n")[2]))
     throttle(log, LOG_SECONDS, about=alike).warning(
         "a task failed for good",
-        task_id=run.task_id,
+        task_id=flight.task_id,
         kind=error.kind.value,
         exit_code=error.exit_code,
         exception=exception or why or None,
         stderr=stderr,
-        attempts=run.attempts,
+        attempts=flight.attempts,
         partition=window.partition.name,
     )

@@ -10,7 +10,7 @@ from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult
 from tidemill.pipeline.hooks import begin_hook
 from tidemill.pipeline.reports.message_group import make_message_group
 from tidemill.pipeline.reports.report import WindowTimes
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage
 
 #: The subject of a hook that returns payloads: a task, a message by its index, or (None) the whole window.
@@ -24,7 +24,7 @@ class HookedWindow(Protocol):
     context: EngineContext
     messages: list[SourceMessage]
     results: list[ExecutorResult | ExecutorError]
-    runs_of: list[list[TaskInFlight]]
+    flights_of: list[list[TaskInFlight]]
     times: WindowTimes
 
 
@@ -43,5 +43,5 @@ def call_hook_for(window: HookedWindow, of: Hooked) -> Awaitable[Any]:
         return begin_hook(handler.on_task_complete, of.result)
     if of is None:  # copies, because the hook may modify its lists
         return begin_hook(handler.on_window_complete, [*window.results], [*window.messages])
-    group = make_message_group(window.messages[of], window.runs_of[of], window.times)
+    group = make_message_group(window.messages[of], window.flights_of[of], window.times)
     return begin_hook(handler.on_message_complete, group)

@@ -18,17 +18,17 @@ from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.hooks import BURST, begin_hook, call_hook
 from tidemill.pipeline.key_order import ReservedTurn
 from tidemill.pipeline.reports.report import stand_for
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.pipeline.windows import failures
+from tidemill.pipeline.windows.batches import may_start_as_batch, release_batch, resolve_batch
 from tidemill.pipeline.windows.hooked import TASK_HOOK
-from tidemill.pipeline.windows.runs import may_start_as_run, release_run, resolve_run
 from tidemill.pipeline.windows.window import WindowInFlight
-from tidemill.sinks.sending.run import BatchPart, DeliveryBatch
+from tidemill.sinks.sending.delivery_batch import BatchPart, DeliveryBatch
 
 
 def start_tasks(window: WindowInFlight, tasks: list[ExecutorTask], reserved: ReservedTurn | None) -> None:
     """Start a window; see `WindowInFlight.start`."""
-    if window.partition.order is not None or not may_start_as_run(window):
+    if window.partition.order is not None or not may_start_as_batch(window):
         window.start(tasks, reserved)
         return
     known = window.known = []
@@ -40,7 +40,7 @@ def start_tasks(window: WindowInFlight, tasks: list[ExecutorTask], reserved: Res
 
 def _has_one_each(window: WindowInFlight, known: Sequence[TaskInFlight]) -> bool:
     """Return whether each message of a window has exactly one task, all of them with precomputed results."""
-    return len(known) == len(window.messages) and set(map(len, window.runs_of)) == {1}
+    return len(known) == len(window.messages) and set(map(len, window.flights_of)) == {1}
 
 
 class _KnownResults:
@@ -48,21 +48,21 @@ class _KnownResults:
 
     Args:
         window: The window.
-        runs: The tasks, of one message each.
+        flights: The tasks, of one message each.
     """
 
-    __slots__ = ("_are_alike", "_ended", "_left", "_parts", "_routed", "_run", "_window")
+    __slots__ = ("_are_alike", "_batch", "_ended", "_left", "_parts", "_routed", "_window")
 
-    def __init__(self, window: WindowInFlight, runs: list[TaskInFlight]) -> None:
+    def __init__(self, window: WindowInFlight, flights: list[TaskInFlight]) -> None:
         self._window = window
-        self._left = deque(runs)
-        self._run = DeliveryBatch(TASK_HOOK, functools.partial(release_run, window))
+        self._left = deque(flights)
+        self._batch = DeliveryBatch(TASK_HOOK, functools.partial(release_batch, window))
         # Payloads of hooks that are not delivered yet, and their tasks.
         self._parts: list[BatchPart] = []
         self._routed: list[Sequence[RoutedPayload]] = []
         self._ended: list[TaskInFlight] = []
         #: Whether one of these tasks can represent all of them in reports.
-        self._are_alike = window.context.finished is not None and _has_one_each(window, runs)
+        self._are_alike = window.context.finished is not None and _has_one_each(window, flights)
 
     def start(self) -> None:
         """Submit a job that works on the tasks."""
@@ -94,28 +94,28 @@ class _KnownResults:
         if self._left:
             self._window.context.hooks.submit_first(self._work)
 
-    async def _collect(self, run: TaskInFlight) -> None:
+    async def _collect(self, flight: TaskInFlight) -> None:
         window, returned = self._window, None
         context, partition = window.context, window.partition
         if partition.closed:
             return
         if context.overridden.on_task_complete:
-            assert run.result is not None
+            assert flight.result is not None
             try:
-                hook = begin_hook(context.handler.on_task_complete, run.result)
-                returned = await call_hook(hook, context.hooks.calls, TASK_HOOK, window.locate, run)
+                hook = begin_hook(context.handler.on_task_complete, flight.result)
+                returned = await call_hook(hook, context.hooks.calls, TASK_HOOK, window.locate, flight)
                 routed = context.route(returned)
             except Exception as error:
                 self._tell_apart()
                 if not partition.closed:
-                    failures.handle_hook_failure(window, TASK_HOOK, error, run, returned)
+                    failures.handle_hook_failure(window, TASK_HOOK, error, flight, returned)
                 return
             if routed:
-                (index,) = window.graph.find_indexes(run)
-                run.payloads = len(routed)
-                self._parts.append(BatchPart(self._run, index, window.messages[index], len(routed), run.task))
+                (index,) = window.graph.find_indexes(flight)
+                flight.payloads = len(routed)
+                self._parts.append(BatchPart(self._batch, index, window.messages[index], len(routed), flight.task))
                 self._routed.append(routed)
-        self._ended.append(run)
+        self._ended.append(flight)
 
     def _hand_over(self) -> None:
         """Deliver the collected payloads, and end their tasks."""
@@ -131,11 +131,11 @@ class _KnownResults:
             window.context.outbox.submit_run(parts, routed)
             partition.submitted(sum([part.size_bytes for part in parts]), len(parts))
         complete, resolved, is_over = window.graph.end_tasks(ended)
-        for run in ended:
-            partition.pending.pop(run.key, None)
-            run.leave_owner()
+        for flight in ended:
+            partition.pending.pop(flight.key, None)
+            flight.leave_owner()
         partition.tasks_done(complete)
-        resolve_run(window, resolved)
+        resolve_batch(window, resolved)
         if is_over:
             window.end_messages()
 

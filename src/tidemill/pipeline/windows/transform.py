@@ -21,11 +21,11 @@ from tidemill.pipeline.delivery.routing import RoutedPayload
 from tidemill.pipeline.handler.models import SkipMessage
 from tidemill.pipeline.hooks import begin_hook, call_hook, check_returned
 from tidemill.pipeline.key_order import ReservedTurn
-from tidemill.pipeline.windows.runs import may_start_as_run, release_run, resolve_run
+from tidemill.pipeline.windows.batches import may_start_as_batch, release_batch, resolve_batch
 from tidemill.pipeline.windows.window import WindowInFlight
 from tidemill.runtime.kafka.source_message import SourceMessage, span_messages
 from tidemill.sinks.payloads import CollectResult
-from tidemill.sinks.sending.run import BatchPart, DeliveryBatch
+from tidemill.sinks.sending.delivery_batch import BatchPart, DeliveryBatch
 
 _WANTED = "transform must return a list with one item per message, or a CollectResult"
 _ITEM = "a payload, a list of payloads, or None"
@@ -114,15 +114,15 @@ def start_transformed(window: WindowInFlight, result: Transformed, reserved: Res
 
 def _is_plain(window: WindowInFlight, result: Transformed) -> bool:
     """Return whether the window can be delivered and resolved in bulk."""
-    return not result.whole and may_start_as_run(window)
+    return not result.whole and may_start_as_batch(window)
 
 
 def _start_run(window: WindowInFlight, result: Transformed) -> None:
     """Deliver a window in bulk."""
-    run = DeliveryBatch("transform", functools.partial(release_run, window))
+    batch = DeliveryBatch("transform", functools.partial(release_batch, window))
     # Empty if an empty result was returned for the whole window.
     parts = [
-        BatchPart(run, index, message, len(routed))
+        BatchPart(batch, index, message, len(routed))
         for index, (message, routed) in enumerate(zip(window.messages, result.each, strict=False))
         if routed
     ]
@@ -133,7 +133,7 @@ def _start_run(window: WindowInFlight, result: Transformed) -> None:
         window.context.outbox.submit_run(parts, [routed for routed in result.each if routed])
         window.partition.submitted(sum([part.size_bytes for part in parts]), len(parts))
     window.partition.tasks_done(len(window.messages))
-    resolve_run(window, window.graph.complete_all())
+    resolve_batch(window, window.graph.complete_all())
     window.apply((WindowComplete(),))
 
 

@@ -21,12 +21,12 @@ from tidemill.pipeline.hooks import call_hook
 from tidemill.pipeline.key_order import ReservedTurn
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.report import WindowTimes
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.pipeline.windows import failures
+from tidemill.pipeline.windows.batches import deliver_part
 from tidemill.pipeline.windows.hooked import Hooked, call_hook_for, name_hook
-from tidemill.pipeline.windows.runs import deliver_part
 from tidemill.runtime.kafka.source_message import MessageSpan, SourceMessage, span_messages
-from tidemill.sinks.sending.run import DeliveryBatch
+from tidemill.sinks.sending.delivery_batch import DeliveryBatch
 from tidemill.sources.base import TopicPartition
 
 
@@ -56,13 +56,13 @@ class WindowInFlight:
         "context",
         "deliveries",
         "entries",
+        "flights_of",
         "graph",
         "held_for_window",
         "known",
         "messages",
         "partition",
         "results",
-        "runs_of",
         "times",
         "topic_partition",
     )
@@ -84,7 +84,7 @@ class WindowInFlight:
         self.entries = entries
         self.arrived = arrived
         self.graph = Arrangement(len(messages))
-        self.runs_of: list[list[TaskInFlight]] = [[] for _ in messages]
+        self.flights_of: list[list[TaskInFlight]] = [[] for _ in messages]
         self.results: list[ExecutorResult | ExecutorError] = []
         self.times = times
         self.held_for_window = False
@@ -101,26 +101,26 @@ class WindowInFlight:
         """
         self.hold_window()
         indexes_by_offset = {message.offset: index for index, message in enumerate(self.messages)} if tasks else {}
-        runs: list[tuple[TaskInFlight, Sequence[int]]] = []
+        flights: list[tuple[TaskInFlight, Sequence[int]]] = []
         for task in tasks:
             indexes, ignored = find_source_indexes(task.source_offsets, indexes_by_offset)
             if ignored:
                 text = "source_offsets outside the task's window are ignored"
                 self.context.warn(text, task_id=task.task_id, partition=self.partition.name, ignored=ignored[:10])
-            run = self._make_run(task)
+            flight = self._make_run(task)
             if len(indexes) == 1 and not ignored:
-                run.named_offsets = (self.messages[indexes[0]].offset,)
+                flight.named_offsets = (self.messages[indexes[0]].offset,)
             for index in indexes or range(len(self.messages)):
-                self.runs_of[index].append(run)
-            runs.append((run, indexes))
-        if runs and self.context.recorder is not None:
+                self.flights_of[index].append(flight)
+            flights.append((flight, indexes))
+        if flights and self.context.recorder is not None:
             self.context.recorder.note_window(self)
-        effects = self.graph.set_tasks(runs)
+        effects = self.graph.set_tasks(flights)
         if self.partition.order is None:
-            for run, _ in runs:
-                self.partition.launch(run)
+            for flight, _ in flights:
+                self.partition.launch(flight)
         else:
-            self.partition.order.arranged(list(zip(self.messages, self.entries, strict=True)), runs, reserved)
+            self.partition.order.arranged(list(zip(self.messages, self.entries, strict=True)), flights, reserved)
         self.apply(effects)
 
     def hold_window(self) -> None:
@@ -130,114 +130,114 @@ class WindowInFlight:
             self.graph.hold(range(len(self.messages)))
 
     def _make_run(self, task: ExecutorTask) -> TaskInFlight:
-        run = TaskInFlight(task, self, self.arrived)
+        flight = TaskInFlight(task, self, self.arrived)
         if task.task_id in self.partition.pending:
             self.context.warn(
                 "a task with this id is already pending; this one runs under an internal key",
                 task_id=task.task_id,
                 partition=self.partition.name,
             )
-            run.key = run
-        self.partition.pending[run.key] = run
-        return run
+            flight.key = flight
+        self.partition.pending[flight.key] = flight
+        return flight
 
     @property
     def group(self) -> OwnedPartition:
         """Its partition: tasks are withdrawn and abandoned with it."""
         return self.partition
 
-    def park(self, run: TaskInFlight) -> None:
+    def park(self, flight: TaskInFlight) -> None:
         """Hold a task until it may start, or leave its messages to the partition's next owner."""
         if self.partition.leaving:
-            self.partition.withdraw(self._find_offsets(run))
+            self.partition.withdraw(self._find_offsets(flight))
         else:
-            self.partition.park(run)
+            self.partition.park(flight)
 
-    def succeeded(self, run: TaskInFlight, result: ExecutorResult) -> None:
+    def succeeded(self, flight: TaskInFlight, result: ExecutorResult) -> None:
         """Handle the result of a task; the task is terminal once its hook has returned."""
-        run.result = result
+        flight.result = result
         context = self.context
         if context.overridden.on_window_complete:
             self.results.append(result)
         context.counters.tasks_done += 1
         context.slowest.add(result)
-        if self.known is not None and len(self.graph.find_indexes(run)) == 1:
-            self.known.append(run)
+        if self.known is not None and len(self.graph.find_indexes(flight)) == 1:
+            self.known.append(flight)
         else:  # even without a hook in a later turn: a window of precomputed results must not recurse
-            context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, run)
+            context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, flight)
 
-    async def _end_task(self, run: TaskInFlight) -> None:
-        self._make_terminal(run)
+    async def _end_task(self, flight: TaskInFlight) -> None:
+        self._make_terminal(flight)
 
-    def failed(self, run: TaskInFlight, error: ExecutorError) -> None:
+    def failed(self, flight: TaskInFlight, error: ExecutorError) -> None:
         """Handle the failure of a task, by `on_error` or by the default."""
         if self.context.overridden.on_error:
-            self.context.hooks.submit(self._call_error_hook, run, error)
+            self.context.hooks.submit(self._call_error_hook, flight, error)
         else:
-            failures.retry_or_fail(self, run, error)
+            failures.retry_or_fail(self, flight, error)
 
-    async def _call_error_hook(self, run: TaskInFlight, error: ExecutorError) -> None:
+    async def _call_error_hook(self, flight: TaskInFlight, error: ExecutorError) -> None:
         if self.partition.closed:
             return
-        action = await failures.ask_on_error(self.context, run, error, self.locate)
+        action = await failures.ask_on_error(self.context, flight, error, self.locate)
         if self.partition.closed:
             return
         if action is ErrorAction.RETRY:
-            failures.retry_or_fail(self, run, error)
+            failures.retry_or_fail(self, flight, error)
         elif action in (ErrorAction.SKIP, []):
             self.context.counters.skipped += 1
-            self._give_up(run, error)
+            self._give_up(flight, error)
         elif isinstance(action, list):
-            self._replace(run, error, action)
+            self._replace(flight, error, action)
         else:
-            failures.handle_task_failure(self, run, error)
+            failures.handle_task_failure(self, flight, error)
 
-    def _replace(self, run: TaskInFlight, error: ExecutorError, tasks: list[ExecutorTask]) -> None:
+    def _replace(self, flight: TaskInFlight, error: ExecutorError, tasks: list[ExecutorTask]) -> None:
         most = self.context.settings.executor.max_replacements
-        if run.generation >= most:
+        if flight.generation >= most:
             why = f"on_error has already replaced it {most} times (executor.max_replacements): "
-            failures.handle_task_failure(self, run, error, why)
+            failures.handle_task_failure(self, flight, error, why)
             return
         if self.context.recorder is not None:
-            self.context.recorder.note_failure("task_replaced", run, error, tasks=len(tasks))
-        run.replaced = True
-        run.error = error
-        self.partition.pending.pop(run.key, None)
-        indexes = self.graph.find_indexes(run)
+            self.context.recorder.note_failure("task_replaced", flight, error, tasks=len(tasks))
+        flight.replaced = True
+        flight.error = error
+        self.partition.pending.pop(flight.key, None)
+        indexes = self.graph.find_indexes(flight)
         children = []
         for task in tasks:
-            task.parent_task_id = run.task_id
+            task.parent_task_id = flight.task_id
             child = self._make_run(task)
-            child.generation = run.generation + 1
+            child.generation = flight.generation + 1
             children.append(child)
             for index in indexes:
-                self.runs_of[index].append(child)
-        effects = self.graph.replace(run, children)
+                self.flights_of[index].append(child)
+        effects = self.graph.replace(flight, children)
         if self.partition.order is None:
             for child in children:
                 self.partition.launch(child)
         else:
-            self.partition.order.replaced(run, children)
-        run.leave_owner()
+            self.partition.order.replaced(flight, children)
+        flight.leave_owner()
         self.apply(effects)
 
-    def _give_up(self, run: TaskInFlight, error: ExecutorError) -> None:
+    def _give_up(self, flight: TaskInFlight, error: ExecutorError) -> None:
         """End a task that failed for good."""
         if self.context.recorder is not None:
-            self.context.recorder.note_failure("task_failed", run, error)
-        run.error = error
+            self.context.recorder.note_failure("task_failed", flight, error)
+        flight.error = error
         if self.context.overridden.on_window_complete:
             self.results.append(error)
         self.context.counters.tasks_failed += 1
-        self._make_terminal(run)
+        self._make_terminal(flight)
 
-    def _make_terminal(self, run: TaskInFlight) -> None:
-        self.partition.pending.pop(run.key, None)
+    def _make_terminal(self, flight: TaskInFlight) -> None:
+        self.partition.pending.pop(flight.key, None)
         if not self.partition.closed:
-            self.apply(self.graph.note_task_done(run))
+            self.apply(self.graph.note_task_done(flight))
             if (order := self.partition.order) is not None:
-                order.ended(run)
-        run.leave_owner()
+                order.ended(flight)
+        flight.leave_owner()
 
     def find_indexes(self, of: Hooked) -> Sequence[int]:
         """Return the indexes of the messages of a task or hook."""
@@ -245,13 +245,13 @@ class WindowInFlight:
             return range(len(self.messages))
         return (of,) if isinstance(of, int) else self.graph.find_indexes(of)
 
-    def _find_offsets(self, run: TaskInFlight) -> list[int]:
+    def _find_offsets(self, flight: TaskInFlight) -> list[int]:
         """Return the offsets of the messages that cannot leave the pipeline before a task is done."""
-        return [self.messages[index].offset for index in self.find_indexes(None if self.held_for_window else run)]
+        return [self.messages[index].offset for index in self.find_indexes(None if self.held_for_window else flight)]
 
-    def find_task_offsets(self, run: TaskInFlight) -> Sequence[int]:
+    def find_task_offsets(self, flight: TaskInFlight) -> Sequence[int]:
         """Return the offsets of the messages of a task that has no final outcome yet."""
-        return [self.messages[index].offset for index in self.graph.find_indexes(run)]
+        return [self.messages[index].offset for index in self.graph.find_indexes(flight)]
 
     # -- hooks that return payloads ---------------------------------------------------------------------------
 
@@ -340,10 +340,10 @@ class WindowInFlight:
 
     def _resolve(self, index: int) -> None:
         """Resolve a single message."""
-        runs = self.runs_of[index]
+        flights = self.flights_of[index]
         if len(self.messages) > 1:  # free its results before the window's slowest task ends
-            self.runs_of[index] = []
-        self.partition.resolve(self.messages[index], self.entries[index], runs, self.times)
+            self.flights_of[index] = []
+        self.partition.resolve(self.messages[index], self.entries[index], flights, self.times)
 
     def _message_complete(self, index: int) -> None:
         self.partition.tasks_done()

@@ -26,7 +26,7 @@ from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.log.user_code import explain_error
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Encoded, Refusal, Sink, check_encoded, encode_checked
-from tidemill.sinks.sending.run import BatchPart, settle_all
+from tidemill.sinks.sending.delivery_batch import BatchPart, settle_all
 from tidemill.sinks.sending.sender import Sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
 

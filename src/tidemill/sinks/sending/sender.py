@@ -11,7 +11,7 @@ from tidemill.core.errors import RemoteError, TidemillError, describe_error
 from tidemill.runtime.link.progress import SinkStats
 from tidemill.runtime.loop.engine_tasks import EngineTasks
 from tidemill.sinks.base import Sink
-from tidemill.sinks.sending.run import BatchPart
+from tidemill.sinks.sending.delivery_batch import BatchPart
 from tidemill.sinks.sending.submission import DeliveryLane, Question, Submission
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from tidemill.core.delivery.send_items import AskDecision, GaveUp, Item
 from tidemill.sinks.base import Encoded
-from tidemill.sinks.sending.run import BatchPart
+from tidemill.sinks.sending.delivery_batch import BatchPart
 
 #: (source topic, partition); None for payloads that do not come from a partition.
 DeliveryLane = tuple[str, int] | None

@@ -43,16 +43,16 @@ class TaskOwner(Protocol):
     def topic_partition(self) -> tuple[str, int]:
         """Topic and partition of its messages."""
 
-    def find_task_offsets(self, run: TaskInFlight) -> Sequence[int]:
+    def find_task_offsets(self, flight: TaskInFlight) -> Sequence[int]:
         """Return the offsets of the messages of a task that has no final outcome yet."""
 
-    def park(self, run: TaskInFlight) -> None:
+    def park(self, flight: TaskInFlight) -> None:
         """Take back a task that may not start; the owner submits it again when it may."""
 
-    def succeeded(self, run: TaskInFlight, result: ExecutorResult) -> None:
+    def succeeded(self, flight: TaskInFlight, result: ExecutorResult) -> None:
         """Handle the result of a task."""
 
-    def failed(self, run: TaskInFlight, error: ExecutorError) -> None:
+    def failed(self, flight: TaskInFlight, error: ExecutorError) -> None:
         """Handle the failure of a task's latest attempt."""
 
 
@@ -69,16 +69,16 @@ class _Nobody:
     def group(self) -> InFlightGroup:
         return self
 
-    def find_task_offsets(self, run: TaskInFlight) -> Sequence[int]:
+    def find_task_offsets(self, flight: TaskInFlight) -> Sequence[int]:
         return ()
 
-    def park(self, run: TaskInFlight) -> None:
+    def park(self, flight: TaskInFlight) -> None:
         pass
 
-    def succeeded(self, run: TaskInFlight, result: ExecutorResult) -> None:
+    def succeeded(self, flight: TaskInFlight, result: ExecutorResult) -> None:
         pass
 
-    def failed(self, run: TaskInFlight, error: ExecutorError) -> None:
+    def failed(self, flight: TaskInFlight, error: ExecutorError) -> None:
         pass
 
 

@@ -1,6 +1,6 @@
 """Delivery of results that concern one message each: results that a sink confirms together are released together.
 
-See `sinks.sending.run`.
+See `sinks.sending.delivery_batch`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tidemill.pipeline.delivery.routing import RoutedPayload
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.report import WindowTimes
-from tidemill.pipeline.tasks.task_run import TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.pipeline.windows.hooked import TASK_HOOK
 from tidemill.runtime.kafka.source_message import SourceMessage
-from tidemill.sinks.sending.run import BatchPart, DeliveryBatch
+from tidemill.sinks.sending.delivery_batch import BatchPart, DeliveryBatch
 from tidemill.sources.base import TopicPartition
 
 
@@ -31,12 +31,12 @@ class DeliveringWindow(Protocol):
     graph: Arrangement
     messages: list[SourceMessage]
     entries: Sequence[LedgerEntry[TopicPartition, int]]
-    runs_of: list[list[TaskInFlight]]
+    flights_of: list[list[TaskInFlight]]
     times: WindowTimes
     deliveries: DeliveryBatch | None
 
 
-def may_start_as_run(window: DeliveringWindow) -> bool:
+def may_start_as_batch(window: DeliveringWindow) -> bool:
     """Return whether a window's results can be delivered, and its messages resolved, in bulk.
 
     `deliver_part` need not check this: its messages take each step individually, except for the last.
@@ -50,28 +50,28 @@ def may_start_as_run(window: DeliveringWindow) -> bool:
 def deliver_part(window: DeliveringWindow, index: int, routed: Sequence[RoutedPayload], task: ExecutorTask) -> None:
     """Deliver the payloads of a task's hook; the task's only message is held until they are settled."""
     if window.deliveries is None:
-        window.deliveries = DeliveryBatch(TASK_HOOK, functools.partial(release_run, window))
+        window.deliveries = DeliveryBatch(TASK_HOOK, functools.partial(release_batch, window))
     window.graph.hold((index,))
     part = BatchPart(window.deliveries, index, window.messages[index], len(routed), task)
     window.context.outbox.submit_part(part, routed)
     window.partition.submitted(part.size_bytes)
 
 
-def release_run(window: DeliveringWindow, indexes: Sequence[int], size_bytes: int) -> None:
+def release_batch(window: DeliveringWindow, indexes: Sequence[int], size_bytes: int) -> None:
     """Release messages whose payloads are settled; `size_bytes` is the total size of these payloads."""
     if not window.partition.closed:
         window.partition.delivered(size_bytes, len(indexes))
-        resolve_run(window, window.graph.release_all(indexes))
+        resolve_batch(window, window.graph.release_all(indexes))
 
 
-def resolve_run(window: DeliveringWindow, indexes: Sequence[int]) -> None:
+def resolve_batch(window: DeliveringWindow, indexes: Sequence[int]) -> None:
     """Resolve messages together."""
     if not indexes:
         return
-    messages, entries, runs = window.messages, window.entries, window.runs_of
+    messages, entries, flights = window.messages, window.entries, window.flights_of
     if len(indexes) < len(messages):
         messages, entries = [messages[index] for index in indexes], [entries[index] for index in indexes]
-        runs = [runs[index] for index in indexes]
+        flights = [flights[index] for index in indexes]
         for index in indexes:  # free their results before the window's slowest task ends
-            window.runs_of[index] = []
-    window.partition.resolve_all(messages, entries, runs, window.times)
+            window.flights_of[index] = []
+    window.partition.resolve_all(messages, entries, flights, window.times)

@@ -24,7 +24,7 @@ class BatchPart(msgspec.Struct, eq=False):
     """The payloads that one hook returned for one message; acts as their submission and as their origin.
 
     Attributes:
-        run: The delivery batch.
+        batch: The delivery batch.
         index: The index of the message in its window.
         message: The message.
         pending: How many of the payloads are not settled.
@@ -32,7 +32,7 @@ class BatchPart(msgspec.Struct, eq=False):
         size_bytes: The payloads' size, once they are submitted.
     """
 
-    run: DeliveryBatch
+    batch: DeliveryBatch
     index: int
     message: Any
     pending: int
@@ -51,13 +51,13 @@ class BatchPart(msgspec.Struct, eq=False):
     @property
     def hook(self) -> str:
         """The hook that returned the payloads."""
-        return self.run.hook
+        return self.batch.hook
 
     def settle(self, count: int = 1) -> None:
         """Count off settled payloads; the last one releases the message."""
         self.pending -= count
         if self.pending == 0:
-            self.run.release([self])
+            self.batch.release([self])
 
 
 class DeliveryBatch:
@@ -92,8 +92,8 @@ def settle_all(submissions: Iterable[Any]) -> None:
             continue
         each.pending -= 1
         if each.pending == 0:
-            if (parts := together.get(each.run)) is None:
-                parts = together[each.run] = []
+            if (parts := together.get(each.batch)) is None:
+                parts = together[each.batch] = []
             parts.append(each)
-    for run, parts in together.items():
-        run.release(parts)
+    for batch, parts in together.items():
+        batch.release(parts)
