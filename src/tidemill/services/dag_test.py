@@ -131,7 +131,7 @@ def find_dag(folder: Path, dag_id: str) -> tuple[Path, LoadedFile]:
         others += loaded.dags
     near = difflib.get_close_matches(dag_id, others, n=1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
-    broken = f"; {len(problems)} could not be read: {'; '.join(problems[:3])}" if problems else ""
+    broken = f"; {len(problems)} of the files could not be read: {'; '.join(problems[:3])}" if problems else ""
     raise ConfigError(f"no file in {folder} defines the DAG {dag_id!r}{meant}{broken}")
 
 

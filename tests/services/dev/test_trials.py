@@ -202,7 +202,7 @@ async def test_one_that_ends_its_process_is_found_among_others_and_fails_while_t
     async with triggerer(store, folder) as deaths:
         culprit, error = await find_failed(deferring)
         assert culprit == "t2"
-        assert error.startswith("TaskDeferralError: the process that ran this trigger, and no other")
+        assert error.startswith("TaskDeferralError: the process that ran only this trigger")
         assert named in error
         await let_resume(deferring, folder, 3)
         assert len(deaths) == 3

@@ -57,7 +57,7 @@ def read_frames(data: ByteView, start: int = len(MAGIC)) -> Iterator[Frame]:
     if len(data) < len(MAGIC):
         return  # the file was created a moment ago
     if data[: len(MAGIC)] != MAGIC:
-        raise DamagedSegmentError("not a file of rows")
+        raise DamagedSegmentError("the file is not a segment")
     at = start
     while at + _HEADER.size <= len(data):
         mark, about_length, body_length, checksum = _HEADER.unpack(data[at : at + _HEADER.size])
@@ -66,7 +66,7 @@ def read_frames(data: ByteView, start: int = len(MAGIC)) -> Iterator[Frame]:
         middle = at + _HEADER.size + about_length
         end = middle + body_length
         if end - at > _MAX_FRAME_BYTES:
-            raise DamagedSegmentError(f"a frame of {end - at} bytes at byte {at}")
+            raise DamagedSegmentError(f"the frame at byte {at} has an impossible length: {end - at} bytes")
         if end > len(data):
             return
         about, body = data[at + _HEADER.size : middle], data[middle:end]

@@ -50,7 +50,7 @@ def ask_database(store: SegmentStore, read: Callable[[sqlite3.Connection], None]
         return  # retention has removed it
     except (OSError, sqlite3.Error, msgspec.MsgspecError, ValueError) as error:
         problems.append(
-            f"{store.recording}: a database is damaged or not complete and was skipped: {to_one_line(str(error))}"
+            f"{store.recording}: a database is damaged or incomplete and was skipped: {to_one_line(str(error))}"
         )
 
 

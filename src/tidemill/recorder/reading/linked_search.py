@@ -125,6 +125,7 @@ def find_linked(
     """
     first = make_first_key(links.kinds)
     first_row = make_first_key(KEY_KINDS[RowTable.MESSAGES])
+    # `over`: the last link whose rows have all been returned. `last`: the last returned row of the link after it.
     over, last = first, first_row
     if cursor is not None:
         over, last = cursor[: len(links.kinds)], cursor[len(links.kinds) :]

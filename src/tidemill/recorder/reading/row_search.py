@@ -166,6 +166,7 @@ def _search_sealed(
     groups = [group for group in groups or range(file.num_row_groups) if _may_have_offset(file, group, criteria)]
     if not groups:
         return []
+    # Read the columns of the criteria first, and all others only from the row groups with matches.
     rows = _choose(_read(file, groups, list_columns(criteria)), criteria, limit)
     if not len(rows):
         return []

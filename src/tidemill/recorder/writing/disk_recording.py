@@ -264,12 +264,14 @@ class DiskRecording:
         self._is_missing = False
         _close_period(before, lock, database)
         for table in list(self._open):
+            # Numbers begin again in the new period.
             self._numbers += 1
             self._names[table] = SegmentName(self._numbers, table, sealed=False)
             self._seal(table)
 
     def _seal(self, table: RowTable) -> None:
         if not self._period.folder.is_dir():
+            # Removed from outside: this seals the open segments into a new period.
             self._replace_missing()
             return
         segment, name = self._open.pop(table), self._names[table]

@@ -285,7 +285,7 @@ class RecordWriter:
             action()
         except (OSError, sqlite3.Error) as error:
             throttle(log, LOG_SECONDS).warning(
-                "the recording is behind", path=self.statistics.location, error=str(error)
+                "the recording cannot be written now; retrying", path=self.statistics.location, error=str(error)
             )
         except Exception:  # a bug must not stop the recording of later rows
             throttle(log, LOG_SECONDS).error(
@@ -324,6 +324,7 @@ class RecordWriter:
                 events.append(item)
         if events and self._settings.store_events:
             self._add_events(recording, events)
+        # Lost events are confirmed, too: the engine must not send them again.
         for item in items:
             if isinstance(item, _Events):
                 self._confirm(item.engine_id, item.seq)
@@ -396,4 +397,4 @@ class RecordWriter:
         try:
             self._stored(engine_id, seq)
         except Exception:  # an engine that has exited needs no answer
-            throttle(log, LOG_SECONDS).error("a recorded batch cannot be confirmed", exc_info=True)
+            throttle(log, LOG_SECONDS).error("cannot confirm a recorded batch to its engine", exc_info=True)

@@ -41,7 +41,7 @@ RESUME = Definition(
 )
 BROKEN = Definition("parse_errors", Kind.GAUGE, "Files of DAGs that cannot be parsed.")
 SLOTS = Definition("worker_slots", Kind.GAUGE, "Slots of workers: busy with attempts, and free.", ("state",))
-PROCESSES = Definition("task_processes", Kind.GAUGE, "Processes of workers that run tasks, or are ready to.")
+PROCESSES = Definition("task_processes", Kind.GAUGE, "Worker processes that run tasks or are ready to.")
 TRIGGERS = Definition("task_triggers", Kind.GAUGE, "Triggers of deferred tasks that triggerers run.")
 EVENTS = Definition("task_events_total", Kind.COUNTER, "Events of triggers that have resumed tasks.")
 LAG = Definition(

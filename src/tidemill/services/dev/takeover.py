@@ -100,7 +100,7 @@ async def _watch(database: Database, own: int, others: list[ServiceSession], lea
             if life is SessionLife.LIVE:
                 raise ConfigError(
                     f"the store {database.label} is in use by `tidemill dev` as process {session.pid} on "
-                    f"{session.host}; stop that process, or give this one a store of its own (store.url)"
+                    f"{session.host}; stop that process, or set store.url to another store"
                 )
             if life is SessionLife.DEAD or number not in live:
                 del left[number]

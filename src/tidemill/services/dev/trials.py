@@ -233,7 +233,7 @@ class Trials:
         for one in owned:
             if one.id == verdict.culprit:
                 error = (
-                    f"the process that ran this trigger, and no other, ended with {exit}, {trial.deaths + 1} times in "
+                    f"the process that ran only this trigger ended with {exit}, {trial.deaths + 1} times in "
                     "a row; a trigger must not exit or crash its process, block it forever, or use up the memory"
                 )
                 log.error("a trigger crashes its process; failing its task", trigger=one.id, exit=exit)

@@ -283,6 +283,7 @@ class ParserManager:
             before = await asyncio.to_thread(sign_files, self._folder, modules or [name])
             now = await asyncio.to_thread(digest_files, self._folder, list(modules or [name]))
             if reading.result is not None and now != reading.result.digest:
+                # It changed while it was read.
                 return True
             reread = reread and before == file.signature and opened == file.opened
             if self._files.get(name) is file:

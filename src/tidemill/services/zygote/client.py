@@ -190,7 +190,7 @@ class ZygoteClient:
         try:
             self._spawn()
         except OSError as error:
-            log.warning("the zygote cannot be started yet", error=str(error))
+            log.warning("cannot start the zygote; retrying", error=str(error))
             self._timer = self._loop.call_later(self._pause, self._start_again)
             self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
 

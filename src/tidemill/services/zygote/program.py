@@ -194,6 +194,7 @@ class Zygote:
     def _reap(self) -> None:
         """Reap each process that has ended, and kill its leftovers."""
         while (ended := _find_ended()) is not None:
+            # The process stays a zombie until its group is killed, so that its id cannot be reused before.
             if ended in self._children:
                 send_signal(ended, signal.SIGKILL, group=True)
             if self._warden is not None and ended == self._warden.pid:
