@@ -75,7 +75,7 @@ def copy_period(period: Period, target: Path, problems: list[str]) -> Period:
 
 
 def copy_in_steps(period: Period, target: Path, problems: list[str]) -> Generator[None, None, Period]:
-    """Copy a period like `copy_period`, but yield now and then, so that the caller can stop.
+    """Copy a period like `copy_period`, but yield after each segment, so that the caller can stop.
 
     Raises:
         OSError: The target cannot be written.

@@ -51,7 +51,7 @@ class Segment(msgspec.Struct, frozen=True):
 
     @property
     def location(self) -> str:
-        """Its name in problem descriptions."""
+        """The name of the segment in descriptions of problems."""
         return f"{self.store.recording}: {self.name.stem}"
 
 

@@ -120,29 +120,23 @@ class DiskStore:
 
     @property
     def recording(self) -> str:
-        """See `SegmentStore`."""
         return self.period.worker_folder.name
 
     @property
     def location(self) -> str:
-        """See `SegmentStore`."""
         return f"{self.recording}/{self.period.name}"
 
     def list_segments(self) -> list[SegmentName]:
-        """See `SegmentStore`."""
         return self.period.list_segments()
 
     def list_missing(self) -> list[SegmentName]:
-        """See `SegmentStore`."""
         return self.period.list_missing()
 
     def summarize(self, name: SegmentName) -> SegmentSummary:
-        """See `SegmentStore`."""
         path = self.period.path_of(name, "idx")
         return self._cache.summaries.find(path, lambda: self._read_index(name)[0])
 
     def find_index(self, name: SegmentName, index: str) -> HashIndex:
-        """See `SegmentStore`."""
         path = self.period.path_of(name, "idx")
         return self._cache.indexes.find(path, lambda: self._read_index(name)[1])[index]
 
@@ -162,18 +156,15 @@ class DiskStore:
         return unpack_index_file(memoryview(make_index(name.table, file.read(use_threads=False).combine_chunks())[1]))
 
     def open_rows(self, name: SegmentName) -> pq.ParquetFile:
-        """See `SegmentStore`."""
         path = self.period.path_of(name, "parquet")
         return self._cache.files.find(path, lambda: _open_file(name, FileView(path)))
 
     def list_parts(self, name: SegmentName) -> tuple[Sequence[OpenPart], str]:
-        """See `SegmentStore`."""
         path = self.period.path_of(name, "open")
         view = FileView(path)
         return self._cache.opened.find(path, OpenRows).read_on(name.table, view)
 
     def connect(self) -> sqlite3.Connection:
-        """See `SegmentStore`."""
         return open_database(self.period)
 
 
@@ -192,20 +183,16 @@ class MemoryStore:
 
     @property
     def recording(self) -> str:
-        """See `SegmentStore`."""
         return self._recording
 
     @property
     def location(self) -> str:
-        """See `SegmentStore`."""
         return f"{self.recording}/"
 
     def list_segments(self) -> list[SegmentName]:
-        """See `SegmentStore`."""
         return self._memory.list_segments()
 
     def list_missing(self) -> list[SegmentName]:
-        """See `SegmentStore`."""
         return []
 
     def _find(self, name: SegmentName) -> SealedSegment:
@@ -215,26 +202,21 @@ class MemoryStore:
         return segment
 
     def summarize(self, name: SegmentName) -> SegmentSummary:
-        """See `SegmentStore`."""
         return self._find(name).summary
 
     def find_index(self, name: SegmentName, index: str) -> HashIndex:
-        """See `SegmentStore`."""
         return unpack_index_file(memoryview(self._find(name).index))[1][index]
 
     def open_rows(self, name: SegmentName) -> pq.ParquetFile:
-        """See `SegmentStore`."""
         import pyarrow as pa
 
         return self._files.find(name, lambda: _open_parquet(name, pa.BufferReader(self._find(name).parquet)))
 
     def list_parts(self, name: SegmentName) -> tuple[Sequence[OpenPart], str]:
-        """See `SegmentStore`."""
         batches = self._memory.list_batches(name)
         return ([OpenPart(name.table, join_batches(name.table, batches))] if batches else []), ""
 
     def connect(self) -> sqlite3.Connection:
-        """See `SegmentStore`."""
         db = sqlite3.connect(self._memory.database_uri, uri=True, isolation_level=None, timeout=2.0)
         # A shared cache locks whole tables; with this setting, readers do not wait.
         db.execute("pragma read_uncommitted = on")

@@ -72,11 +72,11 @@ class CallMeter:
         self._attempts = dict.fromkeys(OUTCOMES, 0)
         self._resumes = [0] * (len(DURATION_BOUNDS) + 1)
         self._resume_seconds = 0.0
-        self._tasks: OrderedDict[int, int] = OrderedDict()  # trigger: its task
-        self._fired: OrderedDict[int, float] = OrderedDict()  # task: the time of its resume
+        self._tasks: OrderedDict[int, int] = OrderedDict()  # the task of each trigger
+        self._fired: OrderedDict[int, float] = OrderedDict()  # the time at which each task was resumed
         self._events = 0
-        self._kinds: OrderedDict[int, str] = OrderedDict()  # session: its kind
-        # session: the time and the measures of its last heartbeat
+        self._kinds: OrderedDict[int, str] = OrderedDict()  # the kind of each session
+        # the time and the measures of each session's last heartbeat
         self._said: dict[int, tuple[float, dict[str, float]]] = {}
 
     def note(self, request: Call[Any], answer: Any) -> None:

@@ -78,7 +78,7 @@ class ForkLink:
         self._forks: dict[int, asyncio.Future[ForkedProcess]] = {}
         self._processes: dict[int, ForkedProcess] = {}
         self._number = 0
-        #: The numbers without an answer, oldest first, and the oldest of them at the last check.
+        #: The numbers of unanswered requests, oldest first, and the oldest of them at the last check.
         self._unanswered: dict[int, None] = {}
         self._overdue: int | None = None
         self._is_ready = False
