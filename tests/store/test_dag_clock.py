@@ -40,7 +40,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(NOON_US)
-    for module in ("context", "call_batches"):
+    for module in ("context", "engines.call_batches"):
         monkeypatch.setattr(f"tidemill.store.{module}.read_now", clock.read)
     return clock
 
