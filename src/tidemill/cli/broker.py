@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tidemill.runtime.embedded.broker import EmbeddedBroker
 
 _CALL_SECONDS = 10.0
-#: Each partition takes files and memory of a broker that is for trying things out.
+#: Each partition costs the broker open files and memory, and this broker is only for experiments.
 _MAX_PARTITIONS = 1_000
 
 

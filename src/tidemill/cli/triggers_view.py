@@ -145,7 +145,7 @@ def format_host(report: dict[str, Any], width: int | None) -> Iterator[str]:
 
 
 def find_last_words(error: str) -> str:
-    """Return the last line of a traceback that has words; an exception group's ends with a frame."""
+    """Return the last line of a traceback that contains text; an exception group ends with a line of its frame."""
     line = next((each for each in reversed(error.splitlines()) if any(map(str.isalnum, each))), "")
     return line.strip(" |")
 

@@ -20,7 +20,7 @@ from tidemill.config.web_settings import (
 
 
 class DebugSettings(Section):
-    """The flight recorder, which keeps what happened to each message on disk for a while, and the web UI."""
+    """The flight recorder, which stores the history of each message on disk for a while, and the web UI."""
 
     enabled: bool = Field(True, description="Turns the recorder and the web UI on.")
     host: NonEmpty = Field(
@@ -132,7 +132,7 @@ class DebugSettings(Section):
 
     @model_validator(mode="after")
     def _check_access(self) -> Self:
-        # Whoever reaches the port could try keys; and the key of the address would cross the network in the clear.
+        # Anyone who reaches the port could guess keys, and the key in the URL would cross the network unencrypted.
         if self.enabled and not is_loopback(self.host) and not (self.users or self.tokens):
             raise ValueError(
                 f"host {self.host} may be reached from other machines, so the web UI needs debug.users or debug.tokens "

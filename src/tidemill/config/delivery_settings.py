@@ -34,7 +34,7 @@ class BreakerSettings(Section):
 
 
 def _name_null(value: object) -> object:
-    # What YAML reads where null is written without quotes.
+    # YAML reads an unquoted null as None.
     return "null" if value is None else value
 
 

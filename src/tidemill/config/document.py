@@ -20,12 +20,12 @@ import yaml.constructor
 
 Path = tuple[str | int, ...]
 
-#: The parser in C where PyYAML has it: a list of ten thousand triggers takes less than a second instead of four.
+#: PyYAML's C parser, where it is available: a list of ten thousand triggers takes less than a second instead of four.
 _FastLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-#: A list of ten thousand triggers has 2 MiB; a larger file is no hand-written configuration.
+#: A list of ten thousand triggers has 2 MiB; a larger file is not a hand-written configuration.
 MAX_BYTES = 16 * 1024 * 1024
-#: The parser in C would overflow the stack, and crash the process, at some ten thousand levels.
+#: The C parser would overflow the stack, and crash the process, at some ten thousand levels.
 MAX_LEVELS = 100
 #: The number of values that aliases may add to the written ones.
 MAX_ALIASED_VALUES = 10_000
@@ -66,7 +66,7 @@ class ConfigProblem:
     text: str
 
     def __str__(self) -> str:
-        """Return place, path and text on one line."""
+        """Return location, path and text on one line."""
         return ": ".join(part for part in (self.location, self.path, self.text) if part)
 
 

@@ -1,7 +1,7 @@
 """Overrides from the environment: `TIDEMILL_SECTION__KEY=value`, merged into the values of the file.
 
 Names are matched regardless of case, against the keys of settings and the names that the file uses (of sinks, of client
-properties). The value of a string setting is taken as it is; any other value is read as YAML, so that numbers, true,
+properties). The value of a string setting is taken literally; any other value is read as YAML, so that numbers, true,
 lists and JSON work.
 """
 

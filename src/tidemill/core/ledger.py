@@ -237,7 +237,7 @@ class Ledger(Generic[LaneT, ItemT]):
                 self._ready[queue.lane] = queue
 
     def note_resolved(self, entry: LedgerEntry[LaneT, ItemT]) -> None:
-        """Note that the caller has lowered `pending` of an entry to zero, which it may do once."""
+        """Record that the caller has lowered `pending` of an entry to zero, which it may do once."""
         queue = entry.queue
         if not queue.abandoned and queue.entries[0] is entry:
             self._ready[queue.lane] = queue

@@ -63,7 +63,7 @@ def _find_class(module: str, name: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception:  # the import may raise anything; `<locals>` has no attribute path
+    except Exception:  # the import may raise any exception; `<locals>` has no attribute path
         return getattr(builtins, name, None)
     return found
 
@@ -71,7 +71,7 @@ def _find_class(module: str, name: str) -> Any:
 def _build(cls: Any, name: str, message: str) -> BaseException:
     if not (isinstance(cls, type) and issubclass(cls, BaseException)):
         cls = type(name, (RebuiltError,), {})
-    with contextlib.suppress(Exception):  # a user's class may raise anything
+    with contextlib.suppress(Exception):  # a user's class may raise any exception
         # Bypass the constructor, which may require other arguments.
         error: BaseException = cls.__new__(cls, *([message] if message else []))
         if str(error) == message:

@@ -110,7 +110,7 @@ def _encode_field(name: str, value: Any, types: dict[str, str]) -> Any:
     try:
         raw = _json_strict(value)
         _note_types(_escape(name), value, types)
-    except BaseException:  # a user's object may raise anything; that may be the very reason for this letter
+    except BaseException:  # a user's object may raise any exception, which may be the reason for this letter
         types[_escape(name)] = _SHOWN
         return _encode_leniently(value)
     if raw.startswith(b"{") and _is_blob(msgspec.json.decode(raw)):
@@ -121,7 +121,7 @@ def _encode_field(name: str, value: Any, types: dict[str, str]) -> Any:
 def _encode_leniently(value: Any) -> Any:
     try:
         return msgspec.Raw(_json_lenient(value))
-    except BaseException:  # a user's object may raise anything
+    except BaseException:  # a user's object may raise any exception
         return _show(value)
 
 
@@ -282,7 +282,7 @@ def _encode_model(value: Any) -> Any:
 def _show(value: Any) -> str:
     try:
         return repr(value)[:10_000]
-    except BaseException:  # a user's object may raise anything
+    except BaseException:  # a user's object may raise any exception
         return f"<a {type(value).__name__} that cannot be shown>"
 
 

@@ -117,7 +117,7 @@ class BoundedEngine:
         return None
 
     def drain(self, *, keep_membership: bool = False) -> None:
-        """Start to stop early; `keep_membership` has no effect because the engine is in no consumer group."""
+        """Begin an early stop; `keep_membership` has no effect because the engine is in no consumer group."""
         self._engine.drain()
 
     def fail(self, text: str) -> None:
@@ -125,7 +125,7 @@ class BoundedEngine:
         self._engine.fail(text)
 
     def abandon(self) -> None:
-        """Note that this engine is no longer supervised; another engine may already process its remaining messages."""
+        """Record that this engine is no longer supervised; another engine may already be processing its messages."""
         self._outcomes.in_part = False
 
     def pause(self, partitions: Collection[int] | None = None) -> None:

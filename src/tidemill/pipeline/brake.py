@@ -29,7 +29,7 @@ class HoldingPartition(Hashable, Protocol):
         """Count a held failure: its messages are stuck, or (`is_window`) a stop need not wait for the window's hook."""
 
     def unhold(self, offsets: Sequence[int], *, is_window: bool) -> None:
-        """Count out a failure that is no longer held."""
+        """Stop counting a failure that is no longer held."""
 
 
 class Case:
@@ -139,7 +139,7 @@ class EngineBrake:
         self._apply(self._brake.note_failure((case.partition, case.offsets[0]), text, case))
 
     def ended(self, partition: HoldingPartition, offset: int, cause: str | None, *, is_alone: bool) -> None:
-        """Note that the tasks and the hook of a message have ended, or that the message has no task.
+        """Record that the tasks and the hook of a message have ended, or that the message has no task.
 
         Args:
             partition: The partition of the message.
@@ -154,16 +154,16 @@ class EngineBrake:
         self._apply(self._brake.note_finished((partition, offset), cause, self._now()))
 
     def window_ended(self, partition: HoldingPartition, offset: int) -> None:
-        """Note that the hook of a window succeeded; `offset` is that of its first message."""
+        """Record that the hook of a window succeeded; `offset` is that of its first message."""
         self._apply(self._brake.note_success((partition, offset)))
 
     def window_failed(self, cause: str, spoiled: int) -> None:
-        """Note that the hook of a window failed; `spoiled` of its messages had succeeded until then."""
+        """Record that the hook of a window failed; `spoiled` of its messages had succeeded until then."""
         if cause is not _RELEASED:
             self._apply(self._brake.note_window_failure(spoiled, cause, self._now()))
 
     def taken(self, partition: HoldingPartition, offset: int) -> None:
-        """Note which message was taken for the trial."""
+        """Record which message was taken for the trial."""
         self._brake.note_taken((partition, offset))
 
     def abandon(self, partition: HoldingPartition) -> None:

@@ -110,13 +110,13 @@ class Commits:
         return self._ledger.open(partition, offset)
 
     def resolve(self, entry: LedgerEntry[TopicPartition, int]) -> None:
-        """Note that a message left the pipeline; a commit follows within `COLLECT_SECONDS`."""
+        """Record that a message left the pipeline; a commit follows within `COLLECT_SECONDS`."""
         self._ledger.resolve(entry)
         if self._timer is None:
             self.send_soon()
 
     def resolve_all(self, entries: Sequence[LedgerEntry[TopicPartition, int]]) -> None:
-        """Note that messages left the pipeline together; see `resolve`."""
+        """Record that messages left the pipeline together; see `resolve`."""
         self._ledger.accept_all(entries)
         if self._timer is None:
             self.send_soon()

@@ -36,7 +36,8 @@ MAX_OVERDUE = 1_000
 MAX_PLACES = 20
 
 T = TypeVar("T")
-#: Passed to `HookCalls.begun` together with an argument, for which it returns the partition and the messages of a hook.
+#: A callback passed to `HookCalls.begun` along with an argument; called with that argument, it returns the hook's
+#: partition and messages.
 Locate = Callable[[Any], MessageSpan]
 
 

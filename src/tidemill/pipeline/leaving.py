@@ -23,7 +23,7 @@ from tidemill.sources.base import Source, TopicPartition, name_partition
 
 #: Time after the drain timeout. The driver needs the rest of its 5 s to stop Spark.
 END_SECONDS = 2.0
-#: The part of it that is reserved for closing sinks and leaving the group, when commits use up all the time before.
+#: The share of this time reserved for closing sinks and leaving the group, even if commits use up the rest.
 CLOSE_SECONDS = 0.8
 #: How long hooks may take to end after they are cancelled.
 HOOK_SECONDS = 1.0

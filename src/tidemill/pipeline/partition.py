@@ -170,7 +170,7 @@ class OwnedPartition:
         self.undelivered_bytes += size_bytes
 
     def delivered(self, size_bytes: int, count: int = 1) -> None:
-        """Count out results that their sink confirmed."""
+        """Stop counting results that their sink confirmed."""
         self.undelivered -= count
         self.charge(-size_bytes)
 
@@ -311,7 +311,7 @@ class OwnedPartition:
         self._context.letters.put(letter, confirmed)
 
     def window_done(self) -> None:
-        """Count out a window whose own hook has run and whose payloads or letter are confirmed."""
+        """Stop counting a window whose own hook has run and whose payloads or letter are confirmed."""
         self.windows -= 1
         self._look()
         if not self.busy:
@@ -327,7 +327,7 @@ class OwnedPartition:
         self._count_stuck()
 
     def unhold(self, offsets: Sequence[int], *, is_window: bool) -> None:
-        """Count out a failure that is no longer held."""
+        """Stop counting a failure that is no longer held."""
         self.windows += is_window
         for offset in offsets:
             self.held[offset] -= 1

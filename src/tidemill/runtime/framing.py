@@ -41,7 +41,7 @@ class FrameSplitter:
     r"""Splits a stream that arrives in chunks into the bodies of its frames.
 
     Args:
-        limit: The most bytes of a body.
+        limit: The maximum size of a body, in bytes.
 
     Example:
         >>> splitter = FrameSplitter(100)

@@ -69,7 +69,7 @@ def _build_custom(kind: str, name: str, options: Mapping[str, Any]) -> Sink:
         )
     try:
         sink_class = found[kind].load()
-    except Exception as error:  # an import can raise anything
+    except Exception as error:  # an import can raise any exception
         raise ConfigError(f"{section}: {found[kind].value} cannot be imported: {describe_error(error)}") from error
     if not (isinstance(sink_class, type) and issubclass(sink_class, Sink)):
         raise ConfigError(f"{section}: {found[kind].value} is not a subclass of tidemill.sinks.base.Sink")

@@ -222,7 +222,7 @@ def _group_sets(indexes: Sequence[int], batch: Sequence[Encoded]) -> list[list[i
 
 
 def _join(commands: Sequence[Command]) -> Command:
-    """Merge commands that set one key each into one command; for the same key, the last one counts."""
+    """Merge commands that set one key each into one command; for the same key, the last one wins."""
     if len(commands) == 1:
         return commands[0]
     joined = [b"MSET"]

@@ -40,15 +40,15 @@ class BrokerWatch:
         self.errors = 0
 
     def on_answer(self) -> None:
-        """Note that the brokers answered."""
+        """Record that the brokers answered."""
         self.trouble = None
 
     def on_joined(self, *, has_partitions: bool) -> None:
-        """Note that the member has joined its group."""
+        """Record that the member has joined its group."""
         self.join.note_joined(has_partitions=has_partitions)
 
     def on_messages(self) -> None:
-        """Note that messages arrived."""
+        """Record that messages arrived."""
         self.trouble = None
         self.join.note_messages()
 

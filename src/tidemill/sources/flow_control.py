@@ -39,7 +39,7 @@ class FlowControl:
         self.full: set[TopicPartition] = set()
 
     def note_growth(self, partitions: Collection[TopicPartition]) -> None:
-        """Note that messages were added to the buffers of these partitions."""
+        """Record that messages were added to the buffers of these partitions."""
         self._grown |= set(partitions)
 
     def forget(self, partition: TopicPartition) -> None:

@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 
 def note_jump(buffer: Buffer, offset: int) -> None:
-    """Note a jump of a partition's offsets; `count_deleted` checks later whether messages were deleted."""
+    """Record a jump of a partition's offsets; `count_deleted` checks later whether messages were deleted."""
     if buffer.expected < 0:
         return
     if offset > buffer.expected:

@@ -44,7 +44,7 @@ from tidemill.sources.transactional_producer import TransactionalProducer
 
 log = structlog.get_logger(__name__)
 
-#: How long one poll waits for a first message, and so how long a command waits for the thread at most.
+#: How long one poll waits for a first message, and therefore the longest that a command waits for the thread.
 POLL_SECONDS = 0.02
 #: The interval of checks for watermarks and unreachable brokers.
 CHECK_SECONDS = 1.0

@@ -46,7 +46,7 @@ class LagWatch:
         self._ends.pop(partition, None)
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Note committed offsets."""
+        """Record committed offsets."""
         for partition, offset in offsets.items():
             if partition in self._positions:
                 self._positions[partition] = offset

@@ -70,7 +70,7 @@ _EXPELLED = (
     "to another member"
 )
 
-#: The client's backoff before it repeats a request, with a jitter of a fifth, and the least time of a repeated call.
+#: The client's backoff before it repeats a request, with a jitter of a fifth, and the minimum time of a repeated call.
 RETRY_SECONDS = 0.5
 REPEATED_SECONDS = 0.35
 #: Calls whose requests count for the producer's next transaction if they arrive late.

@@ -23,7 +23,7 @@ _SHARE = 20
 _RUNS = 8
 #: The table needs at least this many columns.
 _MIN_WIDTH = 40
-#: The names of task states in the line, in its order.
+#: The names of task states, in the order of the summary line.
 _STATES = {
     "running": "running",
     "deferred": "deferred",

@@ -213,7 +213,7 @@ class _Demo:
         try:
             return sum(max(offset, 0) for offset in reader.committed(self.source_topic).values())
         except ck.KafkaException:
-            return 0  # the group has no coordinator yet; a lasting lack counts as a stall
+            return 0  # the group has no coordinator yet; if that persists, it counts as a stall
 
     def _format_progress(self) -> str:
         return format_progress(self.pipeline.progress())

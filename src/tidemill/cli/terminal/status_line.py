@@ -25,8 +25,8 @@ from typing import Any, Self, TextIO
 _REFRESH_SECONDS = 0.25
 #: Erases from the cursor to the end of the screen.
 _ERASE_BELOW = "\x1b[J"
-#: Erases from the beginning of the line. In one step at the top of the screen, tmux would take it for clearing the
-#: screen, and would copy the old lines to its scrollback.
+#: Erases from the beginning of the line. If everything were erased in one step at the top of the screen, tmux would
+#: treat that as a clear, and would copy the old lines to its scrollback.
 _ERASE = f"\r\x1b[K\x1b[C{_ERASE_BELOW}\r"
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PLAIN_SPINNER = "|/-\\"

@@ -175,7 +175,7 @@ class SinkNames:
             self.note_sink(kind, name)
 
     def note_sink(self, kind: str, name: str) -> None:
-        """Note a sink that is configured or named in a letter."""
+        """Record a sink that is configured or named in a letter."""
         if self.unknown:
             label = f"{kind}.{name}"
             self.unknown -= {name, label, f"sinks.{label}"}
@@ -205,7 +205,7 @@ class RedrivePosition:
         return {number: at for number, at in self._positions.items() if at != self._saved[number]}
 
     def note_saved(self, positions: Mapping[int, int]) -> None:
-        """Note the positions that were saved."""
+        """Record the positions that were saved."""
         for number, at in positions.items():
             self._saved[number] = max(self._saved[number], at)
 

@@ -25,7 +25,7 @@ class Parts(Generic[LaneT, ValueT]):
         return bool(self._parts)
 
     def __iter__(self) -> Iterator[Item[LaneT, ValueT]]:
-        """Yield the remaining items, including some that are gone."""
+        """Yield the remaining items, including some that are already done."""
         for part in self._parts:
             yield from part
 
@@ -56,7 +56,7 @@ class Parts(Generic[LaneT, ValueT]):
             max_count: The maximum number of items.
             max_bytes: The maximum total size, unless a single item is larger.
             holds: The held keys. An item whose key is held by another item is queued behind that item.
-            passed: Called with each item that is gone.
+            passed: Called with each item that is already done.
         """
         batch: list[Item[LaneT, ValueT]] = []
         while self._parts and not batch:

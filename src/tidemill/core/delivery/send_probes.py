@@ -25,7 +25,7 @@ class Probes(Generic[LaneT, ValueT]):
         return bool(self._due or self._later)
 
     def __iter__(self) -> Iterator[Item[LaneT, ValueT]]:
-        """Yield the items, including some that are gone."""
+        """Yield the items, including some that are already done."""
         yield from self._due
         for _, item in self._later:
             yield item
@@ -61,7 +61,7 @@ class Probes(Generic[LaneT, ValueT]):
         Args:
             max_count: The maximum number of items.
             max_bytes: The maximum total size, unless a single item is larger.
-            passed: Called with each item that is gone.
+            passed: Called with each item that is already done.
 
         Returns:
             The items, and whether the batch is closed to other items.

@@ -132,7 +132,7 @@ class Arrangement:
         return resolved
 
     def note_task_done(self, key: Hashable) -> list[Effect]:
-        """Note that a task is terminal, whether it succeeded or failed."""
+        """Record that a task is terminal, whether it succeeded or failed."""
         effects: list[Effect] = []
         left = self._tasks_left
         for index in self._tasks.pop(key, ()):
@@ -142,7 +142,7 @@ class Arrangement:
         return effects
 
     def end_tasks(self, keys: Iterable[Hashable]) -> tuple[int, list[int], bool]:
-        """Note that tasks are terminal, in a window without message hooks.
+        """Record that tasks are terminal, in a window without message hooks.
 
         Returns:
             The number of messages that this completes, the ones among them that nothing holds (they are resolved), and
@@ -184,7 +184,7 @@ class Arrangement:
         return []
 
     def note_hook_done(self, index: int) -> list[Effect]:
-        """Note that the message hook of a complete message has ended, or that there is none."""
+        """Record that the message hook of a complete message has ended, or that there is none."""
         if self._stages[index] != _HOOK:
             return []
         effects: list[Effect] = []

@@ -45,11 +45,11 @@ class Handover:
         return len(self._waited)
 
     def note_resolved(self, offset: int) -> None:
-        """Note that a message has left the pipeline."""
+        """Record that a message has left the pipeline."""
         self._waited.discard(offset)
 
     def note_withdrawn(self, offsets: Iterable[int]) -> None:
-        """Note that work for these messages would have to be started or retried here, so they are left to the next
+        """Record that work for these messages would have to be started or retried here, so they are left to the next
         owner.
         """
         lowest = min(offsets, default=math.inf)

@@ -183,7 +183,7 @@ class KeyOrder(Generic[TaskT]):
         return []
 
     def note_task_done(self, task: TaskT) -> list[TaskT]:
-        """Note that a task is done, or was withdrawn while it waited; return the tasks that may start now."""
+        """Record that a task is done, or was withdrawn while it waited; return the tasks that may start now."""
         position = self._positions.pop(task, None)
         if position is None:
             return []
@@ -201,7 +201,7 @@ class KeyOrder(Generic[TaskT]):
         return start
 
     def note_message_done(self, offset: int) -> list[TaskT]:
-        """Note that the hook of a message has ended; return the tasks that may start now."""
+        """Record that the hook of a message has ended; return the tasks that may start now."""
         group = self._hooks.pop(offset, None)
         start: list[TaskT] = []
         if group is not None:

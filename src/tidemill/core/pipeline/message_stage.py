@@ -13,7 +13,7 @@ _MAX_TASK_CHARS = 100
 
 
 class OpenStage(enum.StrEnum):
-    """The thing that an open message waits for."""
+    """What an open message waits for."""
 
     NO_OWNER = "no owner"
     NOT_READ = "not read"
@@ -37,7 +37,7 @@ class MessageStage:
     """The stage of a message, with details.
 
     Attributes:
-        stage: The thing that the message waits for.
+        stage: What the message waits for.
         seconds: How long it has waited, if known.
         why: The reason or the last error, in words.
         task_id: The task.

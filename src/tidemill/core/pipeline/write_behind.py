@@ -218,12 +218,12 @@ class WriteBehind:
         return self._in_flight
 
     def note_written(self) -> None:
-        """Note that the store has the batch."""
+        """Record that the store has the batch."""
         self._in_flight, self._underway = None, {}
         self._failing = False
 
     def note_failed(self) -> None:
-        """Note that the store did not accept the batch; its changes wait again, as far as they fit."""
+        """Record that the store did not accept the batch; its changes wait again, as far as they fit."""
         batch, self._in_flight = self._in_flight, None
         if batch is None:
             return

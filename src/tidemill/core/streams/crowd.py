@@ -47,7 +47,7 @@ class Crowd(Generic[LaneT, PayloadT, EventT]):
         self._laggards.add(member)
 
     def note_out(self) -> None:
-        """Note that a member is no longer present."""
+        """Record that a member is no longer present."""
         self._laggards.note_out()
 
     def move(self, end: int) -> None:

@@ -36,7 +36,7 @@ class HoldTimes(Generic[LaneT, PayloadT, EventT]):
         self._timed.add(member)
 
     def note_out(self) -> None:
-        """Note that a member is no longer present."""
+        """Record that a member is no longer present."""
         self._timed.note_out()
 
     def find_longest(self) -> tuple[Member[LaneT, PayloadT, EventT], SentEvent[LaneT, PayloadT, EventT]] | None:

@@ -199,7 +199,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         return False
 
     def note_lettered(self, delivery: OffsetDelivery[LaneT, HeldT]) -> None:
-        """Note that the dead letter of a delivery is confirmed."""
+        """Record that the dead letter of a delivery is confirmed."""
         state = self._lanes.get(delivery.lane)
         if state is not None and state.open.get(delivery.offset) is delivery:
             self._finish(state, delivery)
@@ -235,7 +235,7 @@ class Redelivery(Generic[LaneT, HeldT]):
     # -- subscribers --------------------------------------------------------------------------------------------------
 
     def note_joined(self, subscriber: Hashable) -> None:
-        """Note that a subscriber joined, for the first time or again."""
+        """Record that a subscriber joined, for the first time or again."""
         if subscriber in self._present:
             return
         self._number += 1
@@ -248,7 +248,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._note_found(subscriber)
 
     def note_left(self, subscriber: Hashable) -> None:
-        """Note that a subscriber left and may come back."""
+        """Record that a subscriber left and may come back."""
         if self._present.pop(subscriber, None) is None:
             return
         self._number += 1
@@ -256,7 +256,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._prune()
 
     def note_gone(self, subscriber: Hashable) -> None:
-        """Note that a subscriber left permanently. If it comes back nevertheless, it joins as a new one."""
+        """Record that a subscriber left permanently. If it comes back nevertheless, it joins as a new one."""
         self.note_left(subscriber)
         number = self._absent.pop(subscriber, 0)
         if number:

@@ -108,7 +108,7 @@ class SlotGroup:
         return self._draining
 
     def note_connected(self, slot: int) -> list[Effect]:
-        """Note that an engine of a slot was admitted, for the first time or again."""
+        """Record that an engine of a slot was admitted, for the first time or again."""
         if self._draining:
             return []
         if slot == 0 or self._waiting is None:
@@ -117,7 +117,7 @@ class SlotGroup:
         return []
 
     def note_ready(self, slot: int, now: float) -> list[Effect]:
-        """Note that an engine finished `on_ready`; after the one of slot 0, the other slots may begin.
+        """Record that an engine finished `on_ready`; after the one of slot 0, the other slots may begin.
 
         Args:
             slot: The slot of the engine.
@@ -136,7 +136,7 @@ class SlotGroup:
         return effects + (self._let_subscribe() if len(self._held) == self._count else [])
 
     def note_partitions(self, slot: int) -> list[Effect]:
-        """Note that an engine of a slot has partitions."""
+        """Record that an engine of a slot has partitions."""
         if self._draining or not self._holding:
             return []
         self._owners.add(slot)
@@ -157,7 +157,7 @@ class SlotGroup:
         return [Consume()]
 
     def note_finished(self, slot: int, ending: EngineEnding, error: str | None = None) -> list[Effect]:
-        """Note that a slot is finished; repetitions change nothing."""
+        """Record that a slot is finished; repetitions change nothing."""
         if slot not in self._unfinished:
             return []
         self._unfinished.remove(slot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Services beat every 5 s; a service that has been silent for this long counts as dead.
+#: Services send a heartbeat every 5 s; a service that has been silent for this long counts as dead.
 SILENT_US = 30_000_000
 _START = "start `tidemill dev`"
 
@@ -17,7 +17,7 @@ class SeenService:
     Attributes:
         kind: `scheduler`, `worker` or `triggerer`.
         queues: The queues that a worker takes tasks from.
-        quiet_us: The time since its last beat.
+        quiet_us: The time since its last heartbeat.
     """
 
     kind: str

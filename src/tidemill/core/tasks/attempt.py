@@ -273,7 +273,7 @@ def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerFailed, now_us: 
 
 
 def _decide_user(task: TaskRow, given: Clear | Mark | Cancel, now_us: int) -> Answer:
-    """Apply a user's decision in any state, once nothing of the task runs any longer."""
+    """Apply a user's decision in any state, once no part of the task is still running."""
     decided = task.outcome if task.ending is None else task.ending.outcome
     match given:
         case Clear():

@@ -32,7 +32,7 @@ class CallbackKind(enum.StrEnum):
 
 
 class Channel(enum.StrEnum):
-    """The services that have work to look for."""
+    """The services that may have new work."""
 
     SCHEDULER = "scheduler"
     WORKER = "worker"

@@ -45,7 +45,7 @@ class Rereading:
         self._paused_until = 0.0
 
     def note_read(self, name: str, now: float) -> None:
-        """Note that a file was read, for whatever reason."""
+        """Record that a file was read, for whatever reason."""
         self._read[name] = now
 
     def note_cost(self, cpu_seconds: float, now: float) -> None:
@@ -53,7 +53,7 @@ class Rereading:
         self._paused_until = now + find_pause(cpu_seconds)
 
     def forget(self, name: str) -> None:
-        """Note that a file was removed."""
+        """Record that a file was removed."""
         self._read.pop(name, None)
 
     def find_due(self, now: float) -> str | None:

@@ -158,7 +158,9 @@ class _Process:
         return self.attempt is None and not self.leaving
 
     def suits(self, attempt: Attempt) -> bool:
-        """Return whether it can run an attempt. A process that is idle after a run has run only reusing attempts."""
+        """Return whether it can run an attempt. A process that is idle after an attempt has run only attempts with
+        `reuses`.
+        """
         return self.is_idle and self.file == attempt.file and (attempt.reuses or not self.runs)
 
 
@@ -209,7 +211,7 @@ class WorkerSlots:
         return self._give(number, attempt, now)
 
     def note_loaded(self, number: int) -> None:
-        """Note that a process has imported its file."""
+        """Record that a process has imported its file."""
         if number in self._processes:
             self._processes[number] = replace(self._processes[number], loaded=True)
 
@@ -232,7 +234,7 @@ class WorkerSlots:
         return self._retire_surplus(now)
 
     def note_stale(self, number: int, now: float) -> list[Effect]:
-        """Note that the file of a process has changed."""
+        """Record that the file of a process has changed."""
         process = self._processes.get(number)
         return self._retire(number, now) if process is not None and process.is_idle else []
 

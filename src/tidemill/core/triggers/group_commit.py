@@ -174,7 +174,7 @@ class GroupCommit(Generic[T]):
         return self._in_flight
 
     def note_committed(self) -> None:
-        """Note that the batch in flight is stored durably."""
+        """Record that the batch in flight is stored durably."""
         batch = self._end_flight()
         self._failures = 0
         self._forget(batch)

@@ -73,7 +73,7 @@ class Leases:
         ]
 
     def note_renewed(self, number: int, now: float) -> None:
-        """Note that the queue renewed a lease; an unknown one changes nothing.
+        """Record that the queue renewed a lease; an unknown one changes nothing.
 
         Args:
             number: Its number.

@@ -85,7 +85,7 @@ class SessionWatch:
             self._seen[session] = known
 
     def note_failure(self) -> None:
-        """Note that a read failed: the time between the reads before and after it does not count."""
+        """Record that a read failed: the time between the reads before and after it does not count."""
         self._last = None
 
     def judge(self, session: int) -> SessionLife:

@@ -145,6 +145,6 @@ class TaskTriggers:
         return found
 
     def note_ended(self, key: ClaimKey) -> None:
-        """Note that a trigger has ended and cleaned up."""
+        """Record that a trigger has ended and cleaned up."""
         self._held.discard(key)
         self._stopped.discard(key)

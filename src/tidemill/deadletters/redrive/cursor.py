@@ -64,7 +64,7 @@ class RedriveCursor(Protocol):
         ...
 
     def open(self) -> None:
-        """Make sure that no other process runs the same redrive; to be called before `commit`."""
+        """Make sure that no other process runs the same redrive; call it before `commit`."""
 
     def commit(self, records: Sequence[ResentRecord], positions: Mapping[int, int]) -> Refusals:
         """Save positions, together with records if there are any; see `KafkaCursor.commit`."""

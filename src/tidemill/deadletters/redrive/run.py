@@ -1,7 +1,7 @@
 """A redrive: reads the dead letters, sends those that match, and saves its progress.
 
 `core.deadletters.redrive` decides; this shell reads, sends and saves. The redrive stops where the topic ended when the
-redrive began. Letters that arrive meanwhile, about the very messages that it sent, are left to the next run.
+redrive began. Letters that arrive meanwhile, about the messages it has just sent, are left to the next run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tidemill.deadletters.redrive.topics import TopicTarget, limit_batches
 BATCH_LETTERS = 200
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_SECONDS = 0.5
-#: A wait longer than this sends the batch first.
+#: The batch is sent before any wait longer than this.
 _SHORT_WAIT_SECONDS = 0.05
 _SLICE_SECONDS = 0.1
 
@@ -144,7 +144,7 @@ class Redrive:
         return self.tally
 
     def _check_names(self) -> None:
-        # If not every letter was read, an unread letter may have the name.
+        # The name may occur in a letter that was not read.
         if self.left or self.resumed or not self._names.unknown:
             return
         listed = ", ".join(sorted(f"{kind}.{name}" for kind, name in self._configured)) or "none"

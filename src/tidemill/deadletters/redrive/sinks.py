@@ -77,7 +77,7 @@ class SinkTarget:
         self._failure: Exception | None = None
 
     def _make_sender(self, sink: Sink) -> BatchSender:
-        # Payloads are retried until the redrive as a whole gives up, so a question is always a refusal.
+        # Payloads are retried until the redrive as a whole gives up, so every question concerns a refused payload.
         limits = SendLimits(budget_seconds=math.inf, backoff=_BACKOFF, breaker_failures=sys.maxsize)
         return BatchSender(sink, limits, self._answer_seconds, self._ask, self._refuse, self._wake_up)
 
@@ -103,7 +103,7 @@ class SinkTarget:
             size = sum(encode_checked(sender.sink, payload).size_bytes for payload in content)
         except PayloadLostError as error:
             raise NotSentError(UnsentReason.LOST, f"a payload for {label}: {error}") from None
-        except Exception as error:  # a sink may raise anything about a payload that it cannot encode
+        except Exception as error:  # a sink may raise any exception for a payload that it cannot encode
             raise NotSentError(UnsentReason.REFUSED, f"{label}: {describe_error(error)}") from None
         return RedriveItem(letter, partition, offset, content, len(content), size, label)
 

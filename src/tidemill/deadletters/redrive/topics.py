@@ -26,7 +26,7 @@ from tidemill.runtime.kafka.producer import make_producer_config
 from tidemill.runtime.kafka.record_headers import UnreadableHeadersError, check_headers
 from tidemill.runtime.kafka.source_message import Header, SourceMessage
 
-#: How many of the last letters the history in the header has, and how much of each error.
+#: How many of the latest letters the header's history holds, and how many characters of each error.
 HISTORY_LETTERS = 10
 HISTORY_ERROR = 300
 

@@ -50,7 +50,7 @@ class FileDeadLetters:
         self._count = self._bytes = 0
         # A stop does not wait for a slow disk, so the thread of an abandoned write may still be running.
         self._disk = threading.Lock()
-        # Held briefly, by the loop as well.
+        # Held only briefly, because the loop takes it too.
         self._taking = threading.Lock()
         self._held: list[tuple[str, Callable[[], None]]] = []
         self._since = 0.0

@@ -46,7 +46,7 @@ Cut = Callable[[TopicPartition, Sequence[LedgerEntry[TopicPartition, int]]], int
 
 
 class LastCommits(Protocol):
-    """The interface of a mode to the commits of partitions that are given up."""
+    """How a mode commits partitions that are being given up."""
 
     def surrender(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the offsets to commit for the partitions, and forget the partitions."""

@@ -31,7 +31,7 @@ _MAX_KNOWN = 100
 
 
 class Origin(msgspec.Struct):
-    """The origin of payloads, for their order and for letters; all sources are of one partition.
+    """The origin of payloads: determines their order and goes into letters; all messages are from one partition.
 
     Attributes:
         sources: The messages.

@@ -101,7 +101,7 @@ class TransactionBuffer:
         A batch holds records of several partitions, so the source sets the verdicts, for the whole transaction.
 
         Returns:
-            How many records were to blame.
+            How many records were rejected.
         """
         blamed = 0
         refused: dict[RecordOwner, list[StagedRecord]] = {}

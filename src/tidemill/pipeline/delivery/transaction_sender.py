@@ -118,7 +118,7 @@ class TransactionSender:
         """Return a payload's wire form; None if it can never be sent and `on_delivery_error` decides about it."""
         try:
             encoded = self.sink.encode(payload)
-        except BaseException as error:  # encoding a user's data can raise anything
+        except BaseException as error:  # encoding a user's data can raise any exception
             self._refuse(payload, lane, submission, explain_error(error, "encode"), oversize=False)
             return None
         if self._limit is not None and encoded.size_bytes > self._limit:

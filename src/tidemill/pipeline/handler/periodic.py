@@ -1,7 +1,7 @@
 """Periodic hooks: the decorator that declares them, and their runner in an engine.
 
-`core.pipeline.periodic` decides when a hook runs next. Invariants: runs of one hook never overlap. An exception of a
-hook ends at most its own runs, if it was declared so. After `stop` none runs or starts.
+`core.pipeline.periodic` decides when a hook runs next. Invariants: runs of one hook never overlap. An exception ends at
+most the hook that raised it, and only if the hook was declared so. After `stop` none runs or starts.
 """
 
 from __future__ import annotations

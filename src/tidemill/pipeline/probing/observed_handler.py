@@ -151,6 +151,6 @@ def format_trace(error: BaseException) -> str:
     """Return the traceback of an error, with the error and the user's own lines first; never raises."""
     try:
         text = "".join(traceback.format_exception(error))
-    except Exception:  # a user's exception class can raise anything
+    except Exception:  # a user's exception class can raise any exception
         return describe_error(error)
     return rearrange(text, CodePaths())

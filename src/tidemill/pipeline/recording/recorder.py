@@ -124,7 +124,7 @@ class EngineRecorder:
         self._rows_per_body = dict.fromkeys(RowTable, MAX_ROWS)
         self._pauses = PauseWatch(PAUSED_SECONDS)
         self._sinks: dict[str, tuple[int, int, int]] = {}
-        #: Windows with tasks that existed at the last look, and those added since.
+        #: Windows with tasks that existed at the last check, and those added since.
         self._windows: dict[TopicPartition, list[weakref.ref[RecordedWindow]]] = {}
         self._noted = 0
         self._most_windows = MIN_WINDOWS
@@ -191,7 +191,7 @@ class EngineRecorder:
         return [batch.select(wanted)] if any(wanted) else []
 
     def note_window(self, window: RecordedWindow) -> None:
-        """Note a window whose tasks start; only a weak reference is held."""
+        """Remember a window whose tasks start; only a weak reference is held."""
         if not self._choice.successes:
             return
         if self._noted >= self._most_windows:
@@ -227,7 +227,7 @@ class EngineRecorder:
                 self._tasks.add_kept(window.topic_partition, window.flights_of)
 
     def note_letter(self, topic_partitions: Iterable[tuple[str, int, int]]) -> None:
-        """Note messages with a dead letter, by topic, partition and offset."""
+        """Record messages with a dead letter, by topic, partition and offset."""
         if self._choice is not EVERYTHING:
             self._lettered.update(topic_partitions)
 

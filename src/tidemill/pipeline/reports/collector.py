@@ -59,7 +59,7 @@ class FinishedMessages:
         self._start()
 
     def _start(self) -> None:
-        #: Messages that left together with others of their window.
+        #: Groups of messages of one window that left together.
         self._together = FinishedBatch()
         #: Messages that left individually, by window; those without a window by partition.
         self._singles: dict[WindowTimes | TopicPartition, tuple[TopicPartition, WindowTimes, list[FinishedRow]]] = {}

@@ -22,7 +22,7 @@ from tidemill.runtime.framing import FrameSplitter, FrameTooLargeError, add_leng
 
 #: An answer may have this many bytes of JSON in addition to the output itself.
 SLACK_BYTES = 65_536
-#: The most bytes that JSON needs for one byte of output (as \u0000).
+#: The maximum number of bytes that JSON needs for one byte of output (as \u0000).
 _ESCAPE = 6
 _QUOTE = ord('"')
 

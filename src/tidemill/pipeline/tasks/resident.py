@@ -124,7 +124,7 @@ class ResidentExecutor:
             raise ValueError("tasks of a resident program cannot set env; set executor.env instead")
 
     def describe_wait(self) -> str | None:
-        """Return that copies exit before their first answer; None: they do not."""
+        """Return a description if copies exit before their first answer, None otherwise."""
         count = self._residents.failed_starts
         if not count:
             return None

@@ -140,7 +140,7 @@ class _KnownResults:
             window.end_messages()
 
     def _compare(self, parts: Sequence[BatchPart], count: int) -> None:
-        """Note for reports how many payloads each message has, as long as all have the same number."""
+        """Record for reports how many payloads each message has, as long as all have the same number."""
         counts = [part.pending for part in parts]
         each = counts[0] if counts else 0
         stand_in, before = stand_for(1, each, True), self._window.times.known_runs

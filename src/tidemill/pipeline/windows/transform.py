@@ -138,7 +138,7 @@ def _start_run(window: WindowInFlight, result: Transformed) -> None:
 
 
 def _note_payloads(window: WindowInFlight, parts: Sequence[BatchPart]) -> None:
-    """Note for reports how many payloads each message has."""
+    """Record for reports how many payloads each message has."""
     counts = [part.pending for part in parts]
     if counts.count(counts[0]) == len(window.messages):
         window.times.payloads_each = counts[0]

@@ -205,7 +205,8 @@ class WorkerLock:
 def _held_files() -> dict[int, str]:
     """Return the holders of file locks on this host: process ids by the files' inodes; empty without a /proc.
 
-    Looking is better than trying: a lock held briefly for a test would be refused to its owner meanwhile.
+    This reads the kernel's list instead of trying the locks: a trial, however brief, would make the owner's own attempt
+    fail.
     """
     held = {}
     with contextlib.suppress(OSError):

@@ -69,7 +69,7 @@ class TopicReader:
 
         Args:
             topic: The topic.
-            count: The least number of messages to wait for; None reads those that exist at the call.
+            count: The minimum number of messages to wait for; None reads those that exist at the call.
             timeout_seconds: The limit for all of them together.
         """
         deadline = time.monotonic() + timeout_seconds

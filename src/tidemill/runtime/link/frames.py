@@ -284,7 +284,7 @@ def pack_frame(frame: FromEngine | FromDriver) -> bytes:
 
     Raises:
         UnicodeEncodeError: A text in it has a lone surrogate.
-        BadFrameError: The other side would refuse its size.
+        BadFrameError: The frame is larger than the peer accepts.
     """
     body = _encode(frame)
     if len(body) > MAX_FRAME_BYTES:

@@ -118,7 +118,7 @@ class Questions:
     async def probe(
         self, link: int, writer: asyncio.StreamWriter | None, message: SourceMessage, seconds: float
     ) -> ProbeReport:
-        """Let an engine probe a message.
+        """Make an engine probe a message.
 
         Args:
             link: The engine's link.

@@ -241,7 +241,7 @@ class LinkServer:
         return await self._questions.ask(link, self._links.get(link), topic, partition, offset)
 
     async def probe(self, link: int, message: SourceMessage, seconds: float) -> ProbeReport:
-        """Let an engine probe a message; see `Questions.probe`. Only on the link's loop."""
+        """Make an engine probe a message; see `Questions.probe`. Only on the link's loop."""
         return await self._questions.probe(link, self._links.get(link), message, seconds)
 
     def watch(self, take: TakeLive, seconds: float) -> None:

@@ -33,7 +33,7 @@ from tidemill.runtime.log.startup import is_waiting
 from tidemill.runtime.log.values import mask_value
 from tidemill.runtime.log.writer import LogWriter, replace_writer
 
-#: Libraries whose INFO and DEBUG lines are of use to their authors only; some log every message with all its data.
+#: Libraries whose INFO and DEBUG lines are useful only to their authors; some log every message with all its data.
 _QUIET = ("alembic", "asyncio", "httpcore", "httpx", "py4j", "pymongo", "pyspark", "urllib3", "watchfiles")
 #: Set for processes whose standard error is read by a driver that understands JSON entries.
 RELAY_VARIABLE = "_TIDEMILL_LOG_RELAY"
@@ -220,9 +220,9 @@ def _has_colors(stream: TextIO | None) -> bool:
 
 
 def _of_interest(record: logging.LogRecord) -> bool:
-    # py4j logs errors through the root logger, with a traceback, even if it raises or returns them to its caller; a JVM
-    # that ended during a call is not news. asyncpg's pool logs each connection that it fails to open in advance, while
-    # the caller that needs a connection gets the error.
+    # py4j logs errors through the root logger, with a traceback, even if it raises or returns them to its caller; and
+    # its caller already reports a JVM that ended during a call. asyncpg's pool logs each connection that it fails to
+    # open in advance, while the caller that needs a connection gets the error.
     return (record.name != "root" or "py4j" not in record.pathname) and record.name != "asyncpg.pool"
 
 

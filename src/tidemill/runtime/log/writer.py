@@ -44,7 +44,7 @@ class LogWriter:
         # Reentrant, because a signal handler or a finalizer may log during a write of its own thread.
         self._changed = threading.Condition(threading.RLock())
         self._teller: threading.Thread | None = None
-        #: When the teller wakes up next.
+        #: When the thread that writes counts wakes up next.
         self._wakes_at = 0.0
 
     def write(self, entry: Entry) -> None:

@@ -37,7 +37,7 @@ class KeptWarden:
         return self._warden.pid
 
     def start(self) -> None:
-        """Start the warden and watch it; to be called before the first child is started.
+        """Start the warden and watch it; call it before the first child is started.
 
         Raises:
             OSError: The system has no room for another process.

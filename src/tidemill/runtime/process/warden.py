@@ -58,7 +58,7 @@ class Warden:
         self.pid: int | None = None
 
     def start(self) -> None:
-        """Start the warden; to be called before the first child is started.
+        """Start the warden; call it before the first child is started.
 
         Raises:
             OSError: The system has no room for another process.

@@ -115,7 +115,7 @@ class BatchSender:
         now = self._loop.time()
         try:
             ready = encode_checked(self.sink, payload)
-        except BaseException as error:  # a user's data can raise anything
+        except BaseException as error:  # a user's data can raise any exception
             self._refuse(payload, lane, submission, error)
             return
         submission.origin.size_bytes += ready.size_bytes
@@ -132,7 +132,7 @@ class BatchSender:
                 ready: Any = encode(payload)
                 if type(ready) is not Encoded or type(ready.key) not in _HASHABLE or type(ready.size_bytes) is not int:
                     check_encoded(self.sink, ready)
-            except BaseException as error:  # a user's data can raise anything
+            except BaseException as error:  # a user's data can raise any exception
                 self._queue.add(items, now)
                 items = []
                 self._refuse(payload, lane, part, error)

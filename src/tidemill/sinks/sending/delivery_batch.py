@@ -54,7 +54,7 @@ class BatchPart(msgspec.Struct, eq=False):
         return self.batch.hook
 
     def settle(self, count: int = 1) -> None:
-        """Count off settled payloads; the last one releases the message."""
+        """Subtract settled payloads; the last one releases the message."""
         self.pending -= count
         if self.pending == 0:
             self.batch.release([self])

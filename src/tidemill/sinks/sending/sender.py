@@ -81,5 +81,5 @@ async def connect_sender(sender: Sender, seconds: float) -> None:
         raise
     except TimeoutError:
         raise RemoteError(f"{sender.label}: no connection within {seconds:g} s") from None
-    except Exception as error:  # a sink of another package may raise anything
+    except Exception as error:  # a sink of another package may raise any exception
         raise RemoteError(f"{sender.label}: {describe_error(error)}") from error

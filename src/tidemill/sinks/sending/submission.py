@@ -37,7 +37,7 @@ class Submission:
         self.released = released
 
     def settle(self, count: int = 1) -> None:
-        """Count off settled payloads; the last one calls `released`."""
+        """Subtract settled payloads; the last one calls `released`."""
         self.pending -= count
         if self.pending == 0:
             try:

@@ -290,7 +290,7 @@ class EngineProcess:
         return summary
 
     def release(self) -> None:
-        """Cancel the deadline, so that the process lives on for other work."""
+        """Cancel the deadline, so that the process can do other work."""
         self._deadline.cancel()
 
     def _load(self) -> tuple[EngineMaker, Any] | EngineSummary:

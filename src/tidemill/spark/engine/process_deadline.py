@@ -33,7 +33,7 @@ class ProcessDeadline(threading.Thread):
         self._at = at if self._at is None else min(at, self._at)
 
     def cancel(self) -> None:
-        """Cancel the deadline, so that the process lives on for other work."""
+        """Cancel the deadline, so that the process can do other work."""
         self._over.set()
 
     def run(self) -> None:

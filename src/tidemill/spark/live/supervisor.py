@@ -1,10 +1,10 @@
 """The slots of a running pipeline: carries out decisions of `core.supervision` on the link and on Spark.
 
-Everything happens on the link's loop: hellos, heartbeats, ends of jobs and time are fed to the state machines there,
-and their effects are carried out in order. Only Spark's blocking calls run on other threads.
+Everything happens on the link's loop: hellos, heartbeats, the ends of jobs and timer ticks are fed to the state
+machines there, and their effects are carried out in order. Only Spark's blocking calls run on other threads.
 
-Invariant: nothing is decided here, with one exception. If Spark is lost, engines with a link live on without it; they
-are drained, and the reported end of their jobs counts only once their links are closed.
+Invariant: nothing is decided here, with one exception. If Spark is lost, engines with a link keep running without it;
+they are drained, and the reported end of their jobs counts only once their links are closed.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _read_source(module: ModuleType) -> bytes | None:
     file = str(module.__file__)
     with contextlib.suppress(OSError):
         return Path(file).read_bytes() if file.endswith(".py") else None
-    with contextlib.suppress(Exception):  # a loader may raise anything for a file that it cannot read
+    with contextlib.suppress(Exception):  # a loader may raise any exception for a file that it cannot read
         source: str | None = module.__loader__.get_source(module.__name__)  # type: ignore[union-attr]
         return None if source is None else source.encode()
     return None
