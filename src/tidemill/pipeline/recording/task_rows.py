@@ -127,7 +127,7 @@ class TaskRows:
                 if flight.outcome is not None:
                     outcome, flight.outcome = flight.outcome, None
                     self.add(flight, outcome, topic_partition)
-        except Exception as error:  # messages must leave all the same
+        except Exception as error:  # the messages must still leave the pipeline
             self._on_lost(error)
 
     def _add_plain(self, topic_partition: TopicPartition, tasks: SingleTasks) -> bool:
