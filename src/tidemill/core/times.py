@@ -1,4 +1,4 @@
-"""Times as users write and read them: ISO 8601, UTC where no zone is given; internally, microseconds since the epoch."""
+"""Times as users write and read them: ISO 8601, UTC unless a zone is given; internally, microseconds since the epoch."""
 
 from __future__ import annotations
 
