@@ -1,4 +1,7 @@
-"""Times as users write and read them: ISO 8601, UTC unless a zone is given; internally, microseconds since the epoch."""
+"""Times as users write and read them: ISO 8601, UTC unless a zone is given.
+
+Internally, a time is a number of microseconds since the epoch.
+"""
 
 from __future__ import annotations
 
