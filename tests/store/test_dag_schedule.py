@@ -85,6 +85,15 @@ async def test_a_file_that_is_broken_keeps_its_dags_and_says_why(player: Player)
     assert len((await store.call(ListDags(inactive=True))).rows) == 1
 
 
+async def test_dags_are_found_by_any_tag(player: Player) -> None:
+    tags = ("übung", 'a "quoted" one', "100%", "back\\slash", "plain")
+    await player.store.call(StoreFile("dag.py", "digest", structures=(encode(dag(task("a"), tags=tags)),)))
+
+    for tag in tags:
+        assert [one.dag_id for one in (await player.store.call(ListDags(tag=tag))).rows] == ["dag"]
+    assert (await player.store.call(ListDags(tag="slash"))).rows == ()
+
+
 async def test_a_schedule_creates_a_run_for_the_last_time_that_has_passed(player: Player) -> None:
     now_us = time.time_ns() // 1000
     schedule = every(HOUR_US, start_us=now_us - 5 * HOUR_US + 60_000_000, catchup=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 from sqlalchemy import Connection, Row, Select, and_, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -207,7 +206,7 @@ def list_dags(connection: Connection, request: ListDags) -> Listed[DagRecord]:
         statement = statement.where(_DAG.active == 1)
     if request.tag is not None:
         # Searches the JSON list for the quoted tag. LIKE would treat `%` and `_` in the tag as wildcards.
-        tag = msgspec.json.encode(request.tag).decode()
+        tag = json.dumps(request.tag)  # as tags are stored: escaped
         statement = statement.where(func.replace(_DAG.tags, tag, "") != _DAG.tags)
     if request.after is not None:
         statement = statement.where(_DAG.dag_id > request.after)
