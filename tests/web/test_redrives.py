@@ -104,7 +104,7 @@ async def test_what_a_dry_run_has_counted_is_sent_once_it_is_confirmed(
         begun = await client.post("/api/v1/redrives", json={"to": "sink", "sinks": ["filesystem.out"]})
         dry = await ended(client, begun.json()["redrive_id"])
         assert (begun.status_code, dry["dry_run"], dry["letters"], dry["messages"]) == (202, True, 20, 20)
-        assert dry["places"] == [{"what": "sinks.filesystem.out", "letters": 20}]
+        assert dry["destinations"] == [{"what": "sinks.filesystem.out", "letters": 20}]
         assert (dry["read"], dry["total"], dry["ended"], dry["filters"]) == (
             20,
             20,
