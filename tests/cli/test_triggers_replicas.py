@@ -170,7 +170,7 @@ def test_a_death_on_another_machine_is_noticed_when_the_beat_stands_still(sites)
     first.kill()
     first.wait()
     other.until(lambda: second.pid in pids(other))
-    assert '"noticed_by":"its beat"' in other.log.replace(": ", ":")
+    assert '"noticed_by":"its heartbeat"' in other.log.replace(": ", ":")
 
 
 def stopped_and_continued(site: Site, other: Site, lease: float) -> None:

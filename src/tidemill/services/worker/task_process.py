@@ -273,6 +273,7 @@ class TaskProcess:
         is_main = threading.current_thread() is threading.main_thread()
         armed = self._armed
         if is_main:
+            # An interruption in the middle of a message would break the connection; the wait below checks for it.
             self._armed = False
         try:
             with self._lock:

@@ -219,7 +219,9 @@ class Worker:
             self._request,
             reports,
             callbacks,
+            # Negative keys are callbacks.
             tuple(key for key in self._list_held() if key[0] > 0),
+            # No process can be started while the zygote restarts.
             self._slots.capacity if self._zygote.ready.is_set() else 0,
             self._config.queues,
         )
@@ -369,7 +371,7 @@ class Worker:
         effects = self._slots.note_ended(handle.number, self._now(), clean=clean)
         result = finished.result
         if result is None and self._draining:
-            result = Loss()
+            result = Loss()  # interrupted by the shutdown: the store queues it again
         handle.replaced = attempt.key if result is None else None
         self._report(attempt, result, finished)
         self._do(effects)

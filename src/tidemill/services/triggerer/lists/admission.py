@@ -101,6 +101,7 @@ class ListAdmission:
                 return await write_patiently(self._database, admit)
             except _ConflictError as error:
                 conflict = error
+            # Only a heartbeat that was watched for a while tells whether its session is alive.
             watch.note_beats({session.id: session.beat for session in conflict.sessions}, began)
             if not await self._resolve_conflict(conflict, watch):
                 await asyncio.sleep(pace.look_seconds)

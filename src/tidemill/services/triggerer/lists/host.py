@@ -195,6 +195,7 @@ class ListHost:
         for name in changed:
             if (running := self._runs.get(name)) is not None:
                 running.relist(listed[name])
+        # A replacing trigger takes over the seat, so that it misses no event.
         seats = {run.spec.name: run.seat for run in ending if run.seat is not None}
         await self._add([listed[name] for name in (*changed, *changes.started)], seats)
         return changes

@@ -180,8 +180,10 @@ class Ownership:
             return False  # its session began after the look, or has ended; the next look finds out
         self.holder = holder
         self._tell(holder)
+        # The new session records the lock, so that later hosts on this machine notice its death at once.
         if self._lock is not None and not self._lock.held and self._lock.acquire():
             await self._renew()
+        # This process holds the lock that the holder had, so the holder's process has exited.
         locked = self._lock is not None and self._lock.identity == holder.lock != ""
         others = [one.id for one in sight.sessions.values() if one.list == self.list_name]
         dead = [
@@ -197,7 +199,7 @@ class Ownership:
             log.warning(
                 "the host that ran this list is dead; this one takes over",
                 **describe_session(holder),
-                noticed_by="its lock" if locked else "its beat",
+                noticed_by="its lock" if locked else "its heartbeat",
             )
         return won
 
@@ -311,6 +313,7 @@ class Ownership:
                     await self._doubted.wait()
             self._doubted.clear()
             pause = self.pace.beat_seconds
+            # Read both before the write: later claims belong to the next beat, and the lease counts from here.
             held, began = dict(self._held()), self._clock()
             try:
                 if taken := await self._database.write(partial(self._compare, held)):
@@ -325,9 +328,7 @@ class Ownership:
                 self._lost.set()
                 return
             except RemoteError as error:
-                throttle(log, 10.0).warning(
-                    "the heartbeat of this session cannot be stored; retrying", error=str(error)
-                )
+                throttle(log, 10.0).warning("cannot store the heartbeat of this session; retrying", error=str(error))
                 pause = min(pause, self.pace.look_seconds)
             except Exception:
                 log.exception("the heartbeat of the session failed; this is a bug in tidemill")

@@ -328,6 +328,7 @@ class ListTrigger:
             await run_step(name, "on_kill", trigger.on_kill, END_SECONDS)
         if trigger is not None:
             await run_step(name, "cleanup", trigger.cleanup, END_SECONDS)
+        # The store may still refuse an event, which turns the end into a failure.
         if following.verdict is EndVerdict.FINISHED:
             await self._wait_stored()
             if self._fault is not None:

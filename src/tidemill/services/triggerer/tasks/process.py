@@ -105,6 +105,7 @@ async def _run(
         told.set()
         loop.call_soon_threadsafe(signals.stop.set)
 
+    # Without a parent no stop can be confirmed, so every signal counts.
     if not watch_parent(end_with_parent, _ORPHAN_SECONDS, told.set):
         told.set()
     capacity = settings.triggerer.capacity

@@ -132,6 +132,7 @@ class HostRecorder:
         lanes: dict[str, tuple[int, int, int]] = {}
         for key, tally in self._book.counts.tallies.items():
             stream = self._book.names.find(key)
+            # The tally counts events that are done; outstanding ones are known only to the streams.
             totals: dict[str, list[int]] = {name: _sum_tally(lane) for name, lane in tally.lanes.items()}
             for count in outstanding.get(key, ()):
                 total = totals.setdefault(tally.find_name(count.lane), [0, 0, 0])
