@@ -22,7 +22,7 @@ def bash(script: str) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=30,
+        timeout=100,
     )
     return done.returncode, done.stdout
 
@@ -132,7 +132,7 @@ def test_a_missed_bar_of_the_triggers_stops_no_measurement_and_fails_the_whole(t
     for path, line in programs.items():
         path.write_text(f"#!/usr/bin/env bash\n{line}\n")
         path.chmod(0o755)
-    done = subprocess.run([tmp_path / "scripts/bench", "triggers"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([tmp_path / "scripts/bench", "triggers"], capture_output=True, text=True, timeout=100)
     assert done.stdout.split() == ["bench.shared_stream", "bench.shared_stream_memory", "bench.trigger_host"]
     assert done.returncode == 1
 

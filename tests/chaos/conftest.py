@@ -42,7 +42,7 @@ def read_all(bootstrap: str, topic: str) -> list[bytes]:
             "enable.partition.eof": True,
         }
     )
-    partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+    partitions = list(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
     consumer.assign([ck.TopicPartition(topic, n, 0) for n in partitions])
     values: list[bytes] = []
     ended: set[Any] = set()

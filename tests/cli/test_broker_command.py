@@ -69,7 +69,7 @@ def test_it_runs_with_its_topics_until_it_is_stopped(tmp_path: Path, number: sig
                 address = line.split()[4].rstrip(";")
                 break
         assert address, "".join(seen)
-        topics = AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(timeout=10).topics
+        topics = AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(timeout=60).topics
         assert len(topics["lines"].partitions) == 3
 
         # As from a terminal: the whole process group gets it.

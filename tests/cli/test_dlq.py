@@ -295,7 +295,7 @@ def test_ctrl_c_ends_after_what_is_in_flight_and_the_same_command_continues(dlq:
     try:
         dlq.sent(5)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=100)
     finally:
         process.kill()
     assert process.returncode == 0, output
@@ -318,7 +318,7 @@ def test_a_redrive_that_is_killed_again_and_again_sends_each_letter_once(dlq: Dl
             process.wait(1.0 + bits.random())
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=100)
     dlq("redrive")
     assert dlq.sent(count) == Counter(b"value-%d" % n for n in range(count))
     again = dlq.json("redrive")[0]

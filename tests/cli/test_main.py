@@ -48,7 +48,7 @@ def test_the_help_imports_nothing_heavy() -> None:
         "sys.exit(repr(heavy) if heavy else 0)\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
 
     assert done.returncode == 0, done.stderr
 
@@ -199,7 +199,7 @@ def test_logs_of_a_command_that_does_not_configure_them_stay_out_of_its_output()
         "log.warning('a warning')\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
 
     assert done.stdout.startswith("tidemill 0.")
     assert len(done.stdout.splitlines()) == 1
@@ -253,7 +253,7 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback() -> N
         "main()\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
 
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
@@ -277,7 +277,7 @@ def test_sigterm_while_a_command_is_imported_is_a_start_that_is_stopped(command:
         "main()\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
 
     assert (done.returncode, done.stderr) == (code, "")
 
@@ -318,7 +318,7 @@ def test_ctrl_c_while_dev_is_imported_is_a_start_that_is_stopped(module: str) ->
         "main()\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
 
     assert (done.returncode, done.stderr) == (ExitCode.OK, "")
 
@@ -380,7 +380,7 @@ def test_ctrl_c_while_the_options_are_read_ends_the_command_without_a_traceback(
         "main()\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
 
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
@@ -414,7 +414,7 @@ def test_standard_streams_that_were_closed_are_the_null_device_also_for_programs
     )
     closed = f"exec <&- >&-; exec {sys.executable} -c {shlex.quote(code)}"
 
-    done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, timeout=100)
 
     assert (done.returncode, done.stderr) == (0, "[True, True, False]")
 

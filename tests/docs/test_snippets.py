@@ -37,6 +37,8 @@ SLOW = {
     *("README.md", "process-a-dataframe.md", "backfill-a-topic.md", "redrive-dead-letters.md"),
     *("backfill-by-logical-date.md", "defer-by-hand.md", "keep-secrets.md"),
 }
+#: Pages whose commands start, at full length, as a reader starts them; those of other pages are forks.
+READERS = {"README.md", "tutorial.md", "tutorial-dags.md"}
 
 
 def pages_with(*infos: str) -> list[Path]:
@@ -92,7 +94,7 @@ class PageRun:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "WORKER_ID": f"docs-{os.getpid()}",
         }
-        # At full length they are those of a reader in everything.
+        # Full ones are those of a reader in everything.
         self.forks = () if full else (prepared.write_stand_in(folder / ".home"),)
 
     def run(self) -> None:
@@ -160,7 +162,7 @@ class PageRun:
 )
 def test_the_commands_of_a_page_work_in_order(page, tmp_path, request, long_run):
     kafka_classpath()  # the network of a page reaches no further than this machine
-    run = PageRun(page, tmp_path, full=long_run)
+    run = PageRun(page, tmp_path, full=long_run and page.name in READERS)
     if any("$DATABASE_URL" in block.code for block in blocks(page)):
         server: PostgresServer = request.getfixturevalue("postgres")
         run.env["DATABASE_URL"] = asyncio.run(server.new_database())

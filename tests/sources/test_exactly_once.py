@@ -70,7 +70,7 @@ class Place(Engines):
                 "auto.offset.reset": "earliest",
             }
         )
-        partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+        partitions = list(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
         consumer.assign([ck.TopicPartition(topic, n, 0) for n in partitions])
         values, ended = [], set()
         deadline = time.monotonic() + 30
@@ -390,7 +390,7 @@ async def test_offsets_of_an_aborted_transaction_that_arrive_late_do_not_count_f
         await place.committed(200)
         place.assert_exactly_once(200)
         consumer = ck.Consumer({"bootstrap.servers": broker.bootstrap, "group.id": place.topic})
-        (position,) = consumer.committed([ck.TopicPartition(place.topic, 0)], timeout=20)
+        (position,) = consumer.committed([ck.TopicPartition(place.topic, 0)], timeout=60)
         consumer.close()
         assert position.offset == 200, "the offset moved back"
     finally:

@@ -101,7 +101,7 @@ class Place(Engines):
     def committed_at_the_broker(self, partitions: list[Any]) -> dict[Any, int]:
         consumer = ck.Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": self.topic})
         try:
-            found = consumer.committed([ck.TopicPartition(*partition) for partition in partitions], timeout=10)
+            found = consumer.committed([ck.TopicPartition(*partition) for partition in partitions], timeout=60)
             return {(p.topic, p.partition): max(0, p.offset) for p in found}
         finally:
             consumer.close()
@@ -449,7 +449,7 @@ async def test_a_recreated_topic_is_read_from_its_beginning_although_the_buffer_
     admin = AdminClient({"bootstrap.servers": place.broker.bootstrap})
     for future in admin.delete_topics([place.topic]).values():
         future.result(30)
-    await place.until(lambda: place.topic not in admin.list_topics(timeout=5).topics)
+    await place.until(lambda: place.topic not in admin.list_topics(timeout=60).topics)
     place.broker.create_topic(place.topic, partitions=place.partitions)
     place.feed(numbers(8, 100))
     await place.until(lambda: engine.progress().recreated_partitions == 4)

@@ -46,8 +46,8 @@ class Copy(Handler[Any, Any]):
 
 def list_ids(broker: Any, topic: str) -> str:
     client = AdminClient({"bootstrap.servers": broker.bootstrap})
-    found = client.describe_topics(ck.TopicCollection([topic]), request_timeout=10)[topic]
-    return str(found.result(11).topic_id)
+    found = client.describe_topics(ck.TopicCollection([topic]), request_timeout=60)[topic]
+    return str(found.result(61).topic_id)
 
 
 def recreate(broker: Any, topic: str, values: list[bytes], partitions: int = 1) -> None:
@@ -71,7 +71,7 @@ def recreate(broker: Any, topic: str, values: list[bytes], partitions: int = 1) 
 def read_positions(broker: Any, group: str, topic: str) -> list[ck.TopicPartition]:
     consumer = ck.Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
     try:
-        return consumer.committed([ck.TopicPartition(topic, 0)], timeout=10)
+        return consumer.committed([ck.TopicPartition(topic, 0)], timeout=60)
     except ck.KafkaException:  # the broker is still loading the group
         return [ck.TopicPartition(topic, 0)]
     finally:

@@ -208,7 +208,7 @@ def test_it_runs_outside_the_main_thread_and_drains_when_asked(
     threading.Thread(target=lambda: codes.put(pipeline.run()), daemon=True).start()
     wait_until(lambda: pipeline.progress().consumed >= 10, 90)
     pipeline.drain()
-    assert codes.get(timeout=30) is ExitCode.OK
+    assert codes.get(timeout=100) is ExitCode.OK
     assert pipeline.error is None
     assert pipeline.progress().consumed >= 10
 

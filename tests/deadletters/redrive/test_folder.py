@@ -286,4 +286,4 @@ def test_messages_go_to_their_topic_again_and_the_cursor_follows(embedded_kafka:
 def embedded_kafka_has(broker: EmbeddedBroker, topic: str) -> bool:
     from confluent_kafka.admin import AdminClient
 
-    return topic in AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10).topics
+    return topic in AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=60).topics

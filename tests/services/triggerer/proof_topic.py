@@ -44,7 +44,7 @@ class NumberedTopic:
         consumer = ck.Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.topic})
         try:
             wanted = [ck.TopicPartition(self.topic, n) for n in range(PARTITIONS)]
-            return {p.partition: max(0, p.offset) for p in consumer.committed(wanted, timeout=10)}
+            return {p.partition: max(0, p.offset) for p in consumer.committed(wanted, timeout=60)}
         except ck.KafkaException as error:
             if error.args[0].code() != ck.KafkaError.NOT_COORDINATOR:
                 raise

@@ -100,7 +100,7 @@ def test_engines_start_say_how_they_stand_and_drain_over_the_link(running: Calla
     assert (found.engine, found.stage.pid) == (1, run.engine(1).pid)
     taken: queue.SimpleQueue[tuple[int, str, LiveState]] = queue.SimpleQueue()
     run.live.watch(lambda *given: taken.put(given), 60.0)
-    assert {taken.get(timeout=30)[0] for _ in range(8)} == {0, 1}
+    assert {taken.get(timeout=100)[0] for _ in range(8)} == {0, 1}
     assert found.text == f"task task-17 has been running for 3 s (process {found.stage.pid})"
     assert progress.consumed == sum(e.progress.consumed for e in progress.engines if e.progress)
     pids = [engine.pid for engine in progress.engines]

@@ -15,7 +15,7 @@ from tidemill.triggers.builtin.file import FileTrigger, look
 async def test_a_file_that_is_there_fires_at_once(tmp_path):
     path = tmp_path / "done"
     path.write_text("tide")
-    (event,) = await fired(FileTrigger(path, poll_seconds=60), seconds=5)
+    (event,) = await fired(FileTrigger(path, poll_seconds=60), seconds=30)
     assert event.payload == {"path": str(path), "size_bytes": 4, "modified_ns": path.stat().st_mtime_ns}
     found = path.stat()
     assert event.identity == f"{path}@{found.st_mtime_ns}.4.{found.st_ino}"

@@ -59,7 +59,7 @@ async def test_a_process_that_is_gone_already_fires_at_once(start):
     process.kill()
     process.wait()
     for trigger in (made_before, ProcessExitTrigger(process.pid)):
-        (event,) = await fired(trigger, seconds=5)
+        (event,) = await fired(trigger, seconds=30)
         assert event.payload == {"pid": process.pid, "found": False}
 
 
@@ -68,7 +68,7 @@ async def test_another_process_under_the_same_id_is_not_waited_for(start):
     started = ProcessExitTrigger(process.pid).started
     other_time, other_boot = f"{started}0", f"x{started}"
     for other in (other_time, other_boot, GONE):
-        (event,) = await fired(ProcessExitTrigger(process.pid, started=other), seconds=5)
+        (event,) = await fired(ProcessExitTrigger(process.pid, started=other), seconds=30)
         assert event.payload["found"] is False
 
 
@@ -82,7 +82,7 @@ async def test_a_process_that_ends_between_the_look_and_the_wait_fires(start, mo
         return real(pid)
 
     monkeypatch.setattr(os, "pidfd_open", late)
-    assert len(await fired(ProcessExitTrigger(process.pid), seconds=5)) == 1
+    assert len(await fired(ProcessExitTrigger(process.pid), seconds=30)) == 1
 
 
 async def test_where_processes_cannot_be_inspected_the_id_is_compared(start, monkeypatch):
