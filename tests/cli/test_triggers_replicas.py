@@ -27,12 +27,12 @@ import sys
 from pathlib import Path
 from tidemill.config.loading import load_settings
 from tidemill.runtime.log.setup import configure
-from tidemill.services.triggerer.lists.sessions import Pace
+from tidemill.services.triggerer.lists.sessions import SessionPace
 from tidemill.services.triggerer.process import run_host
 settings = load_settings(None)
 configure(settings.logging, worker_id="test")
 lease = float(sys.argv[1])
-sys.exit(run_host(settings, Path("spec.yaml"), Pace(lease, lease / 6, lease / 20)))
+sys.exit(run_host(settings, Path("spec.yaml"), SessionPace(lease, lease / 6, lease / 20)))
 """
 
 TRIGGERS = """
