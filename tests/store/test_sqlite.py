@@ -32,7 +32,7 @@ from tidemill.store.queries.triggers.events import count_events
 WRITER = """
 import asyncio, os, sys
 from tests.store.helpers import claimed
-from tidemill.core.triggers.event_plan import Stored
+from tidemill.core.triggers.event_plan import EventStored
 from tidemill.store.database_events import DatabaseEvents
 from tidemill.store.group_commit import EventStore
 from tidemill.store.engines.opening import open_store
@@ -44,7 +44,7 @@ async def main():
     store.start()
     def confirm(number, trigger_id):
         def done(outcome):
-            assert isinstance(outcome, Stored)
+            assert isinstance(outcome, EventStored)
             os.write(1, f"{trigger_id} {number}\\n".encode())
         return done
     number = 0

@@ -320,10 +320,10 @@ def test_off_means_that_nothing_of_it_is_imported() -> None:
         "import sys, tidemill.spark.pipeline, tidemill.pipeline.build as build\n"
         "from tidemill.config.settings import Settings\n"
         "from tidemill.pipeline.handler.base import Handler\n"
-        "from tidemill.runtime.identity import Identity\n"
+        "from tidemill.runtime.identity import EngineIdentity\n"
         "from tidemill.spark.live.recording import record_run\n"
         "settings = Settings.model_validate({'debug': {'enabled': False}})\n"
-        "build.build_engine(settings, Handler(), Identity('w', 0, 'e', 'g'))\n"
+        "build.build_engine(settings, Handler(), EngineIdentity('w', 0, 'e', 'g'))\n"
         "with record_run(settings, 'w', lambda: None): pass\n"
         "print([n for n in sys.modules if n == 'pyarrow' or 'tidemill.recorder' in n or 'pipeline.recording' in n])"
     )
