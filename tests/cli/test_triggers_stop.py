@@ -133,7 +133,7 @@ def test_a_store_whose_file_is_removed_is_saved_and_the_host_ends(odd):
 def test_a_store_that_is_gone_at_a_stop_is_a_failure_that_says_how_many_events_wait(odd, own_postgres):
     host = started(odd, "count", TIDEMILL_STORE__URL=own_postgres.url())
     own_postgres.stop("immediate")
-    odd.until(lambda: "the store cannot be written to; events wait" in odd.log)
+    odd.until(lambda: "cannot write to the store; events are waiting" in odd.log)
     host.terminate()
     assert host.wait(60) == ExitCode.REMOTE
     assert "events may not be stored, because the store" in odd.log

@@ -216,7 +216,7 @@ def test_a_jar_that_is_not_the_locked_one_is_named_and_nothing_is_kept(
     path = repository.lock.jars[2].repository_path
     content = repository.files[path]
     repository.files[path] = content + b"!" if longer else bytes([content[0] ^ 1]) + content[1:]
-    said = "has 1,[0-9]{3} bytes, expected" if longer else "has the SHA-256 [0-9a-f]{64}, expected"
+    said = "is 1,[0-9]{3} bytes long, expected" if longer else "has the SHA-256 [0-9a-f]{64}, expected"
     with pytest.raises(RemoteError, match=f"org.example:part-1:1.0 {said}.*They were discarded") as caught:
         fetch_jars(repository.lock, environ=environ)
     assert not caught.value.retryable

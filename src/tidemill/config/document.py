@@ -23,7 +23,7 @@ Path = tuple[str | int, ...]
 #: PyYAML's C parser, where it is available: a list of ten thousand triggers takes less than a second instead of four.
 _FastLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-#: A list of ten thousand triggers has 2 MiB; a larger file is not a hand-written configuration.
+#: A list of ten thousand triggers is 2 MiB; a larger file is not a hand-written configuration.
 MAX_BYTES = 16 * 1024 * 1024
 #: The C parser would overflow the stack, and crash the process, at some ten thousand levels.
 MAX_LEVELS = 100

@@ -58,9 +58,9 @@ def make_absolute(folder: Path) -> Path:
 
 
 def choose_url(settings: Settings, folder: Path) -> str:
-    """Return the URL of the store of a folder of DAGs: `store.url`, or else a SQLite file beside the folder.
+    """Return the URL of the store of a folder of DAGs: `store.url`, or else a SQLite file next to the folder.
 
-    If the path of the folder contains a link, the file is beside the first link, because the link's target may be
+    If the path of the folder contains a link, the file is next to the first link, because the link's target may be
     replaced at any time, and a store inside it would be lost.
     """
     return settings.store.url or f"sqlite:///{_find_store_folder(folder) / DEFAULT_NAME}"
@@ -75,7 +75,7 @@ def _find_store_folder(folder: Path) -> Path:
 
 
 def choose_cipher(settings: Settings, url: str) -> Cipher:
-    """Return the cipher for secrets, with the keys of `store.encryption_key` or of a key file beside the store.
+    """Return the cipher for secrets, with the keys of `store.encryption_key` or of a key file next to the store.
 
     Raises:
         ConfigError: A key is invalid, or the key file cannot be used.

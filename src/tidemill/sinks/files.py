@@ -154,7 +154,9 @@ class FilesystemSink(Sink):
         if normal == b"." or name.startswith(file_replacement.TEMPORARY.encode()):
             raise ValueError(f"path {shorten(repr(path))} is not a valid file name")
         if len(normal) > MAX_PATH_BYTES:
-            raise ValueError(f"path {shorten(repr(path))} has {len(normal)} bytes, more than {MAX_PATH_BYTES}")
+            raise ValueError(
+                f"path {shorten(repr(path))} is {len(normal)} bytes long; at most {MAX_PATH_BYTES} are allowed"
+            )
         if len(self._known) >= MAX_KNOWN_PATHS:
             self._known.clear()
         self._known[path] = normal

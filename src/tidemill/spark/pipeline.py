@@ -239,7 +239,7 @@ class Pipeline:
         return Monitored(SharedProgress(self.progress), self.state, find_orphans, find_max_executors)
 
     def _note_action(self, action: str, by: str) -> None:
-        log.info("an action was carried out for a user", action=action, by=by)
+        log.info("carried out an action for a user", action=action, by=by)
         if self._recorder is not None:
             self._recorder.note_action(action, by)
 

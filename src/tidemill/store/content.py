@@ -28,7 +28,7 @@ def check_identity(identity: str) -> None:
     size_bytes = len(identity) if identity.isascii() else len(identity.encode())
     if size_bytes > MAX_IDENTITY_BYTES:
         raise ValueError(
-            f"the identity of an event has {size_bytes} bytes, but at most {MAX_IDENTITY_BYTES} are allowed; "
+            f"the identity of an event is {size_bytes} bytes long; at most {MAX_IDENTITY_BYTES} are allowed; "
             "use a digest of it"
         )
 

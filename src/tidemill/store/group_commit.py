@@ -214,7 +214,7 @@ class EventStore:
         if error.retryable:
             self._machine.note_unreachable(now, random.getrandbits(JITTER_BITS))
             throttle(log, _LOG_SECONDS).warning(
-                "the store cannot be written to; events wait", events=self._machine.pending, error=str(error)
+                "cannot write to the store; events are waiting", events=self._machine.pending, error=str(error)
             )
             return
         alone = self._machine.note_refused(now)
@@ -232,7 +232,9 @@ class EventStore:
         """Update the standing when a write has taken too long."""
         self._machine.take(self._loop.time())
         if self._machine.standing is ProducerStanding.DOWN:
-            throttle(log, _LOG_SECONDS).warning("the store does not answer; events wait", events=self._machine.pending)
+            throttle(log, _LOG_SECONDS).warning(
+                "the store does not answer; events are waiting", events=self._machine.pending
+            )
         self._report_standing()
 
     def _report_standing(self) -> None:
@@ -248,7 +250,7 @@ class EventStore:
             self._down_since = self._loop.time()
         elif before is ProducerStanding.DOWN:
             seconds = round(self._loop.time() - self._down_since, 3)
-            log.info("the store can be written to again", after_seconds=seconds)
+            log.info("the store accepts writes again", after_seconds=seconds)
         if self._on_standing is not None:
             self._on_standing(standing)
 

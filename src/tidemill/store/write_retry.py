@@ -46,5 +46,5 @@ async def write_patiently(database: Database, work: Callable[[Connection], T], b
         except RemoteError as error:
             if not error.retryable:
                 raise
-            throttle(log, 10.0).warning("the store cannot be written to; a report waits", error=str(error))
+            throttle(log, 10.0).warning("cannot write to the store; a report is waiting", error=str(error))
         await asyncio.sleep(backoff.compute_delay(attempt, random.getrandbits(JITTER_BITS)))

@@ -195,7 +195,7 @@ def test_a_cursor_that_cannot_be_kept_ends_the_redrive_before_anything_is_sent(p
     (journal,) = place.letters.glob("_redrive-*.jsonl")
     # What stands in the way of writing, as a read-only folder would; root may write to those.
     journal.with_suffix(".new").mkdir()
-    with pytest.raises(ConfigError, match=r"cannot be saved beside the letters, in .*nothing was sent"):
+    with pytest.raises(ConfigError, match=r"cannot be saved next to the letters, in .*nothing was sent"):
         place.redrive()
     assert place.sent() == Counter([0])
 

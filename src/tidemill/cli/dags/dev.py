@@ -26,8 +26,8 @@ Plain = Annotated[bool, typer.Option("--plain", help="Show no live table of runs
 def dev(folder: FolderArgument = None, config: Config = None, plain: Plain = False) -> None:
     """Run the DAGs of a folder on this machine: scheduler, worker, triggerer and web UI in one command.
 
-    Saved files are reloaded immediately. Runs are stored in dags.db beside the folder. On a terminal, a table below the
-    log shows the latest runs. Ctrl-C lets running tasks finish; a second one stops immediately. (To run a Kafka
+    Saved files are reloaded immediately. Runs are stored in dags.db next to the folder. On a terminal, a table below
+    the log shows the latest runs. Ctrl-C lets running tasks finish; a second one stops immediately. (To run a Kafka
     pipeline with code reloading: tidemill run --dev.)
     """
     with reporting(), _ending_well():

@@ -30,7 +30,7 @@ _WIDE = 70
 
 @contextmanager
 def show_live(console: Console, total: int) -> Iterator[Show]:
-    """Yield a function that shows the number of committed lines, and a text beside it."""
+    """Yield a function that shows the number of committed lines, and a text next to it."""
     if not console.is_terminal:
         yield _show_plain(console, total)
         return

@@ -1,4 +1,4 @@
-"""The cursor of a redrive over letters in files: a journal beside them.
+"""The cursor of a redrive over letters in files: a journal next to them.
 
 Invariants: one process at a time holds a redrive's journal, by a lock that ends with the process. When `commit`
 returns, its positions are on disk. After a crash, the journal has everything that was saved before.
@@ -106,7 +106,7 @@ class FolderCursor:
             ) from None
         except OSError as error:
             raise ConfigError(
-                f"dlq redrive: its cursor cannot be saved beside the letters, in {self._path.parent}: "
+                f"dlq redrive: its cursor cannot be saved next to the letters, in {self._path.parent}: "
                 f"{error.strerror}; nothing was sent; let this user write to that folder"
             ) from None
 

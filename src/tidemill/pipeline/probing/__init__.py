@@ -1,1 +1,1 @@
-"""Runs single messages through the handler of a running engine, beside its own work and without side effects."""
+"""Runs single messages through the handler of a running engine, alongside its own work and without side effects."""

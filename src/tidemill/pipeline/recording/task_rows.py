@@ -1,6 +1,6 @@
 """Rows of tasks that ran: one per attempt, with its output if that is recorded.
 
-Invariants: a row can be encoded and has at most about 200 KB, whatever users put into it. Only the recorded part of a
+Invariants: a row can be encoded and is at most about 200 KB, whatever users put into it. Only the recorded part of a
 program's output is held, up to `MAX_STREAM_BYTES` per stream.
 """
 

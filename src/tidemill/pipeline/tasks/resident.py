@@ -295,7 +295,7 @@ class ResidentExecutor:
     def _take(self, copy: Copy, chunk: bytes) -> None:
         answers = copy.reader.feed(chunk)
         asked = len(copy.jobs) - len(copy.unwritten)
-        # Check all before accepting any: a stray line makes the answers beside it doubtful.
+        # Check all before accepting any: a stray line makes the answers around it doubtful.
         for answer, job in itertools.zip_longest(answers, itertools.islice(copy.jobs, min(asked, len(answers)))):
             if job is None:
                 raise FramingError(f"it wrote output without a request: {chunk[:200]!r}")

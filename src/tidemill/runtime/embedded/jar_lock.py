@@ -56,7 +56,7 @@ class LockedJar(msgspec.Struct, frozen=True):
         except FileNotFoundError:
             return f"{self.coordinates} is missing"
         if size != self.size_bytes:
-            return f"{self.coordinates} has {size:,} bytes, expected {self.size_bytes:,}"
+            return f"{self.coordinates} is {size:,} bytes long, expected {self.size_bytes:,}"
         digest = hashlib.sha256()
         with path.open("rb") as file:
             while block := file.read(_BLOCK_BYTES):

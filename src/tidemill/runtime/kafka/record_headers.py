@@ -3,8 +3,8 @@
 Clients of other languages write any bytes as the name of a header. For a name that is not UTF-8, the client's
 `headers()` sets an error, but returns and keeps a list in which this name is a null pointer; touching it crashes the
 process. A second call returns the list without an error. So does a first call from a line that ran often before,
-because the interpreter's specialized calls of C methods do not check for errors beside a result. `methodcaller` does
-check. No other code of tidemill may therefore call `headers()`.
+because the interpreter's specialized calls of C methods do not check for errors returned together with a result.
+`methodcaller` does check. No other code of tidemill may therefore call `headers()`.
 """
 
 from __future__ import annotations

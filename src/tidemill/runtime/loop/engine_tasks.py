@@ -1,6 +1,6 @@
 """Owns all asyncio tasks of an engine, so that none of them ends unnoticed.
 
-All tasks beside the engine itself are started here: the link's beats, senders, periodic hooks, the runners of hooks,
+All tasks besides the engine itself are started here: the link's beats, senders, periodic hooks, the runners of hooks,
 the cache, file writers. Callbacks of the event loop (the intake, timers, the pipes of programs) have no task; if one of
 tidemill's callbacks raises, the loop reports it to this module.
 

@@ -48,7 +48,7 @@ class Warden:
     Args:
         engine_id: The id in the environment of the engine's children.
         grace_seconds: Time between SIGTERM and SIGKILL once the engine has exited; 0 sends SIGKILL at once, so that no
-            process runs beside the repeated work.
+            process is still running when its work is repeated.
     """
 
     def __init__(self, engine_id: str, grace_seconds: float = 0.0) -> None:

@@ -1,6 +1,6 @@
 """Packs a handler and this package for the engines, and names what cannot be pickled.
 
-The files beside the user's program are sent as source, and the engine imports them by name; the main module is sent by
+The files next to the user's program are sent as source, and the engine imports them by name; the main module is sent by
 value. Installed packages, including this one, are imported on the engine's host. So are extension modules of the user,
 which an engine finds if its host has the driver's folders, as in local mode.
 

@@ -1,4 +1,4 @@
-"""Ensures one writing process per SQLite file, with a kernel lock on a file beside it.
+"""Ensures one writing process per SQLite file, with a kernel lock on a file next to it.
 
 SQLite alone would let two hosts write in turn, and both would run the same triggers. The kernel releases the lock when
 the process exits for any reason, so the lock is never stale; a leftover lock file is harmless.

@@ -198,7 +198,7 @@ async def open_sqlite_reader(path: Path, cipher: Cipher | None = None) -> Sqlite
 
 def _create_private(path: Path) -> None:
     """Create a missing file that only this user can read, because it will hold events, results and logs."""
-    # SQLite gives the files beside it the same mode. If the file cannot be created here, SQLite reports the error
+    # SQLite gives the files next to it the same mode. If the file cannot be created here, SQLite reports the error
     # later.
     with contextlib.suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -2,7 +2,7 @@
 
 Invariants: only health checks, static files and the login page need no login. An unknown host name is rejected, so that
 no foreign page can reach this server through DNS rebinding. A change requires the role operate, the CSRF token of the
-session, and an allowed origin. A body has at most 1 MiB. A request takes at most 30 s, except for live streams and
+session, and an allowed origin. A body is at most 1 MiB. A request takes at most 30 s, except for live streams and
 downloads. Forwarded headers are ignored.
 """
 

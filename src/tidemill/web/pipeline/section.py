@@ -109,7 +109,7 @@ class PipelineView:
 
     def note_action(self, action: str, by: str) -> None:
         """Log and record an action and its user."""
-        log.info("an action was carried out for the web UI", action=action, by=by)
+        log.info("carried out an action for the web UI", action=action, by=by)
         if self._writer is not None:
             at_us = int(time.time() * _MILLION)
             event = RecordedEvent(at_us, EventKind.ACTION, text=action, data={"by": by})

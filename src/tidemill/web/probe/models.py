@@ -179,7 +179,7 @@ def check_size(message: SourceMessage) -> None:
     """
     size = measure(message)
     if size > MAX_PROBE_BYTES:
-        raise RequestProblem(413, f"the message has {size:,} bytes; a probe takes up to {MAX_PROBE_BYTES:,}")
+        raise RequestProblem(413, f"the message is {size:,} bytes long; a probe accepts up to {MAX_PROBE_BYTES:,}")
 
 
 def describe_probe(state: ProbeState) -> ProbeView:

@@ -1,4 +1,4 @@
-"""Adds sessions and lists, narrow cursors beside the wide triggers, and identities that may outlive their events."""
+"""Adds sessions and lists, narrow cursors next to the wide triggers, and identities that may outlive their events."""
 
 import sqlalchemy as sa
 from alembic import op

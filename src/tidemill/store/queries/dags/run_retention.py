@@ -34,7 +34,7 @@ PAGE = 500
 VERSIONS = 100
 _ENDED = ("success", "failed")
 _RUN, _TASK, _VERSION = dag_run.c, task_instance.c, dag_version.c
-#: The tables with data of tasks and the rows to remove per transaction: a log part may have 64 KiB, an XCom 1 MiB.
+#: The tables with data of tasks and the rows to remove per transaction: a log part may be 64 KiB, an XCom 1 MiB.
 _OF_TASKS = ((task_log, 200), (xcom, 50), (task_state, 50), (task_journal, 2_000))
 _OF_TRIGGERS = ((trigger_event, 1_000), (trigger_identity, 1_000), (trigger_cursor, 1_000))
 

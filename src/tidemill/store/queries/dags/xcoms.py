@@ -21,7 +21,7 @@ def find_fault(values: Sequence[tuple[str, str]]) -> str | None:
         size_bytes = len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
         if size_bytes > MAX_XCOM_BYTES:
             return (
-                f"the XCom {key!r} has {size_bytes} bytes, but at most {MAX_XCOM_BYTES} are allowed; "
+                f"the XCom {key!r} is {size_bytes} bytes long; at most {MAX_XCOM_BYTES} are allowed; "
                 "write the value to a file or a bucket, and return its path"
             )
         if "\0" in key + value or not _is_text(key + value):
