@@ -79,7 +79,7 @@ def backfill(
         if run.error is None or run.progress().messages_done:
             show_summary(run.progress(), run.state().work_seconds, run.gap)
         run.tell_failure()
-        if code is ExitCode.STOPPED and not run.progress().parts:  # the start was interrupted
+        if code is ExitCode.STOPPED and not run.progress().parts:  # startup was interrupted
             leave_within(LEAVE_SECONDS, code)
         raise typer.Exit(code)
 

@@ -41,7 +41,7 @@ def reporting() -> Iterator[None]:
         typer.Exit: The command failed.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        # Replace the handler that `entry` has set: from here on an interrupt is reported. During a start it acts like
+        # Replace the handler that `entry` has set: from here on an interrupt is reported. During startup it acts like
         # SIGTERM, because imports that call back would swallow the exception.
         early = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGINT, early if isinstance(early, EarlyStop) else signal.default_int_handler)

@@ -68,14 +68,14 @@ def run(
             code = pipeline.run(tell=False)
         if pipeline.progress().engines:
             show_summary(pipeline.progress(), pipeline.state().work_seconds)
-        elif pipeline.error is None:  # the start was interrupted
+        elif pipeline.error is None:  # startup was interrupted
             leave_within(LEAVE_SECONDS, code)
         pipeline.tell_failure()
         raise typer.Exit(code)
 
 
 def _note_files(config: Path | None) -> FirstFiles:
-    """Return the current state of the files; any later save counts as a change, however long the start takes."""
+    """Return the current state of the files; any later save counts as a change, however long startup takes."""
     from tidemill.runtime.files.code_watch import FirstFiles
 
     _write_no_bytecode()

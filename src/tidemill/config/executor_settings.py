@@ -83,7 +83,7 @@ class ExecutorSettings(Section):
         "a dead letter.",
     )
     drain_timeout_seconds: NonNegativeFloat = Field(
-        30.0, description="How long work in flight may take to finish during a stop."
+        30.0, description="How long work in flight may take to finish during shutdown."
     )
     backpressure_high_multiplier: PositiveInt = Field(
         32,

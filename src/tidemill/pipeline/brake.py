@@ -26,7 +26,9 @@ class HoldingPartition(Hashable, Protocol):
     """The brake's view of an owned partition."""
 
     def hold(self, offsets: Sequence[int], *, is_window: bool) -> None:
-        """Count a held failure: its messages are stuck, or (`is_window`) a stop need not wait for the window's hook."""
+        """Count a held failure: its messages are stuck, or (`is_window`) a shutdown need not wait for the window's
+        hook.
+        """
 
     def unhold(self, offsets: Sequence[int], *, is_window: bool) -> None:
         """Stop counting a failure that is no longer held."""

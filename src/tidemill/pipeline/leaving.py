@@ -4,7 +4,7 @@ At a rebalance, `core.pipeline.handover` decides which work is dropped and which
 partitions continue; the source waits inside the rebalance callback and carries out commits meanwhile.
 
 Each has one deadline for all its steps. A revoke has the revoke timeout plus, with transactions, the time for the last
-one. A stop has the drain timeout plus `END_SECONDS`, counted from the request to stop, no matter which services are
+one. A shutdown has the drain timeout plus `END_SECONDS`, counted from the request to stop, no matter which services are
 unreachable; steps that miss the deadline are abandoned to the exit of the process. Messages that are not finished or
 not committed are redelivered.
 """
@@ -79,7 +79,7 @@ class Stopping:
         source: Where messages come from.
         services: The services of the handler.
         warden: Cleans up after this process if it is killed.
-        is_failed: Returns whether the engine has failed, which can also happen during the stop.
+        is_failed: Returns whether the engine has failed, which can also happen during the shutdown.
         subscribed: Whether the engine joined its group.
         keep_membership: Whether it stays a member, because another engine takes over its partitions.
     """

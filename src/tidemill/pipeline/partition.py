@@ -44,7 +44,7 @@ class OwnedPartition:
         parked: Tasks that wait until fewer bytes wait for sinks.
         windows: Windows whose own hook or delivery is not done, whether or not their messages are; without held ones.
         held: How many failures the brake holds of a message, by its offset.
-        stuck: Messages that are held, or wait for the key of a held message: a stop need not wait for them.
+        stuck: Messages that are held, or wait for the key of a held message: a shutdown need not wait for them.
         order: Holds tasks back until those of earlier messages with their key are done; None: tasks are unordered.
         taken: Which messages were taken, and when they were written.
         closed: Whether the partition was given up: late results change nothing.
@@ -336,7 +336,7 @@ class OwnedPartition:
         self._count_stuck()
 
     def _count_stuck(self) -> None:
-        """Recount the messages that do not end by themselves: a stop need not wait for them."""
+        """Recount the messages that do not end by themselves: a shutdown need not wait for them."""
         waiting = self.order.find_waiting_offsets() if self.order is not None and self.held else ()
         self.stuck = len(self.held.keys() | waiting)
         if self.handover is not None and self.held:

@@ -222,7 +222,7 @@ class KafkaSource:
     def _finish(self, *, leave: bool) -> None:
         self._fetching = False
         if self._brokers.trouble is not None:
-            leave = False  # the request would not arrive, and the rest of the stop needs the time
+            leave = False  # the request would not arrive, and the rest of the shutdown needs the time
         else:
             self._check()
         self._pending.finish(self._consumer, self._close_in())

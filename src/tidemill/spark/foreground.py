@@ -5,7 +5,7 @@ waits on that queue alone. Everything that may block (a handler's `on_startup`, 
 so a request to end is noticed at any moment.
 
 Invariant: after a request to end, the waiting thread continues within `END_SECONDS`, wherever the other thread hangs.
-The other thread is a daemon thread, so it does not keep the process alive. All steps that end a start share one
+The other thread is a daemon thread, so it does not keep the process alive. All steps that end a startup share one
 deadline; after it, the rest of Spark is killed.
 """
 
@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 ResultT = TypeVar("ResultT")
 WordT = TypeVar("WordT")
 
-#: How long all steps of a start together may take to end after a request to end.
+#: How long all steps of a startup together may take to end once they are asked to.
 END_SECONDS = 1.0
 #: How long the cleanup after a kill may take.
 KILLED_SECONDS = 0.3
@@ -51,9 +51,9 @@ WAIT_SECONDS = 0.25
 class Wake(enum.Enum):
     """Wake-ups of the thread that runs a pipeline or a backfill."""
 
-    #: A step of the start or the stop has ended.
+    #: A step of the startup or shutdown has ended.
     STEPPED = enum.auto()
-    #: A signal: the first one drains, or ends the start; a second one stops at once.
+    #: A signal: the first one drains, or ends the startup; a second one stops at once.
     SIGNAL = enum.auto()
     DRAIN = enum.auto()
     STOP = enum.auto()
@@ -90,7 +90,7 @@ def unless_stopped(
     ignored: Collection[WordT] = (),
     deadline: float | None = None,
 ) -> ResultT:
-    """Run one step of a start or a stop in another thread, and return its result.
+    """Run one step of a startup or shutdown in another thread, and return its result.
 
     Args:
         work: The step; it may block.
@@ -165,7 +165,7 @@ def running(spark: Spark, words: queue.SimpleQueue[WordT], done: WordT, ignored:
         ignored: Words that may be left in the queue when Spark is stopped.
 
     Raises:
-        StartStoppedError: The start was ended on request.
+        StartStoppedError: The startup was ended on request.
         TidemillError: Spark does not start.
     """
     deadline: float | None = None
@@ -277,7 +277,7 @@ class Foreground:
         abort: Callable[[], None] = _do_nothing,
         ignored: Collection[Wake] = (),
     ) -> ResultT:
-        """Run one step of the start or the stop; see `unless_stopped`."""
+        """Run one step of the startup or shutdown; see `unless_stopped`."""
         return unless_stopped(work, self.wakes, Wake.STEPPED, abort, ignored)
 
     def wait_for_brokers(self, brokers: str) -> contextlib.AbstractContextManager[None]:

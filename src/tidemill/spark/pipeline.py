@@ -7,7 +7,7 @@ is launched first; a later error ends it. Nothing else starts before everything 
 checked.
 
 Signal handlers and other threads only put a wake-up into a queue; the thread that runs the pipeline waits on that queue
-and acts. It never makes a blocking call, neither during the start (see `foreground`) nor while engines run.
+and acts. It never makes a blocking call, neither during startup (see `foreground`) nor while engines run.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ if TYPE_CHECKING:  # imported only if something is recorded
 
 log = structlog.get_logger(__name__)
 
-#: A stop takes at most its drain timeout and this time, even if systems are unreachable; the rest of 5 s is for Spark.
+#: A shutdown takes at most its drain timeout and this time, even if systems are unreachable; the rest of 5 s is for
+#: Spark.
 STOP_SECONDS = 4.0
 #: The share of STOP_SECONDS that an engine may take beyond its drain timeout; `pipeline.leaving` ends it a little
 #: earlier.
@@ -142,7 +143,7 @@ class Pipeline:
         """Run until drained, stopped or failed; return the exit code.
 
         In the main thread, SIGTERM, SIGINT and SIGHUP (unless it is ignored) are handled: the first signal ends the
-        start, or drains; a second one stops at once. Errors are logged, and available as `error` afterwards.
+        startup, or drains; a second one stops at once. Errors are logged, and available as `error` afterwards.
 
         Args:
             tell: Whether to report an error at once; if False, the caller does so with `tell_failure`.
@@ -366,7 +367,7 @@ class Pipeline:
             self._reloader.stop()
 
     def _compute_left(self, settings: Settings) -> float:
-        """Return how many seconds of the stop are left."""
+        """Return how many seconds the shutdown may still take."""
         if self._drained_at is None:
             return LEAVE_SECONDS
         left = self._drained_at + settings.executor.drain_timeout_seconds + STOP_SECONDS - time.monotonic()

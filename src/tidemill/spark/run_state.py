@@ -1,4 +1,5 @@
-"""What a pipeline or a backfill is currently doing, in words: its phase, and the step of its start or stop in progress.
+"""What a pipeline or a backfill is currently doing, in words: its phase, and the step of its startup or shutdown in
+progress.
 
 Any thread may enter and leave steps, and steps may overlap. Nothing is decided here.
 """
@@ -36,7 +37,7 @@ class RunState(msgspec.Struct, frozen=True):
         step: What the run is waiting for; '' if nothing.
         step_seconds: The time it has waited for that.
         left_seconds: While draining: the time left for the drain.
-        work_seconds: How long engines could work, until now or until the stop.
+        work_seconds: How long engines could work, until now or until the shutdown.
     """
 
     phase: RunPhase = RunPhase.STARTING

@@ -231,7 +231,7 @@ class SinkContract(abc.ABC):
         await sink.close()
 
     async def test_closing_is_possible_before_connecting_and_twice(self) -> None:
-        """`close` works at every stage of the start."""
+        """`close` works at every stage of startup."""
         await self.make().close()
         sink = self.make()
         await sink.connect()

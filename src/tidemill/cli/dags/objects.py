@@ -237,7 +237,7 @@ def _read_secret(text: str) -> str:
 
 @db.command()
 def migrate(config: Config = None, folder: Folder = None) -> None:
-    """Create or update the tables of the database; every service does this at its start."""
+    """Create or update the tables of the database; every service does this when it starts."""
     with reporting():
         from tidemill.store.calls.service_calls import ListSessions
 

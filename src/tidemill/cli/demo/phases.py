@@ -1,4 +1,4 @@
-"""The phases of the demo's start, with the duration of each."""
+"""The phases of the demo's startup, with the duration of each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Phases:
             self._began = now
 
     def follow(self, progress: PipelineProgress) -> None:
-        """End the completed phases of the pipeline's start."""
+        """End the completed phases of the pipeline's startup."""
         if not progress.engines:
             return
         self.end("Spark")

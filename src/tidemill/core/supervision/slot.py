@@ -335,7 +335,7 @@ class Slot:
         return [CancelJob(job), OperatorReport(kind, self._format(f"has {why}; it is considered dead and replaced"))]
 
     def _kill(self, job: int) -> list[Effect]:
-        """Stop waiting for an engine that was asked to drain: a stop has one deadline."""
+        """Stop waiting for an engine that was asked to drain: a shutdown has one deadline."""
         why = f"an engine that did not end within {self._limits.drain_seconds:g} s after the request to drain"
         kill = [KillEngine(self._run)] if self._run is not None else []
         report = OperatorReport(ReportKind.CANCELLED, self._format(f"has {why}; it is killed"))

@@ -48,7 +48,7 @@ class FileDeadLetters:
         self._first = keys[0]
         self._rows: dict[TopicPartition | None, list[LetterRow]] = {}
         self._count = self._bytes = 0
-        # A stop does not wait for a slow disk, so the thread of an abandoned write may still be running.
+        # A shutdown does not wait for a slow disk, so the thread of an abandoned write may still be running.
         self._disk = threading.Lock()
         # Held only briefly, because the loop takes it too.
         self._taking = threading.Lock()
@@ -129,7 +129,7 @@ class FileDeadLetters:
                         count += len(group)
                         size += sum(len(row[-1]) for row in group)
             except Exception as error:
-                # Store the error here: after a stop, nothing may be waiting for this thread.
+                # Store the error here: after a shutdown, nothing may be waiting for this thread.
                 self._note_error(error)
                 raise
             return count, size

@@ -86,7 +86,7 @@ class Handler(Generic[InputT, OutputT]):
         """Run a blocking call in a thread and await it, so that the engine continues meanwhile.
 
         At most `executor.offload_threads` calls run at once; others wait. The function must not use `self.cache`, which
-        belongs to the event loop. A stop of the engine does not interrupt a running call; the process exits after it.
+        belongs to the event loop. Stopping the engine does not interrupt a running call; the process exits after it.
 
         Args:
             function: The function to call.

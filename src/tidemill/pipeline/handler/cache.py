@@ -219,7 +219,7 @@ class Cache:
                 async with asyncio.timeout(self._settings.flush_interval_seconds):
                     await self._full.wait()
             self._full.clear()
-            # Shielded: a stop does not cancel a write in progress; the last flush waits for it.
+            # Shielded: a shutdown does not cancel a write in progress; the last flush waits for it.
             self._writing = self._tasks.run("a flush of the cache", self._write())
             await asyncio.shield(self._writing)
 

@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def periodic(seconds: float, on_error: str = "continue", scope: str = "engine") -> Callable[[F], F]:
     """Run an async method of a handler periodically in the engines.
 
-    Each cycle sleeps first and then runs the method. The first begins once the engine may take messages; a stop of the
+    Each cycle sleeps first and then runs the method. The first begins once the engine may take messages; stopping the
     engine cancels the hook.
 
     Args:

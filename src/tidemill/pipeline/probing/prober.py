@@ -24,7 +24,7 @@ from tidemill.runtime.link.probe_report import PROBE_SECONDS, ProbeReport
 
 log = structlog.get_logger(__name__)
 
-#: How long the engine's stop waits for the end of a probe.
+#: How long the engine's shutdown waits for a probe to end.
 END_SECONDS = 4.0
 
 
@@ -94,7 +94,7 @@ class Prober:
             raise UserActionError("it is starting: on_ready has not returned")
 
     async def close(self) -> None:
-        """Wait a few seconds for a running probe, which the engine's stop ends."""
+        """Wait a few seconds for a running probe, which the engine's shutdown ends."""
         if self._ended is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_SECONDS):

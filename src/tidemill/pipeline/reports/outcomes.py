@@ -192,7 +192,7 @@ class Outcomes:
     async def close(self) -> None:
         """Publish the finished part, and discard the rest."""
         if self._writing is not None:
-            # Shielded: a stop that times out does not cancel the current write.
+            # Shielded: a shutdown that times out does not cancel the current write.
             await asyncio.shield(self._writing)
         try:
             if self.error is None and (self.letters is None or self.letters.error is None):

@@ -66,7 +66,7 @@ class EmbeddedBroker:
         port: The port for clients; 0 chooses a free one at the first start.
         properties: Broker properties that add to or override the defaults.
         progress: Called with a line of text while jars are downloaded and the broker starts.
-        start_timeout_seconds: How long the first metadata answer may take after the process's start.
+        start_timeout_seconds: How long the first metadata answer may take after the process starts.
 
     Example:
         with EmbeddedBroker() as broker: broker.create_topic("orders", partitions=4) print(broker.bootstrap)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-#: Internal topics have few partitions, which makes the start faster and the data folder smaller.
+#: Internal topics have few partitions, which makes startup faster and the data folder smaller.
 _PROPERTIES: Mapping[str, str] = {
     "process.roles": "broker,controller",
     "node.id": "1",

@@ -33,7 +33,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.runtime.files.folders import user_cache_folder, writable_cache_folder
 
 MINIMUM_VERSION = 17
-#: How long `java -version` may take; on a busy host a start takes several seconds.
+#: How long `java -version` may take; on a busy host startup takes several seconds.
 ANSWER_SECONDS = 30.0
 _LOOK_SECONDS = 0.05
 #: The version of each program, for the lifetime of this process.

@@ -66,7 +66,7 @@ def refuse_uncommitted(done: PipelineProgress) -> None:
     if done.uncommitted:
         why = done.waits.get("kafka") or "no response from the brokers"
         raise RemoteError(
-            f"commits failed during the stop ({why}); the next run reprocesses {done.uncommitted:,} finished messages"
+            f"commits failed during shutdown ({why}); the next run reprocesses {done.uncommitted:,} finished messages"
         )
 
 

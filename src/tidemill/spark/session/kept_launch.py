@@ -5,7 +5,7 @@ command line. The command line depends only on the Java runtime, Spark's jars an
 read from the process of the first JVM and cached. `archive` creates the archive (class data sharing).
 
 Invariants: the name of the folder is a digest of everything that its content depends on. Files in it may be missing,
-damaged, owned by another user or not writable; that costs time but never fails a start. The user's options are never
+damaged, owned by another user or not writable; that costs time but never fails a startup. The user's options are never
 cached, because they may contain secrets. If the launcher would read files or variables of the user, nothing is cached
 and the launcher runs.
 """

@@ -36,8 +36,8 @@ from tidemill.spark.session.kept_launch import OPTIONS, KeptLaunch, find_kept_la
 
 log = structlog.get_logger(__name__)
 
-#: How long after the first engine has connected the class archive is created: late enough not to compete with the start
-#: for the CPU, and never in runs too short to complete it.
+#: How long after the first engine has connected the class archive is created: late enough not to compete with the
+#: startup for the CPU, and never in runs too short to complete it.
 ARCHIVE_AFTER_SECONDS = 10.0
 #: How long the process of an archive that is no longer needed may take to end.
 _MAKER_END_SECONDS = 0.7
@@ -127,7 +127,7 @@ class JvmLaunch:
             self._kept.forget()
 
     def note_running(self) -> None:
-        """Record that an engine is running: the JVM has now loaded all classes that a start needs."""
+        """Record that an engine is running: the JVM has now loaded all classes that startup needs."""
         if self._kept is None or self._ran:
             return
         self._ran = True

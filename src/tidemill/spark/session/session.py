@@ -1,9 +1,9 @@
 """Starts and stops the SparkContext that the engines run on.
 
-`launching` launches the JVM before all other steps of a start: it needs a second, during which this process imports,
+`launching` launches the JVM before all other steps of a startup: it needs a second, during which this process imports,
 checks and queries the brokers. `start` continues from there.
 
-Invariants: afterwards the process has its previous signal handlers; a start ends by itself after
+Invariants: afterwards the process has its previous signal handlers; a startup ends by itself after
 `spark.start_timeout_seconds`, and at once when it is aborted. A JVM that was launched early is used only if it would be
 launched the same way now. Importing this module does not import pyspark.
 """
@@ -67,7 +67,7 @@ class Spark:
         self._begun = self._started = self._given_up = False
         #: The environment for engines on this host, from before Spark set its own variables; None on a cluster.
         self.environ: dict[str, str] | None = None
-        #: Whether an engine may be running below the JVM; if not, a stop need not wait for Spark's cleanup.
+        #: Whether an engine may be running below the JVM; if not, a shutdown need not wait for Spark's cleanup.
         self.used = True
         #: Held only briefly, unlike `_ending`.
         self._lock = threading.Lock()
@@ -123,7 +123,8 @@ class Spark:
             self.stop()
 
     def start(self) -> None:
-        """Start the JVM, unless it is already launched, and the context; another thread can end the start with `abort`.
+        """Start the JVM, unless it is already launched, and the context; another thread can end the startup with
+        `abort`.
 
         Raises:
             ConfigError: No Java runtime was found.
@@ -191,7 +192,7 @@ class Spark:
         )
 
     def abort(self) -> None:
-        """End a start in another thread, which raises an error there; does not block."""
+        """End a startup in another thread, which raises an error there; does not block."""
         threading.Thread(target=self._end_start, args=(ABORT_SECONDS,), name="tidemill-abort", daemon=True).start()
 
     def kill(self) -> None:
@@ -208,7 +209,7 @@ class Spark:
         self._end_start(ABORT_SECONDS)
 
     def _end_start(self, seconds: float) -> None:
-        """End a start; a JVM that already listens gets these seconds to clean up and exit by itself."""
+        """End a startup; a JVM that already listens gets these seconds to clean up and exit by itself."""
         self._launch.output.quiet.set()
         with self._lock:
             jvm, started = self._launch.stop(), self._started

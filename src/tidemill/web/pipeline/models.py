@@ -90,7 +90,7 @@ class SinkView(BaseModel):
     skipped: int
     dead_lettered: int
     breaker_opened: int
-    batch_p50_seconds: float | None = Field(description="The median time of a batch since the pipeline's start.")
+    batch_p50_seconds: float | None = Field(description="The median time of a batch since the pipeline started.")
     batch_p95_seconds: float | None
     last_error: str | None
     last_error_at: float | None = Field(description="Seconds since the epoch.")
@@ -176,7 +176,7 @@ class Overview(BaseModel):
     topic: str
     brokers: str
     state: str = Field(description="starting, running, draining or stopping.")
-    step: str = Field(description="The current step of start or stop.")
+    step: str = Field(description="The current step of startup or shutdown.")
     problems: list[str] = Field(description="The first problems.")
     problem_count: int
     waits: list[ExternalWaitView] = Field(description="The first waits; stalled partitions come last.")

@@ -69,7 +69,7 @@ def set_task_state(connection: Connection, request: SetTaskState, context: CallC
     if len(request.value) > MAX_XCOM_BYTES:
         raise CallRefusedError(
             RefusalKind.INVALID,
-            f"a value of the task state has more than {MAX_XCOM_BYTES} bytes; store the path of a file instead",
+            f"a value of the task state is longer than {MAX_XCOM_BYTES} bytes; store the path of a file instead",
         )
     check_attempt(connection, request.task, request.epoch)
     values = {"task": request.task, "key": request.key, "value": request.value, "changed_us": context.now_us}
