@@ -5,7 +5,7 @@ type while the hook that returned the payload is still known. Each sink decides 
 valid; `check_choices` is for cases where the sink is not available. `data` and other fields of type Any are not
 checked.
 
-Valid combinations of types are cached, so that checking a payload costs one look-up.
+Valid combinations of types are cached, so that checking a payload costs one lookup.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def _send_fields(command: Command, data: Any, to_json: ToJson) -> Command:
 
 def _zadd(key: bytes, data: Any, _: ToJson) -> Command:
     if not isinstance(data, Mapping) or not data:
-        raise TypeError("zadd takes a dict of member and score")
+        raise TypeError("zadd takes a dict of members and scores")
     pairs: list[bytes] = []
     for member, score in data.items():
         if isinstance(score, bool) or not isinstance(score, (int, float)) or math.isnan(score):

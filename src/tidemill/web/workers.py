@@ -1,6 +1,6 @@
 """Runs blocking work of the web UI on a limited number of daemon threads, each call for a limited time.
 
-Invariants: work for a page never delays the end of the process. A call that takes too long, or that finds no free
+Invariants: work for a page never delays the exit of the process. A call that takes too long, or that finds no free
 thread, is answered with a problem. Work can check whether its time is over or its request has ended (`is_over`); its
 thread counts against the limit until the work returns. Used on one event loop.
 """

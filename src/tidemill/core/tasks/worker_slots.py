@@ -239,8 +239,8 @@ class WorkerSlots:
         return self._retire(number, now) if process is not None and process.is_idle else []
 
     def note_exited(self, number: int, *, lost: bool = False) -> list[Effect]:
-        """Process the end of a process. `lost`: it neither ended by itself nor was killed; the process that starts them
-        failed.
+        """Process the exit of a process. `lost`: it neither exited by itself nor was killed; the process that starts
+        them failed.
         """
         process = self._processes.pop(number, None)
         if process is None or process.attempt is None:

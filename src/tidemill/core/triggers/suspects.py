@@ -89,7 +89,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The consequences of a process's end.
+    """The consequences of a process's exit.
 
     Attributes:
         held: The triggers of trials that are about to begin; all other triggers of the process are free.

@@ -47,7 +47,7 @@ class Pipes:
         self._epoll.close()
 
     def watch(self, process: Process) -> None:
-        """Register a process's end and its pipes, so that `poll` reports their events.
+        """Register a process's exit and its pipes, so that `poll` reports their events.
 
         Raises:
             OSError: No descriptor, or no epoll registration, is available.

@@ -58,7 +58,7 @@ BEAT_SECONDS = 0.25
 RECONNECT_SECONDS = 10.0
 #: Snapshots are skipped while more bytes than this wait for a driver that does not read.
 MAX_WAITING_BYTES = 256 * 1024
-#: How long an engine's end may wait until its records are stored.
+#: How long an engine that has ended may wait until its records are stored.
 RECORD_SECONDS = 0.7
 _RETRY_SECONDS = 0.2
 

@@ -58,7 +58,7 @@ class EngineAnswers:
             stage = self.find(ask.topic, ask.partition, ask.offset) if self.find is not None else None
         except Exception as error:  # a question must not end the link
             problem = escape_surrogates(describe_error(error))
-            throttle(log, 60.0).error("the look-up of a message failed", error=problem, exc_info=error)
+            throttle(log, 60.0).error("the lookup of a message failed", error=problem, exc_info=error)
         self._waiting.append(AnswerFrame(ask.number, stage, problem))
         self.send(writer)
 

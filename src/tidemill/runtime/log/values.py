@@ -1,6 +1,7 @@
 """Turns any value of a log entry into text; logging must not fail because of a value.
 
-Invariants: nothing here raises. A secret is never shown because another part of its value cannot be searched.
+Invariants: nothing here raises. If one part of a value cannot be searched for secrets, secrets in its other parts are
+still masked.
 """
 
 from __future__ import annotations

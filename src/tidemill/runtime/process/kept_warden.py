@@ -15,7 +15,7 @@ from tidemill.runtime.process.warden import Warden
 
 log = structlog.get_logger(__name__)
 
-#: The pause between two starts, and between two checks if the system cannot report a process's end.
+#: The pause between two starts, and between two checks if the system cannot report a process's exit.
 PAUSE_SECONDS = 0.5
 
 

@@ -1,7 +1,7 @@
-"""Keeps pipes that signal this process's end away from processes that user code forks.
+"""Keeps pipes that signal this process's exit away from processes that user code forks.
 
-Other processes notice this one's end by the end of a pipe. A forked process would inherit this side of the pipe, and as
-long as it lives, the others would not notice.
+Other processes notice this one's exit by the end of a pipe. A forked process would inherit this side of the pipe, and
+as long as it lives, the others would not notice.
 
 Invariant: nothing is closed in a child, because its copies of the file objects would later close the same numbers
 again, which may be other files by then.

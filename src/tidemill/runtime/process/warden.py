@@ -304,7 +304,7 @@ def _close_inherited() -> None:
 
 
 def main(engine_id: str, engine_pid: int, grace_seconds: float) -> None:
-    """Wait for the engine's end and clean up after it."""
+    """Wait for the engine to exit, and clean up after it."""
     os.chdir("/")
     carry_number(0)
     _close_inherited()

@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 WEB: Final = Purpose("debug", "web UI")
 _KEY_BYTES: Final = 24
-#: How long the process's end waits for the server, which itself waits a second for open requests.
+#: How long the process's exit waits for the server, which itself waits a second for open requests.
 _END_SECONDS: Final = 3.0
 
 
