@@ -5,8 +5,8 @@ partitions continue; the source waits inside the rebalance callback and carries 
 
 Each has one deadline for all its steps. A revoke has the revoke timeout plus, with transactions, the time for the last
 one. A shutdown has the drain timeout plus `END_SECONDS`, counted from the request to stop, no matter which services are
-unreachable; steps that miss the deadline are abandoned to the exit of the process. Messages that are not finished or
-not committed are redelivered.
+unreachable; steps that miss the deadline are abandoned when the process exits. Messages that are not finished or not
+committed are redelivered.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 When a static member only closes, its partitions stay reserved for its id until the session timeout, which is what a
 restart needs. To leave for good, a member has to unsubscribe and keep polling, and only a member that has completed its
-join can do so. Therefore the end of a pipeline asks the brokers which members are left, and leaves on their behalf.
+join can do so. Therefore a pipeline that ends asks the brokers which members are left, and leaves on their behalf.
 
 The group is queried with ListGroups, never with an admin request to the group's coordinator: librdkafka aborts the
 process if such a request is open when its broker disappears (github.com/confluentinc/librdkafka/issues/4605). There, a

@@ -2,8 +2,8 @@
 
 Invariants: only messages inside the ranges are returned, each at most once and in order per partition. A range ends
 when a message at or after its end, or the partition's own end, was read, so that offsets without a message (compaction,
-transactions) never stall it. Messages that the broker deleted are counted as a gap. A range never ends normally if it
-was read from another topic of the same name than it was planned for.
+transactions) never stall it. Messages that the broker deleted are counted as a gap. A range never ends normally if its
+topic was replaced by another one of the same name after the range was planned.
 """
 
 from __future__ import annotations

@@ -69,7 +69,9 @@ class EmbeddedBroker:
         start_timeout_seconds: How long the first metadata answer may take after the process starts.
 
     Example:
-        with EmbeddedBroker() as broker: broker.create_topic("orders", partitions=4) print(broker.bootstrap)
+        with EmbeddedBroker() as broker:
+            broker.create_topic("orders", partitions=4)
+            print(broker.bootstrap)
     """
 
     def __init__(
