@@ -31,7 +31,7 @@ def use_system_memory() -> None:
 
 
 def release_memory() -> None:
-    """Release what Arrow and the C library hold unused; takes about a millisecond."""
+    """Release unused memory that Arrow and the C library hold; takes about a millisecond."""
     import pyarrow as pa
 
     pa.default_memory_pool().release_unused()
@@ -51,7 +51,7 @@ class KeptMemory:
         self._release_at = self._released_at + RELEASE_SECONDS
 
     def note_use(self) -> None:
-        """Note that a segment was sealed."""
+        """Record that a segment was sealed."""
         self._release_at = min(self._clock() + KEEP_SECONDS, self._released_at + RELEASE_SECONDS)
 
     def tick(self) -> None:

@@ -42,7 +42,7 @@ def watch_parent(
             while os.read(0, 4096):
                 if on_word is not None:
                     on_word()
-        # The loop may be closed, or the log have no reader; this process must end all the same.
+        # The loop may be closed, or the log may have no reader; this process must end anyway.
         with contextlib.suppress(Exception):
             on_gone()
         if not grace_seconds:

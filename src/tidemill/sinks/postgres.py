@@ -1,8 +1,8 @@
 """PostgreSQL as a sink: batches rows into as few statements as their shapes allow, in one transaction per batch.
 
 Invariants: payloads are written in order. A confirmed payload is committed. A batch that fails leaves nothing behind
-and is repeated in ever smaller parts, until the faulty row stands alone and can be named. `core.delivery.sql_plan`
-decides which rows share a statement.
+and is repeated in ever smaller parts, until the faulty row is alone and can be named. `core.delivery.sql_plan` decides
+which rows share a statement.
 """
 
 from __future__ import annotations

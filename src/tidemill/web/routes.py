@@ -1,7 +1,7 @@
 """Routes of a section, collected until they are added to an application.
 
 FastAPI's own router prepares each route when it is declared, and again when the router is included; that took half of
-the web UI's startup time. Routes declared here are prepared once.
+the web UI's startup timeup time. Routes declared here are prepared once.
 """
 
 from __future__ import annotations

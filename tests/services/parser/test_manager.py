@@ -378,7 +378,7 @@ async def test_what_a_file_prints_or_raises_is_said_once_though_it_is_read_again
         async with running(folder, store, reparse_seconds=0.1):
             await until(lambda: store.calls >= 8)
     said = [(entry["event"], entry["file"]) for entry in logs]
-    assert said.count(("a DAG file printed", "prints.py")) == 1
+    assert said.count(("a DAG file printed output", "prints.py")) == 1
     # Once more when the folder begins to be watched: what was missing may have come before.
     assert said.count(("a DAG file cannot be read; its DAGs stay unchanged", "raises.py")) <= 2
 

@@ -81,7 +81,7 @@ async def test_tasks_go_on_with_the_events_of_their_triggers(database: Database,
     ("cls", "error"),
     [
         (hosted.Undescribable, "the payload of an event cannot be written as JSON"),
-        (hosted.Large, "the payload of its event has 1,100,002 bytes; at most 1,048,576 are stored"),
+        (hosted.Large, "the payload of its event is 1,100,002 bytes long; at most 1,048,576 are stored"),
         (hosted.Raising, "the trigger raised OSError: the upstream is gone"),
         (hosted.RaisingAnyText, "the trigger raised OSError: no file \\udce9"),
         (hosted.RaisingMute, "its text cannot be read"),

@@ -164,7 +164,9 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             member.window = None
 
     def release(self, member: Member[LaneT, PayloadT, EventT]) -> None:
-        """Remove a member permanently: it does not count in what it holds, and acks what it moved past if confirmed."""
+        """Remove a member permanently: events that it holds no longer wait for it; confirmed ones that it moved past
+        are acked.
+        """
         member.released = True
         self.fail_held(member, None)
         if member.present:

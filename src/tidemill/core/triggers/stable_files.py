@@ -6,8 +6,8 @@ given time. A file that changes after that is returned again, as a new version.
 Invariants:
 1. A version of a file is returned at most once while the file exists.
 2. A file is returned only after it was unchanged for `settle_seconds`.
-3. Files are returned in the order in which they became complete; of several at once, the oldest version first, then by
-   name.
+3. Files are returned in the order in which they became complete; if several do so at once, the oldest version comes
+   first, then by name.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class TopicTarget:
         return unsent
 
     def _send_in_transaction(self, items: Sequence[RedriveItem], positions: Positions) -> Unsent:
-        """Send all letters or none; if one is refused, halve the batch until that one stands alone."""
+        """Send all letters or none; if one is refused, halve the batch until that one is alone."""
         assert self._cursor is not None
         errors = self._cursor.commit([record for item in items for record in item.content], positions)
         if not errors:

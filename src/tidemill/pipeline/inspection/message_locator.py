@@ -170,7 +170,7 @@ class Look:
         return [call for call in calls if call.span.first <= offset <= call.span.last]
 
     def _find_call_stage(self, stage: OpenStage, owned: OwnedPartition, offset: int) -> MessageStage:
-        """Return the hook that has not returned for a message; of several calls, the oldest."""
+        """Return the hook that has not returned for a message; if there are several, the oldest."""
         is_arrange = stage is OpenStage.ARRANGE
         for call in self._find_calls(owned, offset):
             if (call.hook in WINDOW_HOOKS) is is_arrange:

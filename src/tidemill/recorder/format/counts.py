@@ -1,4 +1,4 @@
-"""Counts per second: differences between the sums over all engines, which the driver has in any case."""
+"""Counts per second: differences between the sums over all engines, which the driver computes anyway."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The columns of recorded rows, and the encoding of a batch of rows: one Arrow stream with compressed buffers.
 
-All times are UTC microseconds since the epoch. Values common to a whole batch (engine, slot) are sent beside it, and
+All times are UTC microseconds since the epoch. Values common to a whole batch (engine, slot) are sent separately, and
 become columns of the sealed segment. pyarrow is imported when the first batch is encoded or decoded.
 """
 

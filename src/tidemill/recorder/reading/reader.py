@@ -348,7 +348,7 @@ def _message_criteria(query: MessageQuery) -> RowCriteria:
 
 
 def _task_criteria(query: TaskQuery | MessageQuery) -> RowCriteria:
-    """Return the criteria for tasks; of a query for messages, only the conditions on tasks apply."""
+    """Return the criteria for tasks; for a query for messages, only the conditions on tasks apply."""
     criteria = RowCriteria(
         table=RowTable.TASKS,
         topic=query.topic,

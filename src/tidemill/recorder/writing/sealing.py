@@ -1,4 +1,4 @@
-"""Turns the batches of an open segment into a sealed one: a Parquet file, and an index file beside it.
+"""Turns the batches of an open segment into a sealed one: a Parquet file, and an index file next to it.
 
 Rows are sorted by partition and offset, so that differences are small and the statistics of row groups narrow down
 offsets. This module touches no files.

@@ -112,7 +112,7 @@ class Child:
         failures = 0
         while not self._stopping.is_set():
             began = asyncio.get_running_loop().time()
-            # Begins with this process's pid, which the next `dev` knows in case this one is killed.
+            # Starts with this process's pid, by which the next `dev` recognises it if this one is killed.
             owner = f"{os.getpid()}-{secrets.token_hex(8)}"
             try:
                 process = await self._start(owner)

@@ -163,7 +163,7 @@ class MeasuredStore:
 
     @property
     def doorbell(self) -> Doorbell:
-        """The bells of the store."""
+        """The doorbell of the store."""
         return self._store.doorbell
 
     async def call(self, request: Call[T]) -> T:

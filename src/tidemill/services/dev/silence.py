@@ -23,7 +23,7 @@ async def wait_until_silent(
     find_process: Callable[[], int | None] = lambda: None,
     start_seconds: float = math.inf,
 ) -> None:
-    """Return when a service has sent no heartbeat for some seconds.
+    """Wait until a service has sent no heartbeat for some seconds.
 
     Time in which this process itself was suspended does not count.
 

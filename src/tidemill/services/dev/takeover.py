@@ -83,7 +83,7 @@ def _is_free(pid: int) -> bool:
 
 
 async def _watch(database: Database, own: int, others: list[ServiceSession], lease: Lease) -> None:
-    """Return when none of these sessions is alive.
+    """Wait until none of these sessions is alive.
 
     Raises:
         ConfigError: One of them is alive.

@@ -339,8 +339,8 @@ class ParserManager:
         file.unsteady = frozenset(differs)
 
     def _note_refused(self, name: str, is_refused: bool) -> None:
-        """Note whether another file has the id of a DAG of this one; if not, retry other refused files, since an id may
-        be free.
+        """Record whether another file has the id of a DAG of this one; if not, retry other refused files, since an id
+        may be free.
         """
         if (file := self._files.get(name)) is not None:
             file.refused = is_refused
@@ -356,7 +356,7 @@ class ParserManager:
         if file is not None:
             file.broken = reading.error is not None
         if reading.output.strip() and not reread:
-            log.info("a DAG file printed", file=name, output=reading.output.strip()[:_MAX_LINE])
+            log.info("a DAG file printed output", file=name, output=reading.output.strip()[:_MAX_LINE])
         if reading.error is not None and not (reread and was_broken):
             last = reading.error.strip().splitlines()[-1] if reading.result else reading.error.splitlines()[0]
             log.error("a DAG file cannot be read; its DAGs stay unchanged", file=name, error=last[:_MAX_LINE])

@@ -35,7 +35,7 @@ class ThreadWatch:
         self._look()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Note an import, and leave it to the other finders."""
+        """Record an import, and leave it to the other finders."""
         if _is_of_dag_file(sys._getframe(1)):
             self._look()
             self._importing = name

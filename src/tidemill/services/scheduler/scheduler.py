@@ -84,7 +84,7 @@ class Scheduler:
             self._failures = 0
             self._note_broken(answer)
             if answer.more:
-                # Let other calls in between two turns.
+                # Give other calls a chance between two turns.
                 await asyncio.sleep(0)
             else:
                 await self._bell.wait(Channel.SCHEDULER, compute_wait(answer))

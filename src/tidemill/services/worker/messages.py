@@ -30,7 +30,7 @@ from tidemill.store.calls.worker_calls import ClaimedAttempt, Result
 
 #: The entry point of a task process.
 TASK_TARGET = "tidemill.services.worker.task_process:main"
-#: Maximum size of a message; an XCom has at most 1 MiB.
+#: Maximum size of a message; an XCom is at most 1 MiB.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 

@@ -48,7 +48,7 @@ _LAST_SECONDS = 10.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run tasks until a signal or the end of the parent; return the exit code."""
+    """Run tasks until a signal arrives or the parent exits; return the exit code."""
     parser = argparse.ArgumentParser(prog="tidemill.services.worker.process", description=__doc__)
     parser.add_argument("address", help="the Unix socket of the process that serves the store")
     parser.add_argument("--config", help="the configuration file")

@@ -92,7 +92,7 @@ class TaskHandle:
         self.loaded: FileLoaded | None = None
         #: The signatures of its files before it was started.
         self.began_with: dict[str, tuple[int, ...]] = {}
-        #: The attempt (task and epoch) that it is still cleaning up after, because the task has moved on.
+        #: The attempt (task and epoch) that it is still cleaning up after, because the task no longer waits for it.
         self.replaced: tuple[int, int] | None = None
         #: Whether it closed its connection without being told to leave.
         self.broke_off = False

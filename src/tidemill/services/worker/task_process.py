@@ -342,7 +342,9 @@ def _translate(ending: Ending) -> Result:
 
 
 def _list_stored(ending: Result) -> tuple[tuple[str, str], ...]:
-    """Return the values beside XComs that the end of an attempt stores, each with the beginning of an error message."""
+    """Return the values other than XComs that the end of an attempt stores, each with the beginning of an error
+    message.
+    """
     if not isinstance(ending, Deferral):
         return ()
     return (("the kwargs of the deferral have", ending.method_kwargs), ("the trigger's arguments have", ending.kwargs))

@@ -377,7 +377,7 @@ class Worker:
         self._do(effects)
 
     def on_exited(self, handle: TaskHandle, exited: Exited | None) -> None:
-        """Report the consequence of a process's end for its attempt."""
+        """Report the consequence of a process's exit for its attempt."""
         del self._handles[handle.number]
         handle.drop_answers()
         if handle.replaced is not None:

@@ -121,7 +121,7 @@ def encode(message: Order | Report) -> bytes:
     """
     packet = _encoder.encode(message)
     if len(packet) > MAX_PACKET_BYTES:
-        raise ValueError(f"the request has {len(packet)} bytes; a zygote accepts at most {MAX_PACKET_BYTES}")
+        raise ValueError(f"the request is {len(packet)} bytes long; a zygote accepts at most {MAX_PACKET_BYTES}")
     return packet
 
 

@@ -245,7 +245,7 @@ def _preload(name: str) -> str:
     threads = threading.active_count()
     try:
         importlib.import_module(name)
-    except BaseException as error:  # a module may raise anything, including `SystemExit`
+    except BaseException as error:  # a module may raise any exception, including `SystemExit`
         return f"worker.preload: {name} cannot be imported: {type(error).__name__}: {error}"
     if threading.active_count() > threads:
         return f"worker.preload: {name} starts threads, which forked task processes would lack; remove it from the list"

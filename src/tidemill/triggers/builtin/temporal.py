@@ -27,7 +27,7 @@ async def wait_until(
     now: Callable[[], datetime] = _now,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> None:
-    """Return once a point in time has come, never earlier."""
+    """Wait until a point in time; never return earlier."""
     while (left := (moment - now()).total_seconds()) > 0:
         await sleep(min(left, LOOK_SECONDS))
 

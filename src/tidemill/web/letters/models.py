@@ -144,7 +144,7 @@ def _describe_source(source: LetterSource) -> LetterSourceView:
 
 
 def _show(value: str | Blob | None, name: str = "") -> str | None:
-    """Return bytes as text; of dropped bytes, return only their size."""
+    """Return bytes as text; for dropped bytes, return only their size."""
     if isinstance(value, Blob) and value.dropped:
         return f"({value.length:,} bytes were dropped)" if value.length is not None else "(dropped)"
     text = show_bytes(value)

@@ -57,7 +57,7 @@ class StreamNames:
                 self._names.clear()
             try:
                 name = redact_text(escape_surrogates(describe_key(key)[:_MAX_CHARS]))
-            except Exception:  # a user's class may raise anything
+            except Exception:  # a user's class may raise any exception
                 name = type(key).__name__
             self._names[key] = name
         return name

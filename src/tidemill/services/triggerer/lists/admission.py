@@ -184,7 +184,7 @@ class ListAdmission:
         dead = [session.id for session in rivals if watch.judge(session.id) is SessionLife.DEAD]
         if len(dead) < len(rivals):
             throttle(log, 10.0).info(
-                "another list has a trigger or a stream of this one; waiting up to 30 s for its host to show life",
+                "another list has a trigger or a stream of this one; waiting up to 30 s for its host to respond",
                 other=sorted(conflict.wanted),
             )
             return False

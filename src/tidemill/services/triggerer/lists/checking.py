@@ -27,7 +27,7 @@ from tidemill.triggers.base import BaseTrigger
 
 
 def add_import_folders(specs: Path) -> None:
-    """Make the modules beside a list and in the current folder importable."""
+    """Make the modules next to a list and in the current folder importable."""
     for folder in (str(specs.resolve().parent), str(Path.cwd())):
         if folder not in sys.path:
             sys.path.insert(0, folder)

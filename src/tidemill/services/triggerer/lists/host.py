@@ -122,17 +122,17 @@ class ListHost:
 
         Raises:
             HostStopsError: The host was stopped first.
-            ConfigError: The list cannot run beside another list.
+            ConfigError: The list cannot run alongside another list.
             SessionEndedError: Another process has taken the list over.
         """
         await self._turns.take(lambda: self._start(specs), "start of the trigger host")
 
     async def reload(self, specs: Sequence[TriggerSpec]) -> Changes:
-        """Change to another list: end removed triggers (reason: user), replace changed ones, start new ones.
+        """Switch to another list: end removed triggers (reason: user), replace changed ones, start new ones.
 
         Raises:
             HostStopsError: The host was stopped first.
-            ConfigError: The list cannot run beside another list; the old one stays in effect.
+            ConfigError: The list cannot run alongside another list; the old one stays in effect.
             SessionEndedError: Another process has taken the list over.
         """
         return await self._turns.take(lambda: self._reload(specs), "reload of the trigger host")

@@ -56,7 +56,7 @@ class Replica:
         """Run the list until no trigger is left to run and no reload is in progress.
 
         Raises:
-            ConfigError: The list cannot run beside another list.
+            ConfigError: The list cannot run alongside another list.
         """
         self._specs = specs
         while True:

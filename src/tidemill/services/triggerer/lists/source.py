@@ -71,7 +71,7 @@ class ListSource:
             The stored records of all, and the tokens of the claimed ones, by their ids.
 
         Raises:
-            ConfigError: The list cannot run beside another list.
+            ConfigError: The list cannot run alongside another list.
             SessionEndedError: Another process has taken the list over.
         """
         now_us = time.time_ns() // 1000

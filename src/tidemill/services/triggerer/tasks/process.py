@@ -5,8 +5,8 @@ are released, and run by the next triggerer; if the parent did not request the s
 ends with its parent, which holds the other end of its standard input. With `--session` it runs only the triggers
 reserved for that session, for a limited time: triggers that may have killed an earlier process.
 
-Invariants: it survives an outage or restart of the store; no trigger fails because of its end; programs that triggers
-started end with it.
+Invariants: it survives an outage or restart of the store; no trigger fails because the process ends; programs that
+triggers started end with it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _ORPHAN_SECONDS = 3.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run triggers until a signal or the end of the parent; return the exit code."""
+    """Run triggers until a signal arrives or the parent exits; return the exit code."""
     parser = argparse.ArgumentParser(prog="tidemill.services.triggerer.tasks.process", description=__doc__)
     parser.add_argument("address", help="the Unix socket of the process that serves the store")
     parser.add_argument("--config", help="the configuration file")
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(given.config)
         name = find_worker_name(settings)
-        # Pass the real stream: `sys.stderr` is about to send what triggers write to the logs of their tasks.
+        # Pass the real stream: `sys.stderr` is about to send the triggers' output to the logs of their tasks.
         secrets = KnownSecrets()
         configure(settings.logging, stream=sys.stderr, relayed=True, secrets=secrets, worker_id=name)
         with route_output():

@@ -254,7 +254,8 @@ class TaskTrigger:
         payload, identity = encode_payload(event), read_identity(event)  # type: ignore[arg-type]
         if (size := len(payload.encode("utf-8", "replace"))) > MAX_XCOM_BYTES:
             raise TriggerError(
-                f"the payload of its event has {size:,} bytes; at most {MAX_XCOM_BYTES:,} are stored; yield a reference"
+                f"the payload of its event is {size:,} bytes long; at most {MAX_XCOM_BYTES:,} are stored; "
+                "yield a reference"
             )
         seq = self._stream.bind()
         self._stored = asyncio.get_running_loop().create_future()

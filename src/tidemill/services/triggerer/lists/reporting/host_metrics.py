@@ -1,6 +1,6 @@
 """The metrics of a trigger host, from its state at one moment.
 
-Invariant: stream keys and trigger names are the user's data, so no label contains them; of lanes, only topics and
+Invariant: stream keys and trigger names are the user's data, so no label contains them; for lanes, only topics and
 partitions appear.
 """
 
