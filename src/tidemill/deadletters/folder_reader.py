@@ -124,7 +124,9 @@ class FolderReader:
         return is_valid(name, origin.outcomes_id, there, named)
 
     def find_offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-        """Return where to start to find every letter of a time or later; see `LetterReader.find_offsets_at`."""
+        """Return where to start so that every letter written at a time or later is found; see
+        `LetterReader.find_offsets_at`.
+        """
         return {
             number: next((row for row, newest in file.groups if newest >= seconds), 0 if file.problem else file.rows)
             for number, file in enumerate(self._list_files())

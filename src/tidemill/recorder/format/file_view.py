@@ -26,7 +26,7 @@ class FileView:
         path: The file.
 
     Raises:
-        OSError: The file cannot be read, or is not an ordinary file of this user. Reads raise it too if the file was
+        OSError: The file cannot be read, or is not a regular file of this user. Reads raise it too if the file was
             truncated.
     """
 
@@ -36,7 +36,7 @@ class FileView:
         self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
-            raise PermissionError(1, f"{path} is not an ordinary file of this user")
+            raise PermissionError(1, f"{path} is not a regular file of this user")
         self._size = status.st_size
 
     def __len__(self) -> int:

@@ -55,7 +55,7 @@ def open_database(period: Period) -> sqlite3.Connection:
     """
     status = period.database.lstat()
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
-        raise PermissionError(1, f"{period.database} is not an ordinary file of this user")
+        raise PermissionError(1, f"{period.database} is not a regular file of this user")
     return check_version(
         sqlite3.connect(f"{period.database.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0, isolation_level=None)
     )

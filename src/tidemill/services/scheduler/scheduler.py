@@ -34,7 +34,7 @@ SCAN_SECONDS = 2.0
 AGAIN_SECONDS = 60.0
 #: The maximum number of runs or DAGs that a turn skips.
 _MAX_SKIPPED = 1000
-#: The pause before due work that a turn did not do.
+#: The pause before retrying due work that a turn left undone.
 _LATE_SECONDS = 0.25
 #: The store's clock and this process's timer differ slightly.
 _EARLY_SECONDS = 0.001

@@ -192,7 +192,7 @@ class Spark:
         )
 
     def abort(self) -> None:
-        """End a startup in another thread, which raises an error there; does not block."""
+        """Abort a startup that runs in another thread, which then raises an error there; does not block."""
         threading.Thread(target=self._end_start, args=(ABORT_SECONDS,), name="tidemill-abort", daemon=True).start()
 
     def kill(self) -> None:
