@@ -469,6 +469,11 @@ def test_every_input_is_answered_in_every_state(state):
         assert feed(life.task, kind(epoch=life.task.epoch - 1, **arguments), life.now) == Fenced()
 
 
+def test_names_of_inputs_that_users_see_have_hyphens_between_their_words():
+    assert identify(TriggerFired(1, "1", "trigger-1")) == "trigger-fired trigger-1"
+    assert "trigger-failed does not apply" in bring(TaskState.NONE).refuse(TriggerFailed, **KINDS[TriggerFailed])
+
+
 def test_a_report_that_is_repeated_because_its_answer_was_lost_is_told_from_one_that_is_late():
     life = bring(TaskState.RUNNING)
     report = Succeeded(life.task.epoch, request="s7-1")

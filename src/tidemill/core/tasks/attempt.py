@@ -61,6 +61,7 @@ from tidemill.core.tasks.inputs import (
     TriggerFired,
     TriggerStopReason,
     identify,
+    name_input,
 )
 from tidemill.core.tasks.task_row import STATES, TaskEnding, TaskResume, TaskRow, TaskState
 
@@ -142,7 +143,7 @@ def feed(task: TaskRow, given: Input, now_us: int, left: str | None = None) -> A
 
 
 def _refuse(task: TaskRow, given: Input) -> Refused:
-    return Refused(f"the task is {task.state.value}, so {type(given).__name__.lower()} does not apply")
+    return Refused(f"the task is {task.state.value}, so {name_input(given)} does not apply")
 
 
 def _move(

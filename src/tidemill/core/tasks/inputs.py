@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from typing import get_args
 
@@ -289,7 +290,19 @@ class Ring:
 Effect = StoreXComs | ClearXComs | MakeTrigger | StopTrigger | EndAttempt | TellSuccessors | RunCallback | Ring
 
 
-_NAMES: dict[type[Input], str] = {kind: kind.__name__.lower() for kind in get_args(Input)}
+_NAMES: dict[type[Input], str] = {
+    kind: re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower() for kind in get_args(Input)
+}
+
+
+def name_input(given: Input) -> str:
+    """Return the name users see for the kind of an input; it has no space.
+
+    Example:
+        >>> name_input(TriggerFired(3, "null"))
+        'trigger-fired'
+    """
+    return _NAMES[type(given)]
 
 
 def identify(given: Input) -> str:
@@ -299,5 +312,5 @@ def identify(given: Input) -> str:
         >>> identify(Admit(3, request="s7-12"))
         'admit s7-12'
     """
-    name = _NAMES[type(given)]
+    name = name_input(given)
     return f"{name} {given.request}".rstrip() if given.request else name
