@@ -26,7 +26,7 @@ from tidemill.runtime.kafka.source_message import Header, SourceMessage
 SCHEMA_VERSION = 1
 #: The header that counts, as a decimal number, how often a message was dead-lettered and sent again.
 REDRIVES_HEADER = "tidemill-redrives"
-#: The header that says what happened each time, as JSON, oldest first.
+#: The header with the history of those failures and redrives, as JSON, oldest first.
 HISTORY_HEADER = "tidemill-history"
 #: How much of the end of a task's stderr a letter contains.
 _STDERR_BYTES = 4096

@@ -29,7 +29,7 @@ from tidemill.runtime.log.setup import throttle
 
 log = structlog.get_logger(__name__)
 
-#: The size of a record beyond its value: headers of record and batch.
+#: The overhead of a record: the headers of the record and of its batch.
 RECORD_OVERHEAD_BYTES = 512
 #: A letter that is refused for its size is not shrunk below this.
 _LEAST_LETTER_BYTES = 1_000

@@ -172,7 +172,8 @@ def judge_records(isolated: Sequence[bool]) -> list[RecordVerdict]:
         isolated: For each result, whether it was sent in a batch of its own.
 
     Returns:
-        For each result, whether it is refused permanently or has to be sent in a batch of its own to find out.
+        For each result, whether it is refused permanently, or must first be sent in a batch of its own to see if it is
+        at fault.
 
     Example:
         >>> judge_records([False, False])

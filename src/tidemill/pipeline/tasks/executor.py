@@ -242,7 +242,7 @@ class Executor:
         )
 
     def _watch(self, process: Process) -> None:
-        """Watch the end and the outputs of a process; poll it if there are no descriptors left."""
+        """Watch a process's exit and its outputs; poll it if there are no descriptors left."""
         try:
             self._pipes.watch(process)
         except OSError:

@@ -226,7 +226,7 @@ def private_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def list_private_directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders in which processes of this user may have their sockets, that of this process first.
+    """Return the folders in which processes of this user may have their sockets, this process's own folder first.
 
     A login has XDG_RUNTIME_DIR; a service or a cron job of the same user does not. A folder at any other location was
     chosen explicitly, and is the only one.

@@ -31,7 +31,7 @@ def _is_another(old: TriggerSpec, new: TriggerSpec) -> bool:
 
 
 def should_run(record: TriggerRecord) -> bool:
-    """Return whether a host that starts should run a trigger."""
+    """Return whether a starting host should run a trigger."""
     restart = Restart(record.spec.restart)
     if record.state is TriggerState.FINISHED:
         return restart is Restart.ALWAYS
