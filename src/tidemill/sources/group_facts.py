@@ -22,13 +22,13 @@ _LOADING_PAUSE_SECONDS = 0.2
 
 
 def find_group_facts(kafka: KafkaSettings, own_prefix: str, timeout_seconds: float) -> GroupFacts:
-    """Return the brokers' facts about the group.
+    """Return what the brokers report about the group.
 
     Args:
         kafka: The `kafka` section.
         own_prefix: The prefix of the names of this pipeline's own members.
         timeout_seconds: The time limit of each request, and of the wait for a broker that has just started and is still
-            loading its groups; after that the facts come without the members.
+            loading its groups; after that the result lacks the members.
 
     Raises:
         KafkaException: The brokers do not answer.

@@ -1,10 +1,10 @@
-"""The pipeline as a user runs it: from a handler and a configuration to engines on Spark, until a clean stop.
+"""The pipeline as a user runs it: from a handler and a configuration to engines on Spark, and to a clean shutdown.
 
-The order is fixed. Start: configuration, logging, `on_startup`, validation, packing the handler, the lock of the worker
-name, looking up the topic, Spark, the link, the engines. Stop: the engines drain, members that could not leave the
-group are removed from it, then the link and Spark are closed. Spark's JVM needs a second before it can be used, so it
-is launched first; a later error ends it. Nothing else starts before everything that can be checked without it has been
-checked.
+The order is fixed. Startup: configuration, logging, `on_startup`, validation, packing the handler, the lock of the
+worker name, looking up the topic, Spark, the link, the engines. Shutdown: the engines drain, members that could not
+leave the group are removed from it, then the link and Spark are closed. Spark's JVM needs a second before it can be
+used, so it is launched first; a later error ends it. Nothing else starts before everything that can be checked without
+it has been checked.
 
 Signal handlers and other threads only put a wake-up into a queue; the thread that runs the pipeline waits on that queue
 and acts. It never makes a blocking call, neither during startup (see `foreground`) nor while engines run.

@@ -143,7 +143,7 @@ class Reader:
         return found[:limit], _next_cursor(text, [each.key for each in found], limit), problems
 
     def _find_linked(self, query: MessageQuery, cursor: str | None, limit: int) -> MessagePage:
-        """Return messages by a task, a label or an error text."""
+        """Return messages found by a task, a label or an error text."""
         problems: list[str] = []
         stores = self._list_stores(query)
         wanted = _message_criteria(query)
