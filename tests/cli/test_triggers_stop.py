@@ -143,5 +143,5 @@ def test_a_store_that_is_not_there_at_the_start_is_a_failure(odd, own_postgres):
     own_postgres.stop("immediate")
     odd.write()
     assert odd.host(TIDEMILL_STORE__URL=own_postgres.url()).wait(60) == ExitCode.REMOTE
-    assert "cannot be reached" in odd.log
+    assert "is unreachable" in odd.log
     assert "Traceback" not in odd.log

@@ -335,7 +335,7 @@ def test_a_live_pipeline_whose_dead_letters_would_go_to_files_is_refused(setting
     pipeline = Pipeline(Nothing, settings=settings)
     assert pipeline.run() is ExitCode.CONFIG
     assert "dlq.path works only in bounded runs" in str(pipeline.error)
-    assert f"go to the topic '{settings.dlq_topic}'" in str(pipeline.error)
+    assert f"to the topic '{settings.dlq_topic}'" in str(pipeline.error)
     assert not (tmp_path / "letters").exists()
 
 
