@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.wording import format_count, to_one_line
+from tidemill.core.wording import format_count, shorten, to_one_line
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,8 @@ def test_a_text_in_one_line_is_printable_and_keeps_what_was(text: str) -> None:
 def test_line_breaks_become_spaces_and_control_characters_are_escaped() -> None:
     assert to_one_line("the file is damaged:\n  no header\r\n\n") == "the file is damaged: no header"
     assert to_one_line("a \x1b[31m key") == "a \\x1b[31m key"
+
+
+def test_a_text_is_cut_where_it_is_too_long() -> None:
+    assert [shorten(text, 3) for text in ("", "abc", "abcd")] == ["", "abc", "abc..."]
+    assert len(shorten("x" * 1_000)) == 203

@@ -176,7 +176,7 @@ async def let_resume(deferring: Deferring, folder: Path, count: int) -> None:
 
 
 def find_trial_processes() -> set[int]:
-    return {pid for pid in find_children(os.getpid()) if "--service" in read_arguments(pid)}
+    return {pid for pid in find_children(os.getpid()) if "--session" in read_arguments(pid)}
 
 
 @pytest.mark.parametrize(
