@@ -150,7 +150,8 @@ def test_when_spark_dies_the_engines_drain_and_the_run_fails(site):
     site.feed(600, sleep=0.1, slow_every=3)
     pipeline = site.start(executor={"drain_timeout_seconds": 20, "window_size": 25, "max_executors": 4})
     pipeline.wait_working()
-    (jvm,) = [pid for pid, command in pipeline.marked().items() if "SparkSubmit" in command]
+    marked = pipeline.marked().items()
+    (jvm,) = [pid for pid, command in marked if "SparkSubmit" in command and "/java" in command.split()[0]]
     os.kill(jvm, signal.SIGKILL)
     assert pipeline.wait(60) == 4, pipeline.log
     assert "Spark" in pipeline.log.splitlines()[-1]

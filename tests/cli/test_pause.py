@@ -67,7 +67,7 @@ def test_a_paused_pipeline_reads_nothing_until_it_is_resumed_also_after_a_restar
         shown = command("status", "tidemill.yaml").stdout
         assert "PAUSED" in shown
         assert "all partitions by the command line, for another 1 h 59 min" in shown
-        assert command("resume", "tidemill.yaml").stdout.endswith(": 1 pause ended\n")
+        assert command("resume", "tidemill.yaml").stdout.endswith(": ended 1 pause\n")
         wait_until(lambda: committed() == 20, process, project)
         assert status()["paused"] == []
         os.killpg(process.pid, signal.SIGTERM)

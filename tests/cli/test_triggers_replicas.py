@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -148,7 +149,7 @@ def test_two_hosts_in_one_folder_are_told_apart_and_the_lock_shows_a_death_at_on
     second = site.host()
     waiting(site)
     shown = site.ask("streams", "spec.yaml").stdout.splitlines()
-    assert [line.split(":")[0] for line in shown] == [
+    assert [re.split("[:;]", line)[0] for line in shown] == [
         f"process {first.pid}",
         f"process {second.pid} is on standby",
     ]

@@ -70,7 +70,9 @@ class Driver:
         return find_marked(self.mark)
 
     def jvm(self) -> int:
-        return next(pid for pid, command in self.family().items() if "SparkSubmit" in command)
+        return next(
+            pid for pid, command in self.family().items() if "SparkSubmit" in command and "/java" in command.split()[0]
+        )
 
     def until_alone(self, seconds: float) -> float:
         """Wait until nothing is left of the driver, and return how long that took."""

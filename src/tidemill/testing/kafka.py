@@ -85,10 +85,17 @@ def consume(bootstrap: str, topic: str, count: int, *, timeout_seconds: float = 
         return reader.read(topic, count, timeout_seconds=timeout_seconds)
 
 
-def committed_offsets(bootstrap: str, group: str, topic: str) -> dict[int, int]:
+def committed_offsets(bootstrap: str, group: str, topic: str, *, timeout_seconds: float = 30.0) -> dict[int, int]:
     """Return the committed next offset of a group by partition; -1 where there is none."""
+    deadline = time.monotonic() + timeout_seconds
     with TopicReader(bootstrap, group, FAST_CLIENT) as reader:
-        return reader.committed(topic)
+        while True:
+            try:
+                return reader.committed(topic)
+            except KafkaException:  # the group has no coordinator yet, or is changing it
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.02)
 
 
 def wait_for_committed(
