@@ -58,7 +58,7 @@ class UserActionError(TidemillError):
 
 
 class FencedError(TidemillError):
-    """Another process took this engine's place in the consumer group."""
+    """Another process took over this engine's membership in the consumer group."""
 
 
 def escape_surrogates(text: str) -> str:

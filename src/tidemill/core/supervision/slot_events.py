@@ -11,7 +11,7 @@ class EngineEnding(enum.StrEnum):
 
     #: It did as requested: it stopped fetching, finished its messages, committed, and left the group.
     DRAINED = "drained"
-    #: Another process took its place in the group.
+    #: Another process took over its membership in the group.
     FENCED = "fenced"
     #: The configuration is invalid.
     CONFIG = "config"

@@ -47,7 +47,7 @@ class SharedStreamManager:
         ack_timeout: How many seconds a subscriber may hold an event, counted from its fan-out, before it fails.
         cohort_grace_period: How many seconds a new stream waits for more subscribers before it polls.
         max_outstanding: How many events of a stream may wait to be advanced before the producer is no longer pulled.
-        now: A monotonic clock; deadlines are paused while it stands still.
+        now: A monotonic clock; deadlines do not run while it is paused.
         seat_seconds: How long `keep_seat` keeps a trigger's seat in an acknowledged stream. 0, as in Airflow: a
             subscriber that leaves takes part in no later event, and is not expected to return after its stream has
             ended.

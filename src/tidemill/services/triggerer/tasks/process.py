@@ -45,7 +45,7 @@ from tidemill.services.triggerer.tasks.stuck_watch import end_stuck
 from tidemill.store.calls.all_calls import BeginSession, ClaimedTrigger
 from tidemill.store.wire.remote import RemoteStore
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("tidemill.services.triggerer.tasks.process")
 
 #: How long after a signal the parent's stop request may arrive.
 _WORD_SECONDS = 1.0
