@@ -16,8 +16,8 @@ HEAD = """# Configuration
 
 The configuration is one YAML file (the argument, or the one that `TIDEMILL_CONFIG` names), with overrides from the
 environment: `TIDEMILL_KAFKA__BROKERS=host:9092` sets `kafka.brokers`. An unknown key is an error that names its
-location and the nearest known key. Secrets are masked wherever configuration is shown. `tidemill config show` prints the
-effective values.
+location and the nearest known key. Secrets are masked wherever configuration is shown. `tidemill config show` prints
+the effective values.
 
 ```yaml
 kafka:
