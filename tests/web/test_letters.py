@@ -24,6 +24,7 @@ from tidemill.deadletters import backwards
 from tidemill.deadletters.folder_reader import FolderReader
 from tidemill.deadletters.letter import encode_letter
 from tidemill.deadletters.opening import open_letters
+from tidemill.deadletters.payloads import Blob
 from tidemill.deadletters.search import find_newest
 from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.testing.kafka import produce, unique_name
@@ -115,6 +116,19 @@ async def test_secrets_in_letters_are_masked_as_on_the_pages_of_messages(tmp_pat
     assert found["sources"][0]["headers"] == [["authorization", "***"], ["plain", "shown"]]
     assert json.loads(found["payloads"][0])["topic"] == "out"
     assert answers[1].json()["sources"][0]["value"] == "postgres://***@host/db"
+
+
+async def test_a_value_that_is_not_text_is_shown_as_base64_and_called_so(tmp_path: Path) -> None:
+    sent = letter(1, letter_id="bytes")
+    sent.sources[0].value = Blob(base64="/w==")
+    write(tmp_path, [sent, letter(2, letter_id="text")])
+    async with log_in(ScriptedPipeline({"dlq": {"path": str(tmp_path)}})) as client:
+        found = [(await client.get(f"/api/v1/letters/{each}")).json()["sources"][0] for each in ("bytes", "text")]
+        pages = [(await client.get(f"/letters/{each}")).text for each in ("bytes", "text")]
+
+    assert found[0]["value"] == "/w=="
+    assert [each["value_encoding"] for each in found] == ["base64", "text"]
+    assert ["Value (base64)" in page for page in pages] == [True, False]
 
 
 @pytest.mark.parametrize("query", ["kind=nothing", "since=soon", "limit=0", f"id={'x' * 100}"])

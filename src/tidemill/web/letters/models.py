@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -33,6 +33,7 @@ class LetterSourceView(BaseModel):
     offset: int
     key: str | None
     value: str | None
+    value_encoding: Literal["text", "base64"] = Field("text", description="The encoding of the value.")
     headers: list[tuple[str, str | None]]
     headers_error: str | None = Field(None, description="Why the headers cannot be read; null if they can.")
 
@@ -138,6 +139,7 @@ def _describe_source(source: LetterSource) -> LetterSourceView:
         offset=source.offset,
         key=_show(source.key),
         value=_show(source.value),
+        value_encoding="base64" if isinstance(source.value, Blob) and source.value.base64 is not None else "text",
         headers=[(name, _show(value, name)) for name, value in source.headers],
         headers_error=source.headers_error,
     )
