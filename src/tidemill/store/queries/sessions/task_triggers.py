@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved
-from tidemill.core.tasks.inputs import Ended, Input, TriggerFailed, TriggerFired
+from tidemill.core.tasks.inputs import Ended, Input, TriggerFailed, TriggerFired, identify
 from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventStored, NewEvent, StoreOutcome
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.batches import RowSet, find_dialect
@@ -268,27 +268,26 @@ def fail_trigger(connection: Connection, request: FailTrigger, context: CallCont
     if not rows:
         return OutcomeKind.REFUSED
     row = rows[request.trigger]
+    error = make_storable(request.error) or ""
+    given = TriggerFailed(row.epoch, error, draw_bits(), f"trigger-{request.trigger}-{request.token}")
     board = Board(connection, context)
     board.lock([row.task_id])
     token = connection.execute(select(_CURSOR.token).where(_CURSOR.trigger_id == request.trigger)).scalar_one()
     if token != request.token:
         note_cleaned_up(connection, request.session, [request.trigger], context)
-        return _recognise(connection, request, row)
-    error = make_storable(request.error) or ""
-    given = TriggerFailed(row.epoch, error, draw_bits(), f"trigger-{request.trigger}-{request.token}")
+        return _recognise(connection, row, given)
     answers = board.give_all([(row.task_id, given)], "trigger")
     close_board(board)
     connection.execute(update(trigger).where(_TRIGGER.id == request.trigger).values(error=error))
     return _name(answers[0])
 
 
-def _recognise(connection: Connection, request: FailTrigger, row: Row[Any]) -> OutcomeKind:
+def _recognise(connection: Connection, row: Row[Any], given: TriggerFailed) -> OutcomeKind:
     """Distinguish a repeated report from a late one: stopping the trigger has raised its token once."""
     from tidemill.store.queries.dags.journal import find_left
 
     left = find_left(connection, [(row.task_id, row.epoch)]).get((row.task_id, row.epoch))
-    said = f"triggerfailed trigger-{request.trigger}-{request.token}"
-    return OutcomeKind.ALREADY if left == said else OutcomeKind.FENCED
+    return OutcomeKind.ALREADY if left == identify(given) else OutcomeKind.FENCED
 
 
 def _name(answer: Answer | None) -> OutcomeKind:
