@@ -259,7 +259,7 @@ async def test_trials_are_dropped_for_one_that_ends_the_triggerer_much_faster(st
         await let_resume(slow, folder, 2)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 async def test_those_that_harm_others_without_ending_the_process_fail_at_once_and_no_process_dies(
     store: SqliteDatabase, folder: Path
 ):
@@ -275,7 +275,7 @@ async def test_those_that_harm_others_without_ending_the_process_fail_at_once_an
     deferring = await defer(store, waits(folder), *harmful, waits(folder))
 
     async with triggerer(store, folder) as deaths:
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(300):
             while len(failed := await deferring.failed()) < len(harms):
                 await asyncio.sleep(0.1)
         errors = {one.task_id: one.error or "" for one in failed}
