@@ -207,6 +207,7 @@ def test_what_an_earlier_launch_left_is_used_and_a_broken_one_only_costs_time(ca
     assert all("ClassList" in word for word in options[0] ^ options[1])
 
 
+@pytest.mark.alone  # archives are made at the lowest priority
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
