@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -205,6 +206,13 @@ def test_the_limit_of_a_check_does_not_count_what_this_process_does_before_it_as
     finding = run_check("slow", lambda: "connected", seconds=0.5, prepare=lambda: time.sleep(1.0))
 
     assert (finding.text, finding.problem) == ("connected", None)
+
+
+@pytest.mark.timeout(60)
+def test_a_check_whose_preparation_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.cli.doctor.checks._PREPARE_SECONDS", 0.1)
+    finding = run_check("stuck", lambda: "connected", seconds=0.1, prepare=threading.Event().wait)
+    assert isinstance(finding.problem, RemoteError)
 
 
 def test_an_error_before_a_check_asks_is_its_finding() -> None:

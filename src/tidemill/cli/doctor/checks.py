@@ -1,6 +1,7 @@
 """The checks of `tidemill doctor`: each returns its finding, or raises an error that says how to fix the problem.
 
-Checks change nothing, have a time limit each, and do not retry.
+Checks change nothing and have a time limit each. They retry nothing, except while a broker that has just started loads
+its groups.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from tidemill.runtime.files.folders import user_cache_folder, writable_cache_fol
 from tidemill.runtime.process.program_lookup import find_program
 
 CHECK_SECONDS = 5.0
+#: The time limit of a check's preparation: imports on a busy host, or from a file system that hangs.
+_PREPARE_SECONDS = 60.0
 #: Requests to brokers end shortly before the check times out.
 _ASK_SECONDS = CHECK_SECONDS - 0.5
 #: How often to check whether all brokers are unreachable, in which case waiting is pointless.
@@ -58,7 +61,8 @@ def run_check(
         name: The name of the check.
         check: Returns the text of the finding.
         seconds: The time limit.
-        prepare: Prepares the check, for example with imports, which are slow on a busy host; the limit starts after it.
+        prepare: Prepares the check, for example with imports, which are slow on a busy host; the limit starts after it,
+            or after `_PREPARE_SECONDS`.
     """
     box: list[Finding] = []
     prepared = threading.Event()
@@ -80,7 +84,7 @@ def run_check(
     # A daemon thread, because a hanging check must not keep the process alive.
     thread = threading.Thread(target=work, name=f"tidemill-doctor-{name}", daemon=True)
     thread.start()
-    prepared.wait()
+    prepared.wait(_PREPARE_SECONDS)
     thread.join(seconds)
     if not box:
         text = f"no result within {seconds:g} s; check that the service it needs is reachable"
