@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+from sqlalchemy import Connection, and_, insert, select
 
+from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
 from tidemill.store.calls.all_calls import (
     AttemptReport,
@@ -27,6 +29,7 @@ from tidemill.store.calls.all_calls import (
     WorkerAnswer,
     WorkerTurn,
 )
+from tidemill.store.dag_tables import task_instance
 
 ENDED = ("success", "failed", "skipped", "upstream_failed")
 
@@ -107,7 +110,7 @@ class Player:
 
     async def tasks(self, run: RunRecord) -> dict[str, TaskRecord]:
         listed = await self.store.call(ListTasks(run.dag_id, run.run_id))
-        return {one.task_id: one for one in listed.rows}
+        return {format_instance(one.task_id, one.map_index): one for one in listed.rows}
 
     async def states(self, run: RunRecord) -> dict[str, str]:
         return {name: one.state for name, one in (await self.tasks(run)).items()}
@@ -118,3 +121,18 @@ def fail_these(names: Iterable[str]) -> Callable[[ClaimedAttempt], Result]:
 
     bad = set(names)
     return lambda attempt: Failure("it failed") if attempt.task_id in bad else Success()
+
+
+async def add_elements(database: Any, run: RunRecord, task_id: str, *states: str) -> list[int]:
+    """Add elements to a task, in these states; return their row ids by index."""
+
+    def add(connection: Connection) -> list[int]:
+        columns = task_instance.c
+        own = and_(columns.run == run.id, columns.task_id == task_id, columns.map_index == UNMAPPED)
+        row = dict(connection.execute(select(task_instance).where(own)).mappings().one())
+        del row["id"]
+        rows = [row | {"map_index": index, "state": state, "pending": 0} for index, state in enumerate(states)]
+        statement = insert(task_instance).returning(columns.id)
+        return [int(connection.execute(statement, one).scalar_one()) for one in rows]
+
+    return list(await database.write(add))

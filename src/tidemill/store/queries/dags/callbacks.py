@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, and_, or_, select
 
+from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.calls.callback_calls import CallbackRecord, ListCallbacks, ReadCallbackLog
 from tidemill.store.calls.people_calls import LogPartRecord
@@ -36,7 +37,7 @@ def list_callbacks(connection: Connection, request: ListCallbacks) -> Listed[Cal
         CallbackRecord(
             row.id,
             row.task_id,
-            -1 if row.map_index is None else row.map_index,
+            UNMAPPED if row.map_index is None else row.map_index,
             row.name,
             row.state,
             row.error,

@@ -33,6 +33,7 @@ from sqlalchemy import (
 from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Moved
 from tidemill.core.tasks.inputs import Claim, Ended
+from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.batches import find_dialect
@@ -289,7 +290,7 @@ def _build(
         dag_id=found.dag_id,
         run_id=found.run_id,
         task_id="" if entry is None else entry.task_id,
-        map_index=-1,
+        map_index=UNMAPPED if entry is None else entry.map_index,
         try_number=0 if entry is None else entry.row.tries,
         max_tries=0 if entry is None else entry.row.max_tries,
         file=found.path,

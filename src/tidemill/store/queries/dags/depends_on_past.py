@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, or_, select, update
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, literal_column, select, update
 
+from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_tables import dag_run, task_instance
-from tidemill.store.queries.dags.task_rows import RunEntry, TaskEntry
+from tidemill.store.queries.dags.task_rows import InstanceKey, RunEntry, TaskEntry
+from tidemill.store.statements import Statement
 
-_NAMES = RowSet("past_names", run=int, task_id=str)
+_KEYS = RowSet("past_keys", run=int, task_id=str, map_index=int)
 _DONE = (TaskState.SUCCESS.value, TaskState.SKIPPED.value)
 _RUN, _TASK = dag_run.c, task_instance.c
 
@@ -27,14 +29,24 @@ def is_past_done(connection: Connection, entry: TaskEntry) -> bool:
     structure = entry.plan.structure
     if not (structure.depends_on_past or structure.wait_for_downstream):
         return True
-    names = [entry.task_id]
-    if structure.wait_for_downstream:
-        names += [name for name, kinds in entry.plan.successors if 0 in kinds]
     before = _find_before(connection, entry.run)
     if before is None:
         return True
-    statement = select(_TASK.id).where(and_(_TASK.run == before, _TASK.task_id.in_(names), _TASK.state.not_in(_DONE)))
-    return connection.execute(statement.limit(1)).first() is None
+    keys = [(before, entry.task_id, entry.map_index)]
+    if structure.wait_for_downstream:
+        keys += [(before, name, UNMAPPED) for name, kinds in entry.plan.successors if 0 in kinds]
+    return not _unfinished.fetch(connection, _KEYS.build_parameters(find_dialect(connection), keys))
+
+
+@Statement
+def _unfinished(dialect: str) -> Select[Any]:
+    given = _KEYS.build_source(dialect)
+    unfinished = _TASK.state.not_in([literal_column(f"'{state}'") for state in _DONE])
+    return select(_TASK.id).join(given, _is_same(given)).where(unfinished).limit(literal_column("1"))
+
+
+def _is_same(given: FromClause) -> ColumnElement[bool]:
+    return and_(_TASK.run == given.c.run, _TASK.task_id == given.c.task_id, _TASK.map_index == given.c.map_index)
 
 
 def _find_before(connection: Connection, run: RunEntry) -> int | None:
@@ -48,24 +60,24 @@ def _find_before(connection: Connection, run: RunEntry) -> int | None:
     return None if found is None else int(found)
 
 
-def find_next_tasks(connection: Connection, entry: TaskEntry) -> list[tuple[int, str]]:
-    """Return the tasks of the next run that may have waited for this one, as run and name."""
+def find_next_tasks(connection: Connection, entry: TaskEntry) -> list[InstanceKey]:
+    """Return the task instances of the next run that may have waited for this one."""
     run, structure = entry.run, entry.plan.structure
-    names = [entry.task_id] if structure.depends_on_past or structure.wait_for_downstream else []
-    names += [name for name in structure.upstream if run.plan.tasks[name].structure.wait_for_downstream]
+    names = [(entry.task_id, entry.map_index)] if structure.depends_on_past or structure.wait_for_downstream else []
+    if entry.map_index == UNMAPPED:
+        before = [name for name in structure.upstream if run.plan.tasks[name].structure.wait_for_downstream]
+        names += [(name, UNMAPPED) for name in before]
     if not names or run.logical_us is None:
         return []
     later = and_(_RUN.dag == run.dag, _RUN.logical_us > run.logical_us)
     found = connection.execute(select(_RUN.id).where(later).order_by(_RUN.logical_us).limit(1)).scalar()
-    return [] if found is None else [(int(found), name) for name in names]
+    return [] if found is None else [(int(found), name, map_index) for name, map_index in names]
 
 
-def mark_pending(connection: Connection, names: Collection[tuple[int, str]]) -> None:
-    """Mark tasks of other runs, given as run and name, for the scheduler to decide again."""
-    if not names:
+def mark_pending(connection: Connection, keys: Collection[InstanceKey]) -> None:
+    """Mark task instances of other runs for the scheduler to decide again."""
+    if not keys:
         return
     dialect = find_dialect(connection)
-    given = _NAMES.build_source(dialect)
-    same = or_(and_(_TASK.run == given.c.run, _TASK.task_id == given.c.task_id))
-    waiting = and_(same, _TASK.state == TaskState.NONE.value)
-    connection.execute(update(task_instance).where(waiting).values(pending=1), _NAMES.build_parameters(dialect, names))
+    waiting = and_(_is_same(_KEYS.build_source(dialect)), _TASK.state == TaskState.NONE.value)
+    connection.execute(update(task_instance).where(waiting).values(pending=1), _KEYS.build_parameters(dialect, keys))

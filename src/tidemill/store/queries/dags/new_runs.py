@@ -28,6 +28,7 @@ from sqlalchemy import (
 )
 
 from tidemill.core.tasks.dependencies import Readiness, decide
+from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.all_calls import CreateRun, RunRecord
@@ -56,7 +57,7 @@ _NEW = RowSet(
     since_us=int,
 )
 _CONSTANT = {
-    "map_index": -1,
+    "map_index": UNMAPPED,
     "state": TaskState.NONE.value,
     "epoch": 0,
     "tries": 0,

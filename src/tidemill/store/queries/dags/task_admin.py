@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, and_, func, select
 from tidemill.core.tasks.attempt import Moved
 from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.inputs import Clear, Mark
+from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.all_calls import (
     ClearTasks,
@@ -149,7 +150,7 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
     names = _select_names(run, request.task_ids)
     if request.downstream:
         names = sorted({*names, *run.plan.list_downstream(names)})
-    board.load((run.id, name) for name in names)
+    board.load((run.id, name, UNMAPPED) for name in names)
     entries = [entry for name in names if (entry := board.find(run.id, name)) is not None]
     if request.failed:
         entries = [entry for entry in entries if entry.row.outcome in _BAD]
@@ -172,7 +173,7 @@ def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext)
     """Set the outcome of tasks; see `MarkTasks`."""
     board, run = _lock_run(connection, request.dag_id, request.run_id, context)
     names = _select_names(run, request.task_ids)
-    board.load((run.id, name) for name in names)
+    board.load((run.id, name, UNMAPPED) for name in names)
     outcome = TaskOutcome(request.state)
     entries = [entry for name in names if (entry := board.find(run.id, name)) is not None]
     triggerers = board.find_triggerers(entries)
@@ -195,7 +196,7 @@ def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext)
 def _clear_followers(board: Board, run: RunEntry, marked: list[str], by: str, context: CallContext) -> None:
     """Clear the tasks that failed only because of upstream tasks that now count as successes."""
     names = run.plan.list_downstream(marked)
-    board.load((run.id, name) for name in names)
+    board.load((run.id, name, UNMAPPED) for name in names)
     followers = [entry for name in names if (entry := board.find(run.id, name)) is not None]
     for entry in followers:
         if entry.row.outcome is TaskOutcome.UPSTREAM_FAILED:

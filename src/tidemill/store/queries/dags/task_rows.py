@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Select, SelectBase, Update, and_, bindparam, 
 
 from tidemill.core.errors import InvariantError, describe_error
 from tidemill.core.tasks.dependencies import TaskOutcome
+from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import TaskEnding, TaskResume, TaskRow, TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_plan import Counts, DagPlan, PlanCache, TaskPlan, read_counts, write_counts
@@ -29,7 +30,7 @@ _STATES = {state.value: state for state in TaskState}
 _ENDING = TaskState.ENDING.value
 
 _OF_TASKS = RowSet("of_tasks", id=int)
-_NAMED = RowSet("named", run=int, task_id=str)
+_NAMED = RowSet("named", run=int, task_id=str, map_index=int)
 #: The columns that nearly every transition changes, and those that few transitions change.
 _MOVING = (
     "state", "epoch", "tries", "session_id", "deadline_us", "next_due_us", "pending", "since_us", "started_us",
@@ -49,13 +50,15 @@ _RUNS = RowSet(
 )
 _TASK = task_instance.c
 #: The columns read of a task, in the order that `TaskEntry` expects.
-COLUMNS = [_TASK[name] for name in ("id", "run", "task_id", *_FIELDS)]
+COLUMNS = [_TASK[name] for name in ("id", "run", "task_id", "map_index", *_FIELDS)]
 _RUN_FIELDS = (
     "id", "dag", "state", "reason", "stop", "unfinished", "logical_us", "started_us", "ended_us", "deadline_us"
 )  # fmt: skip
 
 #: A row of `COLUMNS`.
 TaskValues = Sequence[Any]
+#: A task instance: run, task and map index.
+InstanceKey = tuple[int, str, int]
 
 
 class UnreadableStructureError(InvariantError):
@@ -112,6 +115,7 @@ class TaskEntry:
         "ended_us",
         "error",
         "id",
+        "map_index",
         "pending",
         "plan",
         "rest",
@@ -128,7 +132,7 @@ class TaskEntry:
     def __init__(self, row: TaskValues, run: RunEntry) -> None:
         """Build the state machine's row; the resume arguments stay encrypted."""
         (
-            self.id, _, self.task_id,
+            self.id, _, self.task_id, self.map_index,
             state, epoch, tries, session, deadline_us, _, pending, since_us, started_us, ended_us, claim_request,
             tries_before, max_tries, lost, due_us, method, kwargs, payload, tallies, skip_votes, skips, _, error,
             ending_outcome,
@@ -152,7 +156,12 @@ class TaskEntry:
         self.error: str | None = error
         self.changed = self.tallied = False
         #: The stored values of `_REST`.
-        self.rest: tuple[int | str | None, ...] = tuple(row[14:])
+        self.rest: tuple[int | str | None, ...] = tuple(row[15:])
+
+    @property
+    def successors(self) -> Sequence[tuple[str, tuple[int, ...]]]:
+        """The successors whose tallies count its outcome; none for an element, whose outcome is not the task's."""
+        return self.plan.successors if self.map_index == UNMAPPED else ()
 
     def build_moved(self) -> tuple[int | str | None, ...]:
         """Return the id and the values of `_MOVING`."""
@@ -288,15 +297,15 @@ def _build_task_select(dialect: str) -> Select[Any]:
     return select(*COLUMNS).where(_TASK.id.in_(wanted)).order_by(_TASK.id)
 
 
-def lock_named(connection: Connection, names: Iterable[tuple[int, str]]) -> list[TaskValues]:
-    """Lock tasks, given as run and name, in the order of their ids."""
-    return _named_lock.fetch(connection, _NAMED.build_parameters(find_dialect(connection), names))
+def lock_named(connection: Connection, keys: Iterable[InstanceKey]) -> list[TaskValues]:
+    """Lock task instances in the order of their ids."""
+    return _named_lock.fetch(connection, _NAMED.build_parameters(find_dialect(connection), keys))
 
 
 @Statement
 def _named_lock(dialect: str) -> Select[Any]:
     given = _NAMED.build_source(dialect)
-    same = and_(_TASK.run == given.c.run, _TASK.task_id == given.c.task_id)
+    same = and_(_TASK.run == given.c.run, _TASK.task_id == given.c.task_id, _TASK.map_index == given.c.map_index)
     return select(*COLUMNS).join(given, same).order_by(_TASK.id).with_for_update(of=task_instance)
 
 

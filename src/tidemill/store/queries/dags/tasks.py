@@ -15,6 +15,7 @@ from tidemill.core.retry import JITTER_BITS
 from tidemill.core.tasks.attempt import Answer
 from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.inputs import Cancel, Channel, Input
+from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_instance
@@ -120,7 +121,7 @@ def _stop_some(board: Board, run: RunEntry) -> None:
 
 def end_run(board: Board, run: RunEntry) -> None:
     """End a run whose tasks have all ended; its leaves decide the outcome."""
-    board.load((run.id, name) for name in run.plan.leaves)
+    board.load((run.id, name, UNMAPPED) for name in run.plan.leaves)
     bad = (TaskState.FAILED, TaskState.UPSTREAM_FAILED)
     leaves = [board.find(run.id, name) for name in sorted(run.plan.leaves)]
     failed = [leaf.task_id for leaf in leaves if leaf is not None and leaf.row.state in bad]

@@ -35,6 +35,7 @@ from tidemill.core.tasks.inputs import (
     TriggerFailed,
     identify,
 )
+from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import move_counts
@@ -43,6 +44,7 @@ from tidemill.store.queries.dags.effects import DueCallback, Effects, JournalRow
 from tidemill.store.queries.dags.journal import find_left
 from tidemill.store.queries.dags.task_rows import (
     Found,
+    InstanceKey,
     RunEntry,
     TaskEntry,
     TaskValues,
@@ -92,7 +94,7 @@ class Board:
     left: bool = False
     runs: dict[int, RunEntry] = field(default_factory=dict)
     tasks: dict[int, TaskEntry] = field(default_factory=dict)
-    _named: dict[tuple[int, str], TaskEntry] = field(default_factory=dict)
+    _named: dict[InstanceKey, TaskEntry] = field(default_factory=dict)
     _told: list[_Told] = field(default_factory=list)
     _doubtful: dict[int, TaskEntry] = field(default_factory=dict)
     _effects: Effects = field(default_factory=Effects)
@@ -141,9 +143,9 @@ class Board:
         self.left = self.left or len(rows) >= self.limit
         self.doubt(self.tasks[row[0]] for row in rows if row[0] in self.tasks)
 
-    def load(self, names: Iterable[tuple[int, str]]) -> None:
-        """Lock tasks of locked runs, given as run and name."""
-        missing = sorted({key for key in names if key not in self._named})
+    def load(self, keys: Iterable[InstanceKey]) -> None:
+        """Lock task instances of locked runs."""
+        missing = sorted({key for key in keys if key not in self._named})
         if missing:
             self._add(lock_named(self.connection, missing))
 
@@ -158,11 +160,11 @@ class Board:
             except Exception as error:
                 note_broken_run(self.connection, self.context, run.id, error)
             else:
-                self.tasks[entry.id] = self._named[run.id, entry.task_id] = entry
+                self.tasks[entry.id] = self._named[run.id, entry.task_id, entry.map_index] = entry
 
-    def find(self, run: int, task_id: str) -> TaskEntry | None:
-        """Return a locked task; None if the run has no such task."""
-        return self._named.get((run, task_id))
+    def find(self, run: int, task_id: str, map_index: int = UNMAPPED) -> TaskEntry | None:
+        """Return a locked task instance; None if the run has no such instance."""
+        return self._named.get((run, task_id, map_index))
 
     # -- feeding ---------------------------------------------------------------------------------------------------
 
@@ -252,6 +254,8 @@ class Board:
     def _tell(self, entry: TaskEntry, before: TaskOutcome | None, after: TaskOutcome | None) -> None:
         run = entry.run
         self._told.append(_Told(entry, before, after))
+        if entry.map_index != UNMAPPED:
+            return  # the run counts tasks, not elements of a mapped task
         if (before is None) != (after is None):
             run.unfinished += 1 if after is None else -1
             run.changed = True
@@ -274,9 +278,9 @@ class Board:
 
     def _vote(self, entry: TaskEntry, votes: int) -> None:
         names = self._list_skips(entry)
-        self.load((entry.run.id, name) for name in names)
+        self.load((entry.run.id, name, UNMAPPED) for name in names)
         for name in names:
-            other = self._named[entry.run.id, name]
+            other = self._named[entry.run.id, name, UNMAPPED]
             other.skip_votes += votes
             other.tallied = True
             self._doubtful[other.id] = other
@@ -319,8 +323,8 @@ class Board:
             if one.after is None and one.task.skips is not None:
                 self._vote(one.task, -1)
                 one.task.skips = None
-            for name, kinds in one.task.plan.successors:
-                other = self._named[one.task.run.id, name]
+            for name, kinds in one.task.successors:
+                other = self._named[one.task.run.id, name, UNMAPPED]
                 other.counts = move_counts(other.counts, kinds, one.before, one.after)
                 other.tallied = True
                 self._doubtful[other.id] = other
@@ -328,10 +332,10 @@ class Board:
                 self._wake_next(one.task)
 
     def _lock_successors(self, told: list[_Told]) -> None:
-        wanted: dict[tuple[int, str], None] = {}
+        wanted: dict[InstanceKey, None] = {}
         for one in told:
             run = one.task.run
-            names = {(run.id, name): None for name, _ in one.task.plan.successors}
+            names = {(run.id, name, UNMAPPED): None for name, _ in one.task.successors}
             wanted |= names
             if (
                 one.after in (TaskOutcome.SKIPPED, TaskOutcome.UPSTREAM_FAILED)
@@ -339,7 +343,7 @@ class Board:
             ):
                 # Lock a long chain that ends with this task in one statement, not task by task.
                 after = run.plan.list_downstream([one.task.task_id], self.limit)
-                wanted |= {(run.id, name): None for name in after}
+                wanted |= {(run.id, name, UNMAPPED): None for name in after}
         self.load(wanted)
 
     def _wake_next(self, entry: TaskEntry) -> None:
