@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 from sqlalchemy import select
 from tests.store.dags import Player, add_elements, dag, task
 
+from tidemill.core.tasks.instance import format_instance
 from tidemill.store.calls.all_calls import (
+    AppendLog,
     AttemptReport,
+    CancelRun,
+    ClearTasks,
+    GetXCom,
+    ListTasks,
+    ListXComs,
+    LogPart,
+    MarkTasks,
+    PushXCom,
+    ReadLog,
+    RunRecord,
     Success,
+    TaskHistory,
 )
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.database import Database
 
@@ -121,3 +137,132 @@ async def test_an_instance_waits_for_the_tasks_that_follow_it_in_the_previous_ru
 
     assert (attempt.run, attempt.task_id, attempt.map_index) == (second.id, "a", -1)
     assert (await player.states(second))["a[0]"] == "none"
+
+
+async def list_pages(player: Player, run: RunRecord, limit: int, **details: object) -> list[list[str]]:
+    """Return the names on each page of the tasks of a run."""
+    pages, after = [], None
+    while True:
+        request = ListTasks(run.dag_id, run.run_id, after=after, limit=limit, **details)  # type: ignore[arg-type]
+        page = await player.store.call(request)
+        pages.append([format_instance(one.task_id, one.map_index) for one in page.rows])
+        after = page.next
+        if after is None:
+            return pages
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
+async def test_pages_of_tasks_lose_and_repeat_no_element(player: Player, limit: int) -> None:
+    run = await player.create(dag(task("a"), task("b", "a"), task("c", "b")))
+    await add_elements(player.store, run, "b", *["none"] * 6)
+
+    pages = await list_pages(player, run, limit)
+
+    assert [*chain.from_iterable(pages)] == ["a", "b", *[f"b[{index}]" for index in range(6)], "c"]
+    assert all(len(page) <= limit for page in pages)
+
+
+async def test_a_list_of_tasks_has_the_instances_that_it_names(player: Player) -> None:
+    run = await player.create(dag(task("a"), task("b", "a"), task("c", "b")))
+    await add_elements(player.store, run, "b", "none", "none", "failed")
+    await add_elements(player.store, run, "c", "failed", "none")
+
+    async def find(limit: int = 1, **details: object) -> list[str]:
+        return [*chain.from_iterable(await list_pages(player, run, limit, **details))]
+
+    assert await find(map_index=-1) == ["a", "b", "c"]
+    assert await find(map_index=1) == ["b[1]", "c[1]"]
+    assert await find(task_id="b") == ["b", "b[0]", "b[1]", "b[2]"]
+    assert await find(task_id="c", map_index=0) == ["c[0]"]
+    assert await find(task_id="c", map_index=2) == []
+    assert await find(states=("failed",)) == ["b[2]", "c[0]"]
+
+
+async def test_history_logs_and_xcoms_are_those_of_the_instance(player: Player) -> None:
+    run = await player.create(dag(task("a"), task("b", "a")))
+    await add_elements(player.store, run, "a", "scheduled", "scheduled")
+    call = player.store.call
+    for one in await player.claim():
+        text = format_instance("a", one.map_index)
+        await call(AppendLog((LogPart(one.task, 1, 0, 0, text.encode(), 1),)))
+        await call(PushXCom(one.task, one.epoch, "return_value", f'"{text}"'))
+        if one.map_index == 1:
+            await player.report(one, Success())
+
+    for index in (-1, 0, 1):
+        name = format_instance("a", index)
+        log = await call(ReadLog("dag", run.run_id, "a", index))
+        assert [part.data.decode() for part in log.rows] == [name]
+        assert await call(GetXCom(run.id, ("a", "b"), map_index=index)) == (f'"{name}"', None)
+        listed = await call(ListXComs("dag", run.run_id, "a", map_index=index))
+        assert [(one.map_index, one.value) for one in listed.rows] == [(index, f'"{name}"')]
+        history = await call(TaskHistory("dag", run.run_id, "a", index))
+        assert [one.after for one in history.rows][-1] == ("success" if index == 1 else "running")
+    listed = await call(ListXComs("dag", run.run_id, "a"))
+    assert sorted(one.map_index for one in listed.rows) == [-1, 0, 1]
+    for request in (ReadLog("dag", run.run_id, "a", 2), TaskHistory("dag", run.run_id, "b", 0)):
+        with pytest.raises(CallRefusedError) as caught:
+            await call(request)
+        assert caught.value.kind is RefusalKind.UNKNOWN
+
+
+async def test_clearing_changes_the_named_instance_only(player: Player) -> None:
+    run = await player.create(dag(task("a"), task("b", "a"), task("c", "b")))
+    await player.play()
+    await add_elements(player.store, run, "b", "success", "success", "failed")
+    call = player.store.call
+
+    dry = ClearTasks("dag", run.run_id, ("b",), "me", downstream=True, dry_run=True, map_index=1)
+    assert await call(dry) == ("b[1]", "c")
+    assert await call(ClearTasks("dag", run.run_id, ("b",), "me", failed=True, map_index=1)) == ()
+    assert await call(ClearTasks("dag", run.run_id, ("b",), "me", failed=True, map_index=2)) == ("b[2]",)
+    assert await call(ClearTasks("dag", run.run_id, ("b",), "me", map_index=1)) == ("b[1]",)
+
+    after = {"a": "success", "b": "success", "b[0]": "success", "b[1]": "none", "b[2]": "none", "c": "success"}
+    assert await player.states(run) == after
+    assert (await read_rows(player, "tallies"))["c", -1] == "1 0 0 0"
+    assert await call(ClearTasks("dag", run.run_id, ("b",), "me")) == ("b",)
+    assert await player.states(run) == after | {"b": "none"}
+    assert await call(ClearTasks("dag", run.run_id, (), "me")) == ("a", "c")
+    assert (await player.states(run))["b[0]"] == "success"
+
+
+async def test_marking_changes_the_named_instance_only(player: Player) -> None:
+    run = await player.create(dag(task("a"), task("b", "a"), task("c", "b")))
+    await add_elements(player.store, run, "b", "none", "failed")
+    call = player.store.call
+
+    assert await call(MarkTasks("dag", run.run_id, ("b",), "success", "me", map_index=1)) == ("b[1]",)
+    assert await call(MarkTasks("dag", run.run_id, ("b",), "skipped", "me", map_index=0)) == ("b[0]",)
+    states = await player.states(run)
+    assert [states[name] for name in ("b", "b[0]", "b[1]", "c")] == ["none", "skipped", "success", "none"]
+
+    assert await call(MarkTasks("dag", run.run_id, ("b",), "failed", "me")) == ("b",)
+    await player.schedule()
+    states = await player.states(run)
+    assert [states[name] for name in ("b", "b[0]", "b[1]")] == ["failed", "skipped", "success"]
+    assert states["c"] == "upstream_failed"
+
+
+async def test_an_element_that_does_not_exist_is_refused(player: Player) -> None:
+    run = await player.create(dag(task("a"), task("b", "a")))
+    await add_elements(player.store, run, "b", "none")
+    for request, kind in (
+        (ClearTasks("dag", run.run_id, ("b",), "me", map_index=1), RefusalKind.UNKNOWN),
+        (ClearTasks("dag", run.run_id, ("a", "b"), "me", map_index=0), RefusalKind.UNKNOWN),
+        (ClearTasks("dag", run.run_id, (), "me", map_index=0), RefusalKind.INVALID),
+        (MarkTasks("dag", run.run_id, ("b",), "success", "me", map_index=7), RefusalKind.UNKNOWN),
+    ):
+        with pytest.raises(CallRefusedError) as caught:
+            await player.store.call(request)
+        assert caught.value.kind is kind
+
+
+async def test_a_cancelled_run_stops_all_instances(player: Player) -> None:
+    run = await player.create(dag(task("a"), task("b", "a")))
+    await add_elements(player.store, run, "a", "scheduled", "scheduled")
+    await player.claim()
+    await player.store.call(CancelRun("dag", run.run_id, "me"))
+
+    states = await player.states(run)
+    assert [states[name] for name in ("a", "a[0]", "a[1]", "b")] == [*["ending"] * 3, "skipped"]

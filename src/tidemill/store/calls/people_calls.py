@@ -285,13 +285,25 @@ class DescribeTriggers(Call[tuple[TriggerAbout, ...]], frozen=True):
 
 
 class ListTasks(Call[Listed[TaskRecord]], frozen=True):
-    """Return the tasks of a run, by name. `states`: empty for all."""
+    """Return the task instances of a run, by name and map index.
+
+    Attributes:
+        dag_id: The DAG.
+        run_id: The run.
+        states: Only instances in these states; empty: in all.
+        after: The `next` of the previous page.
+        limit: The maximum number of instances.
+        task_id: Only instances of this task; None: of all.
+        map_index: Only instances with this index; None: with any. -1: no elements of mapped tasks.
+    """
 
     dag_id: str
     run_id: str
     states: tuple[str, ...] = ()
     after: str | None = None
     limit: int = 1000
+    task_id: str | None = None
+    map_index: int | None = None
 
 
 class HistoryRecord(msgspec.Struct, frozen=True):
@@ -348,13 +360,14 @@ class XComRecord(msgspec.Struct, frozen=True):
 
 
 class ListXComs(Call[Listed[XComRecord]], frozen=True):
-    """Return the XComs of a run, by task and key. `task_id`: None for all tasks."""
+    """Return the XComs of a run, by task and key. `task_id`: None for all; `map_index`: None for all instances."""
 
     dag_id: str
     run_id: str
     task_id: str | None = None
     after: str | None = None
     limit: int = PAGE
+    map_index: int | None = None
 
 
 class ClearTasks(Call[tuple[str, ...]], frozen=True):
@@ -368,6 +381,7 @@ class ClearTasks(Call[tuple[str, ...]], frozen=True):
         downstream: Whether to clear downstream tasks as well.
         failed: Whether to clear only tasks that failed or whose upstream failed.
         dry_run: Whether to only return the names.
+        map_index: The index of the instances of `task_ids`; -1: they are not elements of mapped tasks.
     """
 
     dag_id: str
@@ -377,16 +391,18 @@ class ClearTasks(Call[tuple[str, ...]], frozen=True):
     downstream: bool = False
     failed: bool = False
     dry_run: bool = False
+    map_index: int = -1
 
 
 class MarkTasks(Call[tuple[str, ...]], frozen=True):
-    """Set the outcome of tasks and return the names of the tasks that changed."""
+    """Set the outcome of tasks and return the names of the tasks that changed. `map_index`: as in `ClearTasks`."""
 
     dag_id: str
     run_id: str
     task_ids: tuple[str, ...]
     state: Literal["success", "failed", "skipped"]
     by: str
+    map_index: int = -1
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def _is_readable(board: Board, entry: TaskEntry) -> bool:
         if entry.row.resume is not None:
             board.context.cipher.decrypt(entry.row.resume.kwargs)
     except ConfigError as error:
-        about = {"dag": entry.plan.structure.id, "task": entry.task_id, "run": entry.run.id}
+        about = {"dag": entry.plan.structure.id, "task": entry.name, "run": entry.run.id}
         throttle(log, 60.0, about=entry.id).error(
             "cannot decrypt the arguments of a task; it waits", error=str(error), **about
         )

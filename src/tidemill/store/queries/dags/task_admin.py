@@ -5,16 +5,17 @@ Invariants: lists read at most one page. Changes by users go through the state m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, func, select
+from sqlalchemy import Connection, Row, Select, and_, func, select
 
 from tidemill.core.tasks.attempt import Moved
 from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.inputs import Clear, Mark
-from tidemill.core.tasks.instance import UNMAPPED
+from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.task_row import TaskState
+from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.all_calls import (
     ClearTasks,
     HistoryRecord,
@@ -35,13 +36,15 @@ from tidemill.store.dag_tables import dag_file, dag_run, dag_version, task_insta
 from tidemill.store.queries.dags.progress import ACTIVE
 from tidemill.store.queries.dags.runs import find_run, queue_run
 from tidemill.store.queries.dags.task_logs import find_last_try, read_log
-from tidemill.store.queries.dags.task_rows import RunEntry, compute_rank, is_resumed, load_plan
+from tidemill.store.queries.dags.task_rows import InstanceKey, RunEntry, TaskEntry, compute_rank, is_resumed, load_plan
 from tidemill.store.queries.dags.tasks import close_board, end_run
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.dags.xcoms import list_xcoms
 from tidemill.store.tables import service_session, trigger
 
 _TASK, _RUN, _JOURNAL = task_instance.c, dag_run.c, task_journal.c
+#: The names of the tasks of a run.
+_NAMES = RowSet("task_names", task_id=str)
 _BAD = (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
 
 
@@ -55,7 +58,7 @@ def list_tasks(connection: Connection, request: ListTasks) -> Listed[TaskRecord]
     )
     plan = load_plan(connection, *connection.execute(version).one())
     waits = and_(trigger.c.task_id == _TASK.id, trigger.c.epoch == _TASK.epoch)
-    statement = (
+    statement: Select[Any] = (
         select(task_instance, service_session.c.host, service_session.c.pid, trigger.c.id.label("trigger"))
         .outerjoin(service_session, service_session.c.id == _TASK.session_id)
         .outerjoin(trigger, waits)
@@ -65,11 +68,38 @@ def list_tasks(connection: Connection, request: ListTasks) -> Listed[TaskRecord]
     )
     if request.states:
         statement = statement.where(_TASK.state.in_(request.states))
-    if request.after is not None:
-        statement = statement.where(_TASK.number > int(request.after))
-    rows = connection.execute(statement).all()
+    given: dict[str, Any] = {}
+    if request.task_id is not None:
+        statement = statement.where(_TASK.task_id == request.task_id)
+    elif request.map_index is not None:
+        # With the names, the index on them finds the rows without reading other instances.
+        dialect = find_dialect(connection)
+        statement = statement.where(_TASK.task_id.in_(select(_NAMES.build_source(dialect).c.task_id)))
+        given = _NAMES.build_parameters(dialect, [(name,) for name in plan.tasks])
+    if request.map_index is not None:
+        statement = statement.where(_TASK.map_index == request.map_index)
+    rows = _fetch_page(connection, statement, given, plan, request)
     records = tuple(_build_task(row, plan, request) for row in rows[: request.limit])
-    return Listed(records, str(rows[request.limit - 1].number) if len(rows) > request.limit else None)
+    last = rows[request.limit - 1] if len(rows) > request.limit else None
+    return Listed(records, None if last is None else f"{last.number}:{last.map_index}")
+
+
+def _fetch_page(
+    connection: Connection, statement: Select[Any], given: dict[str, Any], plan: DagPlan, request: ListTasks
+) -> Sequence[Row[Any]]:
+    """Return the rows of a page and one more; `after` is the number and the index of the last row before it."""
+    if request.after is None:
+        return connection.execute(statement, given).all()
+    number, index = map(int, request.after.split(":"))
+    rows: list[Row[Any]] = []
+    if number < len(plan.structure.tasks):
+        # The index on names finds further instances of the same task; there may be many.
+        same = and_(_TASK.task_id == plan.structure.tasks[number].id, _TASK.map_index > index)
+        rows += connection.execute(statement.where(same), given)
+    if len(rows) <= request.limit:
+        later = statement.where(_TASK.number > number).limit(request.limit + 1 - len(rows))
+        rows += connection.execute(later, given)
+    return rows
 
 
 def _build_task(row: Row[Any], plan: DagPlan, request: ListTasks) -> TaskRecord:
@@ -109,12 +139,16 @@ def find_task(connection: Connection, request: TaskHistory | ReadLog) -> int:
     wanted = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == request.map_index)
     found = connection.execute(select(_TASK.id).where(wanted)).scalar()
     if found is None:
-        raise CallRefusedError(
-            RefusalKind.UNKNOWN,
-            f"run {request.run_id!r} has no task {request.task_id!r}; list them with "
-            f"`tidemill tasks states {request.dag_id} {request.run_id}`",
-        )
+        raise _refuse_instance(request.dag_id, request.run_id, request.task_id, request.map_index)
     return int(found)
+
+
+def _refuse_instance(dag_id: str, run_id: str, task_id: str, map_index: int) -> CallRefusedError:
+    return CallRefusedError(
+        RefusalKind.UNKNOWN,
+        f"run {run_id!r} has no task {format_instance(task_id, map_index)!r}; list them with "
+        f"`tidemill tasks states {dag_id} --run {run_id}`",
+    )
 
 
 def list_history(connection: Connection, request: TaskHistory) -> Listed[HistoryRecord]:
@@ -141,25 +175,25 @@ def read_task_log(connection: Connection, request: ReadLog) -> Listed[LogPartRec
 def list_task_xcoms(connection: Connection, request: ListXComs) -> Listed[XComRecord]:
     """Return a page of the XComs of a run; see `ListXComs`."""
     run = find_run(connection, request.dag_id, request.run_id)
-    return list_xcoms(connection, run, request.task_id, request.after, request.limit)
+    return list_xcoms(connection, run, request.task_id, request.map_index, request.after, request.limit)
 
 
 def clear_tasks(connection: Connection, request: ClearTasks, context: CallContext) -> tuple[str, ...]:
     """Reset tasks so that they run again; see `ClearTasks`."""
     board, run = _lock_run(connection, request.dag_id, request.run_id, context)
-    names = _select_names(run, request.task_ids)
+    keys = _select_keys(run, request)
     if request.downstream:
-        names = sorted({*names, *run.plan.list_downstream(names)})
-    board.load((run.id, name, UNMAPPED) for name in names)
-    entries = [entry for name in names if (entry := board.find(run.id, name)) is not None]
+        after = run.plan.list_downstream(name for _, name, _ in keys)
+        keys = sorted({*keys, *((run.id, name, UNMAPPED) for name in after)})
+    entries = _load_entries(board, keys, request)
     if request.failed:
         entries = [entry for entry in entries if entry.row.outcome in _BAD]
     entries = [entry for entry in entries if entry.row.state is not TaskState.NONE]
     if request.dry_run:
-        return tuple(entry.task_id for entry in entries)
+        return tuple(entry.name for entry in entries)
     triggerers = board.find_triggerers(entries)
     cleared = [
-        entry.task_id
+        entry.name
         for entry in entries
         if isinstance(board.give(entry, Clear(triggerer=triggerers.get(entry.id)), request.by), Moved)
     ]
@@ -172,13 +206,11 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
 def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext) -> tuple[str, ...]:
     """Set the outcome of tasks; see `MarkTasks`."""
     board, run = _lock_run(connection, request.dag_id, request.run_id, context)
-    names = _select_names(run, request.task_ids)
-    board.load((run.id, name, UNMAPPED) for name in names)
+    entries = _load_entries(board, _select_keys(run, request), request)
     outcome = TaskOutcome(request.state)
-    entries = [entry for name in names if (entry := board.find(run.id, name)) is not None]
     triggerers = board.find_triggerers(entries)
     marked = [
-        entry.task_id
+        entry
         for entry in entries
         if isinstance(board.give(entry, Mark(outcome, triggerer=triggerers.get(entry.id)), request.by), Moved)
     ]
@@ -190,12 +222,12 @@ def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext)
         run.reason = None
         end_run(board, run)
         board.flush()
-    return tuple(marked)
+    return tuple(entry.name for entry in marked)
 
 
-def _clear_followers(board: Board, run: RunEntry, marked: list[str], by: str, context: CallContext) -> None:
+def _clear_followers(board: Board, run: RunEntry, marked: list[TaskEntry], by: str, context: CallContext) -> None:
     """Clear the tasks that failed only because of upstream tasks that now count as successes."""
-    names = run.plan.list_downstream(marked)
+    names = run.plan.list_downstream(entry.task_id for entry in marked if entry.map_index == UNMAPPED)
     board.load((run.id, name, UNMAPPED) for name in names)
     followers = [entry for name in names if (entry := board.find(run.id, name)) is not None]
     for entry in followers:
@@ -210,6 +242,29 @@ def _lock_run(connection: Connection, dag_id: str, run_id: str, context: CallCon
     board = Board(connection, context)
     board.lock((), [number])
     return board, board.runs[number]
+
+
+def _load_entries(board: Board, keys: list[InstanceKey], request: ClearTasks | MarkTasks) -> list[TaskEntry]:
+    """Lock task instances and return them in the order of their keys.
+
+    Raises:
+        CallRefusedError: An element does not exist.
+    """
+    board.load(keys)
+    entries = []
+    for run, name, index in keys:
+        entry = board.find(run, name, index)
+        if entry is not None:
+            entries.append(entry)
+        elif index != UNMAPPED:
+            raise _refuse_instance(request.dag_id, request.run_id, name, index)
+    return entries
+
+
+def _select_keys(run: RunEntry, request: ClearTasks | MarkTasks) -> list[InstanceKey]:
+    if request.map_index != UNMAPPED and not request.task_ids:
+        raise CallRefusedError(RefusalKind.INVALID, "name the tasks whose elements the map index selects")
+    return [(run.id, name, request.map_index) for name in _select_names(run, request.task_ids)]
 
 
 def _select_names(run: RunEntry, names: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, SelectBase, Update, and_, bindparam, 
 
 from tidemill.core.errors import InvariantError, describe_error
 from tidemill.core.tasks.dependencies import TaskOutcome
-from tidemill.core.tasks.instance import UNMAPPED
+from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.task_row import TaskEnding, TaskResume, TaskRow, TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_plan import Counts, DagPlan, PlanCache, TaskPlan, read_counts, write_counts
@@ -157,6 +157,11 @@ class TaskEntry:
         self.changed = self.tallied = False
         #: The stored values of `_REST`.
         self.rest: tuple[int | str | None, ...] = tuple(row[15:])
+
+    @property
+    def name(self) -> str:
+        """Its name for display."""
+        return format_instance(self.task_id, self.map_index)
 
     @property
     def successors(self) -> Sequence[tuple[str, tuple[int, ...]]]:

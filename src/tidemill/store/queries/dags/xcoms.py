@@ -104,9 +104,9 @@ def _find_prior(connection: Connection, run: Any, request: GetXCom, name: str) -
 
 
 def list_xcoms(
-    connection: Connection, run: int, task_id: str | None, after: str | None, limit: int
+    connection: Connection, run: int, task_id: str | None, map_index: int | None, after: str | None, limit: int
 ) -> Listed[XComRecord]:
-    """Return a page of the XComs of a run, by task and key."""
+    """Return a page of the XComs of a run, by task and key; see `ListXComs`."""
     statement = (
         select(_TASK.id, _TASK.task_id, _TASK.map_index, _XCOM.key, _XCOM.value, _XCOM.created_us)
         .join(xcom, _XCOM.task == _TASK.id)
@@ -116,6 +116,8 @@ def list_xcoms(
     )
     if task_id is not None:
         statement = statement.where(_TASK.task_id == task_id)
+    if map_index is not None:
+        statement = statement.where(_TASK.map_index == map_index)
     if after is not None:
         number, _, key = after.partition(":")
         statement = statement.where(or_(_TASK.id > int(number), and_(_TASK.id == int(number), _XCOM.key > key)))
