@@ -6,15 +6,16 @@ import asyncio
 import json
 import threading
 import zlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.store.dags import Player, dag, task
+from tests.store.dags import Player, add_elements, dag, task
 from tests.web.scripted_pipeline import SCRIPT, SECRET
 
 from tidemill.config.settings import Settings
+from tidemill.core.tasks.instance import format_instance
 from tidemill.core.tasks.structure import ParamStructure, ScheduleStructure
 from tidemill.runtime.log.task_lines import encode_line
 from tidemill.services.dev.web_ui import WatchedDags
@@ -112,6 +113,19 @@ class PlayedStore:
         data = b"".join(encode_line(1_700_000_000_000_000 + n, "info", "stdout", text) for n, text in enumerate(texts))
         part = LogPart(attempt.task, attempt.try_number, 0, 0, zlib.compress(data), len(texts))
         await self.database.call(AppendLog((part,)))
+
+    def map_task(self, dag_id: str, *states: str) -> None:
+        """Create a run of a DAG with the tasks `a` and `b`, where `a` has elements in these states."""
+        self.wait(self._map_task(dag_id, states))
+
+    async def _map_task(self, dag_id: str, states: Sequence[str]) -> None:
+        run = await self.player.create(dag(task("a"), task("b", "a"), id=dag_id), run_id="r")
+        await add_elements(self.database, run, "a", *states)
+        for attempt in await self.player.claim():
+            if attempt.dag_id == dag_id:
+                name = format_instance(attempt.task_id, attempt.map_index)
+                await self._log(attempt, f"log of {name}")
+                await self.player.report(attempt, Success(), xcoms=(("return_value", json.dumps(f"value of {name}")),))
 
     def fail_callback(self, dag_id: str) -> int:
         """Let a run of a DAG end whose callback writes a line and fails; return the number of the callback."""

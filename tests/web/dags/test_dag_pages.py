@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -342,3 +343,50 @@ async def test_a_store_that_does_not_answer_is_a_problem_and_not_a_hanging_page(
         finally:
             blocked.set()
     assert (answer.status_code, "does not answer" in answer.json()["detail"]) == (503, True)
+
+
+async def test_elements_of_a_mapped_task_have_pages_lists_and_changes_of_their_own(store: PlayedStore) -> None:
+    store.map_task("maps", "scheduled", "scheduled", "none")
+    base = "/api/v1/dags/maps/runs/r"
+    async with log_in(store) as client:
+
+        async def read(path: str) -> dict[str, Any]:
+            answer = await client.get(f"{base}{path}")
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        listed, cursor = [], ""
+        while cursor is not None:
+            page = await read(f"/tasks?limit=2&cursor={cursor}")
+            listed += [(row["task_id"], row["map_index"], row["state"]) for row in page["rows"]]
+            cursor = page["cursor"]
+        assert listed == [
+            ("a", -1, "success"), ("a", 0, "success"), ("a", 1, "success"), ("a", 2, "none"), ("b", -1, "scheduled")
+        ]  # fmt: skip
+        assert (await read("/tasks/a?map_index=2"))["state"] == "none"
+        assert [row["text"] for row in (await read("/tasks/a/log?map_index=1"))["rows"]] == ["log of a[1]"]
+        assert [row["text"] for row in (await read("/tasks/a/log"))["rows"]] == ["log of a"]
+        assert [row["after"] for row in (await read("/tasks/a/history?map_index=2"))["rows"]] == []
+        assert [row["value"] for row in (await read("/xcoms?task=a&map_index=0"))["rows"]] == ['"value of a[0]"']
+        assert len((await read("/xcoms?task=a"))["rows"]) == 3
+        missing = await client.get(f"{base}/tasks/a?map_index=3")
+        assert (missing.status_code, "a[3]" in missing.json()["detail"]) == (404, True)
+
+        shown = html.unescape((await client.get("/dags/maps/runs/r/tasks/a?map_index=1")).text)
+        assert "<h1><code>a[1]</code></h1>" in shown
+        assert '{"map_index": 1, "tasks": ["a"]}' in shown
+        assert "value of a[1]" in shown
+        assert "value of a[0]" not in shown
+        run = (await client.get("/dags/maps/runs/r")).text
+        assert "<code>a[2]</code>" in run
+        assert "a: success" in run, "the graph shows the task, not one of its elements"
+        grid = (await client.get("/dags/maps")).text
+        assert 'title="r: success"' in grid
+        assert 'title="r: none"' not in grid
+
+        cleared = (await client.post(f"{base}/clear", json={"tasks": ["a"], "map_index": 0})).json()
+        marked = (await client.post(f"{base}/mark", json={"tasks": ["a"], "state": "skipped", "map_index": 2})).json()
+        refused = await client.post(f"{base}/clear", json={"map_index": 0})
+        states = {(row["task_id"], row["map_index"]): row["state"] for row in (await read("/tasks"))["rows"]}
+    assert (cleared["tasks"], marked["tasks"], refused.status_code) == (["a[0]"], ["a[2]"], 422)
+    assert list(states.values()) == ["success", "scheduled", "success", "skipped", "scheduled"]

@@ -13,6 +13,7 @@ from tidemill.runtime.json.codec import EncodingError, encode
 from tidemill.store.calls.people_calls import CancelRun, ClearTasks, CreateRun, MarkTasks, PauseDag
 from tidemill.web.dags import models
 from tidemill.web.dags.desk import PAGE_ROWS, Desk, describe_run
+from tidemill.web.dags.models import MAX_INDEX
 from tidemill.web.problems import RequestProblem
 from tidemill.web.routes import Routes
 from tidemill.web.workers import BlockingRoute
@@ -31,7 +32,11 @@ DagId = Annotated[str, Path(max_length=250)]
 RunId = Annotated[str, Path(max_length=250)]
 TaskId = Annotated[str, Path(max_length=2000)]
 MapIndex = Annotated[
-    int, Query(ge=-1, le=2**31 - 1, description="The index of a mapped task; -1: the task is not mapped.")
+    int, Query(ge=-1, le=MAX_INDEX, description="The index of a mapped task; -1: the task is not mapped.")
+]
+AnyMapIndex = Annotated[
+    int | None,
+    Query(ge=-1, le=MAX_INDEX, description="Only XComs of the instances with this index; default: of all instances."),
 ]
 CallbackId = Annotated[int, Path(ge=1, le=2**42)]
 Try = Annotated[
@@ -167,10 +172,11 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
         dag_id: DagId,
         run_id: RunId,
         task: Annotated[str, Query(max_length=2000, description="Only XComs of this task.")] = "",
+        map_index: AnyMapIndex = None,
         cursor: Cursor = "",
         limit: Limit = PAGE_ROWS,
     ) -> models.XComPage:
-        return desk.list_xcoms(dag_id, run_id, task or None, cursor, limit)
+        return desk.list_xcoms(dag_id, run_id, task or None, map_index, cursor, limit)
 
 
 def _add_changes(router: Routes, desk: Desk) -> None:
@@ -205,7 +211,9 @@ def _add_task_changes(router: Routes, desk: Desk) -> None:
     @router.post(f"{_BASE}/clear", tags=["dags"], summary="Clear tasks so that they run again; deletes their XComs")
     def clear(request: Request, dag_id: DagId, run_id: RunId, order: models.ClearOrder) -> models.Changed:
         by = request.state.identity.name
-        call = ClearTasks(dag_id, run_id, tuple(order.tasks), by, order.downstream, order.failed, order.dry_run)
+        call = ClearTasks(
+            dag_id, run_id, tuple(order.tasks), by, order.downstream, order.failed, order.dry_run, order.map_index
+        )
         names = list(desk.ask(call))
         if order.dry_run:
             return models.Changed(text=f"{format_count(len(names), 'task')} would be cleared.", tasks=names)
@@ -214,5 +222,5 @@ def _add_task_changes(router: Routes, desk: Desk) -> None:
     @router.post(f"{_BASE}/mark", tags=["dags"], summary="Mark tasks as success, failed or skipped")
     def mark(request: Request, dag_id: DagId, run_id: RunId, order: models.MarkOrder) -> models.Changed:
         by = request.state.identity.name
-        names = list(desk.ask(MarkTasks(dag_id, run_id, tuple(order.tasks), order.state, by)))
+        names = list(desk.ask(MarkTasks(dag_id, run_id, tuple(order.tasks), order.state, by, order.map_index)))
         return models.Changed(text=f"Marked {format_count(len(names), 'task')} as {order.state}.", tasks=names)

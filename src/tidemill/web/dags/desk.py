@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from tidemill.core.errors import RemoteError
+from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.structure import DagStructure
 from tidemill.runtime.log.task_lines import decode_lines
 from tidemill.services.dev.web_ui import WatchedDags
@@ -44,8 +45,10 @@ LATEST_RUNS = 16
 MAX_TASKS = 1000
 _LOG_PARTS = 8
 _MICRO = 1_000_000
+_TASK_CURSOR = re.compile(r"\d{1,18}:-?\d{1,18}", re.ASCII)
 _XCOM_CURSOR = re.compile(r"\d{1,18}:", re.ASCII)
 _STATUS = {RefusalKind.UNKNOWN: 404, RefusalKind.INVALID: 422, RefusalKind.CONFLICT: 409, RefusalKind.FENCED: 409}
+_BAD_CURSOR = "cursor: expected the cursor of the previous page"
 _SILENT = "the store does not answer; see the log of this process"
 
 
@@ -175,23 +178,33 @@ class Desk:
         self, dag_id: str, run_id: str, cursor: str = "", limit: int = MAX_TASKS, states: tuple[str, ...] = ()
     ) -> tuple[RunRecord, DagStructure, models.DagTaskPage]:
         """Return a run, its structure, and a page of its tasks, each with the reason why it waits."""
-        _check_number(cursor)
+        if cursor and not _TASK_CURSOR.fullmatch(cursor):
+            raise RequestProblem(422, _BAD_CURSOR)
         run = self.find_run(dag_id, run_id)
         _, structure = self.get_dag(dag_id, run.version)
-        every = self.ask(ListTasks(dag_id, run_id, limit=MAX_TASKS))
-        found = every
-        if cursor or states or limit != MAX_TASKS:
-            found = self.ask(ListTasks(dag_id, run_id, states, cursor or None, self.limit(limit)))
-        state_of = {task.task_id: task.state for task in every.rows}
-        around = self._look_around(found.rows)
-        plans = {task.id: task for task in structure.tasks}
-
-        def describe(task: TaskRecord) -> models.DagTaskView:
-            return _describe_task(task, describe_wait(task, plans.get(task.task_id), state_of, run, around))
-
+        is_first = not cursor and not states and limit == MAX_TASKS
+        found = self.ask(ListTasks(dag_id, run_id, states, cursor or None, limit if is_first else self.limit(limit)))
+        every = found.rows
+        if not is_first or any(task.map_index != UNMAPPED for task in found.rows):
+            every = self._list_unmapped(dag_id, run_id)
+        rows, around = self._describe_tasks(found.rows, every, run, structure)
         missing = around.alive.explain_all() if run.ended_us is None else ""
-        rows = [describe(task) for task in found.rows]
         return run, structure, models.DagTaskPage(rows=rows, cursor=found.next, missing=missing)
+
+    def _describe_tasks(
+        self, found: Sequence[TaskRecord], every: Sequence[TaskRecord], run: RunRecord, structure: DagStructure
+    ) -> tuple[list[models.DagTaskView], Around]:
+        """Describe task instances; `every`: the tasks of the run, without elements of mapped tasks."""
+        state_of = {task.task_id: task.state for task in every}
+        around = self._look_around(found)
+        plans = {task.id: task for task in structure.tasks}
+        rows = [
+            _describe_task(task, describe_wait(task, plans.get(task.task_id), state_of, run, around)) for task in found
+        ]
+        return rows, around
+
+    def _list_unmapped(self, dag_id: str, run_id: str) -> tuple[TaskRecord, ...]:
+        return self.ask(ListTasks(dag_id, run_id, limit=MAX_TASKS, map_index=UNMAPPED)).rows
 
     def _look_around(self, tasks: Sequence[TaskRecord]) -> Around:
         numbers = tuple(task.trigger for task in tasks if task.state == "deferred" and task.trigger is not None)
@@ -201,25 +214,25 @@ class Desk:
         return Around(pools, {each.id: each for each in triggers}, alive)
 
     def find_task(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> tuple[RunRecord, models.DagTaskView]:
-        """Return a task.
+        """Return a task instance.
 
         Raises:
-            Problem: There is no such task.
+            Problem: There is no such instance.
         """
-        cursor = ""
-        while True:
-            run, _, page = self.list_tasks(dag_id, run_id, cursor)
-            for task in page.rows:
-                if (task.task_id, task.map_index) == (task_id, map_index):
-                    return run, task
-            if page.cursor is None:
-                raise RequestProblem(404, f"run {run_id!r} has no task {task_id!r}")
-            cursor = page.cursor
+        run = self.find_run(dag_id, run_id)
+        _, structure = self.get_dag(dag_id, run.version)
+        found = self.ask(ListTasks(dag_id, run_id, task_id=task_id, map_index=map_index)).rows
+        if not found:
+            raise RequestProblem(404, f"run {run_id!r} has no task {format_instance(task_id, map_index)!r}")
+        rows, _ = self._describe_tasks(found, self._list_unmapped(dag_id, run_id), run, structure)
+        return run, rows[0]
 
     def list_grid(self, dag_id: str, count: int) -> tuple[list[models.DagRunView], dict[str, dict[str, str]]]:
         """Return the latest runs, oldest first, and the states of their tasks by task and run."""
         runs = [describe_run(run) for run in reversed(self.ask(ListRuns(dag_id, limit=count)).rows)]
-        calls: list[Call[Listed[TaskRecord]]] = [ListTasks(dag_id, run.run_id, limit=MAX_TASKS) for run in runs]
+        calls: list[Call[Listed[TaskRecord]]] = [
+            ListTasks(dag_id, run.run_id, limit=MAX_TASKS, map_index=UNMAPPED) for run in runs
+        ]
         states: dict[str, dict[str, str]] = {}
         for run, answer in zip(runs, self.ask_all(calls) if calls else (), strict=True):
             for task in answer.rows:
@@ -279,11 +292,13 @@ class Desk:
         following = str(found.rows[-1].number) if found.rows else (cursor or None)
         return models.LogPage(rows=lines, cursor=following, ended=found.next is None)
 
-    def list_xcoms(self, dag_id: str, run_id: str, task_id: str | None, cursor: str, limit: int) -> models.XComPage:
-        """Return a page of XComs."""
+    def list_xcoms(
+        self, dag_id: str, run_id: str, task_id: str | None, map_index: int | None, cursor: str, limit: int
+    ) -> models.XComPage:
+        """Return a page of XComs; `map_index`: None for those of all instances."""
         if cursor and not _XCOM_CURSOR.match(cursor):
-            raise RequestProblem(422, "cursor: expected the cursor of the previous page")
-        found = self.ask(ListXComs(dag_id, run_id, task_id, cursor or None, self.limit(limit)))
+            raise RequestProblem(422, _BAD_CURSOR)
+        found = self.ask(ListXComs(dag_id, run_id, task_id, cursor or None, self.limit(limit), map_index))
         rows = [
             models.XCom(
                 task_id=one.task_id,
@@ -299,7 +314,7 @@ class Desk:
 
 def _check_number(cursor: str) -> None:
     if cursor and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
-        raise RequestProblem(422, "cursor: expected the cursor of the previous page")
+        raise RequestProblem(422, _BAD_CURSOR)
 
 
 def _describe_change(change: HistoryRecord) -> models.Change:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 _Time = float | None
+#: The largest index of a mapped task.
+MAX_INDEX = 2**31 - 1
 Name = str
 
 
@@ -257,6 +259,14 @@ class RunOrder(_Order):
     )
 
 
+_MAP_INDEX = Field(
+    default=-1,
+    ge=-1,
+    le=MAX_INDEX,
+    description="The index of the elements if the tasks are mapped; -1: the tasks themselves.",
+)
+
+
 class ClearOrder(_Order):
     """The tasks to run again."""
 
@@ -264,6 +274,7 @@ class ClearOrder(_Order):
     downstream: bool = Field(default=False, description="Also clear downstream tasks.")
     failed: bool = Field(default=False, description="Only tasks that are failed or upstream_failed.")
     dry_run: bool = Field(default=False, description="Only list the tasks, without a change.")
+    map_index: int = _MAP_INDEX
 
 
 class MarkOrder(_Order):
@@ -271,3 +282,4 @@ class MarkOrder(_Order):
 
     tasks: list[str] = Field(min_length=1, max_length=10_000)
     state: Literal["success", "failed", "skipped"]
+    map_index: int = _MAP_INDEX

@@ -11,6 +11,7 @@ from fastapi import Query
 from fastapi.responses import RedirectResponse, Response
 from starlette.requests import Request
 
+from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.structure import DagStructure
 from tidemill.web.dags import models
 from tidemill.web.dags.api import (
@@ -46,6 +47,7 @@ _MAX_CALLBACKS = 10
 def build_dags_section(desk: Desk, pages: Pages) -> UiSection:
     pages.add_filter("seg", lambda text: quote(str(text), safe=""))
     pages.add_filter("state_tone", find_tone)
+    pages.add_filter("instance", lambda one: format_instance(one.task_id, one.map_index))
     pages.add_filter("bars", measure_bars)
     links = [NavigationLink("DAGs", "/dags"), NavigationLink("Runs", "/dag-runs"), NavigationLink("Pools", "/pools")]
     return UiSection(links, _build_pages(desk, pages), build_api(desk))
@@ -134,7 +136,7 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
     def describe_state(dag_id: str, run_id: str, cursor: str = "") -> dict[str, Any]:
         found, structure, page = desk.list_tasks(dag_id, run_id, cursor)
         run = describe_run(found)
-        states = {task.task_id: task.state for task in page.rows}
+        states = {task.task_id: task.state for task in page.rows if task.map_index == UNMAPPED}
         callbacks = desk.list_callbacks(dag_id, run_id)
         values = {"run": run, "page": page, "dag_id": dag_id, "structure": structure, "callbacks": callbacks}
         values |= {"seen": _digest(run, page, callbacks)}
@@ -169,7 +171,7 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         found, task = desk.find_task(dag_id, run_id, task_id, map_index)
         history = desk.list_history(dag_id, run_id, task_id, map_index, "", _MAX_HISTORY)
         values = {"run": describe_run(found), "task": task, "history": history, "seen": _digest(task, history)}
-        return values | {"dag_id": dag_id, "xcoms": desk.list_xcoms(dag_id, run_id, task_id, "", PAGE_ROWS)}
+        return values | {"dag_id": dag_id, "xcoms": desk.list_xcoms(dag_id, run_id, task_id, map_index, "", PAGE_ROWS)}
 
     @router.get(f"{_RUN}/tasks/{{task_id}}")
     def show_task(
