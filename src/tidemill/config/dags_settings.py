@@ -8,7 +8,7 @@ from tidemill.config.section import NonEmpty, Section
 
 
 class DagsSettings(Section):
-    """Where the files of DAGs are, and how they are read."""
+    """The folder of DAG files, and how often they are read."""
 
     folder: NonEmpty = Field(
         "dags", description="The folder with DAG files, relative to the folder in which the command is started."

@@ -39,7 +39,7 @@ def _name_null(value: object) -> object:
 
 
 class DeliverySettings(Section):
-    """How results are delivered to sinks that are slow or down, or refuse them."""
+    """Time limits, retries and the circuit breaker for the delivery to sinks."""
 
     max_seconds: PositiveFloat = Field(
         600.0, description="How long a payload is retried before `on_delivery_error` is called."
@@ -69,7 +69,7 @@ class DeliverySettings(Section):
 
 
 class DeadLetterSettings(Section):
-    """Where messages go that could not be processed."""
+    """The dead-letter topic, for messages that could not be processed."""
 
     topic: Annotated[str, AfterValidator(check_topic_or_empty)] = Field(
         "", description="'' means <source_topic>_dlq; created if it does not exist."

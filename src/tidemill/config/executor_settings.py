@@ -43,7 +43,7 @@ class ResidentSettings(Section):
 
 
 class ExecutorSettings(Section):
-    """How tasks run, and how much may be in flight."""
+    """The processes of tasks, their retries, and the limits on messages in flight."""
 
     binary_path: str = Field("", description="The program for tasks that do not name one.")
     max_executors: PositiveInt = Field(4, description="The number of concurrent task processes per engine.")

@@ -48,7 +48,7 @@ class SparkSettings(Section):
 
 
 class HistorySettings(Section):
-    """A report of every finished message, as Parquet files."""
+    """A report on every finished message, as Parquet files."""
 
     path: str = Field("", description="The folder of the report; '': none is written.")
 

@@ -10,7 +10,7 @@ from tidemill.config.section import NonEmpty, Section
 
 
 class WorkerSettings(Section):
-    """How a worker runs the tasks of DAGs."""
+    """The tasks that a worker runs: concurrency, queues and processes."""
 
     concurrency: PositiveInt = Field(8, description="The number of tasks that run at once.")
     queues: Annotated[list[NonEmpty], Field(min_length=1)] = Field(
