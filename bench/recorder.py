@@ -202,7 +202,7 @@ async def ask_api(folder: Path, messages: int) -> AsyncIterator[dict[str, object
     rng = random.Random(3)
     settings = Settings.model_validate({"debug": {"tokens": {"bench": {"hash": hash_token("bench")}}}})
     pages = Pages(describe_about(settings, folder))
-    sections = mount_sections(pages, settings, folder, has_letters=False)
+    sections = mount_sections(pages, settings, folder, letters_of=None)
     logins = Logins(None, {}, settings.debug.tokens)
     app = create_app(sections, pages, logins, Origins("127.0.0.1"), Health(list, list), 0)
     headers = {"Authorization": "Bearer bench", "Accept": "text/html"}

@@ -27,6 +27,25 @@ def test_a_misspelt_dag_is_not_found_and_the_nearest_is_named(tmp_path: Path) ->
         find_dag(tmp_path, "x")
 
 
+def test_a_traceback_is_printed_only_for_an_error_in_the_file_s_own_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "circle.py").write_text(
+        f"{FILE}    a, b = EmptyOperator(task_id='a'), EmptyOperator(task_id='b')\n    a >> b >> a\n"
+    )
+    with pytest.raises(ConfigError, match="the dependencies form a cycle: a >> b >> a"):
+        find_dag(tmp_path, "daily_report")
+    assert capsys.readouterr().err == ""
+    (tmp_path / "circle.py").write_text(f"{FILE}    EmptyOperator(task_id='first')\n")
+    with pytest.raises(ConfigError, match="daily_report"):
+        find_dag(tmp_path, "daily_report")
+    assert 'circle.py", line 6' in capsys.readouterr().err
+    (tmp_path / "circle.py").write_text(f"{FILE}    a b\n")
+    with pytest.raises(ConfigError, match="SyntaxError"):
+        find_dag(tmp_path, "daily_report")
+    assert 'circle.py", line 6' in capsys.readouterr().err
+
+
 def test_an_interrupt_shows_where_a_file_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "slow.py").write_text(f"def slow():\n    raise KeyboardInterrupt\nslow()\n{FILE}")
     with pytest.raises(KeyboardInterrupt):

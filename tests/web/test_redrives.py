@@ -279,6 +279,18 @@ def test_an_error_inside_ends_a_redrive_and_the_next_can_begin(
     assert finish(desk, desk.count(SINK, "ann")).letters == 2
 
 
+async def test_the_command_of_a_letter_names_the_configuration(place: Place) -> None:
+    write(place.letters, [delivery(1, letter_id="l-1")])
+    pages = Pages(PageAbout("recordings", "somewhere", "", "1"))
+    app = FastAPI()
+    box = LetterBox(place.settings, config=Path("/etc/my orders.yaml"))
+    build_letters_section(box, pages, 100).pages.mount(app)
+    transport = httpx.ASGITransport(WithWorkers(app, Workers()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        letter = html.unescape((await client.get("/letters/l-1")).text)
+    assert "tidemill dlq redrive '/etc/my orders.yaml' --id l-1" in letter
+
+
 async def test_where_letters_cannot_be_sent_no_page_offers_it(place: Place) -> None:
     place.write(range(2))
     pages = Pages(PageAbout("recordings", "somewhere", "", "1", is_read_only=True))

@@ -37,7 +37,7 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_app(folder: Path, letters: Path | None = None) -> ASGIApp:
     settings = Settings.model_validate(SETTINGS | ({"dlq": {"path": str(letters)}} if letters else {}))
     pages = Pages(describe_about(settings, folder))
-    sections = mount_sections(pages, settings, folder, has_letters=letters is not None)
+    sections = mount_sections(pages, settings, folder, letters_of=None if letters is None else Path("/etc/orders.yaml"))
     logins, origins = Logins(KEY, {}, {}), Origins("127.0.0.1")
     return create_app(sections, pages, logins, origins, Health(list, list), PORT)
 
@@ -112,7 +112,7 @@ async def test_the_letters_of_a_configuration_are_shown(folder: Path, letters: P
         runs = (await client.get("/runs")).text
     assert "letter-5" in page
     assert "/redrives" not in page + letter
-    assert "tidemill dlq redrive --id letter-5" in letter
+    assert "tidemill dlq redrive /etc/orders.yaml --id letter-5" in letter
     assert 'href="/letters"' in runs
     assert "tidemill web CONFIG" not in runs
 

@@ -37,7 +37,7 @@ def run(
     tasks, and commits finished offsets. A second signal stops it immediately.
     """
     with reporting(), contextlib.ExitStack() as stack:
-        from tidemill.config.loading import load_settings
+        from tidemill.config.loading import find_source, load_settings
 
         first = _note_files(config) if dev else None
         # Load the settings before heavy imports, so that common mistakes are reported at once.
@@ -59,7 +59,7 @@ def run(
 
             files = DevFiles(handler, config, first)
             stack.enter_context(dev_broker(settings))
-        pipeline = Pipeline(instance, settings=settings, spark=spark, files=files)
+        pipeline = Pipeline(instance, find_source(config), settings=settings, spark=spark, files=files)
 
         def describe(rate: float, width: int) -> str:
             return format_status(pipeline.state(), pipeline.progress(), rate, width)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import threading
@@ -45,19 +44,18 @@ def web(
     Prints the address. With CONFIG, the pages also show its dead letters, and its users may log in.
     """
     with reporting():
-        from tidemill.config.loading import CONFIG_VARIABLE
+        from tidemill.config.loading import find_source
         from tidemill.runtime.sockets.ports import format_address
 
         settings = load_quietly(config)
         debug = settings.debug
         folder = _find_recordings(debug, directory)
-        has_letters = config is not None or bool(os.environ.get(CONFIG_VARIABLE))
         listener = _listen(debug)
         key = None if debug.users or debug.tokens else secrets.token_urlsafe(_KEY_BYTES)
 
         from tidemill.web.standalone.start import build_server
 
-        server = build_server(listener, key, settings, folder, has_letters=has_letters)
+        server = build_server(listener, key, settings, folder, letters_of=find_source(config))
         address = debug.debug_url.rstrip("/") or format_address(listener)
         _serve(server, f"recordings in {folder}: {address}/{f'?key={key}' if key is not None else ''}")
 

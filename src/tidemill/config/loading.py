@@ -70,6 +70,17 @@ def load_settings(
     return settings
 
 
+def find_source(path: Path | str | None = None, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the absolute path of the file that `load_settings` reads; None if it reads no file.
+
+    Example:
+        >>> find_source(None, {"TIDEMILL_CONFIG": "/etc/orders.yaml"})
+        PosixPath('/etc/orders.yaml')
+    """
+    named = path if path is not None else environ.get(CONFIG_VARIABLE)
+    return Path(named).absolute() if named else None
+
+
 def describe_source(path: Path | str | None = None, environ: Mapping[str, str] = os.environ) -> str:
     """Return a description of the source that `load_settings` reads.
 

@@ -23,6 +23,7 @@ from typing import Any, TypeVar, cast
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, InvariantError, RemoteError
 from tidemill.dags.building import serialize_dag
+from tidemill.dags.exceptions import DagError
 from tidemill.dags.file_errors import explain_file_error
 from tidemill.dags.loading import LoadedFile, load_file
 from tidemill.dags.results import AttemptDeferred, AttemptFailed, AttemptResult, AttemptSkipped
@@ -123,7 +124,7 @@ def find_dag(folder: Path, dag_id: str) -> tuple[Path, LoadedFile]:
                 loaded = load_file(path, folder)
         except (Exception, SystemExit) as error:
             problems.append(f"{path.relative_to(folder)}: {explain_file_error(error)}")
-            if name in path.read_bytes():
+            if name in path.read_bytes() and _is_from_file(error, path):
                 traceback.print_exc(file=sys.stderr)
             continue
         if dag_id in loaded.dags:
@@ -133,6 +134,12 @@ def find_dag(folder: Path, dag_id: str) -> tuple[Path, LoadedFile]:
     meant = f"; did you mean {near[0]!r}?" if near else ""
     broken = f"; {len(problems)} of the files could not be read: {'; '.join(problems[:3])}" if problems else ""
     raise ConfigError(f"no file in {folder} defines the DAG {dag_id!r}{meant}{broken}")
+
+
+def _is_from_file(error: BaseException, path: Path) -> bool:
+    """Return whether a traceback leads to a line of the file; errors found after its import have none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return not isinstance(error, DagError) or any(Path(frame.filename).name == path.name for frame in frames)
 
 
 @contextlib.contextmanager

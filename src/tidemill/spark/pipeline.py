@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tidemill.config.loading import load_settings
+from tidemill.config.loading import find_source, load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.core.supervision.slot_group import RunFinished
@@ -82,7 +82,7 @@ class Pipeline:
     Args:
         handler: The handler, or its class.
         config_path: The YAML file; None: the file named by TIDEMILL_CONFIG, or the defaults.
-        settings: A configuration built elsewhere; no file is read then.
+        settings: A configuration built elsewhere; no file is read then, and `config_path` is only shown to users.
         factory: "module:callable" that builds engines; for tests of the supervision.
         limits: The time limits of the supervision; for tests.
         spark: A Spark session that was launched for these settings; None: `run` launches one.
@@ -220,7 +220,15 @@ class Pipeline:
             record_run(settings, worker, self.progress) as self._recorder,
             serve_web(
                 Watched(
-                    monitored, settings, configured, worker, self._control, engines, self.drain, self._metrics_address
+                    monitored,
+                    settings,
+                    configured,
+                    worker,
+                    self._control,
+                    engines,
+                    self.drain,
+                    self._metrics_address,
+                    self._find_config(),
                 ),
                 self._recorder,
             ) as self._web,
@@ -229,6 +237,11 @@ class Pipeline:
             with foreground.wait_for_brokers(kafka.brokers):
                 foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(spark, settings, worker, packed, partitions)
+
+    def _find_config(self) -> Path | None:
+        if self._settings is not None and self._config_path is None:
+            return None
+        return find_source(self._config_path)
 
     def _monitored(self, first: Settings) -> Monitored:
         def find_orphans() -> list[int]:

@@ -12,6 +12,7 @@ import importlib
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
@@ -72,6 +73,7 @@ class Watched:
         engines: Requests to the engines.
         drain: Requests a clean end.
         metrics_address: The URL of the metrics; None if there are none.
+        config: The configuration file; None if there is none.
     """
 
     asked: Monitored
@@ -82,6 +84,7 @@ class Watched:
     engines: EngineQuestions
     drain: Callable[[], None]
     metrics_address: str | None = None
+    config: Path | None = None
 
 
 class WebUi(WebThread):

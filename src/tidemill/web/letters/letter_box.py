@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -109,6 +110,7 @@ class LetterBox:
         slice_seconds: How long a list search may take.
         search_seconds: How long the search for one letter may take.
         wait_seconds: How long a search waits for another one.
+        config: The file of the settings, for the commands on a letter's page; None: there is none.
     """
 
     def __init__(
@@ -117,8 +119,11 @@ class LetterBox:
         slice_seconds: float = SLICE_SECONDS,
         search_seconds: float = SEARCH_SECONDS,
         wait_seconds: float = WAIT_SECONDS,
+        *,
+        config: Path | None = None,
     ) -> None:
         self._settings = settings
+        self._config = str(config or "")
         self._slice_seconds = slice_seconds
         self._search_seconds = search_seconds
         self._wait_seconds = wait_seconds
@@ -190,7 +195,7 @@ class LetterBox:
                         wanted,
                         LetterCriteria(ids=(letter_id,)),
                         MAX_ROWS,
-                        lambda one: describe_whole(one, sent(one), allowed),
+                        lambda one: describe_whole(one, sent(one), allowed, self._config),
                         lambda: True,
                     )
                     whole = next((row for row in found.rows if row.letter_id == letter_id), None)

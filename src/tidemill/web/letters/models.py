@@ -87,13 +87,16 @@ def describe_letter(found: FoundLetter, redriven: Sequence[Redriven] | None) -> 
     return LetterView(**_describe(found, redriven))
 
 
-def describe_whole(found: FoundLetter, redriven: Sequence[Redriven] | None, max_redrives: int) -> WholeLetter:
+def describe_whole(
+    found: FoundLetter, redriven: Sequence[Redriven] | None, max_redrives: int, config: str = ""
+) -> WholeLetter:
     """Return a letter with all its contents.
 
     Args:
         found: The letter.
         redriven: Its redrives; None if the history cannot be read.
         max_redrives: How often a message is redriven unless a command says otherwise.
+        config: The configuration file in the commands; empty for none.
     """
     letter = found.letter
     assert letter is not None
@@ -105,7 +108,7 @@ def describe_whole(found: FoundLetter, redriven: Sequence[Redriven] | None, max_
         payloads=[mask_text(payload) for payload in letter.original_payloads],
         sources=[_describe_source(source) for source in letter.sources],
         sources_dropped=letter.sources_dropped,
-        commands=suggest_commands(letter, "", again=bool(redriven), max_redrives=max_redrives),
+        commands=suggest_commands(letter, config, again=bool(redriven), max_redrives=max_redrives),
     )
 
 

@@ -71,7 +71,7 @@ def build_server(listener: socket.socket, key: str | None, watched: Watched, rec
         archive = open_archive(watched, writer)
         view = PipelineView(watched, pages, archive, writer)
         view.start()
-        letters = build_letters_section(LetterBox(watched.settings), pages, archive.max_rows)
+        letters = build_letters_section(LetterBox(watched.settings, config=watched.config), pages, archive.max_rows)
         desk = RedriveDesk(watched.settings, view.note_action)
         redrives = build_redrive_section(desk, watched.settings, pages)
         reader = ValueReader(watched.settings)

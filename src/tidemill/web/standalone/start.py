@@ -20,14 +20,15 @@ from tidemill.web.server import WebServer
 from tidemill.web.standalone.section import ABSENT, NO_LETTERS, build_standalone_section
 
 
-def mount_sections(pages: Pages, settings: Settings, folder: Path, *, has_letters: bool) -> list[UiSection]:
+def mount_sections(pages: Pages, settings: Settings, folder: Path, *, letters_of: Path | None) -> list[UiSection]:
     """Return the sections; see `build_server`."""
     archive = Archive(Reader(folder), settings.debug.max_ui_rows)
+    has_letters = letters_of is not None
     absent = ABSENT if has_letters else f"{ABSENT}{NO_LETTERS}"
     recorded = build_recorded_section(archive, pages, absent, Peers(settings.debug.peers, lambda: archive.identity))
     sections = [build_standalone_section(pages, has_letters=has_letters), recorded]
     if has_letters:
-        sections.append(build_letters_section(LetterBox(settings), pages, archive.max_rows))
+        sections.append(build_letters_section(LetterBox(settings, config=letters_of), pages, archive.max_rows))
     return sections
 
 
@@ -38,7 +39,7 @@ def describe_about(settings: Settings, folder: Path) -> PageAbout:
 
 
 def build_server(
-    listener: socket.socket, key: str | None, settings: Settings, folder: Path, *, has_letters: bool
+    listener: socket.socket, key: str | None, settings: Settings, folder: Path, *, letters_of: Path | None
 ) -> WebServer:
     """Return the server.
 
@@ -47,11 +48,11 @@ def build_server(
         key: The key in the printed address; None if there are users or tokens.
         settings: Users and tokens, and the location of dead letters.
         folder: The folder of the recordings.
-        has_letters: Whether to show the dead letters of the configured pipeline.
+        letters_of: The configuration file of the pipeline whose dead letters are shown; None: none are shown.
     """
 
     def mount(pages: Pages) -> Sequence[UiSection]:
-        return mount_sections(pages, settings, folder, has_letters=has_letters)
+        return mount_sections(pages, settings, folder, letters_of=letters_of)
 
     health = Health(find_dead=list, find_unready=list)
     return WebServer(listener, settings.debug, key, describe_about(settings, folder), health, mount)
