@@ -8,18 +8,20 @@ import json
 import shutil
 import signal
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 from tests import prepared
 from tests.cli.dags.conftest import DevSite
-from tests.store.dags import Player, dag, task
+from tests.store.dags import Player, add_elements, dag, task
 from tests.until import wait_until
 
 from tidemill.cli.dags.dags import parse_conf
 from tidemill.core.errors import ConfigError
+from tidemill.runtime.log.task_lines import encode_line
 from tidemill.runtime.process.exitcode import ExitCode
-from tidemill.store.calls.all_calls import EndSession, ListSessions
+from tidemill.store.calls.all_calls import AppendLog, CallbackReport, EndSession, ListSessions, LogPart, Success
 from tidemill.store.engines.sqlite import open_sqlite
 
 
@@ -219,3 +221,47 @@ def test_a_run_that_no_service_works_on_says_so_instead_of_pools(store):
     assert "no scheduler is alive" in done.stdout
     assert "pool default_pool, or" not in done.stdout
     assert store.run("dags", "trigger", "small", "--run", "other").stderr.strip() == wanted
+
+
+def test_commands_name_an_element_of_a_mapped_task_by_its_index(store):
+    async def play() -> None:
+        database = await open_sqlite(store.folder / "dags.db")
+        player = await Player(database).begin()
+        run = await player.create(
+            dag(task("a", callbacks=("on_success",)), task("b", "a"), task("c", "b"), id="maps"), run_id="r"
+        )
+        await add_elements(database, run, "a", "scheduled", "scheduled")
+        await add_elements(database, run, "b", "success")
+        for one in await player.claim():
+            text = f"log of {one.map_index}"
+            data = zlib.compress(encode_line(0, "info", "stdout", text))
+            await database.call(AppendLog((LogPart(one.task, 1, 0, 0, data, 1),)))
+            await player.report(one, Success(), xcoms=(("return_value", json.dumps(text)),))
+        for one in await player.claim():
+            if one.callback is not None:
+                await player.turn(callbacks=(CallbackReport(one.callback.id, "no"),))
+        await database.close()
+
+    asyncio.run(play())
+    assert [row["map_index"] for row in store.rows("tasks", "states", "maps")] == [-1, 0, 1, -1, 0, -1]
+    assert "a[1]" in store.run("tasks", "states", "maps").stdout
+    assert [row["text"] for row in store.rows("tasks", "logs", "maps", "a", "--index", "1")] == ["log of 1"]
+    assert [row["text"] for row in store.rows("tasks", "logs", "maps", "a", "--follow")] == ["log of -1"]
+    assert [row["value"] for row in store.rows("tasks", "xcoms", "maps", "a", "--index", "0")] == ["log of 0"]
+    assert len(store.rows("tasks", "xcoms", "maps")) == 3
+    assert "a[0]" in store.run("tasks", "xcoms", "maps").stdout
+    assert [row["to"] for row in store.rows("tasks", "history", "maps", "a", "--index", "1")][-1] == "success"
+    (shown,) = store.rows("runs", "show", "maps")
+    waits = {(one["task"], one["map_index"]): one["waits_for"] for one in shown["tasks"]}
+    assert (waits["c", -1], waits["a", 0]) == ("upstream b", None), "an ended element is not the end of its task"
+    called = store.run("runs", "callbacks", "maps").stdout
+    assert "tidemill tasks logs maps a --run r --index 1 --try 0" in called
+    assert "tidemill tasks logs maps a --run r --try 0" in called
+
+    assert store.rows("tasks", "clear", "maps", "a", "--index", "1", "--dry-run") == [{"tasks": ["a[1]"]}]
+    assert store.rows("tasks", "mark", "maps", "a", "--index", "1", "--as", "failed") == [{"tasks": ["a[1]"]}]
+    states = {(row["task"], row["map_index"]): row["state"] for row in store.rows("tasks", "states", "maps")}
+    assert states["a", 1] == "failed"
+    assert states["a", 0] == states["a", -1] == "success"
+    missing = store.run("tasks", "logs", "maps", "a", "--index", "2")
+    assert (missing.returncode, "a[2]" in missing.stderr) == (ExitCode.CONFIG, True)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core.errors import ConfigError
+from tidemill.core.tasks.instance import format_instance
 from tidemill.runtime.log.task_lines import TaskLine, decode_lines, overwrite_lines
 
 if TYPE_CHECKING:
@@ -17,26 +18,25 @@ if TYPE_CHECKING:
 _ENDED = ("success", "failed", "skipped", "upstream_failed")
 
 
-def has_ended(store: StoreAsker, run: RunRecord, task: str) -> bool:
-    """Return whether a task of a run has ended.
+def has_ended(store: StoreAsker, run: RunRecord, task: str, map_index: int) -> bool:
+    """Return whether a task instance of a run has ended.
 
     Raises:
-        ConfigError: The run has no such task.
+        ConfigError: The run has no such instance.
     """
     from tidemill.store.calls.people_calls import ListTasks
 
-    for page in store.ask_pages(lambda after: ListTasks(run.dag_id, run.run_id, after=after)):
-        for found in page:
-            if found.task_id == task:
-                return found.state in _ENDED
-    raise ConfigError(
-        f"{run.dag_id} {run.run_id} has no task {task!r}; "
-        f"`tidemill tasks states {run.dag_id} --run {run.run_id}` lists its tasks"
-    )
+    found = store.ask(ListTasks(run.dag_id, run.run_id, task_id=task, map_index=map_index)).rows
+    if not found:
+        raise ConfigError(
+            f"{run.dag_id} {run.run_id} has no task {format_instance(task, map_index)!r}; "
+            f"`tidemill tasks states {run.dag_id} --run {run.run_id}` lists its tasks"
+        )
+    return found[0].state in _ENDED
 
 
 def read_log(
-    store: StoreAsker, run: RunRecord, task: str, try_number: int | None, after: str | None
+    store: StoreAsker, run: RunRecord, task: str, map_index: int, try_number: int | None, after: str | None
 ) -> tuple[list[TaskLine], str | None]:
     """Return the lines of a log after a part, and the last part that was read.
 
@@ -44,6 +44,7 @@ def read_log(
         store: The store.
         run: The run.
         task: The task.
+        map_index: The index of an element of a mapped task; -1: the task itself.
         try_number: The number of the try; None: the last one.
         after: The last part read so far; None: read from the beginning.
     """
@@ -51,7 +52,7 @@ def read_log(
 
     lines: list[TaskLine] = []
     while True:
-        page = store.ask(ReadLog(run.dag_id, run.run_id, task, try_number=try_number, after=after))
+        page = store.ask(ReadLog(run.dag_id, run.run_id, task, map_index, try_number, after))
         for part in page.rows:
             lines += decode_lines(zlib.decompress(part.data))
             after = str(part.number)

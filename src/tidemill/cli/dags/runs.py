@@ -10,6 +10,7 @@ import typer
 from tidemill.cli.dags.asking import AsJson, Config, DagId, Folder, StoreAsker, asking, find_user
 from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
+from tidemill.core.tasks.instance import UNMAPPED
 
 if TYPE_CHECKING:
     from tidemill.store.calls.callback_calls import CallbackRecord
@@ -117,8 +118,9 @@ def callbacks(
                 for line in lines:
                     typer.echo(format_log_line(line))
                 if one.task_id is not None:
+                    index = "" if one.map_index == UNMAPPED else f" --index {one.map_index}"
                     typer.echo(
-                        f"for its log, run: tidemill tasks logs {dag} {one.task_id} --run {found.run_id} --try 0"
+                        f"for its log, run: tidemill tasks logs {dag} {one.task_id} --run {found.run_id}{index} --try 0"
                     )
             if not called and not as_json:
                 typer.echo("no callbacks of the run, and no failed callbacks of its tasks")

@@ -11,12 +11,17 @@ from tidemill.cli.dags.asking import AsJson, Config, DagId, Folder, RunId, askin
 from tidemill.cli.dags.runs import check_states, find_run
 from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
+from tidemill.core.tasks.instance import MAX_INDEX, UNMAPPED
 from tidemill.core.wording import format_count
 
 app = App(help="Show, clear and mark the tasks of a run.")
 
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The id of the task.")]
 TaskIds = Annotated[list[str] | None, typer.Argument(metavar="TASK", help="The ids of the tasks; default: all.")]
+Index = Annotated[
+    int | None,
+    typer.Option("--index", metavar="N", min=0, max=MAX_INDEX, help="The index of an element of a mapped task."),
+]
 _STATES = (
     *("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending"),
     *("success", "failed", "skipped", "upstream_failed"),
@@ -50,7 +55,13 @@ def states(
 
 @app.command()
 def history(
-    dag: DagId, task: TaskId, run: RunId = None, config: Config = None, folder: Folder = None, as_json: AsJson = False
+    dag: DagId,
+    task: TaskId,
+    run: RunId = None,
+    index: Index = None,
+    config: Config = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the history of a task: each change of its state, with the reason and the cause."""
     with reporting():
@@ -59,7 +70,8 @@ def history(
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
-            pages = store.ask_pages(lambda after: TaskHistory(dag, found.run_id, task, after=after))
+            number = _number(index)
+            pages = store.ask_pages(lambda after: TaskHistory(dag, found.run_id, task, number, after=after))
             nothing = "the task has no history yet"
             show_rows(pages, HISTORY_COLUMNS, build_change_row, encode_change, as_json=as_json, nothing=nothing)
 
@@ -69,6 +81,12 @@ def xcoms(
     dag: DagId,
     task: Annotated[str | None, typer.Argument(metavar="TASK", help="Show only XComs of this task.")] = None,
     run: RunId = None,
+    index: Annotated[
+        int | None,
+        typer.Option(
+            "--index", metavar="N", min=0, max=MAX_INDEX, help="Show only XComs of the elements with this index."
+        ),
+    ] = None,
     config: Config = None,
     folder: Folder = None,
     as_json: AsJson = False,
@@ -80,7 +98,7 @@ def xcoms(
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
-            pages = store.ask_pages(lambda after: ListXComs(dag, found.run_id, task, after=after))
+            pages = store.ask_pages(lambda after: ListXComs(dag, found.run_id, task, after=after, map_index=index))
             show_rows(pages, XCOM_COLUMNS, build_xcom_row, encode_xcom, as_json=as_json, nothing="no XComs")
 
 
@@ -89,6 +107,7 @@ def logs(
     dag: DagId,
     task: TaskId,
     run: RunId = None,
+    index: Index = None,
     try_number: Annotated[
         int | None,
         typer.Option(
@@ -107,9 +126,11 @@ def logs(
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
             after: str | None = None
+            number = _number(index)
             while True:
-                ended = has_ended(store, found, task)  # checked before reading, so that no later lines are missed
-                lines, after = read_log(store, found, task, try_number, after)
+                # Checked before reading, so that no later lines are missed.
+                ended = has_ended(store, found, task, number)
+                lines, after = read_log(store, found, task, number, try_number, after)
                 for line in lines:
                     typer.echo(encode_log_line(line) if as_json else format_log_line(line))
                 if not follow or ended:
@@ -122,6 +143,7 @@ def clear(
     dag: DagId,
     tasks: TaskIds = None,
     run: RunId = None,
+    index: Index = None,
     downstream: Annotated[bool, typer.Option("--downstream", help="Also clear downstream tasks.")] = False,
     failed: Annotated[
         bool, typer.Option("--failed", help="Clear only tasks that are failed or upstream_failed.")
@@ -146,6 +168,7 @@ def clear(
                     downstream=downstream,
                     failed=failed,
                     dry_run=dry_run,
+                    map_index=_number(index),
                 )
             )
         _say_changed(names, "would run again" if dry_run else "cleared", as_json=as_json)
@@ -157,6 +180,7 @@ def mark(
     tasks: Annotated[list[str], typer.Argument(metavar="TASK", help="The ids of the tasks.")],
     state: Annotated[str, typer.Option("--as", metavar="STATE", help="success, failed or skipped.")],
     run: RunId = None,
+    index: Index = None,
     config: Config = None,
     folder: Folder = None,
     as_json: AsJson = False,
@@ -175,8 +199,14 @@ def mark(
             raise ConfigError(f"--as {state}: a task can be marked as success, failed or skipped")
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
-            names = store.ask(MarkTasks(dag, found.run_id, tuple(tasks), outcomes[state], find_user()))
+            call = MarkTasks(dag, found.run_id, tuple(tasks), outcomes[state], find_user(), _number(index))
+            names = store.ask(call)
         _say_changed(names, f"marked as {state}", as_json=as_json)
+
+
+def _number(index: int | None) -> int:
+    """Return the map index that an option names."""
+    return UNMAPPED if index is None else index
 
 
 def _say_changed(names: tuple[str, ...], what: str, *, as_json: bool) -> None:

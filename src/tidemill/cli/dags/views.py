@@ -11,6 +11,7 @@ import typer
 
 from tidemill.cli.terminal.tables import Column, find_width, format_age, format_table
 from tidemill.cli.triggers_view import find_last_words
+from tidemill.core.tasks.instance import format_instance
 from tidemill.core.times import format_iso, format_utc
 from tidemill.core.wording import shorten
 
@@ -204,7 +205,7 @@ def encode_task(task: TaskRecord) -> dict[str, Any]:
 
 def build_task_row(task: TaskRecord) -> tuple[str, ...]:
     return (
-        task.task_id if task.map_index < 0 else f"{task.task_id}[{task.map_index}]",
+        format_instance(task.task_id, task.map_index),
         task.state,
         f"{task.tries}/{task.max_tries}" if task.tries else "",
         format_age(time.time() - task.since_us / 1e6),
@@ -228,10 +229,9 @@ def encode_callback(callback: CallbackRecord) -> dict[str, Any]:
 
 
 def build_callback_row(callback: CallbackRecord) -> tuple[str, ...]:
-    index = f"[{callback.map_index}]" if callback.map_index >= 0 else ""
     return (
         callback.name,
-        "the run" if callback.task_id is None else f"{callback.task_id}{index}",
+        "the run" if callback.task_id is None else format_instance(callback.task_id, callback.map_index),
         callback.state,
         format_age(time.time() - (callback.ended_us or callback.created_us) / 1e6),
         shorten(find_last_words(callback.error or ""), _MAX_SHOWN),
@@ -268,4 +268,4 @@ def encode_xcom(xcom: XComRecord) -> dict[str, Any]:
 
 
 def build_xcom_row(xcom: XComRecord) -> tuple[str, ...]:
-    return xcom.task_id, xcom.key, shorten(xcom.value, _MAX_SHOWN)
+    return format_instance(xcom.task_id, xcom.map_index), xcom.key, shorten(xcom.value, _MAX_SHOWN)

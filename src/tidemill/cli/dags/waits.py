@@ -27,6 +27,7 @@ def describe_waits(store: StoreAsker, run: RunRecord, tasks: Sequence[TaskRecord
     """
     import msgspec
 
+    from tidemill.core.tasks.instance import UNMAPPED
     from tidemill.core.tasks.structure import DagStructure
     from tidemill.store.calls.people_calls import DescribeTriggers, GetDag
     from tidemill.store.calls.setting_calls import ListPools
@@ -45,7 +46,7 @@ def describe_waits(store: StoreAsker, run: RunRecord, tasks: Sequence[TaskRecord
         for each in store.ask(DescribeTriggers(tuple(numbers[start : start + _MANY])))
     }
     around = Around(pools, triggers, find_services(store))
-    states = {task.task_id: task.state for task in tasks}
+    states = {task.task_id: task.state for task in tasks if task.map_index == UNMAPPED}
     waits: dict[int, str] = {}
     for task in tasks:
         wait = describe_wait(task, plans.get(task.task_id), states, run, around)

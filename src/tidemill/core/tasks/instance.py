@@ -7,6 +7,8 @@ from __future__ import annotations
 
 #: The index of an instance that is not an element of a mapped task.
 UNMAPPED = -1
+#: The largest index of an element.
+MAX_INDEX = 2**31 - 1
 
 
 def format_instance(task_id: str, map_index: int) -> str:

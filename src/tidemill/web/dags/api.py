@@ -8,12 +8,12 @@ import msgspec
 from fastapi import Path, Query
 from starlette.requests import Request
 
+from tidemill.core.tasks.instance import MAX_INDEX
 from tidemill.core.wording import format_count
 from tidemill.runtime.json.codec import EncodingError, encode
 from tidemill.store.calls.people_calls import CancelRun, ClearTasks, CreateRun, MarkTasks, PauseDag
 from tidemill.web.dags import models
 from tidemill.web.dags.desk import PAGE_ROWS, Desk, describe_run
-from tidemill.web.dags.models import MAX_INDEX
 from tidemill.web.problems import RequestProblem
 from tidemill.web.routes import Routes
 from tidemill.web.workers import BlockingRoute

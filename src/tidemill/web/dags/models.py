@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from tidemill.core.tasks.instance import MAX_INDEX
+
 _Time = float | None
-#: The largest index of a mapped task.
-MAX_INDEX = 2**31 - 1
 Name = str
 
 
