@@ -65,6 +65,8 @@ class Services:
     state: dict[str, str] = field(default_factory=dict)
     earlier: Any = None
     asked: list[tuple[Any, ...]] = field(default_factory=list)
+    #: The indexes of the XComs that were read.
+    indexes: list[int] = field(default_factory=list)
 
     def get_xcom(
         self,
@@ -76,6 +78,7 @@ class Services:
         run_id: str | None = None,
     ) -> tuple[str | None, ...]:
         self.asked.append((include_prior, dag_id, run_id))
+        self.indexes.append(map_index)
         return tuple(self.xcoms.get((task_id, key)) for task_id in task_ids)
 
     def get_earlier_run(self, state: str | None) -> Any:

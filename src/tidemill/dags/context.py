@@ -14,6 +14,7 @@ from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
+from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.dags.arguments import check_text
 from tidemill.dags.connection import ConnectionAccessor
 from tidemill.dags.current import get_current_context
@@ -145,14 +146,16 @@ class TaskInstance:
                 run, unless `run_id` names it.
             key: The key; by default the one of the task's return value.
             include_prior_dates: Whether to look in earlier runs for a value that this run does not have.
-            map_indexes: The index of the instance of a mapped task.
+            map_indexes: The index of an element of a mapped task; None: the task itself, or with `task_ids` None, this
+                instance.
             default: The value to return where nothing is stored.
             run_id: The run; by default this one.
         """
         other_dag = None if dag_id == self.dag_id else dag_id
         other_run = None if other_dag is None and run_id == self.run_id else run_id
         names = (self.task_id,) if task_ids is None else (task_ids,) if isinstance(task_ids, str) else tuple(task_ids)
-        index = -1 if map_indexes is None else map_indexes
+        own_index = self.map_index if task_ids is None else UNMAPPED
+        index = own_index if map_indexes is None else map_indexes
         texts = self._services.get_xcom(names, key, index, include_prior_dates, other_dag, other_run)
         values = [default if text is None else decode(text) for text in texts]
         return values[0] if task_ids is None or isinstance(task_ids, str) else values
@@ -199,10 +202,11 @@ class TaskInstance:
     @property
     def key(self) -> str:
         """The task instance's key, for display: DAG, task and run."""
-        return f"{self.dag_id}__{self.task_id}__{self.run_id}"
+        return f"{self.dag_id}__{format_instance(self.task_id, self.map_index)}__{self.run_id}"
 
     def __repr__(self) -> str:
-        return f"<TaskInstance {self.dag_id}.{self.task_id} {self.run_id} try {self.try_number}>"
+        name = format_instance(self.task_id, self.map_index)
+        return f"<TaskInstance {self.dag_id}.{name} {self.run_id} try {self.try_number}>"
 
 
 class TaskStateStore:
