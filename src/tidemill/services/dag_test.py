@@ -22,6 +22,7 @@ from typing import Any, TypeVar, cast
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, InvariantError, RemoteError
+from tidemill.core.tasks.instance import format_instance
 from tidemill.dags.building import serialize_dag
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.file_errors import explain_file_error
@@ -192,7 +193,7 @@ class _Test:
         self._runner, self._store, self._loaded, self._shared, self._say = runner, store, loaded, shared, say
         self._request = 0
         #: The errors of tasks that were already shown to the user.
-        self._told: dict[str, str] = {}
+        self._told: dict[int, str] = {}
         # Triggers progress only while the loop runs, between attempts.
         self._triggers: dict[int, asyncio.Task[None]] = {}
         self._tokens: dict[int, int] = {}
@@ -241,8 +242,8 @@ class _Test:
     def _tell_failures(self, run: RunRecord) -> None:
         """Show failures without an attempt: timeouts and failed triggers."""
         for task in self.ask(ListTasks(run.dag_id, run.run_id, ("failed",))).rows:
-            if task.error is not None and self._told.get(task.task_id) != task.error:
-                self._say(f"--- {task.task_id}: failed: {task.error}")
+            if task.error is not None and self._told.get(task.id) != task.error:
+                self._say(f"--- {format_instance(task.task_id, task.map_index)}: failed: {task.error}")
 
     def _work(self, queues: tuple[str, ...]) -> bool:
         """Run one attempt or callback; returns whether there was one."""
@@ -256,7 +257,7 @@ class _Test:
         what = f"try {attempt.try_number}" if attempt.resume is None else attempt.resume.method
         if attempt.callback is not None:
             what = attempt.callback.name
-        self._say(f"--- {attempt.task_id or attempt.dag_id}: {what}")
+        self._say(f"--- {_name(attempt) if attempt.task_id else attempt.dag_id}: {what}")
         return run_attempt(self._loaded.dags[attempt.dag_id], attempt, StoreServices(attempt, self))
 
     def _report(self, attempt: ClaimedAttempt, result: AttemptResult) -> None:
@@ -268,15 +269,15 @@ class _Test:
             return
         ending = _convert(result)
         if isinstance(ending, Failure):
-            self._told[attempt.task_id] = ending.error
-        self._say(f"--- {attempt.task_id}: {_describe(ending)}")
+            self._told[attempt.task] = ending.error
+        self._say(f"--- {_name(attempt)}: {_describe(ending)}")
         report = AttemptReport(
             attempt.task, attempt.epoch, ending, result.xcoms, result.skip, result.skip_all_downstream
         )
         (outcome,) = self.ask(WorkerTurn(self._service, self._request, reports=(report,))).outcomes
         if outcome.reason:
             raise InvariantError(
-                f"the result of {attempt.task_id} cannot be stored: {outcome.reason}; please report this"
+                f"the result of {_name(attempt)} cannot be stored: {outcome.reason}; please report this"
             )
 
     async def _wait(self, turn: SchedulerAnswer) -> None:
@@ -298,7 +299,7 @@ class _Test:
         self._triggers = {number: task for number, task in self._triggers.items() if task not in done}
 
     async def _run_trigger(self, claimed: ClaimedTrigger) -> None:
-        self._say(f"--- {claimed.task_id}: waits for {claimed.classpath}")
+        self._say(f"--- {_name(claimed)}: waits for {claimed.classpath}")
         try:
             trigger = create_trigger(str(claimed.id), claimed.classpath, claimed.kwargs)
             events = find_events(trigger)
@@ -319,6 +320,10 @@ class _Test:
             error = explain_fault(fault)
         with contextlib.suppress(RemoteError):
             await self._store.call(FailTrigger(self._service, claimed.id, claimed.token, error))
+
+
+def _name(claimed: ClaimedAttempt | ClaimedTrigger) -> str:
+    return format_instance(claimed.task_id, claimed.map_index)
 
 
 def _convert(result: AttemptResult) -> Result:

@@ -6,6 +6,7 @@ import signal
 
 import structlog
 
+from tidemill.core.tasks.instance import format_instance
 from tidemill.core.tasks.worker_slots import InterruptReason, WorkerLimits
 from tidemill.services.zygote.messages import Exited
 from tidemill.store.calls.worker_calls import (
@@ -64,7 +65,7 @@ def report_callback(
     """Return the report of a callback that has ended; log its error."""
     error = result.error if isinstance(result, Failure) else None
     if error is not None:
-        where = {"task": claim.task_id} if claim.task_id else {}
+        where = {"task": format_instance(claim.task_id, claim.map_index)} if claim.task_id else {}
         log.warning(
             "a callback failed", dag=claim.dag_id, run=claim.run_id, **where, callback=callback.name, error=error
         )

@@ -21,6 +21,7 @@ import structlog
 
 from tidemill.core.blocking import Standstill
 from tidemill.core.errors import describe_error
+from tidemill.core.tasks.instance import format_instance
 from tidemill.runtime.log.writer import tell_repeats
 from tidemill.runtime.loop.blockwatch import describe_stack
 from tidemill.runtime.process.exitcode import BLOCKED
@@ -100,7 +101,7 @@ def end_stuck(address: Path, session: int, claim: ClaimedTrigger | None, stack: 
     log.error(
         "the event loop has been blocked for too long; the triggerer exits and is restarted",
         trigger=None if claim is None else claim.id,
-        task=None if claim is None else claim.task_id,
+        task=None if claim is None else format_instance(claim.task_id, claim.map_index),
         limit_seconds=limit_seconds,
         stack=stack,
     )

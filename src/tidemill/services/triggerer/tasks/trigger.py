@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from tidemill.core.tasks.instance import format_instance
 from tidemill.core.triggers.event_plan import EventRefused, StoreOutcome
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, decide_end
@@ -326,5 +327,5 @@ def _cut_frames(fault: BaseException) -> BaseException:
 
 def describe_claim(claim: ClaimedTrigger) -> str:
     """Return a display name. It contains the ids, because an earlier trigger of the task may still be cleaning up."""
-    index = f"[{claim.map_index}]" if claim.map_index >= 0 else ""
-    return f"{claim.dag_id}.{claim.task_id}{index} of {claim.run_id}, trigger {claim.id}/{claim.token}"
+    task = format_instance(claim.task_id, claim.map_index)
+    return f"{claim.dag_id}.{task} of {claim.run_id}, trigger {claim.id}/{claim.token}"
