@@ -13,16 +13,21 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidemill.core.tasks.admission import ActiveLimits
-from tidemill.core.tasks.dependencies import OutcomeTally, TaskOutcome, TriggerRule, Upstream
+from tidemill.core.tasks.dependencies import OutcomeTally, TaskOutcome, Told, TriggerRule, Upstream
+from tidemill.core.tasks.expansion import MapPolicy
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
 from tidemill.core.tasks.task_row import Policy
 
 _OUTCOMES = (TaskOutcome.SUCCESS, TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED, TaskOutcome.SKIPPED)
-_INDEX = {outcome: index for index, outcome in enumerate(_OUTCOMES)}
+#: The numbers of a tally: one for each outcome, and how many more than its upstream tasks it counts.
+_SIZE = len(_OUTCOMES) + 1
 #: The capacity of the cache.
 _KEPT = 256
 
+#: The tallies of a task: `direct` alone, or all three.
 Counts = tuple[int, ...]
+#: The tallies of a task whose upstream tasks have told nothing.
+NO_COUNTS: Counts = (0,) * _SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +37,51 @@ class TaskPlan:
     Attributes:
         number: Its index among the tasks, in order of id.
         structure: The task as its author defined it.
-        policy: The settings that the state machine needs.
+        policy: The settings that the state machine needs; those of an element, if the task is mapped.
+        head_policy: The settings of the whole mapped task; those of `policy`, if the task is not mapped.
         rule: Its trigger rule.
-        totals: The number of direct upstream tasks, of setups among them, and of tasks in `scope`.
+        totals: The number of direct upstream tasks, of setups among them, and of tasks in `scope`, as its tallies count
+            them: the sources of a mapped task are left out.
         successors: The tasks whose tallies depend on this task's outcome, each with the indexes of the affected
             tallies.
+        downstream: Its direct downstream tasks.
+        feeds: The mapped tasks of which it is a source; it is not in their tallies.
     """
 
     number: int
     structure: TaskStructure
     policy: Policy
+    head_policy: Policy
     rule: TriggerRule
     totals: tuple[int, int, int]
     successors: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    downstream: list[str] = field(default_factory=list)
+    feeds: list[str] = field(default_factory=list)
 
     def build_upstream(self, counts: Counts) -> Upstream:
         """Return the tallies by which the state machine decides."""
-        if len(counts) == 4:
-            return Upstream(
-                OutcomeTally(self.totals[0], *counts), OutcomeTally(self.totals[1]), OutcomeTally(self.totals[2])
-            )
-        direct, setups, scope = counts[:4], counts[4:8], counts[8:]
+        direct, setups, scope = self.totals
+        if len(counts) == _SIZE:
+            return Upstream(_build_tally(direct, counts), OutcomeTally(setups), OutcomeTally(scope))
         return Upstream(
-            OutcomeTally(self.totals[0], *direct),
-            OutcomeTally(self.totals[1], *setups),
-            OutcomeTally(self.totals[2], *scope),
+            _build_tally(direct, counts[:_SIZE]),
+            _build_tally(setups, counts[_SIZE : 2 * _SIZE]),
+            _build_tally(scope, counts[2 * _SIZE :]),
         )
+
+    def build_map_policy(self, max_outstanding: int, max_length: int) -> MapPolicy | None:
+        """Return the limits of a mapped task; None if the task is not mapped.
+
+        Args:
+            max_outstanding: The window of tasks that set none.
+            max_length: The maximum number of elements.
+        """
+        mapped, at_once = self.structure.mapped, self.structure.max_active_per_run
+        if mapped is None:
+            return None
+        window = max_outstanding if mapped.max_outstanding is None else mapped.max_outstanding
+        # More elements than may be active would only fill the queue of the scheduler.
+        return MapPolicy(window if at_once is None else min(window, at_once), mapped.max_failed_elements, max_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +114,7 @@ class DagPlan:
         found: dict[str, None] = {}
         edge = list(ids)
         while edge and (limit is None or len(found) < limit):
-            after = dict.fromkeys(name for task in edge for name, kinds in self.tasks[task].successors if 0 in kinds)
+            after = dict.fromkeys(name for task in edge for name in self.tasks[task].downstream)
             edge = [name for name in after if name not in found]
             found.update(dict.fromkeys(edge))
         return list(found)
@@ -118,16 +142,28 @@ def build_plan(structure: DagStructure) -> DagPlan:
     """Build the plan of a structure."""
     tasks = {}
     for number, one in enumerate(structure.tasks):
-        totals = len(one.upstream), len(one.setups), len(one.scope)
-        tasks[one.id] = TaskPlan(number, one, _build_policy(one), TriggerRule(one.rule), totals)
+        sources = _list_sources(one)
+        direct, setups = (sum(name not in sources for name in names) for names in (one.upstream, one.setups))
+        policy = _build_policy(one)
+        head = policy if one.mapped is None else Policy(is_map=True)
+        tasks[one.id] = TaskPlan(number, one, policy, head, TriggerRule(one.rule), (direct, setups, len(one.scope)))
     for one in structure.tasks:
+        sources = _list_sources(one)
         for name in one.upstream:
-            tasks[name].successors.append((one.id, (0, 1) if name in one.setups else (0,)))
+            tasks[name].downstream.append(one.id)
+            if name in sources:
+                tasks[name].feeds.append(one.id)
+            else:
+                tasks[name].successors.append((one.id, (0, 1) if name in one.setups else (0,)))
         for name in one.scope:
             tasks[name].successors.append((one.id, (2,)))
     by_past = structure.waits_for_past
     teardowns = tuple(one.id for one in structure.tasks if one.is_teardown)
     return DagPlan(structure, tasks, frozenset(_find_leaves(tasks)), _build_limits(structure), teardowns, by_past)
+
+
+def _list_sources(task: TaskStructure) -> tuple[str, ...]:
+    return () if task.mapped is None else task.mapped.sources
 
 
 def _build_limits(structure: DagStructure) -> ActiveLimits | None:
@@ -157,12 +193,9 @@ def _find_leaves(tasks: dict[str, TaskPlan]) -> Iterator[str]:
         one = tasks[name].structure
         return not one.is_teardown or one.fails_run
 
-    def list_after(name: str) -> list[str]:
-        return [after for after, kinds in tasks[name].successors if 0 in kinds]
-
-    leaves = [name for name in tasks if counts(name) and not any(map(counts, list_after(name)))]
+    leaves = [name for name in tasks if counts(name) and not any(map(counts, tasks[name].downstream))]
     # If all tasks are teardowns, the last of them decide the outcome.
-    yield from leaves or [name for name in tasks if not list_after(name)]
+    yield from leaves or [name for name in tasks if not tasks[name].downstream]
 
 
 class PlanCache:
@@ -184,30 +217,43 @@ class PlanCache:
 
 
 def read_counts(text: str) -> Counts:
-    """Parse the stored tallies of a task: four counts for `direct` alone, or twelve for all three tallies."""
-    return tuple(map(int, text.split())) if text else (0, 0, 0, 0)
+    """Parse the stored tallies of a task."""
+    if not text:
+        return NO_COUNTS
+    counts = tuple(map(int, text.split()))
+    if len(counts) % _SIZE:
+        # No tally counts more than its upstream tasks.
+        groups = [counts[first : first + _SIZE - 1] for first in range(0, len(counts), _SIZE - 1)]
+        counts = tuple(count for group in groups for count in (*group, 0))
+    return counts
 
 
 def write_counts(counts: Counts) -> str:
-    """Format the tallies of a task for storage."""
-    return " ".join(map(str, counts)) if any(counts) else ""
+    """Format the tallies of a task for storage: one or three groups of four counts, of five where maps are upstream."""
+    if not any(counts):
+        return ""
+    if not any(counts[_SIZE - 1 :: _SIZE]):
+        counts = tuple(count for number, count in enumerate(counts, 1) if number % _SIZE)
+    return " ".join(map(str, counts))
 
 
-def move_counts(
-    counts: Counts, kinds: tuple[int, ...], before: TaskOutcome | None, after: TaskOutcome | None
-) -> Counts:
-    """Return the tallies after the outcome of an upstream task changes from `before` to `after`.
+def move_counts(counts: Counts, kinds: tuple[int, ...], before: Told, after: Told) -> Counts:
+    """Return the tallies after an upstream task tells `after` instead of `before`.
 
     Example:
-        >>> move_counts((0, 0, 0, 0), (0,), None, TaskOutcome.SUCCESS)
-        (1, 0, 0, 0)
+        >>> move_counts(NO_COUNTS, (0,), Told(), Told(frozenset((TaskOutcome.SUCCESS,)), done=True))
+        (1, 0, 0, 0, 0)
     """
     changed = list(counts)
-    if max(kinds) and len(changed) == 4:
-        changed += [0] * 8
+    if max(kinds) and len(changed) == _SIZE:
+        changed += [0] * (2 * _SIZE)
     for kind in kinds:
-        if before is not None:
-            changed[4 * kind + _INDEX[before]] -= 1
-        if after is not None:
-            changed[4 * kind + _INDEX[after]] += 1
+        for place, outcome in enumerate(_OUTCOMES, kind * _SIZE):
+            changed[place] += (outcome in after.kinds) - (outcome in before.kinds)
+        changed[(kind + 1) * _SIZE - 1] += after.extra - before.extra
     return tuple(changed)
+
+
+def _build_tally(total: int, counts: Counts) -> OutcomeTally:
+    *ended, extra = counts
+    return OutcomeTally(total + extra, *ended)

@@ -9,7 +9,7 @@ from tests.core.examples import examples
 
 from tidemill.core.retry import JITTER_BITS
 from tidemill.core.tasks.attempt import MAX_CLEANUP_US, MAX_LOST, Already, Fenced, Moved, Refused, feed
-from tidemill.core.tasks.dependencies import Readiness, TaskOutcome
+from tidemill.core.tasks.dependencies import NOTHING, TOLD, Readiness, TaskOutcome, Told
 from tidemill.core.tasks.inputs import (
     Admit,
     CallbackKind,
@@ -26,11 +26,16 @@ from tidemill.core.tasks.inputs import (
     Input,
     Lost,
     MakeTrigger,
+    MapTold,
     Mark,
+    OpenMap,
     Ready,
+    Remove,
+    ResetMap,
     Ring,
     RunCallback,
     Skipped,
+    StopMap,
     StopTrigger,
     StoreXComs,
     Succeeded,
@@ -40,11 +45,16 @@ from tidemill.core.tasks.inputs import (
     TriggerStopReason,
     identify,
 )
-from tidemill.core.tasks.task_row import Policy, TaskResume, TaskRow, TaskState
+from tidemill.core.tasks.task_row import ENDED, Policy, TaskResume, TaskRow, TaskState
 
 SECOND = 1_000_000
 RETRYING = Policy(retries=2, retry_delay_us=10 * SECOND, execution_timeout_us=60 * SECOND)
-ENDED = [TaskState.SUCCESS, TaskState.FAILED, TaskState.SKIPPED, TaskState.UPSTREAM_FAILED]
+MAP = Policy(is_map=True)
+S, F, U, K = TaskOutcome.SUCCESS, TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED, TaskOutcome.SKIPPED
+#: The states in which a task has an attempt, or waits to have one.
+ATTEMPTS = {TaskState.SCHEDULED, TaskState.QUEUED, TaskState.RUNNING, TaskState.DEFERRED, TaskState.UP_FOR_RETRY}
+#: The states of plain tasks.
+PLAIN = [state for state in TaskState if state is not TaskState.MAPPED]
 
 
 KINDS: dict[type, dict[str, object]] = {
@@ -63,6 +73,8 @@ KINDS: dict[type, dict[str, object]] = {
     Clear: {"triggerer": 9},
     Mark: {"triggerer": 9},
     Cancel: {"triggerer": 9},
+    Remove: {"triggerer": 9},
+    MapTold: {"told": Told(frozenset((S, F)), done=True)},
 }
 
 
@@ -124,6 +136,8 @@ def bring(state: TaskState) -> Life:
             life.run().take(Skipped)
         case TaskState.UPSTREAM_FAILED:
             life.take(Ready, Readiness.FAIL)
+        case TaskState.REMOVED:
+            life.run().take(Succeeded).take(Remove)
     assert life.task.state is state
     return life
 
@@ -138,7 +152,7 @@ def test_a_task_that_succeeds_stores_its_xcoms_and_tells_its_successors():
     assert life.effects == (
         StoreXComs((("return_value", "1"),)),
         RunCallback(CallbackKind.SUCCESS),
-        TellSuccessors(None, TaskOutcome.SUCCESS),
+        TellSuccessors(TOLD[None], TOLD[TaskOutcome.SUCCESS]),
         Ring(Channel.SCHEDULER),
     )
 
@@ -157,7 +171,7 @@ def test_each_step_on_the_way_wakes_who_has_the_next_one():
 def test_a_task_that_its_upstream_keeps_from_running_ends_without_a_callback(readiness, outcome):
     life = Life().take(Ready, readiness)
     assert life.task.outcome is outcome
-    assert life.effects == (TellSuccessors(None, outcome), Ring(Channel.SCHEDULER))
+    assert life.effects == (TellSuccessors(TOLD[None], TOLD[outcome]), Ring(Channel.SCHEDULER))
 
 
 def test_a_failed_try_waits_for_its_retry_which_begins_without_the_xcoms_of_the_first():
@@ -183,7 +197,7 @@ def test_the_last_failure_is_final():
     assert life.task.tries == 3
     assert life.effects == (
         RunCallback(CallbackKind.FAILURE, "it broke"),
-        TellSuccessors(None, TaskOutcome.FAILED),
+        TellSuccessors(TOLD[None], TOLD[TaskOutcome.FAILED]),
         Ring(Channel.SCHEDULER),
     )
 
@@ -325,7 +339,7 @@ def test_what_was_lost_after_a_deferral_continues_where_it_was_resumed():
     assert life.task.tries == 1
 
 
-@pytest.mark.parametrize("state", [state for state in TaskState if state not in (TaskState.NONE, TaskState.ENDING)])
+@pytest.mark.parametrize("state", [state for state in PLAIN if state not in (TaskState.NONE, TaskState.ENDING)])
 def test_a_task_is_cleared_from_every_state_and_has_all_its_retries_again(state):
     life = bring(state)
     before = life.task
@@ -341,7 +355,7 @@ def test_a_task_is_cleared_from_every_state_and_has_all_its_retries_again(state)
         max_tries=before.tries + 3,
     )
     assert ClearXComs() in life.effects
-    assert (TellSuccessors(before.outcome, None) in effects) is (before.outcome is not None)
+    assert (TellSuccessors(before.tells, NOTHING) in effects) is before.tells.done
     assert (StopTrigger(TriggerStopReason.USER) in effects) is (state is TaskState.DEFERRED)
     assert (EndAttempt(7) in effects) is (state is TaskState.RUNNING)
     assert Ring(Channel.SCHEDULER) in life.effects
@@ -377,7 +391,7 @@ def test_successors_of_a_mark_are_told_once_the_old_attempt_is_gone(state):
     assert life.task.outcome is TaskOutcome.SUCCESS
     assert life.effects == (
         RunCallback(CallbackKind.SUCCESS, "marked by a user"),
-        TellSuccessors(None, TaskOutcome.SUCCESS),
+        TellSuccessors(TOLD[None], TOLD[TaskOutcome.SUCCESS]),
         Ring(Channel.SCHEDULER),
     )
 
@@ -416,7 +430,7 @@ def test_nothing_has_to_be_cleared_where_nothing_has_happened():
 
 
 @pytest.mark.parametrize("outcome", TaskOutcome)
-@pytest.mark.parametrize("state", TaskState)
+@pytest.mark.parametrize("state", [state for state in PLAIN if state is not TaskState.REMOVED])
 def test_a_user_may_mark_a_task_in_every_state(state, outcome):
     life = bring(state)
     before = life.task
@@ -431,10 +445,10 @@ def test_a_user_may_mark_a_task_in_every_state(state, outcome):
     if answer.task.state is TaskState.ENDING:
         life.take(Ended)
     assert life.task.outcome is outcome
-    assert TellSuccessors(before.outcome, outcome) in life.effects
+    assert TellSuccessors(TOLD[before.outcome], TOLD[outcome]) in life.effects
 
 
-@pytest.mark.parametrize("state", TaskState)
+@pytest.mark.parametrize("state", PLAIN)
 def test_a_cancelled_run_fails_what_has_started_and_skips_what_has_not(state):
     life = bring(state)
     answer = feed(life.task, Cancel(), life.now)
@@ -448,18 +462,19 @@ def test_a_cancelled_run_fails_what_has_started_and_skips_what_has_not(state):
     assert life.task.outcome is (TaskOutcome.FAILED if started else TaskOutcome.SKIPPED)
 
 
-@pytest.mark.parametrize("state", TaskState)
+@pytest.mark.parametrize("state", PLAIN)
 def test_every_input_is_answered_in_every_state(state):
     """What applies where, as one table; whatever it does not name is refused."""
     applies = {
-        TaskState.NONE: {Ready, Mark, Cancel},
-        TaskState.SCHEDULED: {Admit, Clear, Mark, Cancel},
-        TaskState.QUEUED: {Claim, Clear, Mark, Cancel},
-        TaskState.RUNNING: {Succeeded, Failed, Skipped, Deferred, Lost, Clear, Mark, Cancel},
-        TaskState.DEFERRED: {TriggerFired, TriggerFailed, Due, Clear, Mark, Cancel},
-        TaskState.UP_FOR_RETRY: {Due, Clear, Mark, Cancel},
-        TaskState.ENDING: {Ended, Lost, Mark, Cancel},
-    }.get(state, {Clear, Mark})
+        TaskState.NONE: {Ready, Mark, Cancel, Remove},
+        TaskState.SCHEDULED: {Admit, Clear, Mark, Cancel, Remove},
+        TaskState.QUEUED: {Claim, Clear, Mark, Cancel, Remove},
+        TaskState.RUNNING: {Succeeded, Failed, Skipped, Deferred, Lost, Clear, Mark, Cancel, Remove},
+        TaskState.DEFERRED: {TriggerFired, TriggerFailed, Due, Clear, Mark, Cancel, Remove},
+        TaskState.UP_FOR_RETRY: {Due, Clear, Mark, Cancel, Remove},
+        TaskState.ENDING: {Ended, Lost, Mark, Cancel, Remove},
+        TaskState.REMOVED: {Clear},
+    }.get(state, {Clear, Mark, Remove})
     life = bring(state)
     other = next(outcome for outcome in TaskOutcome if outcome is not life.task.outcome)
     for kind, arguments in KINDS.items():
@@ -484,6 +499,12 @@ def test_a_report_that_is_repeated_because_its_answer_was_lost_is_told_from_one_
     assert feed(life.task, replace(report, epoch=life.task.epoch + 1), life.now, identify(report)) == Fenced()
 
 
+#: What elements tell together; a map that is done has at least one outcome.
+parts = st.builds(Told, st.frozensets(st.sampled_from(TaskOutcome)), st.just(False)) | st.builds(
+    Told, st.frozensets(st.sampled_from(TaskOutcome), min_size=1), st.just(True)
+)
+
+
 @settings(max_examples=examples(300))
 @given(st.data())
 def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
@@ -497,10 +518,11 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
             execution_timeout_us=st.none() | st.integers(1, 6),
             soft_fail=st.booleans(),
         )
+        | st.just(MAP)
     )
     task, now = TaskRow(policy, max_tries=policy.retries + 1), 0
     journal: dict[int, str] = {}
-    told: TaskOutcome | None = None
+    told = NOTHING
     trigger: int | None = None
     runs = False  # a process, or a trigger that a session runs
     for number in range(data.draw(st.integers(1, 40))):
@@ -511,6 +533,8 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
             arguments["outcome"] = data.draw(st.sampled_from(TaskOutcome))
         if kind is Ready:
             arguments["readiness"] = data.draw(st.sampled_from([Readiness.RUN, Readiness.SKIP, Readiness.FAIL]))
+        if kind is MapTold:
+            arguments["told"] = data.draw(parts)
         epoch = task.epoch - data.draw(st.sampled_from([0, 0, 0, 1, 2]))
         given_input: Input = kind(epoch=epoch, request=str(number), **arguments)
         answer = feed(task, given_input, now, journal.get(epoch))
@@ -525,9 +549,16 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
         for effect in answer.effects:
             match effect:
                 case TellSuccessors(before=before, after=after):
-                    assert before is told
-                    assert after is not told
+                    assert before == told
+                    assert after != told
                     told = after
+                case OpenMap():
+                    assert (task.state, answer.task.state) == (TaskState.NONE, TaskState.MAPPED)
+                case StopMap():
+                    assert answer.task.state is TaskState.ENDING
+                case ResetMap():
+                    assert policy.is_map
+                    assert answer.task.state is TaskState.NONE
                 case MakeTrigger(epoch=made):
                     assert trigger is None
                     trigger = made
@@ -538,7 +569,11 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
                     assert session == task.session
                 case RunCallback(callback=CallbackKind.RETRY):
                     assert answer.task.state is TaskState.UP_FOR_RETRY
-        if answer.task.state in (TaskState.RUNNING, TaskState.DEFERRED):
+        if policy.is_map:
+            assert task.state is not TaskState.ENDING or kind in (MapTold, Clear, Mark, Cancel)
+            assert answer.task.state not in ATTEMPTS
+            assert not any(isinstance(effect, (RunCallback, EndAttempt, MakeTrigger)) for effect in answer.effects)
+        elif answer.task.state in (TaskState.RUNNING, TaskState.DEFERRED):
             assert not runs or task.state in (TaskState.RUNNING, TaskState.DEFERRED), "the old one is still there"
             runs = True
         elif answer.task.state is TaskState.ENDING:
@@ -549,12 +584,15 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
         else:
             runs = False
         task = answer.task
-        assert told is task.outcome
+        assert told == task.tells
+        assert told.done is (task.state in ENDED)
+        assert task.outcome is None or policy.is_map or told == TOLD[task.outcome]
         assert (task.ending is not None) is (task.state is TaskState.ENDING)
         assert (trigger is not None) is (task.state is TaskState.DEFERRED)
-        assert (task.session is not None) is (task.state in (TaskState.RUNNING, TaskState.ENDING))
+        held = task.state in (TaskState.RUNNING, TaskState.ENDING)
+        assert (task.session is not None) is (held and not policy.is_map)
         assert task.tries <= task.max_tries
         assert task.lost <= MAX_LOST
         assert (task.resume is not None and task.resume.payload is None) is (task.state is TaskState.DEFERRED)
-        if task.outcome is not None:
+        if task.outcome is not None or policy.is_map:
             assert task.next_due_us is None

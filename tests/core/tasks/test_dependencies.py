@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.tasks.dependencies import OutcomeTally, Readiness, TaskOutcome, TriggerRule, Upstream, decide
+from tidemill.core.tasks.dependencies import (
+    NOTHING,
+    TOLD,
+    OutcomeTally,
+    Readiness,
+    TaskOutcome,
+    TriggerRule,
+    Upstream,
+    decide,
+)
 
 S, F, U, K = TaskOutcome.SUCCESS, TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED, TaskOutcome.SKIPPED
 RUN, SKIP, FAIL, WAIT = Readiness.RUN, Readiness.SKIP, Readiness.FAIL, Readiness.WAIT
@@ -18,7 +27,7 @@ def tally_of(ended: list[TaskOutcome | None]) -> OutcomeTally:
     """Count outcomes one by one, as ends of tasks do; None: not ended."""
     tally = OutcomeTally(len(ended))
     for outcome in ended:
-        tally = tally.move(None, outcome)
+        tally = tally.move(NOTHING, TOLD[outcome])
     return tally
 
 
@@ -106,7 +115,7 @@ def test_the_order_of_ends_and_changes_of_mind_do_not_matter(ended, data):
     current = list(ended)
     for place in data.draw(st.lists(st.sampled_from(range(len(ended))), max_size=6)) if ended else []:
         after = data.draw(st.sampled_from([None, *TaskOutcome]))
-        tally = tally.move(current[place], after)
+        tally = tally.move(TOLD[current[place]], TOLD[after])
         current[place] = after
     assert tally == tally_of(data.draw(st.permutations(current)))
     assert tally.done == sum(outcome is not None for outcome in current)
@@ -115,4 +124,4 @@ def test_the_order_of_ends_and_changes_of_mind_do_not_matter(ended, data):
 @pytest.mark.parametrize(("before", "after"), [(S, None), (K, S), (None, S)])
 def test_a_tally_cannot_lose_what_it_does_not_count_or_count_more_than_there_are(before, after):
     with pytest.raises(ValueError, match="cannot change"):
-        OutcomeTally(1, failed=1).move(before, after)
+        OutcomeTally(1, failed=1).move(TOLD[before], TOLD[after])

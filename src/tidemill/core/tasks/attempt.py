@@ -10,6 +10,11 @@ itself. All services and the command line change tasks only through it.
 
     running | deferred -> ending -> none | success | failed | skipped, as a user decides
 
+A mapped task as a whole has no attempt; it is `mapped` while its elements, which are tasks of their own, run:
+
+    none -> mapped -> success | failed | upstream_failed | skipped -> mapped, when an element runs again
+            mapped -> ending -> none | an outcome, as a user decides, once all its elements have ended
+
 A task that a user clears, marks or cancels while its attempt runs is `ending` until the attempt is gone: the process
 with its `finally` and `on_kill`, or the trigger with its cleanup. Only then may the next attempt begin, or successors
 start, so that the old attempt's cleanup cannot hit their work.
@@ -19,7 +24,8 @@ Invariants:
    The answer tells the sender whether it is too late (`Fenced`) or has sent the report before (`Already`).
 2. A trigger exists exactly while its task is deferred, and a session holds a task exactly while it is running or
    ending.
-3. Successors are informed of every change of the outcome, once: the last outcome they were told is the task's.
+3. Successors are informed of every change of the outcome, once: the last outcome they were told is the task's. A
+   mapped task tells each kind of outcome that its elements have, and its end.
 4. A try that was lost with its worker, or deferred, uses up no retry.
 5. The deadline of a try is counted from its first start, across deferrals and queues.
 6. A user's clear or mark takes effect only once nothing of the old attempt runs, or its session is dead.
@@ -30,7 +36,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict, Unpack
 
-from tidemill.core.tasks.dependencies import Readiness, TaskOutcome
+from tidemill.core.tasks.dependencies import TOLD, Readiness, TaskOutcome, Told
 from tidemill.core.tasks.inputs import (
     Admit,
     CallbackKind,
@@ -48,11 +54,16 @@ from tidemill.core.tasks.inputs import (
     Input,
     Lost,
     MakeTrigger,
+    MapTold,
     Mark,
+    OpenMap,
     Ready,
+    Remove,
+    ResetMap,
     Ring,
     RunCallback,
     Skipped,
+    StopMap,
     StopTrigger,
     StoreXComs,
     Succeeded,
@@ -63,7 +74,7 @@ from tidemill.core.tasks.inputs import (
     identify,
     name_input,
 )
-from tidemill.core.tasks.task_row import STATES, TaskEnding, TaskResume, TaskRow, TaskState
+from tidemill.core.tasks.task_row import ENDED, STATES, TaskEnding, TaskResume, TaskRow, TaskState
 
 #: How many times a try may be lost with its worker before that counts as a failure of the try.
 MAX_LOST = 5
@@ -138,8 +149,17 @@ def feed(task: TaskRow, given: Input, now_us: int, left: str | None = None) -> A
             return _decide_attempt(task, given, now_us)
         case TriggerFired() | TriggerFailed():
             return _decide_trigger(task, given, now_us)
+        case MapTold(told=told):
+            return _decide_map(task, given, told)
         case _:
             return _decide_user(task, given, now_us)
+
+
+def order_elements(task: TaskRow) -> Mark | Remove | None:
+    """Return the input that ends the open elements of a mapped task that is ending; None: its run ends them."""
+    if task.ending is None or task.ending.state is TaskState.MAPPED:
+        return None
+    return Remove() if task.ending.state is TaskState.NONE else Mark(TaskOutcome(task.ending.state.value))
 
 
 def _refuse(task: TaskRow, given: Input) -> Refused:
@@ -151,13 +171,14 @@ def _move(
     state: TaskState,
     *effects: Effect | None,
     session: int | None = None,
+    told: Told | None = None,
     **changes: Unpack[_Changes],
 ) -> Moved:
     """Return the task in another state, with the effects that every change has."""
-    moved = task._replace(state=state, epoch=task.epoch + 1, session=session, **changes)
+    moved = task._replace(state=state, epoch=task.epoch + 1, session=session, told=told, **changes)
     all_effects = [effect for effect in effects if effect is not None]
-    before, after = task.outcome, moved.outcome
-    if after is not before:
+    before, after = task.tells, moved.tells
+    if after != before:
         all_effects += (TellSuccessors(before, after), _RING_SCHEDULER)
     return Moved(moved, tuple(all_effects))
 
@@ -199,6 +220,8 @@ def _decide_waiting(task: TaskRow, given: Ready | Admit | Claim | Due, now_us: i
 
 def _decide_ready(task: TaskRow, readiness: Readiness) -> Moved:
     if readiness is Readiness.RUN:
+        if task.policy.is_map:
+            return _move(task, TaskState.MAPPED, OpenMap(), _RING_SCHEDULER)
         return _move(task, TaskState.SCHEDULED, _RING_SCHEDULER)
     return _end(task, TaskOutcome.SKIPPED if readiness is Readiness.SKIP else TaskOutcome.UPSTREAM_FAILED)
 
@@ -235,7 +258,7 @@ def _decide_attempt(
     task: TaskRow, given: Succeeded | Failed | Skipped | Deferred | Lost | Ended, now_us: int
 ) -> Answer:
     """Process a report from, or about, the attempt that is running or ending."""
-    if task.ending is not None and isinstance(given, (Ended, Lost)):
+    if task.ending is not None and isinstance(given, (Ended, Lost)) and not task.policy.is_map:
         return _become(task, task.ending)
     if task.state is not TaskState.RUNNING:
         return _refuse(task, given)
@@ -273,29 +296,54 @@ def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerFailed, now_us: 
     return _fail(task, error, now_us, given.bits, StopTrigger(TriggerStopReason.FAILED), soft=True)
 
 
-def _decide_user(task: TaskRow, given: Clear | Mark | Cancel, now_us: int) -> Answer:
+def _decide_map(task: TaskRow, given: MapTold, told: Told) -> Answer:
+    """Apply what the elements of a mapped task have become."""
+    if task.ending is not None and told.done and task.policy.is_map:
+        if task.ending.state is not TaskState.MAPPED:
+            return _become(task, task.ending)
+    elif not task.policy.is_map or told == task.tells or (task.state is not TaskState.MAPPED and not task.outcome):
+        return _refuse(task, given)
+    outcome = told.outcome if told.done else None
+    state = TaskState.MAPPED if outcome is None else STATES[outcome]
+    return _move(task, state, told=None if told == TOLD[outcome] else told, ending=None)
+
+
+def _decide_user(task: TaskRow, given: Clear | Mark | Cancel | Remove, now_us: int) -> Answer:
     """Apply a user's decision in any state, once no part of the task is still running."""
-    decided = task.outcome if task.ending is None else task.ending.outcome
+    decided = task.state if task.ending is None else task.ending.state
     match given:
         case Clear():
-            if task.state is TaskState.NONE or (task.ending is not None and decided is None):
+            if decided is TaskState.NONE:
                 return _refuse(task, given)
-            wanted, max_tries = TaskEnding(None), task.tries + task.policy.retries + 1
+            wanted, max_tries = TaskEnding(TaskState.NONE), task.tries + task.policy.retries + 1
             task = task._replace(tries_before=task.tries, max_tries=max_tries, lost=0, deadline_us=None, resume=None)
         case Mark(outcome=outcome):
-            if decided is outcome:
+            if decided in (STATES[outcome], TaskState.REMOVED):
                 return _refuse(task, given)
-            wanted = TaskEnding(outcome, "marked by a user")
+            wanted = TaskEnding(STATES[outcome], "marked by a user")
+        case Remove():
+            if decided is TaskState.REMOVED or task.policy.is_map:
+                return _refuse(task, given)
+            wanted = TaskEnding(TaskState.REMOVED)
         case _:
-            if decided is not None:
+            if decided in ENDED or (task.ending is not None and decided is TaskState.MAPPED):
                 return _refuse(task, given)
-            # A task that waits for its first try has not started; a task between two tries has.
-            wanted = TaskEnding(TaskOutcome.FAILED if task.started else TaskOutcome.SKIPPED, "the run was cancelled")
+            wanted = _cancel(task)
     return _end_first(task, wanted, given.triggerer, now_us)
+
+
+def _cancel(task: TaskRow) -> TaskEnding:
+    error = "the run was cancelled"
+    if task.policy.is_map and task.state is not TaskState.NONE:
+        return TaskEnding(TaskState.MAPPED, error)
+    # A task that waits for its first try has not started; a task between two tries has.
+    return TaskEnding(TaskState.FAILED if task.started else TaskState.SKIPPED, error)
 
 
 def _end_first(task: TaskRow, wanted: TaskEnding, triggerer: int | None, now_us: int) -> Moved:
     """End the running attempt of a task before the user's decision takes effect."""
+    if task.state is TaskState.MAPPED or (task.ending is not None and task.policy.is_map):
+        return _move(task, TaskState.ENDING, StopMap(), _RING_SCHEDULER, told=task.told, ending=wanted)
     effects: tuple[Effect, ...] = ()
     session, due_us = task.session, task.due_us
     if task.state is TaskState.DEFERRED:
@@ -311,6 +359,10 @@ def _end_first(task: TaskRow, wanted: TaskEnding, triggerer: int | None, now_us:
 
 def _become(task: TaskRow, wanted: TaskEnding, *effects: Effect) -> Moved:
     """Apply a user's decision to a task without a running attempt."""
-    if wanted.outcome is not None:
-        return _end(task, wanted.outcome, *effects, error=wanted.error)
-    return _move(task, TaskState.NONE, *effects, ClearXComs(), _RING_SCHEDULER, due_us=None, ending=None)
+    if wanted.state is TaskState.NONE:
+        reset = ResetMap() if task.policy.is_map else None
+        return _move(task, TaskState.NONE, *effects, ClearXComs(), reset, _RING_SCHEDULER, due_us=None, ending=None)
+    if wanted.state is TaskState.REMOVED:
+        gone: _Changes = {"due_us": None, "deadline_us": None, "resume": None, "ending": None}
+        return _move(task, TaskState.REMOVED, *effects, ClearXComs(), **gone)
+    return _end(task, TaskOutcome(wanted.state.value), *effects, error=wanted.error)

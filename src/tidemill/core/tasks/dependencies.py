@@ -4,6 +4,10 @@ Each task keeps tallies of its upstream tasks by outcome, so nothing is scanned.
 number, and the numbers alone decide whether the task runs, is skipped, or fails with its upstream. The rules, and their
 treatment of skips and failures, are those of Airflow 3.
 
+A mapped task counts as one task for each kind of outcome that its elements have, and while it is open as one more,
+which has not ended (`Told`). No rule asks how many tasks ended in one way, only whether any did and whether all did, so
+the decision is the one that the elements themselves would cause, however many there are.
+
 Invariants: the tallies never count more outcomes than there are upstream tasks; once all upstream tasks are counted, no
 rule waits.
 """
@@ -13,6 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 
 class TaskOutcome(enum.StrEnum):
@@ -22,6 +27,38 @@ class TaskOutcome(enum.StrEnum):
     FAILED = "failed"
     UPSTREAM_FAILED = "upstream_failed"
     SKIPPED = "skipped"
+
+
+class Told(NamedTuple):
+    """The part of an upstream task in the tallies of its successors.
+
+    Attributes:
+        kinds: The outcomes that it has; a mapped task has those of its elements.
+        done: Whether it has ended. A task that is done without an outcome was removed, and counts as no task.
+    """
+
+    kinds: frozenset[TaskOutcome] = frozenset()
+    done: bool = False
+
+    @property
+    def extra(self) -> int:
+        """The number of tasks that it counts as, beyond one."""
+        return len(self.kinds) - self.done
+
+    @property
+    def outcome(self) -> TaskOutcome:
+        """The outcome of a mapped task whose elements have these outcomes: the worst, and skipped if there is none."""
+        worst = (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED, TaskOutcome.SUCCESS)
+        return next((outcome for outcome in worst if outcome in self.kinds), TaskOutcome.SKIPPED)
+
+
+#: The part of a task that has told nothing, and of a removed element.
+NOTHING, REMOVED = Told(), Told(done=True)
+#: The part of a task with one outcome; None: it has not ended.
+TOLD: dict[TaskOutcome | None, Told] = {
+    None: NOTHING,
+    **{outcome: Told(frozenset((outcome,)), done=True) for outcome in TaskOutcome},
+}
 
 
 class TriggerRule(enum.StrEnum):
@@ -82,24 +119,24 @@ class OutcomeTally:
         """The number of tasks that failed, by themselves or with their upstream."""
         return self.failed + self.upstream_failed
 
-    def move(self, before: TaskOutcome | None, after: TaskOutcome | None) -> OutcomeTally:
-        """Return the tally after the outcome of one task changed; None stands for a task that has not ended.
+    def move(self, before: Told, after: Told) -> OutcomeTally:
+        """Return the tally after the part of one task in it changed.
 
         Raises:
-            ValueError: The tally does not count a task with the outcome `before`, or would count too many.
+            ValueError: The tally does not count `before`, or would count too many.
 
         Example:
-            >>> OutcomeTally(2).move(None, TaskOutcome.SUCCESS)
+            >>> OutcomeTally(2).move(NOTHING, TOLD[TaskOutcome.SUCCESS])
             OutcomeTally(total=2, success=1, failed=0, upstream_failed=0, skipped=0)
         """
-        counts = {outcome: int(getattr(self, outcome.value)) for outcome in TaskOutcome}
-        if before is not None:
-            counts[before] -= 1
-        if after is not None:
-            counts[after] += 1
-        if min(counts.values()) < 0 or sum(counts.values()) > self.total:
+        counts = {
+            outcome: int(getattr(self, outcome.value)) + (outcome in after.kinds) - (outcome in before.kinds)
+            for outcome in TaskOutcome
+        }
+        total = self.total + after.extra - before.extra
+        if min(counts.values()) < 0 or sum(counts.values()) > total:
             raise ValueError(f"the tally {self} cannot change from {before} to {after}")
-        return replace(self, **{outcome.value: count for outcome, count in counts.items()})
+        return replace(self, total=total, **{outcome.value: count for outcome, count in counts.items()})
 
 
 @dataclass(frozen=True, slots=True)

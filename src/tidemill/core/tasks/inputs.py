@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import get_args
 
-from tidemill.core.tasks.dependencies import Readiness, TaskOutcome
+from tidemill.core.tasks.dependencies import Readiness, TaskOutcome, Told
 
 
 class TriggerStopReason(enum.StrEnum):
@@ -175,6 +175,21 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class MapTold:
+    """The elements of a mapped task have new outcomes, or the map has closed or opened again (`core.tasks.expansion`).
+
+    Attributes:
+        epoch: The epoch of the whole mapped task.
+        told: The outcomes that its elements have, and whether all have ended.
+        request: Identifies the report.
+    """
+
+    epoch: int
+    told: Told
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Clear:
     """A user wants the task to run again from the beginning.
 
@@ -208,6 +223,15 @@ class Cancel:
     triggerer: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """The map has no item for this element any more, or begins anew; see `Clear`."""
+
+    epoch: int | None = None
+    request: str = ""
+    triggerer: int | None = None
+
+
 Input = (
     Ready
     | Admit
@@ -221,9 +245,11 @@ Input = (
     | Due
     | Lost
     | Ended
+    | MapTold
     | Clear
     | Mark
     | Cancel
+    | Remove
 )
 
 
@@ -266,10 +292,25 @@ class EndAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TellSuccessors:
-    """Change the tallies of the direct downstream tasks; None: not ended."""
+    """Change the tallies of the direct downstream tasks; an element changes the counts of its map instead."""
 
-    before: TaskOutcome | None
-    after: TaskOutcome | None
+    before: Told
+    after: Told
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMap:
+    """Create elements from now on, as soon as the sources have items for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopMap:
+    """Create no further element, and end those that are open as `attempt.order_elements` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetMap:
+    """Forget the counts of the map; it begins anew once it is opened again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +328,19 @@ class Ring:
     channel: Channel
 
 
-Effect = StoreXComs | ClearXComs | MakeTrigger | StopTrigger | EndAttempt | TellSuccessors | RunCallback | Ring
+Effect = (
+    StoreXComs
+    | ClearXComs
+    | MakeTrigger
+    | StopTrigger
+    | EndAttempt
+    | TellSuccessors
+    | OpenMap
+    | StopMap
+    | ResetMap
+    | RunCallback
+    | Ring
+)
 
 
 _NAMES: dict[type[Input], str] = {

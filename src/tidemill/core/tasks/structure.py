@@ -39,6 +39,69 @@ class ScheduleStructure:
 
 
 @dataclass(frozen=True, slots=True)
+class MapSource:
+    """The source of the values of a mapped argument.
+
+    Attributes:
+        kind: `literal`: a list or dict in the DAG's file; `xcom`: an XCom of another task; `param`: a parameter or an
+            entry of the run's conf; `generator`: the values that another task yields, one by one; `zip`: the items of
+            `parts`, paired by index.
+        task: The task that gives the values, if `kind` is `xcom` or `generator`.
+        key: The key of the XCom, or the name of the parameter.
+        length: The number of values, if `kind` is `literal`.
+        parts: The sources that are paired, if `kind` is `zip`.
+        fills: Whether a pair exists as long as one of `parts` has an item; otherwise the shortest part decides.
+    """
+
+    kind: str
+    task: str = ""
+    key: str = ""
+    length: int | None = None
+    parts: tuple[MapSource, ...] = ()
+    fills: bool = False
+
+    @property
+    def leaves(self) -> tuple[MapSource, ...]:
+        """The sources that have items of their own: the source itself, or those that it pairs, in order."""
+        return tuple(leaf for part in self.parts for leaf in part.leaves) if self.kind == "zip" else (self,)
+
+
+@dataclass(frozen=True, slots=True)
+class MapStructure:
+    """How a task is mapped: it has one element for each combination of the items of its factors.
+
+    Attributes:
+        arguments: The mapped arguments, by factor; `**`: the items are dicts of arguments (`expand_kwargs`).
+        factors: The sources of their values. The last one varies fastest; a generator, of which there is at most one,
+            slowest.
+        max_outstanding: The number of elements that may be unfinished at a time; None: the default of the settings.
+        max_failed_elements: The number of elements that may fail before the map stops; None: any number.
+        index_template: The template of an element's label (`map_index_template`); empty: none.
+    """
+
+    arguments: tuple[str, ...] = ()
+    factors: tuple[MapSource, ...] = ()
+    max_outstanding: int | None = None
+    max_failed_elements: int | None = None
+    index_template: str = ""
+
+    @property
+    def leaves(self) -> tuple[MapSource, ...]:
+        """The sources that have items of their own, in the order of the factors."""
+        return tuple(leaf for factor in self.factors for leaf in factor.leaves)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tasks that give the items, sorted."""
+        return tuple(sorted({leaf.task for leaf in self.leaves if leaf.task}))
+
+    @property
+    def slowest(self) -> int:
+        """The position of the factor that varies slowest."""
+        return next((place for place, factor in enumerate(self.factors) if factor.kind == "generator"), 0)
+
+
+@dataclass(frozen=True, slots=True)
 class TaskStructure:
     """A task of a DAG.
 
@@ -73,6 +136,8 @@ class TaskStructure:
         edge_labels: The labels of the edges to downstream tasks, by task id.
         is_sensor: Whether it is a sensor.
         template_fields: The names of its arguments that are rendered as templates.
+        mapped: How it is mapped; None: it is not.
+        is_generator: Whether it yields its result value by value.
     """
 
     id: str
@@ -105,6 +170,8 @@ class TaskStructure:
     edge_labels: dict[str, str] = field(default_factory=dict)
     is_sensor: bool = False
     template_fields: tuple[str, ...] = ()
+    mapped: MapStructure | None = None
+    is_generator: bool = False
 
 
 @dataclass(frozen=True, slots=True)

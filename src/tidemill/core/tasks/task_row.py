@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.core.tasks.dependencies import TaskOutcome
+from tidemill.core.tasks.dependencies import REMOVED, TOLD, TaskOutcome, Told
 
 
 class TaskState(enum.StrEnum):
+    """The state of a task instance.
+
+    MAPPED: the elements of the mapped task decide its outcome; it has no attempt itself. REMOVED: the source of the
+    mapped task no longer has an item for this element.
+    """
+
     NONE = "none"
     SCHEDULED = "scheduled"
     QUEUED = "queued"
@@ -18,14 +24,18 @@ class TaskState(enum.StrEnum):
     DEFERRED = "deferred"
     UP_FOR_RETRY = "up_for_retry"
     ENDING = "ending"
+    MAPPED = "mapped"
     SUCCESS = "success"
     FAILED = "failed"
     SKIPPED = "skipped"
     UPSTREAM_FAILED = "upstream_failed"
+    REMOVED = "removed"
 
 
-#: The terminal states, by outcome.
+#: The terminal states, by outcome; a removed element has none.
 STATES = {outcome: TaskState(outcome.value) for outcome in TaskOutcome}
+#: All terminal states.
+ENDED = frozenset((*STATES.values(), TaskState.REMOVED))
 _OUTCOMES = {state: outcome for outcome, state in STATES.items()}
 
 
@@ -42,6 +52,7 @@ class Policy:
         execution_timeout_us: How long a try may take, from its first start; None: no limit.
         soft_fail: Whether the sensor is skipped instead of failed if its trigger fails or is too late.
         is_sensor: Whether it is a sensor, which fails without retries when its trigger is too late.
+        is_map: Whether it is a whole mapped task, whose elements decide its outcome; an element itself is a plain task.
     """
 
     retries: int = 0
@@ -51,6 +62,7 @@ class Policy:
     execution_timeout_us: int | None = None
     soft_fail: bool = False
     is_sensor: bool = False
+    is_map: bool = False
 
     def compute_delay(self, tries: int, bits: int) -> int:
         """Return the pause in microseconds after try number `tries` (from 1) failed."""
@@ -70,9 +82,14 @@ class TaskResume(NamedTuple):
 
 
 class TaskEnding(NamedTuple):
-    """The state of a task once its ended attempt is gone. `outcome`: None, it runs again; `error`: for users."""
+    """What becomes of a task once its ended attempt, or all elements of a mapped task, are gone.
 
-    outcome: TaskOutcome | None
+    Attributes:
+        state: The state that follows. NONE: it runs again; MAPPED: the elements of the mapped task decide.
+        error: The reason, for users.
+    """
+
+    state: TaskState
     error: str | None = None
 
 
@@ -92,6 +109,7 @@ class TaskRow(NamedTuple):
         due_us: When a retry begins, when a trigger is too late, or when the wait for its cleanup ends.
         resume: How the next attempt, or the one that waits for its trigger, continues; None: from the beginning.
         ending: The state that follows; set exactly while it is ending.
+        told: The part of a mapped task in the tallies of its successors, where its own outcome does not say it.
     """
 
     policy: Policy = Policy()
@@ -106,11 +124,19 @@ class TaskRow(NamedTuple):
     due_us: int | None = None
     resume: TaskResume | None = None
     ending: TaskEnding | None = None
+    told: Told | None = None
 
     @property
     def outcome(self) -> TaskOutcome | None:
-        """The outcome; None if the task has not ended."""
+        """The outcome; None if the task has not ended, or was removed."""
         return _OUTCOMES.get(self.state)
+
+    @property
+    def tells(self) -> Told:
+        """The part of the task in the tallies of its successors."""
+        if self.told is not None:
+            return self.told
+        return REMOVED if self.state is TaskState.REMOVED else TOLD[self.outcome]
 
     @property
     def started(self) -> bool:
@@ -131,6 +157,8 @@ class TaskRow(NamedTuple):
 
     def holds_slots(self, include_deferred: bool = False) -> bool:
         """Return whether it counts in its pool. `include_deferred`: whether deferred tasks count."""
+        if self.policy.is_map:
+            return False
         return self.state in (TaskState.QUEUED, TaskState.RUNNING, TaskState.ENDING) or (
             include_deferred and self.state is TaskState.DEFERRED
         )

@@ -34,7 +34,7 @@ def is_past_done(connection: Connection, entry: TaskEntry) -> bool:
         return True
     keys = [(before, entry.task_id, entry.map_index)]
     if structure.wait_for_downstream:
-        keys += [(before, name, UNMAPPED) for name, kinds in entry.plan.successors if 0 in kinds]
+        keys += [(before, name, UNMAPPED) for name in entry.plan.downstream]
     return not _unfinished.fetch(connection, _KEYS.build_parameters(find_dialect(connection), keys))
 
 

@@ -34,7 +34,7 @@ from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.all_calls import CreateRun, RunRecord
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.context import CallContext
-from tidemill.store.dag_plan import DagPlan, TaskPlan
+from tidemill.store.dag_plan import NO_COUNTS, DagPlan, TaskPlan
 from tidemill.store.dag_tables import dag, dag_run, dag_version, task_instance
 from tidemill.store.queries.dags.run_params import check_params, find_misspelt, read_conf
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, RUNS, read_run, start_runs
@@ -254,7 +254,7 @@ def _insert_tasks(connection: Connection, run: int, number: int, plan: DagPlan, 
 def _build_task(plan: TaskPlan) -> tuple[int | str, ...]:
     one = plan.structure
     # Tasks without upstream are decided when the run starts, all others when their upstream ends.
-    pending = int(decide(plan.rule, plan.build_upstream((0, 0, 0, 0))) is not Readiness.WAIT)
+    pending = int(decide(plan.rule, plan.build_upstream(NO_COUNTS)) is not Readiness.WAIT)
     rank = compute_rank(one.priority, resumed=False)
     return (one.id, plan.number, one.queue, one.pool, one.pool_slots, one.retries + 1, pending, rank)
 

@@ -13,7 +13,6 @@ import msgspec
 from sqlalchemy import Connection, Select, SelectBase, Update, and_, bindparam, literal_column, select, union, update
 
 from tidemill.core.errors import InvariantError, describe_error
-from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.task_row import TaskEnding, TaskResume, TaskRow, TaskState
 from tidemill.store.batches import RowSet, find_dialect
@@ -140,7 +139,7 @@ class TaskEntry:
         self.run = run
         self.plan: TaskPlan = run.plan.tasks[self.task_id]
         resume = None if method is None else TaskResume(method, kwargs, payload)
-        ending = TaskEnding(ending_outcome and TaskOutcome(ending_outcome), error) if state == _ENDING else None
+        ending = TaskEnding(_STATES[ending_outcome or "none"], error) if state == _ENDING else None
         self.row = TaskRow(
             self.plan.policy, _STATES[state], epoch, tries, tries_before, max_tries, session, lost, deadline_us, due_us,
             resume, ending,
@@ -181,10 +180,10 @@ class TaskEntry:
         row, resume = self.row, self.row.resume
         method, kwargs, payload = (None,) * 3 if resume is None else (resume.method, resume.kwargs, resume.payload)
         rank = compute_rank(self.plan.structure.priority, resume is not None)
-        outcome = None if row.ending is None or row.ending.outcome is None else row.ending.outcome.value
+        after = None if row.ending is None or row.ending.state is TaskState.NONE else row.ending.state.value
         return (
             row.tries_before, row.max_tries, row.lost, row.due_us, method, kwargs, payload, write_counts(self.counts),
-            self.skip_votes, self.skips, rank, self.error, outcome,
+            self.skip_votes, self.skips, rank, self.error, after,
         )  # fmt: skip
 
 

@@ -13,10 +13,9 @@ from sqlalchemy import Connection, and_, select
 
 from tidemill.core.retry import JITTER_BITS
 from tidemill.core.tasks.attempt import Answer
-from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.inputs import Cancel, Channel, Input
 from tidemill.core.tasks.instance import UNMAPPED
-from tidemill.core.tasks.task_row import TaskState
+from tidemill.core.tasks.task_row import ENDED, TaskState
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_instance
 from tidemill.store.queries.dags.effects import DueCallback
@@ -24,7 +23,7 @@ from tidemill.store.queries.dags.task_rows import RunEntry
 from tidemill.store.queries.dags.transition import Board
 
 _TASK = task_instance.c
-_ENDED = tuple(outcome.value for outcome in TaskOutcome)
+_ENDED = tuple(sorted(state.value for state in ENDED))
 
 
 def move_tasks(

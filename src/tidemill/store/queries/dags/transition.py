@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection
 
 from tidemill.core.tasks.attempt import Answer, Moved, feed
-from tidemill.core.tasks.dependencies import Readiness, TaskOutcome, decide
+from tidemill.core.tasks.dependencies import Readiness, TaskOutcome, Told, decide
 from tidemill.core.tasks.inputs import (
     Channel,
     ClearXComs,
@@ -69,8 +69,8 @@ LIMIT = 500
 @dataclass(slots=True)
 class _Told:
     task: TaskEntry
-    before: TaskOutcome | None
-    after: TaskOutcome | None
+    before: Told
+    after: Told
 
 
 @dataclass(slots=True)
@@ -251,17 +251,17 @@ class Board:
             case _:
                 pass  # a worker learns which attempts to stop from its answer to `WorkerTurn.held`
 
-    def _tell(self, entry: TaskEntry, before: TaskOutcome | None, after: TaskOutcome | None) -> None:
+    def _tell(self, entry: TaskEntry, before: Told, after: Told) -> None:
         run = entry.run
         self._told.append(_Told(entry, before, after))
         if entry.map_index != UNMAPPED:
             return  # the run counts tasks, not elements of a mapped task
-        if (before is None) != (after is None):
-            run.unfinished += 1 if after is None else -1
+        if before.done != after.done:
+            run.unfinished += before.done - after.done
             run.changed = True
         structure = entry.plan.structure
         if (
-            after is TaskOutcome.FAILED
+            TaskOutcome.FAILED in after.kinds
             and run.plan.structure.fail_fast
             and not structure.is_teardown
             and run.stop is None
@@ -320,7 +320,7 @@ class Board:
             return
         self._lock_successors(told)
         for one in told:
-            if one.after is None and one.task.skips is not None:
+            if not one.after.done and one.task.skips is not None:
                 self._vote(one.task, -1)
                 one.task.skips = None
             for name, kinds in one.task.successors:
@@ -338,7 +338,7 @@ class Board:
             names = {(run.id, name, UNMAPPED): None for name, _ in one.task.successors}
             wanted |= names
             if (
-                one.after in (TaskOutcome.SKIPPED, TaskOutcome.UPSTREAM_FAILED)
+                not one.after.kinds.isdisjoint((TaskOutcome.SKIPPED, TaskOutcome.UPSTREAM_FAILED))
                 and not names.keys() <= self._named.keys()
             ):
                 # Lock a long chain that ends with this task in one statement, not task by task.

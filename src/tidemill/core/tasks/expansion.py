@@ -1,0 +1,299 @@
+"""The expansion of a mapped task: which elements exist, which are created next, and what they tell together.
+
+`feed(row, given, policy)` returns the map's new row and the work to do; it does nothing itself. A map is one row of
+counts, however many elements it has: neither memory nor the cost of a step grows with their number.
+
+Items arrive in order, and elements are created in order of their index. So a cursor says which exist: elements below
+`created` do. A window bounds how many are unfinished at a time; elements in retry fill at most half of it, so that
+elements that fail for long do not hold up the others. Elements that a user cleared wait until the window has room for
+them, and come before new ones.
+
+Invariants:
+1. `created` never falls between two resets, so an element is created exactly once.
+2. Nothing is created or started again beyond the window.
+3. No count is negative. The elements that exist are those that wait, are unfinished, are in retry, or have ended,
+   except removed ones; the counts of outcomes include the elements that a stopped map will never create (skipped), a
+   source that failed (upstream_failed) and a map that is too long (failed).
+4. A map is done exactly when it has been opened, its sources have ended, all its elements exist, and all have ended.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from tidemill.core.tasks.dependencies import NOTHING, TaskOutcome, Told
+from tidemill.core.tasks.task_row import TaskState
+
+
+class StopReason(enum.StrEnum):
+    """Why a map creates no further element.
+
+    CANCELLED: its run was cancelled, or stops after a failure; MARKED, CLEARED: a user marked or cleared the whole
+    mapped task; FAILED_ELEMENTS: more elements failed than may; TOO_LONG: its sources have more items than a map may
+    have elements.
+    """
+
+    CANCELLED = "cancelled"
+    MARKED = "marked"
+    CLEARED = "cleared"
+    FAILED_ELEMENTS = "failed_elements"
+    TOO_LONG = "too_long"
+
+
+class MapRow(NamedTuple):
+    """The counts of a map; a tuple, because one is created with every change.
+
+    Attributes:
+        opened: Whether its trigger rule has let it run, and its sources are known.
+        closed: Whether no further item can arrive.
+        arrived: The number of elements that its sources have items for.
+        created: The number of elements that exist; the next one has this index.
+        waiting: Elements that were cleared and wait to be started again.
+        unfinished: Elements that are scheduled, queued, running, deferred or ending.
+        retrying: Elements that wait for a retry.
+        success: Elements that succeeded.
+        failed: Elements that failed; a map that is too long counts as one more.
+        upstream_failed: Elements that failed with their upstream; a source that failed counts as one more.
+        skipped: Elements that were skipped, and those that a stopped map will never create.
+        stop: Why it was stopped (`StopReason`); None: it was not.
+        told: What it told last.
+    """
+
+    opened: bool = False
+    closed: bool = False
+    arrived: int = 0
+    created: int = 0
+    waiting: int = 0
+    unfinished: int = 0
+    retrying: int = 0
+    success: int = 0
+    failed: int = 0
+    upstream_failed: int = 0
+    skipped: int = 0
+    stop: str | None = None
+    told: Told = NOTHING
+
+    @property
+    def done(self) -> bool:
+        """Whether all elements have ended, and no further one follows."""
+        ended = not (self.waiting or self.unfinished or self.retrying)
+        return self.opened and self.closed and self.created == self.arrived and ended
+
+
+class MapPolicy(NamedTuple):
+    """The limits of a map.
+
+    Attributes:
+        max_outstanding: The window: the number of elements that may be unfinished at a time.
+        max_failed: The number of elements that may fail; None: any number.
+        max_length: The maximum number of elements.
+    """
+
+    max_outstanding: int = 128
+    max_failed: int | None = None
+    max_length: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The map begins. `arrived`: the elements that its sources have items for; `closed`: there will be no more."""
+
+    arrived: int = 0
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The sources have items for this many elements in total."""
+
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEnded:
+    """A source ended for good, after its last item arrived. If it failed, that counts as one upstream failure."""
+
+    outcome: TaskOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class ElementsMoved:
+    """This many elements changed from one state to another; see `find_count`."""
+
+    before: TaskState
+    after: TaskState
+    number: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A user, or the end of the run, stops the map."""
+
+    reason: StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The whole mapped task was cleared, and all its elements have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The counts were changed in the store, by what `find_count` says, or the map may create elements again."""
+
+
+MapInput = Opened | Arrived | SourceEnded | ElementsMoved | Stopped | Reset | Look
+
+
+class Expansion(NamedTuple):
+    """The work that follows from an input; the row already counts it.
+
+    Attributes:
+        row: The new row of the map.
+        again: The number of waiting elements to start again, lowest index first.
+        create: The indexes of the elements to create.
+        told: The change to feed to the whole mapped task (`MapTold`); None: nothing changed.
+        stops: Whether the map stops itself now: elements that have not started are to be cancelled.
+    """
+
+    row: MapRow
+    again: int = 0
+    create: range = range(0)
+    told: Told | None = None
+    stops: bool = False
+
+
+_COUNTS = {
+    TaskState.NONE: "waiting",
+    TaskState.UP_FOR_RETRY: "retrying",
+    **{TaskState(outcome.value): outcome.value for outcome in TaskOutcome},
+    TaskState.REMOVED: None,
+}
+
+
+def find_count(state: TaskState) -> str | None:
+    """Return the count of `MapRow` that an element in this state belongs to; None: to none, it was removed.
+
+    Example:
+        >>> find_count(TaskState.RUNNING), find_count(TaskState.SUCCESS)
+        ('unfinished', 'success')
+    """
+    return _COUNTS.get(state, "unfinished")
+
+
+def feed(row: MapRow, given: MapInput, policy: MapPolicy, starts: bool = True) -> Expansion:
+    """Return the work that follows from an input.
+
+    Args:
+        row: The map as it is stored, and locked.
+        given: The input.
+        policy: Its limits.
+        starts: Whether elements may be created and started now: its run is running, and the mapped task is not ending.
+    """
+    row = _apply(row, given)
+    stop = _find_stop(row, policy)
+    if stop is not None:
+        row = _stop(row, stop)
+    again, create = _fill_window(row, policy) if starts else (0, 0)
+    first = row.created
+    row = row._replace(
+        waiting=row.waiting - again, unfinished=row.unfinished + again + create, created=row.created + create
+    )
+    told = _tell(row)
+    changed = told != row.told
+    return Expansion(
+        row._replace(told=told), again, range(first, first + create), told if changed else None, stop is not None
+    )
+
+
+def _apply(row: MapRow, given: MapInput) -> MapRow:
+    match given:
+        case ElementsMoved(before=before, after=after, number=number):
+            return _move(row, find_count(before), find_count(after), number)
+        case Arrived(total=total) if row.opened and not row.closed:
+            return row._replace(arrived=max(row.arrived, total))
+        case Opened(arrived=arrived, closed=closed) if not row.opened:
+            return row._replace(opened=True, arrived=arrived, closed=closed)
+        case SourceEnded(outcome=outcome) if row.opened and not row.closed:
+            failed = outcome in (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
+            return row._replace(closed=True, upstream_failed=row.upstream_failed + failed)
+        case Stopped(reason=reason):
+            return _stop(row, reason)
+        case Reset():
+            return MapRow()
+        case _:
+            return row
+
+
+def _move(row: MapRow, before: str | None, after: str | None, number: int) -> MapRow:
+    for name, change in ((before, -number), (after, number)):
+        if name is not None:
+            row = row._replace(**{name: getattr(row, name) + change})
+    if before is not None and getattr(row, before) < 0:
+        raise ValueError(f"{number} elements cannot change from {before} to {after}: the map counts {row}")
+    return row
+
+
+def _find_stop(row: MapRow, policy: MapPolicy) -> StopReason | None:
+    """Return why the map stops itself now."""
+    if row.stop is not None:
+        return None
+    if row.arrived > policy.max_length:
+        return StopReason.TOO_LONG
+    if policy.max_failed is not None and row.failed > policy.max_failed:
+        return StopReason.FAILED_ELEMENTS
+    return None
+
+
+def _stop(row: MapRow, reason: StopReason) -> MapRow:
+    """Close the map; elements that do not exist count as skipped, all at once."""
+    skipped, failed = row.skipped + row.arrived - row.created, row.failed + (reason is StopReason.TOO_LONG)
+    return row._replace(
+        opened=True, closed=True, created=row.arrived, skipped=skipped, failed=failed, stop=reason.value
+    )
+
+
+def _fill_window(row: MapRow, policy: MapPolicy) -> tuple[int, int]:
+    """Return how many elements start again, and how many are created."""
+    window = policy.max_outstanding
+    room = max(0, window - row.unfinished - min(row.retrying, (window + 1) // 2))
+    again = min(row.waiting, room)
+    return again, min(row.arrived - row.created, room - again)
+
+
+def _tell(row: MapRow) -> Told:
+    kinds = frozenset(outcome for outcome in TaskOutcome if getattr(row, outcome.value))
+    done = row.done
+    # A map without elements is skipped.
+    return Told(kinds or frozenset((TaskOutcome.SKIPPED,)), done) if done else Told(kinds)
+
+
+def count_elements(lengths: Sequence[int]) -> int:
+    """Return the number of elements of a map whose factors have these numbers of items."""
+    return prod(lengths)
+
+
+def locate_items(index: int, lengths: Sequence[int], slowest: int = 0) -> tuple[int, ...]:
+    """Return the indexes of the items, by factor, that an element combines.
+
+    Args:
+        index: The index of the element.
+        lengths: The numbers of items of the factors; the number at `slowest` is not used, so that it may still grow.
+        slowest: The position of the factor that varies slowest; of the others, the last varies fastest.
+
+    Example:
+        >>> [locate_items(index, (2, 2)) for index in range(4)]
+        [(0, 0), (0, 1), (1, 0), (1, 1)]
+        >>> [locate_items(index, (2, 2), slowest=1) for index in range(4)]
+        [(0, 0), (1, 0), (0, 1), (1, 1)]
+    """
+    found = [0] * len(lengths)
+    for place in reversed(range(len(lengths))):
+        if place != slowest:
+            index, found[place] = divmod(index, lengths[place])
+    found[slowest] = index
+    return tuple(found)
