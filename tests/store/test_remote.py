@@ -293,11 +293,6 @@ async def test_a_call_that_is_given_up_disturbs_no_other(remote: RemoteStore) ->
     assert await remote.call(GetVariable("b")) == "2"
 
 
-async def test_every_call_can_be_sent_and_is_answered_by_a_function() -> None:
-    from tidemill.store.answers import FUNCTIONS
-
-    assert set(FUNCTIONS) == set(frames.list_kinds())
-    for kind in frames.list_kinds():
-        frames._build_answer_decoder(kind)
+async def test_a_call_keeps_its_number_and_fields_on_the_way() -> None:
     number, call = frames.decode_call(frames.encode_call(7, SetVariable("k", "v"))[4:])
     assert (number, call) == (7, SetVariable("k", "v"))

@@ -20,8 +20,8 @@ from tests.until import until
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.store.calls.all_calls import GetVariable, SetVariable
+from tidemill.store.calls.dispatch import answer_call
 from tidemill.store.database_events import DatabaseEvents
-from tidemill.store.engines.call_batches import answer_call
 from tidemill.store.engines.lock import StoreInUseError
 from tidemill.store.engines.opening import choose_store_url, open_reader, open_store
 from tidemill.store.engines.sqlite import open_sqlite

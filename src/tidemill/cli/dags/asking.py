@@ -85,7 +85,6 @@ class StoreAsker:
         """
         from tidemill.core.errors import ConfigError, RemoteError
         from tidemill.store.calls.call import CallRefusedError
-        from tidemill.store.calls.reads import READS
         from tidemill.store.wire.remote import ConnectionLostError
 
         _check_text(call)
@@ -93,7 +92,7 @@ class StoreAsker:
             try:
                 return self._runner.run(self._store.call(call))
             except ConnectionLostError as error:
-                if type(call) not in READS:
+                if not call.reads:
                     raise RemoteError(
                         f"{error}; the change may or may not have been made; check, and repeat the command if needed"
                     ) from error

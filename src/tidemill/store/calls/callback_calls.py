@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tidemill.store.calls.call import PAGE, Call, Listed
+from tidemill.store.calls.call import PAGE, Call, Listed, answered_by
 from tidemill.store.calls.people_calls import LogPartRecord
 
 
@@ -32,6 +32,7 @@ class CallbackRecord(msgspec.Struct, frozen=True):
     ended_us: int | None
 
 
+@answered_by("dags.callbacks:list_callbacks", reads=True)
 class ListCallbacks(Call[Listed[CallbackRecord]], frozen=True):
     """Return the callbacks of a run: those of the whole run, and the failed ones of its tasks."""
 
@@ -41,6 +42,7 @@ class ListCallbacks(Call[Listed[CallbackRecord]], frozen=True):
     limit: int = PAGE
 
 
+@answered_by("dags.callbacks:read_callback_log", reads=True)
 class ReadCallbackLog(Call[Listed[LogPartRecord]], frozen=True):
     """Return the log parts of a callback of the whole run, in order."""
 

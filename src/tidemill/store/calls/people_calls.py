@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from tidemill.store.calls.call import PAGE, Call, Listed
+from tidemill.store.calls.call import PAGE, Call, Listed, answered_by
 
 RunKind = Literal["manual", "scheduled", "dev"]
 
@@ -46,6 +46,7 @@ class DagRecord(msgspec.Struct, frozen=True):
     label: str
 
 
+@answered_by("dags.dags:list_dags", reads=True)
 class ListDags(Call[Listed[DagRecord]], frozen=True):
     """Return the DAGs by id. `inactive`: include DAGs that no file defines any more. `tag`: only DAGs with this tag."""
 
@@ -69,6 +70,7 @@ class DagDetails(msgspec.Struct, frozen=True):
     unshared: str | None = None
 
 
+@answered_by("dags.dags:get_dag", reads=True)
 class GetDag(Call[DagDetails | None], frozen=True):
     """Return a DAG; None if there is none. `version`: None for the newest."""
 
@@ -76,6 +78,7 @@ class GetDag(Call[DagDetails | None], frozen=True):
     version: int | None = None
 
 
+@answered_by("dags.dags:pause_dag")
 class PauseDag(Call[bool], frozen=True):
     """Pause or resume a DAG; return False if nothing changed. An unknown DAG is refused."""
 
@@ -127,6 +130,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
+@answered_by("dags.new_runs:create_run")
 class CreateRun(Call[RunRecord], frozen=True):
     """Create a run and return it. Refused if the DAG is unknown or inactive, or already has such a run (CONFLICT).
 
@@ -153,6 +157,7 @@ class CreateRun(Call[RunRecord], frozen=True):
     interval_end_us: int | None = None
 
 
+@answered_by("dags.runs:cancel_run")
 class CancelRun(Call[RunRecord], frozen=True):
     """Cancel a run: started tasks fail, the others are skipped, and the run fails. A finished run stays unchanged."""
 
@@ -161,6 +166,7 @@ class CancelRun(Call[RunRecord], frozen=True):
     by: str
 
 
+@answered_by("dags.runs:list_runs", reads=True)
 class ListRuns(Call[Listed[RunRecord]], frozen=True):
     """Return runs, newest first. `dag_id`: None for all DAGs. `states`: empty for all."""
 
@@ -188,6 +194,7 @@ class RunProgress(msgspec.Struct, frozen=True):
     waiting: int
 
 
+@answered_by("dags.progress:watch_runs", reads=True)
 class WatchRuns(Call[tuple[RunProgress, ...]], frozen=True):
     """Return the progress of runs: running ones first, then queued ones, then the last finished ones; newest first.
 
@@ -198,6 +205,7 @@ class WatchRuns(Call[tuple[RunProgress, ...]], frozen=True):
     limit: int = 10
 
 
+@answered_by("dags.runs:get_run", reads=True)
 class GetRun(Call[RunRecord | None], frozen=True):
     """Return a run; None if there is none. `run_id`: None for the newest run of the DAG."""
 
@@ -278,12 +286,14 @@ class TriggerAbout(msgspec.Struct, frozen=True):
     triggerer: str | None
 
 
+@answered_by("dags.trigger_abouts:describe_triggers", reads=True)
 class DescribeTriggers(Call[tuple[TriggerAbout, ...]], frozen=True):
     """Describe triggers of deferred tasks by id; finished triggers may be missing from the answer."""
 
     triggers: tuple[int, ...]
 
 
+@answered_by("dags.task_admin:list_tasks", reads=True)
 class ListTasks(Call[Listed[TaskRecord]], frozen=True):
     """Return the task instances of a run, by name and map index.
 
@@ -318,6 +328,7 @@ class HistoryRecord(msgspec.Struct, frozen=True):
     detail: str | None
 
 
+@answered_by("dags.task_admin:list_history", reads=True)
 class TaskHistory(Call[Listed[HistoryRecord]], frozen=True):
     """Return the state changes of a task, oldest first."""
 
@@ -339,6 +350,7 @@ class LogPartRecord(msgspec.Struct, frozen=True):
     last: bool
 
 
+@answered_by("dags.task_admin:read_task_log", reads=True)
 class ReadLog(Call[Listed[LogPartRecord]], frozen=True):
     """Return the parts of the log of a try, in order. `try_number`: None for the last try."""
 
@@ -359,6 +371,7 @@ class XComRecord(msgspec.Struct, frozen=True):
     created_us: int
 
 
+@answered_by("dags.xcoms:list_xcoms", reads=True)
 class ListXComs(Call[Listed[XComRecord]], frozen=True):
     """Return the XComs of a run, by task and key. `task_id`: None for all; `map_index`: None for all instances."""
 
@@ -370,6 +383,7 @@ class ListXComs(Call[Listed[XComRecord]], frozen=True):
     map_index: int | None = None
 
 
+@answered_by("dags.task_admin:clear_tasks")
 class ClearTasks(Call[tuple[str, ...]], frozen=True):
     """Reset tasks so that they run again; return their names. A finished run becomes active again.
 
@@ -394,6 +408,7 @@ class ClearTasks(Call[tuple[str, ...]], frozen=True):
     map_index: int = -1
 
 
+@answered_by("dags.task_admin:mark_tasks")
 class MarkTasks(Call[tuple[str, ...]], frozen=True):
     """Set the outcome of tasks and return the names of the tasks that changed. `map_index`: as in `ClearTasks`."""
 
@@ -416,5 +431,6 @@ class StoreCounts(msgspec.Struct, frozen=True):
     broken_files: int
 
 
+@answered_by("dags.task_admin:count_store", reads=True)
 class CountStore(Call[StoreCounts], frozen=True):
     """Return the numbers for metrics."""

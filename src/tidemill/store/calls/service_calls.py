@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import msgspec
 
-from tidemill.store.calls.call import Call
+from tidemill.store.calls.call import Call, answered_by
 
 # -- services ----------------------------------------------------------------------------------------------------------
 
 
+@answered_by("sessions.services:begin_service_session")
 class BeginSession(Call[int], frozen=True):
     """Start a service session and return its id.
 
@@ -36,6 +37,7 @@ class BeginSession(Call[int], frozen=True):
     capacity: int = 0
 
 
+@answered_by("sessions.services:beat_service_session")
 class BeatSession(Call[bool], frozen=True):
     """Send a heartbeat; False: another process has ended the session, and the service must stop at once.
 
@@ -48,12 +50,14 @@ class BeatSession(Call[bool], frozen=True):
     measures: dict[str, float] = msgspec.field(default_factory=dict)
 
 
+@answered_by("sessions.services:end_service_session")
 class EndSession(Call[bool], frozen=True):
     """End the session of a service that has stopped cleanly and release its claims. False: it had already ended."""
 
     session: int
 
 
+@answered_by("sessions.services:end_service_session")
 class LoseSession(Call[bool], frozen=True):
     """End the session of a dead service: its attempts are lost and its triggers released. False: it had already ended.
 
@@ -66,6 +70,7 @@ class LoseSession(Call[bool], frozen=True):
     by: int | None = None
 
 
+@answered_by("sessions.services:lose_other_sessions")
 class LoseOtherSessions(Call[tuple[int, ...]], frozen=True):
     """End every live DAG service session except the given ones; return the ids. Hosts of trigger lists are excluded.
 
@@ -99,6 +104,7 @@ class ServiceSession(msgspec.Struct, frozen=True):
     quiet_us: int = 0
 
 
+@answered_by("sessions.services:list_sessions", reads=True)
 class ListSessions(Call[tuple[ServiceSession, ...]], frozen=True):
     """Return the sessions that have not ended, by id. `kind`: empty for all kinds."""
 
@@ -124,6 +130,7 @@ class StoredDag(msgspec.Struct, frozen=True):
     differs: str = ""
 
 
+@answered_by("dags.dags:store_file")
 class StoreFile(Call[tuple[StoredDag, ...]], frozen=True):
     """Store the DAGs of a file; DAGs that it no longer defines become inactive.
 
@@ -149,6 +156,7 @@ class StoreFile(Call[tuple[StoredDag, ...]], frozen=True):
     reread: bool = False
 
 
+@answered_by("dags.dags:remove_file")
 class RemoveFile(Call[bool], frozen=True):
     """Mark a file as removed: its DAGs become inactive, and their runs finish. False: the file was unknown."""
 
@@ -166,6 +174,7 @@ class FileRecord(msgspec.Struct, frozen=True):
     dags: tuple[str, ...]
 
 
+@answered_by("dags.dags:list_files", reads=True)
 class ListFiles(Call[tuple[FileRecord, ...]], frozen=True):
     """Return all files by path. `broken`: only files with an error."""
 
@@ -201,6 +210,7 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
     broken_dags: tuple[int, ...] = ()
 
 
+@answered_by("sessions.scheduler_turns:take_scheduler_turn")
 class SchedulerTurn(Call[SchedulerAnswer], frozen=True):
     """Do all scheduling work that is due, in a bounded transaction.
 

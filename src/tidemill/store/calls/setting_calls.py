@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tidemill.store.calls.call import PAGE, Call, Listed
+from tidemill.store.calls.call import PAGE, Call, Listed, answered_by
 
 
 class PoolRecord(msgspec.Struct, frozen=True):
@@ -21,10 +21,12 @@ class PoolRecord(msgspec.Struct, frozen=True):
     waiting: int
 
 
+@answered_by("dags.pools:list_pools", reads=True)
 class ListPools(Call[tuple[PoolRecord, ...]], frozen=True):
     """Return all pools by name."""
 
 
+@answered_by("dags.pools:set_pool")
 class SetPool(Call[None], frozen=True):
     """Create or change a pool.
 
@@ -41,6 +43,7 @@ class SetPool(Call[None], frozen=True):
     include_deferred: bool | None = None
 
 
+@answered_by("dags.pools:delete_pool")
 class DeletePool(Call[bool], frozen=True):
     """Delete a pool; False if there was none. Deleting the default pool, or a pool with waiting tasks, is refused."""
 
@@ -56,6 +59,7 @@ class VariableRecord(msgspec.Struct, frozen=True):
     changed_us: int
 
 
+@answered_by("dags.task_values:list_variables", reads=True)
 class ListVariables(Call[Listed[VariableRecord]], frozen=True):
     """Return variables by key."""
 
@@ -76,6 +80,7 @@ class ConnectionRow(msgspec.Struct, frozen=True):
     description: str | None
 
 
+@answered_by("dags.task_values:list_connections", reads=True)
 class ListConnections(Call[Listed[ConnectionRow]], frozen=True):
     """Return connections by id, without password and extra."""
 
@@ -83,6 +88,7 @@ class ListConnections(Call[Listed[ConnectionRow]], frozen=True):
     limit: int = PAGE
 
 
+@answered_by("dags.task_values:set_connection")
 class SetConnection(Call[None], frozen=True):
     """Store a connection; the fields are those of `task_calls.ConnectionRecord`."""
 
@@ -97,6 +103,7 @@ class SetConnection(Call[None], frozen=True):
     description: str | None = None
 
 
+@answered_by("dags.task_values:delete_connection")
 class DeleteConnection(Call[bool], frozen=True):
     """Delete a connection; False if there was none."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tidemill.store.calls.call import Call
+from tidemill.store.calls.call import Call, answered_by
 from tidemill.store.calls.people_calls import RunRecord
 from tidemill.store.calls.worker_calls import LogPart
 
@@ -16,6 +16,7 @@ from tidemill.store.calls.worker_calls import LogPart
 MAX_XCOM_BYTES = 1024 * 1024
 
 
+@answered_by("dags.xcoms:get_xcoms", reads=True)
 class GetXCom(Call[tuple[str | None, ...]], frozen=True):
     """Return the XComs of the given tasks, in the same order; None where there is none.
 
@@ -38,6 +39,7 @@ class GetXCom(Call[tuple[str | None, ...]], frozen=True):
     run_id: str | None = None
 
 
+@answered_by("dags.runs:get_earlier_run", reads=True)
 class GetEarlierRun(Call[RunRecord | None], frozen=True):
     """Return the run of the same DAG with the latest logical date before the given run; None if there is none.
 
@@ -50,6 +52,7 @@ class GetEarlierRun(Call[RunRecord | None], frozen=True):
     state: str | None = None
 
 
+@answered_by("dags.task_values:push_xcom")
 class PushXCom(Call[None], frozen=True):
     """Store an XCom of an attempt immediately; at most MAX_XCOM_BYTES."""
 
@@ -59,12 +62,14 @@ class PushXCom(Call[None], frozen=True):
     value: str
 
 
+@answered_by("dags.task_values:get_variable", reads=True)
 class GetVariable(Call[str | None], frozen=True):
     """Return the value of a variable; None if there is none."""
 
     key: str
 
 
+@answered_by("dags.task_values:set_variable")
 class SetVariable(Call[None], frozen=True):
     """Store a variable. `description`: None keeps the current one."""
 
@@ -73,6 +78,7 @@ class SetVariable(Call[None], frozen=True):
     description: str | None = None
 
 
+@answered_by("dags.task_values:delete_variable")
 class DeleteVariable(Call[bool], frozen=True):
     """Delete a variable; False if there was none."""
 
@@ -93,12 +99,14 @@ class ConnectionRecord(msgspec.Struct, frozen=True):
     description: str | None = None
 
 
+@answered_by("dags.task_values:get_connection", reads=True)
 class GetConnection(Call[ConnectionRecord | None], frozen=True):
     """Return a connection with its secrets; None if there is none."""
 
     id: str
 
 
+@answered_by("dags.task_values:get_task_state")
 class GetTaskState(Call[str | None], frozen=True):
     """Return a value that a task stored for its later tries; None if there is none."""
 
@@ -107,6 +115,7 @@ class GetTaskState(Call[str | None], frozen=True):
     key: str
 
 
+@answered_by("dags.task_values:set_task_state")
 class SetTaskState(Call[None], frozen=True):
     """Store a value for later tries of the task."""
 
@@ -116,6 +125,7 @@ class SetTaskState(Call[None], frozen=True):
     value: str
 
 
+@answered_by("dags.task_values:delete_task_state")
 class DeleteTaskState(Call[bool], frozen=True):
     """Delete a value that a task stored for its later tries; False if there was none."""
 
@@ -124,6 +134,7 @@ class DeleteTaskState(Call[bool], frozen=True):
     key: str
 
 
+@answered_by("dags.task_values:clear_task_state")
 class ClearTaskState(Call[int], frozen=True):
     """Delete all values that a task stored for its later tries; return their number."""
 
@@ -131,6 +142,7 @@ class ClearTaskState(Call[int], frozen=True):
     epoch: int
 
 
+@answered_by("dags.task_logs:append_log")
 class AppendLog(Call[None], frozen=True):
     """Store log parts; a part that is already stored stays unchanged."""
 

@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from tidemill.store.calls.call import Call
+from tidemill.store.calls.call import Call, answered_by
 from tidemill.store.calls.worker_calls import OutcomeKind
 
 
@@ -32,6 +32,7 @@ class ClaimedTrigger(msgspec.Struct, frozen=True):
     due_us: int | None
 
 
+@answered_by("sessions.task_triggers:claim_task_triggers")
 class ClaimTriggers(Call[tuple[ClaimedTrigger, ...]], frozen=True):
     """Claim unclaimed triggers.
 
@@ -66,12 +67,14 @@ class OwnedTrigger(msgspec.Struct, frozen=True):
     stream: str | None = None
 
 
+@answered_by("sessions.reserved_triggers:list_owned", reads=True)
 class ListOwnedTriggers(Call[tuple[OwnedTrigger, ...]], frozen=True):
     """Return the task triggers that a session owns, by id."""
 
     session: int
 
 
+@answered_by("sessions.reserved_triggers:reserve_triggers")
 class ReserveTriggers(Call[int], frozen=True):
     """Take triggers from one session and reserve them for another, or for the same one; return their number.
 
@@ -112,6 +115,7 @@ class EventOutcome(msgspec.Struct, frozen=True, array_like=True):
     sequence_index: int = -1
 
 
+@answered_by("sessions.task_triggers:store_task_events")
 class StoreEvents(Call[tuple[EventOutcome, ...]], frozen=True):
     """Store events of triggers, in order; the first event of a task's trigger resumes the task.
 
@@ -126,6 +130,7 @@ class StoreEvents(Call[tuple[EventOutcome, ...]], frozen=True):
     events: tuple[FiredEvent, ...]
 
 
+@answered_by("sessions.task_triggers:fail_trigger")
 class FailTrigger(Call[OutcomeKind], frozen=True):
     """Report that a task's trigger raised or ended without an event. `error`: as in `TriggerFailed`."""
 
@@ -135,6 +140,7 @@ class FailTrigger(Call[OutcomeKind], frozen=True):
     error: str
 
 
+@answered_by("sessions.task_triggers:release_triggers")
 class ReleaseTriggers(Call[int], frozen=True):
     """Release triggers, given as ids and tokens, so that another triggerer can claim them; return their number."""
 
@@ -154,6 +160,7 @@ class StoppedTrigger(msgspec.Struct, frozen=True):
     reason: str
 
 
+@answered_by("sessions.task_triggers:find_stopped", reads=True)
 class HeldTriggers(Call[tuple[StoppedTrigger, ...]], frozen=True):
     """Compare the triggers that a triggerer runs, as ids and tokens, with the store; return those it must stop."""
 

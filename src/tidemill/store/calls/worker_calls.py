@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from tidemill.store.calls.call import Call
+from tidemill.store.calls.call import Call, answered_by
 
 
 class OutcomeKind(enum.StrEnum):
@@ -246,6 +246,7 @@ class WorkerAnswer(msgspec.Struct, frozen=True):
     now_us: int
 
 
+@answered_by("sessions.worker_turns:take_worker_turn")
 class WorkerTurn(Call[WorkerAnswer], frozen=True):
     """Report finished work and claim new work, in one transaction; a worker sends one turn at a time.
 

@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tidemill.core.errors import ConfigError, InvariantError, RemoteError, describe_error
 from tidemill.core.tasks.inputs import Channel
 from tidemill.store.calls.call import Call, CallRefusedError
+from tidemill.store.calls.dispatch import answer_call
 from tidemill.store.ciphers import Cipher
 from tidemill.store.context import CallContext, read_now
 from tidemill.store.database import build_remote_error
@@ -130,13 +131,6 @@ def check_transaction(connection: Connection) -> None:
     driver = connection.connection.driver_connection
     if isinstance(driver, sqlite3.Connection) and not driver.in_transaction:
         raise sqlite3.OperationalError("SQLite has rolled the transaction back; the disk may be full")
-
-
-def answer_call(connection: Connection, request: Call[T], context: CallContext) -> T:
-    """Answer a call; the query functions are imported with the first call."""
-    from tidemill.store.answers import answer
-
-    return answer(connection, request, context)
 
 
 def build_failure(label: str, request: Call[Any], error: Exception) -> Exception:

@@ -35,12 +35,12 @@ from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.poolers import STATEMENT_MODE, is_statement_mode
 from tidemill.store.calls.call import Call, CallRefusedError
-from tidemill.store.calls.reads import READS
+from tidemill.store.calls.dispatch import answer_call
 from tidemill.store.ciphers import Cipher
 from tidemill.store.context import build_context
 from tidemill.store.database import build_remote_error, is_conflict
 from tidemill.store.doorbell import Doorbell
-from tidemill.store.engines.call_batches import answer_call, build_failure
+from tidemill.store.engines.call_batches import build_failure
 from tidemill.store.engines.postgres_doorbell import PostgresDoorbell
 from tidemill.store.migrate import check_readable, is_current, upgrade
 
@@ -155,7 +155,7 @@ class PostgresDatabase:
             return result
 
         try:
-            result = await (self.read(work) if type(request) in READS else self.write(work))
+            result = await (self.read(work) if request.reads else self.write(work))
         except (CallRefusedError, RemoteError, ConfigError):
             raise
         except Exception as error:

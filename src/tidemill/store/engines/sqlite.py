@@ -23,12 +23,12 @@ from sqlalchemy.pool import SingletonThreadPool
 
 from tidemill.core.errors import ConfigError
 from tidemill.store.calls.call import Call
-from tidemill.store.calls.reads import READS
+from tidemill.store.calls.dispatch import answer_call
 from tidemill.store.ciphers import Cipher
 from tidemill.store.context import build_context
 from tidemill.store.database import build_remote_error
 from tidemill.store.doorbell import Doorbell
-from tidemill.store.engines.call_batches import CallBatches, answer_call, build_failure, check_transaction
+from tidemill.store.engines.call_batches import CallBatches, build_failure, check_transaction
 from tidemill.store.engines.lock import StoreLock
 from tidemill.store.engines.recovery import FileWatch, StoreLostError, save_copy
 from tidemill.store.migrate import NoTablesError, check_readable, upgrade
@@ -90,12 +90,12 @@ class SqliteDatabase:
 
     async def call(self, request: Call[T]) -> T:
         """Answer a named call in one transaction with other waiting calls; see `Database.call`."""
-        if self._writer is not None and type(request) not in READS:
+        if self._writer is not None and not request.reads:
             return await self._calls.call(request)
         return await self.read(lambda connection: self._answer_read(connection, request))
 
     def _answer_read(self, connection: Connection, request: Call[T]) -> T:
-        if type(request) not in READS:
+        if not request.reads:
             raise ConfigError(f"the store {self._path} is open for reading only")
         try:
             return answer_call(connection, request, build_context(connection, self._cipher))

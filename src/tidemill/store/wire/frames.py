@@ -17,8 +17,8 @@ import msgspec
 from tidemill.core.errors import ConfigError, InvariantError, RemoteError
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.framing import FrameTooLargeError, add_length, read_body
-from tidemill.store.calls import all_calls
 from tidemill.store.calls.call import Call, CallRefusedError, RefusalKind, find_answer_type
+from tidemill.store.calls.dispatch import list_kinds
 
 #: The maximum frame size; a worker turn with XComs and logs stays far below it.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -60,14 +60,6 @@ class Asked(msgspec.Struct, frozen=True):
 
     id: int
     call: Any
-
-
-@cache
-def list_kinds() -> tuple[type[Call[Any]], ...]:
-    """Return all kinds of calls."""
-    found = [getattr(all_calls, name) for name in all_calls.__all__]
-    kinds = [one for one in found if isinstance(one, type) and issubclass(one, Call) and one is not Call]
-    return tuple(sorted(kinds, key=lambda kind: kind.__name__))
 
 
 @cache

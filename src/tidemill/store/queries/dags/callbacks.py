@@ -13,13 +13,14 @@ from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.calls.callback_calls import CallbackRecord, ListCallbacks, ReadCallbackLog
 from tidemill.store.calls.people_calls import LogPartRecord
 from tidemill.store.calls.worker_calls import PART_BASE
+from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance, task_log
 from tidemill.store.queries.dags.runs import find_run
 
 _CALLBACK, _TASK, _LOG = task_callback.c, task_instance.c, task_log.c
 
 
-def list_callbacks(connection: Connection, request: ListCallbacks) -> Listed[CallbackRecord]:
+def list_callbacks(connection: Connection, request: ListCallbacks, context: CallContext) -> Listed[CallbackRecord]:
     """Return a page of the callbacks of a run; see `ListCallbacks`."""
     run = find_run(connection, request.dag_id, request.run_id)
     wanted = [_CALLBACK.run == run, or_(_CALLBACK.task.is_(None), _CALLBACK.state == "failed")]
@@ -49,7 +50,7 @@ def list_callbacks(connection: Connection, request: ListCallbacks) -> Listed[Cal
     return Listed(tuple(records), str(records[-1].id) if len(rows) > request.limit else None)
 
 
-def read_callback_log(connection: Connection, request: ReadCallbackLog) -> Listed[LogPartRecord]:
+def read_callback_log(connection: Connection, request: ReadCallbackLog, context: CallContext) -> Listed[LogPartRecord]:
     """Return a page of the log of a callback of the whole run; see `ReadCallbackLog`.
 
     Raises:

@@ -24,6 +24,7 @@ from tidemill.store.calls.all_calls import (
     ListDags,
     ListFiles,
     PauseDag,
+    RemoveFile,
     StoredDag,
     StoreFile,
 )
@@ -163,9 +164,11 @@ def _name_schedule(schedule: ScheduleStructure) -> str:
     return ""
 
 
-def remove_file(connection: Connection, path: str, context: CallContext) -> bool:
+def remove_file(connection: Connection, request: RemoveFile, context: CallContext) -> bool:
     """Mark a file as removed; see `RemoveFile`."""
-    statement = update(dag_file).where(and_(_FILE.path == path, _FILE.present == 1)).values(present=0, error=None)
+    statement = (
+        update(dag_file).where(and_(_FILE.path == request.path, _FILE.present == 1)).values(present=0, error=None)
+    )
     number = connection.execute(statement.returning(_FILE.id)).scalar()
     if number is None:
         return False
@@ -174,7 +177,7 @@ def remove_file(connection: Connection, path: str, context: CallContext) -> bool
     return True
 
 
-def list_files(connection: Connection, request: ListFiles) -> tuple[FileRecord, ...]:
+def list_files(connection: Connection, request: ListFiles, context: CallContext) -> tuple[FileRecord, ...]:
     """Return the present files; see `ListFiles`."""
     statement = select(dag_file).where(_FILE.present == 1).order_by(_FILE.path)
     if request.broken:
@@ -199,7 +202,7 @@ def _select_dags() -> Select[Any]:
     return select(dag, _FILE.path, _FILE.unshared).join(dag_file, _FILE.id == _DAG.file_id)
 
 
-def list_dags(connection: Connection, request: ListDags) -> Listed[DagRecord]:
+def list_dags(connection: Connection, request: ListDags, context: CallContext) -> Listed[DagRecord]:
     """Return a page of DAGs; see `ListDags`."""
     statement = _select_dags().order_by(_DAG.dag_id).limit(request.limit + 1)
     if not request.inactive:
@@ -215,7 +218,7 @@ def list_dags(connection: Connection, request: ListDags) -> Listed[DagRecord]:
     return Listed(tuple(rows[: request.limit]), rows[request.limit - 1].dag_id if more else None)
 
 
-def get_dag(connection: Connection, request: GetDag) -> DagDetails | None:
+def get_dag(connection: Connection, request: GetDag, context: CallContext) -> DagDetails | None:
     """Return a DAG with its structure; see `GetDag`."""
     row = connection.execute(_select_dags().where(_DAG.dag_id == request.dag_id)).first()
     if row is None:

@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tidemill.core.tasks.inputs import Channel
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
-from tidemill.store.calls.all_calls import PoolRecord, SetPool
+from tidemill.store.calls.all_calls import DeletePool, ListPools, PoolRecord, SetPool
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import HOLDS_SLOTS, pool, task_instance
@@ -22,7 +22,7 @@ DEFAULT_POOL = "default_pool"
 _TASK = task_instance.c
 
 
-def list_pools(connection: Connection) -> tuple[PoolRecord, ...]:
+def list_pools(connection: Connection, request: ListPools, context: CallContext) -> tuple[PoolRecord, ...]:
     """Return all pools; see `ListPools`."""
     holding = text(HOLDS_SLOTS)
     used = _sum_slots(connection, holding)
@@ -60,13 +60,14 @@ def set_pool(connection: Connection, request: SetPool, context: CallContext) -> 
     context.bells.add(Channel.SCHEDULER)
 
 
-def delete_pool(connection: Connection, name: str) -> bool:
+def delete_pool(connection: Connection, request: DeletePool, context: CallContext) -> bool:
     """Delete a pool; see `DeletePool`."""
-    if name == DEFAULT_POOL:
+    if request.name == DEFAULT_POOL:
         raise CallRefusedError(RefusalKind.INVALID, f"{DEFAULT_POOL} cannot be deleted; set its slots instead")
-    waiting = and_(_TASK.pool == name, _TASK.state == TaskState.SCHEDULED.value)
+    waiting = and_(_TASK.pool == request.name, _TASK.state == TaskState.SCHEDULED.value)
     if connection.execute(select(_TASK.id).where(waiting).limit(1)).first() is not None:
         raise CallRefusedError(
-            RefusalKind.CONFLICT, f"tasks wait for slots of pool {name!r}; let them finish, or cancel their runs"
+            RefusalKind.CONFLICT,
+            f"tasks wait for slots of pool {request.name!r}; let them finish, or cancel their runs",
         )
-    return bool(connection.execute(delete(pool).where(pool.c.name == name)).rowcount)
+    return bool(connection.execute(delete(pool).where(pool.c.name == request.name)).rowcount)

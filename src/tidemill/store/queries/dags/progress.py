@@ -10,6 +10,7 @@ from sqlalchemy import Connection, func, select, union_all
 
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.all_calls import RunProgress, RunRecord, WatchRuns
+from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, RUNS, read_run
 
@@ -23,7 +24,7 @@ ACTIVE = union_all(
 ).subquery("active")
 
 
-def watch_runs(connection: Connection, request: WatchRuns) -> tuple[RunProgress, ...]:
+def watch_runs(connection: Connection, request: WatchRuns, context: CallContext) -> tuple[RunProgress, ...]:
     """Return the progress of runs; see `WatchRuns`."""
     active = select(ACTIVE.c.id).order_by(ACTIVE.c.state.desc(), ACTIVE.c.id.desc()).limit(request.limit)
     shown = list(connection.execute(active).scalars())

@@ -106,7 +106,7 @@ def find_run(connection: Connection, dag_id: str, run_id: str) -> int:
     return int(found)
 
 
-def get_earlier_run(connection: Connection, request: GetEarlierRun) -> RunRecord | None:
+def get_earlier_run(connection: Connection, request: GetEarlierRun, context: CallContext) -> RunRecord | None:
     """Return the run before a given one; see `GetEarlierRun`."""
     own = select(_RUN.dag, _RUN.logical_us).where(_RUN.id == request.run).subquery()
     statement = RUNS.join(own, and_(_RUN.dag == own.c.dag, _RUN.logical_us < own.c.logical_us))
@@ -131,7 +131,7 @@ def select_dag(dag_id: str) -> ScalarSelect[int]:
     return select(_DAG.id).where(_DAG.dag_id == dag_id).correlate(None).scalar_subquery()
 
 
-def get_run(connection: Connection, request: GetRun) -> RunRecord | None:
+def get_run(connection: Connection, request: GetRun, context: CallContext) -> RunRecord | None:
     """Return a run; see `GetRun`."""
     statement: Select[Any] = RUNS.where(_RUN.dag == select_dag(request.dag_id))
     if request.run_id is not None:
@@ -140,7 +140,7 @@ def get_run(connection: Connection, request: GetRun) -> RunRecord | None:
     return None if row is None else read_run(row)
 
 
-def list_runs(connection: Connection, request: ListRuns) -> Listed[RunRecord]:
+def list_runs(connection: Connection, request: ListRuns, context: CallContext) -> Listed[RunRecord]:
     """Return a page of runs; see `ListRuns`."""
     statement: Select[Any] = RUNS.order_by(_RUN.id.desc()).limit(request.limit + 1)
     if request.dag_id is not None:

@@ -18,16 +18,15 @@ from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.all_calls import (
     ClearTasks,
+    CountStore,
     HistoryRecord,
     ListTasks,
-    ListXComs,
     LogPartRecord,
     MarkTasks,
     ReadLog,
     StoreCounts,
     TaskHistory,
     TaskRecord,
-    XComRecord,
 )
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.context import CallContext
@@ -39,7 +38,6 @@ from tidemill.store.queries.dags.task_logs import find_last_try, read_log
 from tidemill.store.queries.dags.task_rows import InstanceKey, RunEntry, TaskEntry, compute_rank, is_resumed, load_plan
 from tidemill.store.queries.dags.tasks import close_board, end_run
 from tidemill.store.queries.dags.transition import Board
-from tidemill.store.queries.dags.xcoms import list_xcoms
 from tidemill.store.tables import service_session, trigger
 
 _TASK, _RUN, _JOURNAL = task_instance.c, dag_run.c, task_journal.c
@@ -48,7 +46,7 @@ _NAMES = RowSet("task_names", task_id=str)
 _BAD = (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
 
 
-def list_tasks(connection: Connection, request: ListTasks) -> Listed[TaskRecord]:
+def list_tasks(connection: Connection, request: ListTasks, context: CallContext) -> Listed[TaskRecord]:
     """Return a page of the tasks of a run; see `ListTasks`."""
     run = find_run(connection, request.dag_id, request.run_id)
     version = (
@@ -151,7 +149,7 @@ def _refuse_instance(dag_id: str, run_id: str, task_id: str, map_index: int) -> 
     )
 
 
-def list_history(connection: Connection, request: TaskHistory) -> Listed[HistoryRecord]:
+def list_history(connection: Connection, request: TaskHistory, context: CallContext) -> Listed[HistoryRecord]:
     """Return a page of the state changes of a task; see `TaskHistory`."""
     wanted = [_JOURNAL.task == find_task(connection, request)]
     if request.after is not None:
@@ -165,17 +163,11 @@ def list_history(connection: Connection, request: TaskHistory) -> Listed[History
     return Listed(tuple(rows[: request.limit]), str(rows[request.limit - 1].epoch) if more else None)
 
 
-def read_task_log(connection: Connection, request: ReadLog) -> Listed[LogPartRecord]:
+def read_task_log(connection: Connection, request: ReadLog, context: CallContext) -> Listed[LogPartRecord]:
     """Return a page of the log of a try; see `ReadLog`."""
     task = find_task(connection, request)
     try_number = find_last_try(connection, task) if request.try_number is None else request.try_number
     return read_log(connection, task, try_number, request.after, request.limit)
-
-
-def list_task_xcoms(connection: Connection, request: ListXComs) -> Listed[XComRecord]:
-    """Return a page of the XComs of a run; see `ListXComs`."""
-    run = find_run(connection, request.dag_id, request.run_id)
-    return list_xcoms(connection, run, request.task_id, request.map_index, request.after, request.limit)
 
 
 def clear_tasks(connection: Connection, request: ClearTasks, context: CallContext) -> tuple[str, ...]:
@@ -278,7 +270,7 @@ def _select_names(run: RunEntry, names: Iterable[str]) -> list[str]:
     return sorted(set(wanted))
 
 
-def count_store(connection: Connection) -> StoreCounts:
+def count_store(connection: Connection, request: CountStore, context: CallContext) -> StoreCounts:
     """Return the numbers for metrics; see `CountStore`."""
     open_tasks = select(_TASK.state, func.count()).join(ACTIVE, ACTIVE.c.id == _TASK.run).group_by(_TASK.state)
     tasks: dict[str, int] = dict(connection.execute(open_tasks).all())

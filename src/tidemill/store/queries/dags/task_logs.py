@@ -11,16 +11,21 @@ from typing import Any
 from sqlalchemy import Connection, Executable, and_, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tidemill.store.calls.all_calls import LogPart, LogPartRecord
+from tidemill.store.calls.all_calls import AppendLog, LogPart, LogPartRecord
 from tidemill.store.calls.call import Listed
+from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_log
 from tidemill.store.statements import Statement
 
 _LOG = task_log.c
 
 
-def append_logs(connection: Connection, parts: Sequence[LogPart]) -> None:
-    """Store log parts."""
+def append_log(connection: Connection, request: AppendLog, context: CallContext) -> None:
+    """Store log parts; see `AppendLog`."""
+    store_log_parts(connection, request.parts)
+
+
+def store_log_parts(connection: Connection, parts: Sequence[LogPart]) -> None:
     if not parts:
         return
     rows = [

@@ -16,8 +16,15 @@ from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.all_calls import (
     MAX_XCOM_BYTES,
+    ClearTaskState,
     ConnectionRecord,
     ConnectionRow,
+    DeleteConnection,
+    DeleteTaskState,
+    DeleteVariable,
+    GetConnection,
+    GetTaskState,
+    GetVariable,
     ListConnections,
     ListVariables,
     PushXCom,
@@ -57,10 +64,11 @@ def push_xcom(connection: Connection, request: PushXCom, context: CallContext) -
     write_xcoms(connection, [(request.task, request.key, request.value)], context.now_us)
 
 
-def get_task_state(connection: Connection, task: int, epoch: int, key: str) -> str | None:
+def get_task_state(connection: Connection, request: GetTaskState, context: CallContext) -> str | None:
     """Return a value of the task state; see `GetTaskState`."""
-    check_attempt(connection, task, epoch)
-    return connection.execute(select(_STATE.value).where(and_(_STATE.task == task, _STATE.key == key))).scalar()
+    check_attempt(connection, request.task, request.epoch)
+    wanted = and_(_STATE.task == request.task, _STATE.key == request.key)
+    return connection.execute(select(_STATE.value).where(wanted)).scalar()
 
 
 def set_task_state(connection: Connection, request: SetTaskState, context: CallContext) -> None:
@@ -76,18 +84,22 @@ def set_task_state(connection: Connection, request: SetTaskState, context: CallC
     _upsert(connection, task_state, ["task", "key"], values)
 
 
-def delete_task_state(connection: Connection, task: int, epoch: int, key: str | None) -> int:
-    """Delete one value of the task state, or all of them; return their number."""
-    check_attempt(connection, task, epoch)
-    statement = delete(task_state).where(_STATE.task == task)
-    if key is not None:
-        statement = statement.where(_STATE.key == key)
-    return connection.execute(statement).rowcount
+def delete_task_state(connection: Connection, request: DeleteTaskState, context: CallContext) -> bool:
+    """Delete a value of the task state; see `DeleteTaskState`."""
+    check_attempt(connection, request.task, request.epoch)
+    wanted = and_(_STATE.task == request.task, _STATE.key == request.key)
+    return bool(connection.execute(delete(task_state).where(wanted)).rowcount)
 
 
-def get_variable(connection: Connection, key: str, context: CallContext) -> str | None:
-    """Return the value of a variable; None if there is none."""
-    found = connection.execute(select(variable.c.value).where(variable.c.key == key)).scalar()
+def clear_task_state(connection: Connection, request: ClearTaskState, context: CallContext) -> int:
+    """Delete all values of the task state; see `ClearTaskState`."""
+    check_attempt(connection, request.task, request.epoch)
+    return connection.execute(delete(task_state).where(_STATE.task == request.task)).rowcount
+
+
+def get_variable(connection: Connection, request: GetVariable, context: CallContext) -> str | None:
+    """Return the value of a variable; see `GetVariable`."""
+    found = connection.execute(select(variable.c.value).where(variable.c.key == request.key)).scalar()
     return None if found is None else context.cipher.decrypt(found)
 
 
@@ -105,9 +117,9 @@ def set_variable(connection: Connection, request: SetVariable, context: CallCont
     _upsert(connection, variable, ["key"], values, () if request.description is not None else ("description",))
 
 
-def delete_variable(connection: Connection, key: str) -> bool:
-    """Delete a variable; False if there was none."""
-    return bool(connection.execute(delete(variable).where(variable.c.key == key)).rowcount)
+def delete_variable(connection: Connection, request: DeleteVariable, context: CallContext) -> bool:
+    """Delete a variable; see `DeleteVariable`."""
+    return bool(connection.execute(delete(variable).where(variable.c.key == request.key)).rowcount)
 
 
 def list_variables(connection: Connection, request: ListVariables, context: CallContext) -> Listed[VariableRecord]:
@@ -128,9 +140,9 @@ def list_variables(connection: Connection, request: ListVariables, context: Call
     return Listed(records, records[-1].key if len(rows) > request.limit else None)
 
 
-def get_connection(connection: Connection, number: str, context: CallContext) -> ConnectionRecord | None:
-    """Return a connection with its secrets; None if there is none."""
-    found = connection.execute(select(connections.c.value).where(connections.c.id == number)).scalar()
+def get_connection(connection: Connection, request: GetConnection, context: CallContext) -> ConnectionRecord | None:
+    """Return a connection with its secrets; see `GetConnection`."""
+    found = connection.execute(select(connections.c.value).where(connections.c.id == request.id)).scalar()
     return None if found is None else msgspec.json.decode(context.cipher.decrypt(found), type=ConnectionRecord)
 
 
@@ -148,12 +160,12 @@ def set_connection(connection: Connection, request: SetConnection, context: Call
     _upsert(connection, connections, ["id"], values)
 
 
-def delete_connection(connection: Connection, number: str) -> bool:
-    """Delete a connection; False if there was none."""
-    return bool(connection.execute(delete(connections).where(connections.c.id == number)).rowcount)
+def delete_connection(connection: Connection, request: DeleteConnection, context: CallContext) -> bool:
+    """Delete a connection; see `DeleteConnection`."""
+    return bool(connection.execute(delete(connections).where(connections.c.id == request.id)).rowcount)
 
 
-def list_connections(connection: Connection, request: ListConnections) -> Listed[ConnectionRow]:
+def list_connections(connection: Connection, request: ListConnections, context: CallContext) -> Listed[ConnectionRow]:
     """Return a page of connections; see `ListConnections`."""
     columns = connections.c
     statement = select(connections).order_by(columns.id).limit(request.limit + 1)

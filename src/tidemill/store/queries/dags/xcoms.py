@@ -7,10 +7,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, or_, select
 
-from tidemill.store.calls.all_calls import MAX_XCOM_BYTES, GetXCom, XComRecord
+from tidemill.store.calls.all_calls import MAX_XCOM_BYTES, GetXCom, ListXComs, XComRecord
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
+from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, task_instance, xcom
-from tidemill.store.queries.dags.runs import select_dag
+from tidemill.store.queries.dags.runs import find_run, select_dag
 
 _RUN, _TASK, _XCOM = dag_run.c, task_instance.c, xcom.c
 
@@ -48,7 +49,7 @@ def check_xcom(key: str, value: str) -> None:
         raise CallRefusedError(RefusalKind.INVALID, fault)
 
 
-def get_xcoms(connection: Connection, request: GetXCom) -> tuple[str | None, ...]:
+def get_xcoms(connection: Connection, request: GetXCom, context: CallContext) -> tuple[str | None, ...]:
     """Return XComs in the order of the tasks; see `GetXCom`."""
     run = _find_run(connection, request)
     if run is None:
@@ -103,25 +104,26 @@ def _find_prior(connection: Connection, run: Any, request: GetXCom, name: str) -
     return None if found is None else str(found)
 
 
-def list_xcoms(
-    connection: Connection, run: int, task_id: str | None, map_index: int | None, after: str | None, limit: int
-) -> Listed[XComRecord]:
-    """Return a page of the XComs of a run, by task and key; see `ListXComs`."""
+def list_xcoms(connection: Connection, request: ListXComs, context: CallContext) -> Listed[XComRecord]:
+    """Return a page of the XComs of a run; see `ListXComs`."""
+    run = find_run(connection, request.dag_id, request.run_id)
     statement = (
         select(_TASK.id, _TASK.task_id, _TASK.map_index, _XCOM.key, _XCOM.value, _XCOM.created_us)
         .join(xcom, _XCOM.task == _TASK.id)
         .where(_TASK.run == run)
         .order_by(_TASK.id, _XCOM.key)
-        .limit(limit + 1)
+        .limit(request.limit + 1)
     )
-    if task_id is not None:
-        statement = statement.where(_TASK.task_id == task_id)
-    if map_index is not None:
-        statement = statement.where(_TASK.map_index == map_index)
-    if after is not None:
-        number, _, key = after.partition(":")
+    if request.task_id is not None:
+        statement = statement.where(_TASK.task_id == request.task_id)
+    if request.map_index is not None:
+        statement = statement.where(_TASK.map_index == request.map_index)
+    if request.after is not None:
+        number, _, key = request.after.partition(":")
         statement = statement.where(or_(_TASK.id > int(number), and_(_TASK.id == int(number), _XCOM.key > key)))
     rows = connection.execute(statement).all()
-    records = tuple(XComRecord(row.task_id, row.map_index, row.key, row.value, row.created_us) for row in rows[:limit])
-    last = rows[limit - 1] if len(rows) > limit else None
+    records = tuple(
+        XComRecord(row.task_id, row.map_index, row.key, row.value, row.created_us) for row in rows[: request.limit]
+    )
+    last = rows[request.limit - 1] if len(rows) > request.limit else None
     return Listed(records, None if last is None else f"{last.id}:{last.key}")

@@ -18,7 +18,7 @@ from tidemill.store.tables import trigger, trigger_cursor
 _CURSOR = trigger_cursor.c
 
 
-def list_owned(connection: Connection, request: ListOwnedTriggers) -> tuple[OwnedTrigger, ...]:
+def list_owned(connection: Connection, request: ListOwnedTriggers, context: CallContext) -> tuple[OwnedTrigger, ...]:
     """Return the task triggers that a session owns; see `ListOwnedTriggers`."""
     statement = (
         select(_CURSOR.trigger_id, _CURSOR.token, _CURSOR.claim_request, trigger.c.stream_key)

@@ -14,7 +14,15 @@ from tidemill.core.tasks.attempt import MAX_LOST
 from tidemill.core.tasks.inputs import Channel, Lost
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
-from tidemill.store.calls.all_calls import BeginSession, ListSessions, LoseOtherSessions, ServiceSession
+from tidemill.store.calls.all_calls import (
+    BeatSession,
+    BeginSession,
+    EndSession,
+    ListSessions,
+    LoseOtherSessions,
+    LoseSession,
+    ServiceSession,
+)
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance
@@ -62,9 +70,9 @@ def begin_service_session(connection: Connection, request: BeginSession, context
     return int(connection.execute(insert(service_session).values(values).returning(_SESSION.id)).scalar_one())
 
 
-def beat_service_session(connection: Connection, number: int, context: CallContext) -> bool:
+def beat_service_session(connection: Connection, request: BeatSession, context: CallContext) -> bool:
     """Record a heartbeat; see `BeatSession`."""
-    return beat_session(connection, number, context.now_us)
+    return beat_session(connection, request.session, context.now_us)
 
 
 def check_session(connection: Connection, number: int) -> None:
@@ -89,11 +97,12 @@ def lock_session(connection: Connection, number: int) -> None:
         raise CallRefusedError(RefusalKind.FENCED, f"session {number} has ended; the service must start a new one")
 
 
-def end_service_session(connection: Connection, number: int, by: int | None, context: CallContext) -> bool:
+def end_service_session(connection: Connection, request: EndSession | LoseSession, context: CallContext) -> bool:
     """End a session and release everything it holds; see `EndSession` and `LoseSession`."""
-    if not end_session(connection, number, context.now_us, by):
+    by = request.by if isinstance(request, LoseSession) else None
+    if not end_session(connection, request.session, context.now_us, by):
         return False
-    _free_all(connection, number, context)
+    _free_all(connection, request.session, context)
     return True
 
 

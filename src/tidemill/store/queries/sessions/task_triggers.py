@@ -320,7 +320,7 @@ def note_cleaned_up(connection: Connection, number: int, triggers: Collection[in
     move_held(connection, found, number, Ended, context, f"triggerer {number}")
 
 
-def find_stopped(connection: Connection, request: HeldTriggers) -> tuple[StoppedTrigger, ...]:
+def find_stopped(connection: Connection, request: HeldTriggers, context: CallContext) -> tuple[StoppedTrigger, ...]:
     """Return the triggers that a service must stop, with the reasons; see `HeldTriggers`."""
     rows = {row.trigger_id: row for row in _fetch_held(connection, dict(request.held))}
     stopped = []

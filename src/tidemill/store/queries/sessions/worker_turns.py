@@ -30,7 +30,7 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback
 from tidemill.store.queries.dags.claims import claim_work, find_ended
 from tidemill.store.queries.dags.effects import PackedTrigger, pack_trigger
-from tidemill.store.queries.dags.task_logs import append_logs
+from tidemill.store.queries.dags.task_logs import store_log_parts
 from tidemill.store.queries.dags.tasks import close_board, draw_bits
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.dags.xcoms import find_fault
@@ -55,7 +55,7 @@ def take_worker_turn(connection: Connection, turn: WorkerTurn, context: CallCont
     outcomes = _store_reports(connection, turn, context)
     _store_callbacks(connection, turn, context)
     ends = [one.log_end for one in turn.reports] + [one.log_end for one in turn.callbacks]
-    append_logs(connection, [part for part in ends if part is not None])
+    store_log_parts(connection, [part for part in ends if part is not None])
     claimed = claim_work(connection, turn, context)
     return WorkerAnswer(outcomes, claimed, find_ended(connection, turn.session, turn.held), context.now_us)
 
