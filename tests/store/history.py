@@ -96,6 +96,23 @@ def _set_sequence(connection: Connection, table: Table) -> None:
         connection.execute(text(f"SELECT setval('{name}', (SELECT max(id) FROM {table.name}))"))
 
 
+async def copy_elements(database: Database, run: int, task_id: str, count: int) -> None:
+    """Add this many elements to a task of a run, as copies of the task's own row."""
+
+    def copy(connection: Connection) -> None:
+        names = [column.name for column in task_instance.columns if column.name != "id"]
+        values = ["c.i" if name == "map_index" else f't."{name}"' for name in names]
+        numbers = f"WITH RECURSIVE c(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM c WHERE i < {count - 1})"
+        listed = ", ".join(f'"{name}"' for name in names)
+        selected = f"SELECT {', '.join(values)} FROM task_instance t, c"
+        own = f"t.run = {run} AND t.task_id = '{task_id}' AND t.map_index = -1"
+        connection.execute(text(f"INSERT INTO task_instance ({listed}) {numbers} {selected} WHERE {own}"))
+        if find_dialect(connection) == "postgresql":
+            connection.execute(text("ANALYZE task_instance"))
+
+    await database.write(copy)
+
+
 class Costs:
     """What statements cost, by their text.
 
@@ -162,3 +179,39 @@ def _note(costs: Costs, connection: Any, dialect: str, said: str, values: Any) -
         cursor.close()
         if any(f"Seq Scan on {table.name} " in plan or f'Seq Scan on "{table.name}" ' in plan for table in GROWING):
             costs.scans[said] = plan
+
+
+@contextmanager
+def watch_rows(patch: pytest.MonkeyPatch, table: Table) -> Iterator[Counter[str]]:
+    """Count the rows of a table that PostgreSQL reads for each SELECT within the block."""
+    rows: Counter[str] = Counter()
+    execute_text: Callable[..., Any] = statements.execute_text
+
+    def note(connection: Any, said: str, values: Any) -> None:
+        if not said.lstrip().upper().startswith("SELECT"):
+            return
+        cursor = connection.cursor()
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {said}", values)
+        rows[said] = max(rows[said], _count_rows(cursor.fetchall()[0][0][0]["Plan"], table.name))
+        cursor.close()
+
+    def execute(connection: Connection, said: str, values: Any = ()) -> Any:
+        note(connection.connection, said, values)
+        return execute_text(connection, said, values)
+
+    def before(connection: Connection, cursor: Any, said: str, values: Any, context: Any, many: bool) -> None:
+        if not many:
+            note(connection.connection, said, values)
+
+    patch.setattr(statements, "execute_text", execute)
+    event.listen(Engine, "before_cursor_execute", before)
+    try:
+        yield rows
+    finally:
+        event.remove(Engine, "before_cursor_execute", before)
+        patch.setattr(statements, "execute_text", execute_text)
+
+
+def _count_rows(plan: dict[str, Any], table: str) -> int:
+    own = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0) if plan.get("Relation Name") == table else 0
+    return int(own * plan["Actual Loops"]) + sum(_count_rows(part, table) for part in plan.get("Plans", ()))

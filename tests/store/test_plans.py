@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from tests.store.dags import Player, dag, encode, task
-from tests.store.history import Costs, copy_history, watch_costs
+from tests.store.history import Costs, copy_elements, copy_history, watch_costs, watch_rows
 from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.structure import DagStructure, ScheduleStructure
 from tidemill.store.calls import all_calls
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.dispatch import list_kinds
+from tidemill.store.dag_tables import task_instance
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store
 
@@ -253,3 +254,66 @@ async def test_no_call_reads_a_history_of_200000_tasks_in_postgresql(
         await check(database, 12_000, monkeypatch)
     finally:
         await database.close()
+
+
+ELEMENTS = 5_000
+#: A lookup of one instance, or a page of a few, takes far fewer; one that reads all elements takes more.
+MOST_ROWS = 100
+
+
+async def use_instances(database: Database, run: all_calls.RunRecord, player: Player) -> None:
+    """Make each call that names a task instance of a run whose task `b` has many elements."""
+    of_run = ("dag", run.run_id)
+    for request in (
+        all_calls.ListTasks(*of_run, task_id="b", map_index=4_000),
+        all_calls.ListTasks(*of_run, map_index=-1),
+        all_calls.ListTasks(*of_run, limit=5, after="1:4000"),
+        all_calls.ListTasks(*of_run, limit=5, task_id="b"),
+        all_calls.ListTasks(*of_run, limit=5, task_id="b", after="1:4000"),
+        all_calls.TaskHistory(*of_run, "b", 4_000),
+        all_calls.ReadLog(*of_run, "b", 4_000),
+        all_calls.GetXCom(run.id, ("a", "b"), map_index=4_000),
+        all_calls.ListXComs(*of_run, "b", map_index=4_000),
+        all_calls.MarkTasks(*of_run, ("b",), "success", "tester", 4_000),
+        all_calls.ClearTasks(*of_run, ("b",), "tester", map_index=4_000),
+        all_calls.MarkTasks(*of_run, ("a",), "success", "tester"),
+        all_calls.MarkTasks(*of_run, ("b",), "success", "tester"),
+        all_calls.MarkTasks(*of_run, ("c",), "success", "tester"),
+    ):
+        await database.call(request)  # type: ignore[arg-type]
+    await player.schedule()
+
+
+async def map_task(database: Database) -> tuple[all_calls.RunRecord, Player]:
+    player = await Player(database).begin()
+    structure = dag(task("a"), task("b", "a", wait_for_downstream=True), task("c", "b"))
+    first = await player.create(structure, run_id="run1", logical_us=DAY_US)
+    second = await player.create(structure, run_id="run2", logical_us=2 * DAY_US)
+    await copy_elements(database, first.id, "b", ELEMENTS)
+    await copy_elements(database, second.id, "b", ELEMENTS)
+    return first, player
+
+
+async def test_an_instance_is_found_in_sqlite_without_reading_the_elements_beside_it(
+    file: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, player = await map_task(file)
+    with watch_costs(monkeypatch) as costs:
+        await use_instances(file, run, player)
+    dear = {said: steps for said, steps in costs.steps.items() if steps > MOST_STEPS}
+    assert not dear, describe(costs)
+
+
+async def test_an_instance_is_found_in_postgresql_without_reading_the_elements_beside_it(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = await open_store(await postgres.new_database())
+    try:
+        run, player = await map_task(database)
+        with watch_rows(monkeypatch, task_instance) as rows:
+            await use_instances(database, run, player)
+    finally:
+        await database.close()
+    dear = {said: count for said, count in rows.items() if count > MOST_ROWS}
+    assert not dear
+    assert any(rows.values())

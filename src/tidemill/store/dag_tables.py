@@ -114,11 +114,12 @@ _partial("ix_dag_run_running", dag_run.c.dag, dag_run.c.state, dag_run.c.id, whe
 _partial("ix_dag_run_stop", dag_run.c.id, where="stop IS NOT NULL")
 _partial("ix_dag_run_deadline", dag_run.c.deadline_us, where="deadline_us IS NOT NULL AND state = 'running'")
 
-#: One row per task of a run: the fields of `core.tasks.task_row.TaskRow`, the outcomes of its upstream tasks
-#: (`tallies`: the counts of `core.tasks.dependencies.Upstream`), and the columns that queries search by. `pending`: 1
-#: if the scheduler must still decide the task. `skip_votes`: the number of upstream tasks that skip it by name;
-#: `skips`: the tasks it skips. `rank`: the order of waiting tasks. `number`: the index in the structure.
-#: `ending_outcome`: the state that follows the ending; NULL: the task is queued again.
+#: One row per task instance, which `run`, `task_id` and `map_index` name (-1: not an element of a mapped task): the
+#: fields of `core.tasks.task_row.TaskRow`, the outcomes of its upstream tasks (`tallies`: the counts of
+#: `core.tasks.dependencies.Upstream`), and the columns that queries search by. `pending`: 1 if the scheduler must
+#: still decide the task. `skip_votes`: the number of upstream tasks that skip it by name; `skips`: the tasks it skips.
+#: `rank`: the order of waiting tasks. `number`: the index in the structure. `ending_outcome`: the state that follows
+#: the ending; NULL: the task is queued again.
 task_instance = Table(
     "task_instance",
     metadata,

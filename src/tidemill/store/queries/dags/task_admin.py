@@ -61,7 +61,6 @@ def list_tasks(connection: Connection, request: ListTasks, context: CallContext)
         .outerjoin(service_session, service_session.c.id == _TASK.session_id)
         .outerjoin(trigger, waits)
         .where(_TASK.run == run)
-        .order_by(_TASK.number, _TASK.map_index)
         .limit(request.limit + 1)
     )
     if request.states:
@@ -86,16 +85,17 @@ def _fetch_page(
     connection: Connection, statement: Select[Any], given: dict[str, Any], plan: DagPlan, request: ListTasks
 ) -> Sequence[Row[Any]]:
     """Return the rows of a page and one more; `after` is the number and the index of the last row before it."""
+    # The index on names provides the order of the instances of one task; there may be many.
+    of_one, of_all = statement.order_by(_TASK.map_index), statement.order_by(_TASK.number, _TASK.map_index)
     if request.after is None:
-        return connection.execute(statement, given).all()
+        return connection.execute(of_all if request.task_id is None else of_one, given).all()
     number, index = map(int, request.after.split(":"))
     rows: list[Row[Any]] = []
     if number < len(plan.structure.tasks):
-        # The index on names finds further instances of the same task; there may be many.
         same = and_(_TASK.task_id == plan.structure.tasks[number].id, _TASK.map_index > index)
-        rows += connection.execute(statement.where(same), given)
-    if len(rows) <= request.limit:
-        later = statement.where(_TASK.number > number).limit(request.limit + 1 - len(rows))
+        rows += connection.execute(of_one.where(same), given)
+    if len(rows) <= request.limit and request.task_id is None:
+        later = of_all.where(_TASK.number > number).limit(request.limit + 1 - len(rows))
         rows += connection.execute(later, given)
     return rows
 
