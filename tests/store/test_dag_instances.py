@@ -12,9 +12,14 @@ from tidemill.core.tasks.instance import format_instance
 from tidemill.store.calls.all_calls import (
     AppendLog,
     AttemptReport,
+    CallbackReport,
     CancelRun,
+    ClaimTriggers,
     ClearTasks,
+    Deferral,
+    FiredEvent,
     GetXCom,
+    ListCallbacks,
     ListTasks,
     ListXComs,
     LogPart,
@@ -22,6 +27,7 @@ from tidemill.store.calls.all_calls import (
     PushXCom,
     ReadLog,
     RunRecord,
+    StoreEvents,
     Success,
     TaskHistory,
 )
@@ -266,3 +272,40 @@ async def test_a_cancelled_run_stops_all_instances(player: Player) -> None:
 
     states = await player.states(run)
     assert [states[name] for name in ("a", "a[0]", "a[1]", "b")] == [*["ending"] * 3, "skipped"]
+
+
+async def test_a_trigger_and_a_callback_belong_to_their_element(player: Player) -> None:
+    run = await player.create(dag(task("a", callbacks=("on_success",))))
+    await add_elements(player.store, run, "a", "scheduled", "scheduled")
+    call = player.store.call
+    deferral = Deferral("package.Trigger", "{}", "resume")
+    await player.turn(*[AttemptReport(one.task, one.epoch, deferral) for one in await player.claim()])
+    triggerer = await player.begin_service("triggerer")
+
+    claimed = {one.map_index: one for one in await call(ClaimTriggers(triggerer, 1, 10))}
+    assert sorted(claimed) == [-1, 0, 1]
+    fired = FiredEvent(claimed[1].id, claimed[1].token, "1", None, 0)
+    await call(StoreEvents(triggerer, 2, (fired,)))
+
+    attempt = await player.claim_one()
+    assert (attempt.task_id, attempt.map_index, attempt.resume is not None) == ("a", 1, True)
+    await player.report(attempt, Success())
+    callback = await player.claim_one()
+    assert callback.callback is not None
+    assert (callback.task_id, callback.map_index) == ("a", 1)
+    await player.turn(callbacks=(CallbackReport(callback.callback.id, "no"),))
+    listed = await call(ListCallbacks("dag", run.run_id))
+    assert [(one.task_id, one.map_index) for one in listed.rows] == [("a", 1)]
+    assert await player.states(run) == {"a": "deferred", "a[0]": "deferred", "a[1]": "success"}
+
+
+async def test_an_xcom_of_an_earlier_run_is_that_of_the_same_element(player: Player) -> None:
+    first = await player.create(dag(task("a")), run_id="first", logical_us=DAY_US)
+    await add_elements(player.store, first, "a", "scheduled")
+    for one in await player.claim():
+        await player.report(one, Success(), xcoms=(("return_value", str(one.map_index)),))
+    second = await player.create(dag(task("a")), run_id="second", logical_us=2 * DAY_US)
+
+    for index, value in ((-1, "-1"), (0, "0"), (1, None)):
+        pulled = await player.store.call(GetXCom(second.id, ("a",), map_index=index, include_prior=True))
+        assert pulled == (value,)
