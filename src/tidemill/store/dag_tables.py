@@ -1,7 +1,7 @@
 """The tables for DAGs in SQLAlchemy Core; `migrations` creates the same tables.
 
 Invariants: those of `tables`. Tasks change state only through `queries.dags.transition`. Transactions lock rows in one
-order: service, DAG, pool, runs by id, tasks by id, trigger cursors. Claims skip locked tasks and never wait for them.
+order: service, DAG, pool, runs by id, tasks by id, trigger cursors, maps. Claims skip locked tasks and never wait for them.
 Each waiting state has a partial index of its own, so queries find waiting tasks without reading finished ones.
 """
 
@@ -14,6 +14,10 @@ from tidemill.store.tables import Id, metadata
 #: Tasks that hold pool slots and count against limits. Queries use this text verbatim so that it matches the index.
 HOLDS_SLOTS = "state IN ('queued', 'running', 'ending')"
 IS_DEFERRED = "state = 'deferred'"
+#: Elements of mapped tasks that failed. Queries use this text verbatim, too.
+IS_BAD_ELEMENT = "state IN ('failed', 'upstream_failed') AND map_index >= 0"
+#: Tasks, as opposed to elements of mapped tasks.
+IS_UNMAPPED = "map_index = -1"
 #: The condition on the rank that `queries.dags.task_rows.is_resumed` checks.
 IS_RESUMED = "state = 'scheduled' AND rank < -549755813888"
 
@@ -169,6 +173,61 @@ _partial("ix_task_resumed", task_instance.c.dag, task_instance.c.task_id, where=
 _partial("ix_task_session", task_instance.c.session_id, where="session_id IS NOT NULL")
 _partial("ix_task_due", task_instance.c.next_due_us, where="next_due_us IS NOT NULL")
 _partial("ix_task_pending", task_instance.c.run, task_instance.c.id, where="pending = 1")
+_partial("ix_task_unmapped", task_instance.c.run, task_instance.c.number, task_instance.c.id, where=IS_UNMAPPED)
+_partial(
+    "ix_task_element_failed",
+    task_instance.c.run,
+    task_instance.c.task_id,
+    task_instance.c.map_index,
+    where=IS_BAD_ELEMENT,
+)
+
+
+def _count(name: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False, server_default=text("0"))
+
+
+#: One row per mapped task of a run. `task`: its head, the instance with map_index -1. The counts, and `stop`, are those of `core.tasks.expansion.MapRow`; `made`: the number of element rows, which have the
+#: indexes below it. `told`: what successors were told. `pending`: 1 if the scheduler must look at the map. `sources`:
+#: where the items are, set when the map opens. `error`: why the map cannot expand.
+task_map = Table(
+    "task_map",
+    metadata,
+    Column("task", Id, primary_key=True, autoincrement=False),
+    Column("run", Id, nullable=False),
+    Column("task_id", Text, nullable=False),
+    _count("opened"),
+    _count("closed"),
+    _count("arrived"),
+    _count("created"),
+    _count("made"),
+    _count("waiting"),
+    _count("unfinished"),
+    _count("retrying"),
+    _count("success"),
+    _count("failed"),
+    _count("upstream_failed"),
+    _count("skipped"),
+    _count("told"),
+    _count("pending"),
+    Column("stop", Text),
+    Column("sources", Text),
+    Column("error", Text),
+    UniqueConstraint("run", "task_id", name="uq_task_map_name"),
+)
+_partial("ix_task_map_pending", task_map.c.task, where="pending = 1")
+
+#: The items of sources: what a generator yielded, and the values of a list that a map was opened over. `task` and
+#: `key`: the XCom that they are of, or the head of a map and the name of a parameter.
+map_item = Table(
+    "map_item",
+    metadata,
+    Column("task", Id, primary_key=True, autoincrement=False),
+    Column("key", Text, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("value", Text, nullable=False),
+    # Stored with row ids, because a value may be up to a megabyte.
+)
 
 #: One row per change of a task's state, keyed by the epoch that the change produced.
 task_journal = Table(

@@ -216,6 +216,34 @@ class GetRun(Call[RunRecord | None], frozen=True):
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
 
+class MapCounts(msgspec.Struct, frozen=True):
+    """The elements of a mapped task.
+
+    Attributes:
+        arrived: How many its source has given so far.
+        closed: Whether its source gives no more.
+        created: How many have been created, or were skipped because the map was stopped.
+        unfinished: How many of the created ones have not ended.
+        running: How many of the unfinished ones run now or are ending.
+        success: How many succeeded.
+        failed: How many failed by themselves.
+        upstream_failed: How many failed with their source.
+        skipped: How many were skipped.
+        stop: Why no more are created; None: it was not stopped.
+    """
+
+    arrived: int
+    closed: bool
+    created: int
+    unfinished: int
+    running: int
+    success: int
+    failed: int
+    upstream_failed: int
+    skipped: int
+    stop: str | None
+
+
 class TaskRecord(msgspec.Struct, frozen=True):
     """A task of a run.
 
@@ -242,6 +270,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
         worker: The worker that runs it, for display; None: no worker runs it.
         trigger: The id of the trigger that it waits for; None: it is not deferred.
         error: The error of its last failure.
+        elements: The counts of its elements; None: it is not mapped, or is an element itself.
     """
 
     id: int
@@ -266,6 +295,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
     worker: str | None
     trigger: int | None
     error: str | None
+    elements: MapCounts | None = None
 
 
 class TriggerAbout(msgspec.Struct, frozen=True):
@@ -314,6 +344,30 @@ class ListTasks(Call[Listed[TaskRecord]], frozen=True):
     limit: int = 1000
     task_id: str | None = None
     map_index: int | None = None
+
+
+class ListElements(Call[Listed[TaskRecord]], frozen=True):
+    """Return the elements of a mapped task by index.
+
+    Attributes:
+        dag_id: The DAG.
+        run_id: The run.
+        task_id: The mapped task.
+        states: Only elements in these states; empty: in all.
+        first: The lowest index; None: from the beginning.
+        last: The highest index; None: to the end.
+        after: The `next` of the previous page.
+        limit: The maximum number of elements.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    states: tuple[str, ...] = ()
+    first: int | None = None
+    last: int | None = None
+    after: str | None = None
+    limit: int = 1000
 
 
 class HistoryRecord(msgspec.Struct, frozen=True):
@@ -387,15 +441,19 @@ class ListXComs(Call[Listed[XComRecord]], frozen=True):
 class ClearTasks(Call[tuple[str, ...]], frozen=True):
     """Reset tasks so that they run again; return their names. A finished run becomes active again.
 
+    Elements of a mapped task are named `task[index]`. A mapped task that is cleared as a whole expands again from its
+    sources. A generator is cleared together with the tasks that are mapped over it.
+
     Attributes:
         dag_id: The DAG.
         run_id: The run.
         task_ids: The tasks; empty: all.
         by: The user who clears them.
         downstream: Whether to clear downstream tasks as well.
-        failed: Whether to clear only tasks that failed or whose upstream failed.
+        failed: Whether to clear only tasks that failed or whose upstream failed; of a mapped task, only such elements.
         dry_run: Whether to only return the names.
         map_index: The index of the instances of `task_ids`; -1: they are not elements of mapped tasks.
+        indexes: Clear only these elements of mapped tasks, from the first to the last index; None: whole tasks.
     """
 
     dag_id: str
@@ -406,11 +464,15 @@ class ClearTasks(Call[tuple[str, ...]], frozen=True):
     failed: bool = False
     dry_run: bool = False
     map_index: int = -1
+    indexes: tuple[int, int] | None = None
 
 
 @answered_by("dags.task_admin:mark_tasks")
 class MarkTasks(Call[tuple[str, ...]], frozen=True):
-    """Set the outcome of tasks and return the names of the tasks that changed. `map_index`: as in `ClearTasks`."""
+    """Set the outcome of tasks and return the names of the tasks that changed.
+
+    `task_ids`, `map_index` and `indexes`: as in `ClearTasks`.
+    """
 
     dag_id: str
     run_id: str
@@ -418,6 +480,7 @@ class MarkTasks(Call[tuple[str, ...]], frozen=True):
     state: Literal["success", "failed", "skipped"]
     by: str
     map_index: int = -1
+    indexes: tuple[int, int] | None = None
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

@@ -62,6 +62,79 @@ class PushXCom(Call[None], frozen=True):
     value: str
 
 
+class ItemsStored(msgspec.Struct, frozen=True):
+    """The answer to `EmitItems`.
+
+    Attributes:
+        total: The number of items that are stored now.
+        wanted: Whether a mapped task still takes items; if not, the generator ends.
+    """
+
+    total: int
+    wanted: bool
+
+
+@answered_by("dags.map_items:emit_items")
+class EmitItems(Call[ItemsStored], frozen=True):
+    """Store the values that a generator task yielded; the tasks mapped over it get elements for them.
+
+    Values that are stored already are skipped if they are equal, because a generator begins again in each try; a
+    different value, one of more than MAX_XCOM_BYTES, or a gap is refused (INVALID), and the attempt must fail without
+    a retry.
+
+    Attributes:
+        task: The generator's task.
+        epoch: The epoch of its attempt.
+        first: The number of the first value among all that this try yields, from 0.
+        values: The encoded values.
+    """
+
+    task: int
+    epoch: int
+    first: int
+    values: tuple[str, ...]
+
+
+class ValuePage(msgspec.Struct, frozen=True):
+    """A page of the values of a mapped task or of a generator.
+
+    Attributes:
+        total: The number of all values; None: it was not asked for.
+        values: Map index and encoded value, by index.
+    """
+
+    total: int | None
+    values: tuple[tuple[int, str], ...]
+
+
+@answered_by("dags.map_values:get_value_page", reads=True)
+class GetValuePage(Call[ValuePage], frozen=True):
+    """Return stored values in the order of their indexes: results of the successful elements of a mapped task, or what
+    a generator yielded. A page ends at 1,000 values or 8 MiB, and has at least one value if there is one.
+
+    Attributes:
+        run: The row id of the run to read from, unless `dag_id` or `run_id` name another.
+        task_id: The mapped task or the generator.
+        key: The key of the XCom.
+        after: Only values with a higher index.
+        offset: The number of values to skip after that.
+        limit: The maximum number of values.
+        dag_id: Another DAG to read from: its latest run up to the logical date of `run`, unless `run_id` is given.
+        run_id: Another run to read from.
+        count: Whether to count all values; that reads all of them, so ask once.
+    """
+
+    run: int
+    task_id: str
+    key: str = "return_value"
+    after: int = -1
+    offset: int = 0
+    limit: int = 1000
+    dag_id: str | None = None
+    run_id: str | None = None
+    count: bool = False
+
+
 @answered_by("dags.task_values:get_variable", reads=True)
 class GetVariable(Call[str | None], frozen=True):
     """Return the value of a variable; None if there is none."""

@@ -204,6 +204,10 @@ class ClaimedAttempt(msgspec.Struct, frozen=True):
         deadline_us: The deadline of the try.
         resume: How it resumes after a deferral; None: it starts from the beginning.
         callback: The callback to run; None: run the attempt itself.
+        elements: For an element of a mapped task: per leaf of its sources, in order (the parts of a zip one by one),
+            the encoded item; None for a literal, and for a part of a zip that has no such item.
+        leaf_indexes: The index of the item per leaf; -1: the part of a zip has ended and is filled.
+        map_length: The number of elements; None: the map is still open, or the task is not mapped.
     """
 
     task: int
@@ -228,6 +232,9 @@ class ClaimedAttempt(msgspec.Struct, frozen=True):
     deadline_us: int | None = None
     resume: ResumeWith | None = None
     callback: ClaimedCallback | None = None
+    elements: tuple[str | None, ...] = ()
+    leaf_indexes: tuple[int, ...] = ()
+    map_length: int | None = None
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True):
