@@ -109,7 +109,7 @@ class Player:
         return found
 
     async def tasks(self, run: RunRecord) -> dict[str, TaskRecord]:
-        listed = await self.store.call(ListTasks(run.dag_id, run.run_id))
+        listed = await self.store.call(ListTasks(run.dag_id, run.run_id, map_index=None))
         return {format_instance(one.task_id, one.map_index): one for one in listed.rows}
 
     async def states(self, run: RunRecord) -> dict[str, str]:

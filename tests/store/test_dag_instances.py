@@ -149,7 +149,8 @@ async def list_pages(player: Player, run: RunRecord, limit: int, **details: obje
     """Return the names on each page of the tasks of a run."""
     pages, after = [], None
     while True:
-        request = ListTasks(run.dag_id, run.run_id, after=after, limit=limit, **details)  # type: ignore[arg-type]
+        wanted = {"map_index": None, **details}
+        request = ListTasks(run.dag_id, run.run_id, after=after, limit=limit, **wanted)  # type: ignore[arg-type]
         page = await player.store.call(request)
         pages.append([format_instance(one.task_id, one.map_index) for one in page.rows])
         after = page.next

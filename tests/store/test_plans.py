@@ -120,6 +120,9 @@ class Everybody:
             all_calls.GetXCom(run.id, ("a",), include_prior=True),
             all_calls.GetXCom(run.id, ("a",), dag_id="dag"),
             all_calls.GetXCom(run.id, ("a",), dag_id="dag", run_id="run1"),
+            all_calls.EmitItems(one.task, one.epoch, 0, ("1", "2")),
+            all_calls.GetValuePage(run.id, "a", count=True),
+            all_calls.GetValuePage(run.id, "b", count=True),
         ):
             await self.call(request)
         await self.player.turn(all_calls.AttemptReport(one.task, one.epoch, all_calls.Loss()))
@@ -143,6 +146,9 @@ class Everybody:
             all_calls.ListRuns("dag", ("running",)),
             all_calls.WatchRuns(),
             all_calls.ListTasks("dag", "run1"),
+            all_calls.ListTasks("dag", "run1", map_index=None),
+            all_calls.ListElements("dag", "run1", "a"),
+            all_calls.ListElements("dag", "run1", "a", ("failed",), 3, 5, "3"),
             all_calls.TaskHistory("dag", "run1", "a"),
             all_calls.ReadLog("dag", "run1", "a"),
             all_calls.ListXComs("dag", "run1"),

@@ -1,8 +1,8 @@
 """The tables for DAGs in SQLAlchemy Core; `migrations` creates the same tables.
 
 Invariants: those of `tables`. Tasks change state only through `queries.dags.transition`. Transactions lock rows in one
-order: service, DAG, pool, runs by id, tasks by id, trigger cursors, maps. Claims skip locked tasks and never wait for them.
-Each waiting state has a partial index of its own, so queries find waiting tasks without reading finished ones.
+order: service, DAG, pool, runs by id, tasks by id, trigger cursors, maps. Claims skip locked tasks and never wait for
+them. Each waiting state has a partial index of its own, so queries find waiting tasks without reading finished ones.
 """
 
 from __future__ import annotations
@@ -187,9 +187,10 @@ def _count(name: str) -> Column[int]:
     return Column(name, BigInteger, nullable=False, server_default=text("0"))
 
 
-#: One row per mapped task of a run. `task`: its head, the instance with map_index -1. The counts, and `stop`, are those of `core.tasks.expansion.MapRow`; `made`: the number of element rows, which have the
-#: indexes below it. `told`: what successors were told. `pending`: 1 if the scheduler must look at the map. `sources`:
-#: where the items are, set when the map opens. `error`: why the map cannot expand.
+#: One row per mapped task of a run. `task`: its head, the instance with map_index -1. The counts, and `stop`, are those
+#: of `core.tasks.expansion.MapRow`; `made`: the number of element rows, which have the indexes below it. `told`: what
+#: successors were told. `pending`: 1 if the scheduler must look at the map. `sources`: where the items are, set when
+#: the map opens. `error`: why the map cannot expand.
 task_map = Table(
     "task_map",
     metadata,

@@ -343,9 +343,10 @@ class ListTasks(Call[Listed[TaskRecord]], frozen=True):
     after: str | None = None
     limit: int = 1000
     task_id: str | None = None
-    map_index: int | None = None
+    map_index: int | None = -1
 
 
+@answered_by("dags.task_admin:list_elements", reads=True)
 class ListElements(Call[Listed[TaskRecord]], frozen=True):
     """Return the elements of a mapped task by index.
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, func, select
+from sqlalchemy import Connection, Row, Select, and_, func, select, text
 
 from tidemill.core.tasks.attempt import Moved
 from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.inputs import Clear, Mark
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.task_row import TaskState
-from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.all_calls import (
     ClearTasks,
     CountStore,
     HistoryRecord,
+    ListElements,
     ListTasks,
     LogPartRecord,
+    MapCounts,
     MarkTasks,
     ReadLog,
     StoreCounts,
@@ -31,7 +32,16 @@ from tidemill.store.calls.all_calls import (
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan
-from tidemill.store.dag_tables import dag_file, dag_run, dag_version, task_instance, task_journal
+from tidemill.store.dag_tables import (
+    IS_BAD_ELEMENT,
+    IS_UNMAPPED,
+    dag_file,
+    dag_run,
+    dag_version,
+    task_instance,
+    task_journal,
+)
+from tidemill.store.queries.dags.map_counts import read_counts
 from tidemill.store.queries.dags.progress import ACTIVE
 from tidemill.store.queries.dags.runs import find_run, queue_run
 from tidemill.store.queries.dags.task_logs import find_last_try, read_log
@@ -41,66 +51,92 @@ from tidemill.store.queries.dags.transition import Board
 from tidemill.store.tables import service_session, trigger
 
 _TASK, _RUN, _JOURNAL = task_instance.c, dag_run.c, task_journal.c
-#: The names of the tasks of a run.
-_NAMES = RowSet("task_names", task_id=str)
 _BAD = (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
 
 
 def list_tasks(connection: Connection, request: ListTasks, context: CallContext) -> Listed[TaskRecord]:
     """Return a page of the tasks of a run; see `ListTasks`."""
-    run = find_run(connection, request.dag_id, request.run_id)
+    run, plan = _find_plan(connection, request.dag_id, request.run_id)
+    statement = _select_tasks(run, request.limit)
+    if request.states:
+        statement = statement.where(_TASK.state.in_(request.states))
+    if request.task_id is not None:
+        statement = statement.where(_TASK.task_id == request.task_id)
+    if request.map_index == UNMAPPED:
+        statement = statement.where(text(IS_UNMAPPED))
+    elif request.map_index is not None:
+        statement = statement.where(_TASK.map_index == request.map_index)
+    rows = _fetch_page(connection, statement, plan, request)
+    found = rows[: request.limit]
+    counts = read_counts(connection, run)
+    records = tuple(_build_task(row, plan, request, counts.get(row.id)) for row in found)
+    last = rows[request.limit - 1] if len(rows) > request.limit else None
+    return Listed(records, None if last is None else f"{last.number}:{last.map_index}")
+
+
+def list_elements(connection: Connection, request: ListElements, context: CallContext) -> Listed[TaskRecord]:
+    """Return a page of the elements of a mapped task; see `ListElements`."""
+    run, plan = _find_plan(connection, request.dag_id, request.run_id)
+    if request.task_id not in plan.tasks:
+        raise _refuse_instance(request.dag_id, request.run_id, request.task_id, UNMAPPED)
+    first = max(0, request.first or 0, -1 if request.after is None else int(request.after) + 1)
+    statement = _select_tasks(run, request.limit).where(
+        and_(_TASK.task_id == request.task_id, _TASK.map_index >= first)
+    )
+    if request.last is not None:
+        statement = statement.where(_TASK.map_index <= request.last)
+    if request.states and set(request.states) <= {outcome.value for outcome in _BAD}:
+        statement = statement.where(text(IS_BAD_ELEMENT.replace("state", "task_instance.state")))
+    if request.states:
+        statement = statement.where(_TASK.state.in_(request.states))
+    rows = connection.execute(statement.order_by(_TASK.map_index)).all()
+    records = tuple(_build_task(row, plan, request) for row in rows[: request.limit])
+    return Listed(records, str(records[-1].map_index) if len(rows) > request.limit else None)
+
+
+def _find_plan(connection: Connection, dag_id: str, run_id: str) -> tuple[int, DagPlan]:
+    run = find_run(connection, dag_id, run_id)
     version = (
         select(dag_version.c.id, dag_version.c.digest)
         .join(dag_run, _RUN.version_id == dag_version.c.id)
         .where(_RUN.id == run)
     )
-    plan = load_plan(connection, *connection.execute(version).one())
+    return run, load_plan(connection, *connection.execute(version).one())
+
+
+def _select_tasks(run: int, limit: int) -> Select[Any]:
     waits = and_(trigger.c.task_id == _TASK.id, trigger.c.epoch == _TASK.epoch)
-    statement: Select[Any] = (
+    return (
         select(task_instance, service_session.c.host, service_session.c.pid, trigger.c.id.label("trigger"))
         .outerjoin(service_session, service_session.c.id == _TASK.session_id)
         .outerjoin(trigger, waits)
         .where(_TASK.run == run)
-        .limit(request.limit + 1)
+        .limit(limit + 1)
     )
-    if request.states:
-        statement = statement.where(_TASK.state.in_(request.states))
-    given: dict[str, Any] = {}
-    if request.task_id is not None:
-        statement = statement.where(_TASK.task_id == request.task_id)
-    elif request.map_index is not None:
-        # With the names, the index on them finds the rows without reading other instances.
-        dialect = find_dialect(connection)
-        statement = statement.where(_TASK.task_id.in_(select(_NAMES.build_source(dialect).c.task_id)))
-        given = _NAMES.build_parameters(dialect, [(name,) for name in plan.tasks])
-    if request.map_index is not None:
-        statement = statement.where(_TASK.map_index == request.map_index)
-    rows = _fetch_page(connection, statement, given, plan, request)
-    records = tuple(_build_task(row, plan, request) for row in rows[: request.limit])
-    last = rows[request.limit - 1] if len(rows) > request.limit else None
-    return Listed(records, None if last is None else f"{last.number}:{last.map_index}")
 
 
 def _fetch_page(
-    connection: Connection, statement: Select[Any], given: dict[str, Any], plan: DagPlan, request: ListTasks
+    connection: Connection, statement: Select[Any], plan: DagPlan, request: ListTasks
 ) -> Sequence[Row[Any]]:
     """Return the rows of a page and one more; `after` is the number and the index of the last row before it."""
     # The index on names provides the order of the instances of one task; there may be many.
     of_one, of_all = statement.order_by(_TASK.map_index), statement.order_by(_TASK.number, _TASK.map_index)
     if request.after is None:
-        return connection.execute(of_all if request.task_id is None else of_one, given).all()
+        return connection.execute(of_all if request.task_id is None else of_one).all()
     number, index = map(int, request.after.split(":"))
     rows: list[Row[Any]] = []
-    if number < len(plan.structure.tasks):
+    if request.map_index is None and number < len(plan.structure.tasks):
         same = and_(_TASK.task_id == plan.structure.tasks[number].id, _TASK.map_index > index)
-        rows += connection.execute(of_one.where(same), given)
+        rows += connection.execute(of_one.where(same))
     if len(rows) <= request.limit and request.task_id is None:
         later = of_all.where(_TASK.number > number).limit(request.limit + 1 - len(rows))
-        rows += connection.execute(later, given)
+        rows += connection.execute(later)
     return rows
 
 
-def _build_task(row: Row[Any], plan: DagPlan, request: ListTasks) -> TaskRecord:
+def _build_task(
+    row: Row[Any], plan: DagPlan, request: ListTasks | ListElements, elements: MapCounts | None = None
+) -> TaskRecord:
     return TaskRecord(
         id=row.id,
         run=row.run,
@@ -124,6 +160,7 @@ def _build_task(row: Row[Any], plan: DagPlan, request: ListTasks) -> TaskRecord:
         worker=None if row.host is None else f"{row.host}, process {row.pid}",
         trigger=row.trigger,
         error=row.error,
+        elements=elements,
     )
 
 

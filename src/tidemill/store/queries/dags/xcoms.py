@@ -51,7 +51,7 @@ def check_xcom(key: str, value: str) -> None:
 
 def get_xcoms(connection: Connection, request: GetXCom, context: CallContext) -> tuple[str | None, ...]:
     """Return XComs in the order of the tasks; see `GetXCom`."""
-    run = _find_run(connection, request)
+    run = find_read_run(connection, request.run, request.dag_id, request.run_id)
     if run is None:
         return (None,) * len(request.task_ids)
     found = _fetch(connection, [run.id], request, request.task_ids)
@@ -64,17 +64,18 @@ def get_xcoms(connection: Connection, request: GetXCom, context: CallContext) ->
     return tuple(found.get(name) for name in request.task_ids)
 
 
-def _find_run(connection: Connection, request: GetXCom) -> Any:
-    own = connection.execute(select(_RUN.id, _RUN.dag, _RUN.logical_us).where(_RUN.id == request.run)).first()
-    if own is None or (request.dag_id is None and request.run_id is None):
+def find_read_run(connection: Connection, number: int, dag_id: str | None, run_id: str | None) -> Any:
+    """Return the row of the run to read values from: the run itself, or the one that DAG and name select, or None."""
+    own = connection.execute(select(_RUN.id, _RUN.dag, _RUN.logical_us).where(_RUN.id == number)).first()
+    if own is None or (dag_id is None and run_id is None):
         return own
     statement: Select[Any] = select(_RUN.id, _RUN.dag, _RUN.logical_us)
-    if request.dag_id is None:
+    if dag_id is None:
         statement = statement.where(_RUN.dag == own.dag)
     else:
-        statement = statement.where(_RUN.dag == select_dag(request.dag_id))
-    if request.run_id is not None:
-        return connection.execute(statement.where(_RUN.run_id == request.run_id)).first()
+        statement = statement.where(_RUN.dag == select_dag(dag_id))
+    if run_id is not None:
+        return connection.execute(statement.where(_RUN.run_id == run_id)).first()
     if own.logical_us is not None:
         statement = statement.where(or_(_RUN.logical_us <= own.logical_us, _RUN.logical_us.is_(None)))
     return connection.execute(statement.order_by(_RUN.id.desc()).limit(1)).first()

@@ -1,0 +1,44 @@
+"""Reads the counts of mapped tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, func, literal_column, select, text
+
+from tidemill.store.calls.people_calls import MapCounts
+from tidemill.store.dag_tables import HOLDS_SLOTS, task_instance, task_map
+from tidemill.store.statements import Statement
+
+_TASK, _MAP = task_instance.c, task_map.c
+
+
+def read_counts(connection: Connection, run: int) -> dict[int, MapCounts]:
+    """Return the counts of the mapped tasks of a run, by the task."""
+    rows = _maps.fetch(connection, {"of_run": run})
+    if not rows:
+        return {}
+    running: dict[str, int] = dict(_running.fetch(connection, {"of_run": run}))
+    found = {}
+    for task, task_id, arrived, closed, created, unfinished, success, failed, upstream_failed, skipped, stop in rows:
+        runs = running.get(task_id, 0)
+        found[task] = MapCounts(
+            arrived, bool(closed), created, unfinished, runs, success, failed, upstream_failed, skipped, stop
+        )
+    return found
+
+
+@Statement
+def _maps(dialect: str) -> Select[Any]:
+    unfinished = _MAP.waiting + _MAP.unfinished + _MAP.retrying
+    before = (_MAP.task, _MAP.task_id, _MAP.arrived, _MAP.closed, _MAP.created, unfinished)
+    ended = (_MAP.success, _MAP.failed, _MAP.upstream_failed, _MAP.skipped)
+    return select(*before, *ended, _MAP.stop).where(_MAP.run == bindparam("of_run"))
+
+
+@Statement
+def _running(dialect: str) -> Select[Any]:
+    # The index of tasks that hold slots is short; the `+ 0` keeps the databases from reading all elements instead.
+    mine = and_(_TASK.run + literal_column("0") == bindparam("of_run", type_=BigInteger()), text(HOLDS_SLOTS))
+    runs = and_(_TASK.state != literal_column("'queued'"), _TASK.map_index >= literal_column("0"))
+    return select(_TASK.task_id, func.count()).where(and_(mine, runs)).group_by(_TASK.task_id)

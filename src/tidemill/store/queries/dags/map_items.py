@@ -1,0 +1,139 @@
+"""Stores and reads the items of mapped tasks: what generators yield, and the values of lists that maps are opened over.
+
+Invariants: the items of a source are numbered from 0 without gaps. An item never changes while a map expands over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Insert, Select, and_, bindparam, delete, func, insert, select, update
+
+from tidemill.core.tasks.inputs import Channel
+from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.task_calls import EmitItems, ItemsStored
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import map_item, task_instance, task_map
+from tidemill.store.queries.dags.task_values import check_attempt
+from tidemill.store.queries.dags.xcoms import find_fault
+from tidemill.store.statements import Statement
+
+#: The key of the items of a generator: that of its XCom.
+YIELDED = "return_value"
+_ITEM, _TASK, _MAP = map_item.c, task_instance.c, task_map.c
+_NEW = RowSet("new_items", number=int, value=str)
+_WANTED = RowSet("wanted_items", task=int, key=str, number=int)
+
+
+def emit_items(connection: Connection, request: EmitItems, context: CallContext) -> ItemsStored:
+    """Store what a generator yielded; see `EmitItems`."""
+    _check_values(request)
+    check_attempt(connection, request.task, request.epoch)
+    total = count_items(connection, request.task, YIELDED)
+    if request.first > total:
+        raise CallRefusedError(
+            RefusalKind.INVALID,
+            f"element {request.first} follows element {total - 1}: elements between them are missing",
+        )
+    known = read_range(connection, request.task, YIELDED, request.first, total - request.first)
+    for number, (stored, value) in enumerate(zip(known, request.values, strict=False), request.first):
+        if stored != value:
+            raise CallRefusedError(
+                RefusalKind.INVALID,
+                f"element {number} differs from the one that an earlier try of the generator yielded; make the "
+                "generator yield the same elements again, or clear it to begin anew",
+            )
+    new = request.values[len(known) :]
+    if new:
+        add_items(connection, request.task, YIELDED, total, new)
+    wanted = _wake_maps(connection, request.task, context, rings=bool(new))
+    return ItemsStored(total + len(new), wanted)
+
+
+def _check_values(request: EmitItems) -> None:
+    for number, value in enumerate(request.values, request.first):
+        fault = find_fault([(YIELDED, value)])
+        if fault is not None:
+            raise CallRefusedError(RefusalKind.INVALID, f"element {number} cannot be stored: {fault}")
+
+
+def _wake_maps(connection: Connection, task: int, context: CallContext, *, rings: bool) -> bool:
+    """Have the scheduler look at the maps of the run; return whether one of them still takes items."""
+    of_run = _MAP.run == select(_TASK.run).where(_TASK.id == task).scalar_subquery()
+    open_maps = and_(of_run, _MAP.stop.is_(None), _MAP.closed == 0)
+    if not rings:
+        return connection.execute(select(_MAP.task).where(open_maps).limit(1)).first() is not None
+    # Unconditionally: a scheduler that is about to unset the mark has not seen the new items.
+    woken = connection.execute(update(task_map).where(open_maps).values(pending=1)).rowcount
+    context.bells.add(Channel.SCHEDULER)
+    return woken > 0
+
+
+def count_items(connection: Connection, task: int, key: str) -> int:
+    """Return the number of items of a source."""
+    return int(_count.fetch(connection, {"item_task": task, "item_key": key})[0][0])
+
+
+@Statement
+def _count(dialect: str) -> Select[Any]:
+    mine = and_(_ITEM.task == bindparam("item_task"), _ITEM.key == bindparam("item_key"))
+    return select(func.coalesce(func.max(_ITEM.number), -1) + 1).where(mine)
+
+
+def read_range(connection: Connection, task: int, key: str, first: int, number: int) -> list[str]:
+    """Return the items of a source from `first` on, at most `number`."""
+    if number <= 0:
+        return []
+    given = {"item_task": task, "item_key": key, "first": first, "last": first + number - 1}
+    return [value for (value,) in _range.fetch(connection, given)]
+
+
+@Statement
+def _range(dialect: str) -> Select[Any]:
+    mine = and_(_ITEM.task == bindparam("item_task"), _ITEM.key == bindparam("item_key"))
+    wanted = and_(mine, _ITEM.number >= bindparam("first"), _ITEM.number <= bindparam("last"))
+    return select(_ITEM.value).where(wanted).order_by(_ITEM.number)
+
+
+def add_items(connection: Connection, task: int, key: str, first: int, values: Sequence[str]) -> None:
+    """Store items of a source."""
+    given = _NEW.build_parameters(find_dialect(connection), enumerate(values, first))
+    _insert.fetch(connection, {**given, "item_task": task, "item_key": key})
+
+
+@Statement
+def _insert(dialect: str) -> Insert:
+    given = _NEW.build_source(dialect)
+    mine = bindparam("item_task", type_=_ITEM.task.type), bindparam("item_key", type_=_ITEM.key.type)
+    rows = select(*mine, given.c.number, given.c.value).order_by(given.c.position)
+    return insert(map_item).from_select(["task", "key", "number", "value"], rows)
+
+
+def replace_items(connection: Connection, task: int, key: str, values: Sequence[str]) -> None:
+    """Store all items of a source that is known as a whole; equal ones are left alone."""
+    if read_range(connection, task, key, 0, len(values) + 1) != list(values):
+        remove_items(connection, [task], key)
+        add_items(connection, task, key, 0, values)
+
+
+def remove_items(connection: Connection, tasks: Iterable[int], key: str) -> None:
+    """Remove the items of sources."""
+    connection.execute(delete(map_item).where(and_(_ITEM.task.in_(sorted(tasks)), _ITEM.key == key)))
+
+
+def read_items(connection: Connection, wanted: Iterable[tuple[int, str, int]]) -> dict[tuple[int, str, int], str]:
+    """Return items, given as task, key and number."""
+    rows = sorted(set(wanted))
+    if not rows:
+        return {}
+    given = _WANTED.build_parameters(find_dialect(connection), rows)
+    return {(task, key, number): value for task, key, number, value in _wanted.fetch(connection, given)}
+
+
+@Statement
+def _wanted(dialect: str) -> Select[Any]:
+    given = _WANTED.build_source(dialect)
+    same = and_(_ITEM.task == given.c.task, _ITEM.key == given.c.key, _ITEM.number == given.c.number)
+    return select(_ITEM.task, _ITEM.key, _ITEM.number, _ITEM.value).join(given, same)

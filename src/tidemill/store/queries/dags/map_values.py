@@ -1,0 +1,90 @@
+"""Reads the values of mapped tasks and generators in pages: lazy sequences are built on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, func, literal_column, select
+
+from tidemill.store.calls.task_calls import GetValuePage, ValuePage
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import map_item, task_instance, xcom
+from tidemill.store.queries.dags.map_items import YIELDED, count_items
+from tidemill.store.queries.dags.xcoms import find_read_run
+
+_ITEM, _TASK, _XCOM = map_item.c, task_instance.c, xcom.c
+#: The limits of a page.
+MAX_VALUES = 1_000
+MAX_CHARACTERS = 8 << 20
+#: Values are read in steps of this many, because each may have a megabyte, unless they are short on average.
+_STEP, _SHORT = 50, 4_000
+
+
+def get_value_page(connection: Connection, request: GetValuePage, context: CallContext) -> ValuePage:
+    """Return a page of stored values; see `GetValuePage`."""
+    run = find_read_run(connection, request.run, request.dag_id, request.run_id)
+    if run is None:
+        return ValuePage(0 if request.count else None, ())
+    task = _find_generator(connection, run.id, request)
+    statement = _select_results(run.id, request) if task is None else _select_items(task)
+    values = _read_page(connection, statement, request)
+    if not request.count:
+        return ValuePage(None, values)
+    total = _count_results(connection, run.id, request) if task is None else count_items(connection, task, YIELDED)
+    return ValuePage(total, values)
+
+
+def _find_generator(connection: Connection, run: int, request: GetValuePage) -> int | None:
+    """Return the instance of a generator that has yielded; None: the task is mapped, or yielded nothing."""
+    mine = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == -1)
+    found = connection.execute(select(_TASK.id).where(mine)).scalar()
+    if found is None or request.key != YIELDED or not count_items(connection, found, YIELDED):
+        return None
+    return int(found)
+
+
+def _select_items(task: int) -> Select[Any]:
+    mine = and_(_ITEM.task == task, _ITEM.key == YIELDED)
+    return select(_ITEM.number.label("position"), _ITEM.value.label("value")).where(mine).order_by(_ITEM.number)
+
+
+def _select_results(run: int, request: GetValuePage) -> Select[Any]:
+    stored = and_(_XCOM.task == _TASK.id, _XCOM.key == request.key)
+    return (
+        select(_TASK.map_index.label("position"), _XCOM.value.label("value"))
+        .join(xcom, stored)
+        .where(_are_results(run, request.task_id))
+        .order_by(_TASK.map_index)
+    )
+
+
+def _are_results(run: int, task_id: str) -> Any:
+    elements = and_(_TASK.run == run, _TASK.task_id == task_id, _TASK.map_index >= 0)
+    return and_(elements, _TASK.state == literal_column("'success'"))
+
+
+def _count_results(connection: Connection, run: int, request: GetValuePage) -> int:
+    stored = and_(_XCOM.task == _TASK.id, _XCOM.key == request.key)
+    statement = select(func.count()).select_from(task_instance).join(xcom, stored)
+    return int(connection.execute(statement.where(_are_results(run, request.task_id))).scalar_one())
+
+
+def _read_page(connection: Connection, statement: Select[Any], request: GetValuePage) -> tuple[tuple[int, str], ...]:
+    limit = min(request.limit, MAX_VALUES)
+    position = statement.selected_columns["position"]
+    values: list[tuple[int, str]] = []
+    characters, after, offset = 0, request.after, request.offset
+    while len(values) < limit:
+        # The first values tell whether they are short.
+        is_short = values and characters < len(values) * _SHORT
+        size = min(limit - len(values), MAX_VALUES if is_short else _STEP)
+        found = connection.execute(statement.where(position > after).offset(offset).limit(size)).all()
+        for number, value in found:
+            if values and characters + len(value) > MAX_CHARACTERS:
+                return tuple(values)
+            values.append((number, value))
+            characters += len(value)
+        if len(found) < size:
+            break
+        after, offset = values[-1][0], 0
+    return tuple(values)
