@@ -11,21 +11,14 @@ from sqlalchemy import Connection, and_, insert, select
 
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
-from tidemill.store.calls.all_calls import (
+from tidemill.store.calls.people_calls import CreateRun, GetRun, ListTasks, RunRecord, TaskRecord
+from tidemill.store.calls.service_calls import BeginSession, SchedulerAnswer, SchedulerTurn, StoreFile
+from tidemill.store.calls.worker_calls import (
     AttemptReport,
     AttemptReportOutcome,
-    BeginSession,
     ClaimedAttempt,
-    CreateRun,
-    GetRun,
-    ListTasks,
     Result,
-    RunRecord,
-    SchedulerAnswer,
-    SchedulerTurn,
-    StoreFile,
     Success,
-    TaskRecord,
     WorkerAnswer,
     WorkerTurn,
 )
@@ -117,7 +110,7 @@ class Player:
 
 
 def fail_these(names: Iterable[str]) -> Callable[[ClaimedAttempt], Result]:
-    from tidemill.store.calls.all_calls import Failure
+    from tidemill.store.calls.worker_calls import Failure
 
     bad = set(names)
     return lambda attempt: Failure("it failed") if attempt.task_id in bad else Success()

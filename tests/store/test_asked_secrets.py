@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from tidemill.store.calls.all_calls import ConnectionRecord, GetConnection, GetVariable, SetVariable
 from tidemill.store.calls.asked_secrets import find_secrets
+from tidemill.store.calls.task_calls import ConnectionRecord, GetConnection, GetVariable, SetVariable
 
 
 def test_passwords_of_connections_and_secret_variables_are_found() -> None:

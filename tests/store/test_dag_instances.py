@@ -9,29 +9,21 @@ from sqlalchemy import select
 from tests.store.dags import Player, add_elements, dag, task
 
 from tidemill.core.tasks.instance import format_instance
-from tidemill.store.calls.all_calls import (
-    AppendLog,
-    AttemptReport,
-    CallbackReport,
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.callback_calls import ListCallbacks
+from tidemill.store.calls.people_calls import (
     CancelRun,
-    ClaimTriggers,
     ClearTasks,
-    Deferral,
-    FiredEvent,
-    GetXCom,
-    ListCallbacks,
     ListTasks,
     ListXComs,
-    LogPart,
     MarkTasks,
-    PushXCom,
     ReadLog,
     RunRecord,
-    StoreEvents,
-    Success,
     TaskHistory,
 )
-from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.task_calls import AppendLog, GetXCom, PushXCom
+from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
+from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, Deferral, LogPart, Success
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.database import Database
 

@@ -11,43 +11,35 @@ from tests.store.dags import Player, dag, encode, fail_these, task
 
 from tidemill.core.tasks.inputs import Channel
 from tidemill.core.tasks.structure import DagStructure
-from tidemill.store.calls.all_calls import (
-    AttemptReport,
-    CallbackReport,
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.callback_calls import ListCallbacks, ReadCallbackLog
+from tidemill.store.calls.people_calls import (
     CancelRun,
-    ClaimTriggers,
     ClearTasks,
     CreateRun,
-    Deferral,
-    FailTrigger,
-    Failure,
-    FiredEvent,
-    GetXCom,
-    HeldTriggers,
-    ListCallbacks,
-    ListPools,
     ListXComs,
-    LogPart,
-    LoseSession,
     MarkTasks,
-    OutcomeKind,
     PauseDag,
-    PushXCom,
-    ReadCallbackLog,
     ReadLog,
-    ResumeWith,
-    SetConnection,
-    SetPool,
-    SetVariable,
-    Skip,
-    StoreEvents,
-    StoreFile,
-    Success,
     TaskHistory,
+)
+from tidemill.store.calls.service_calls import LoseSession, StoreFile
+from tidemill.store.calls.setting_calls import ListPools, SetConnection, SetPool
+from tidemill.store.calls.task_calls import GetXCom, PushXCom, SetVariable
+from tidemill.store.calls.trigger_calls import ClaimTriggers, FailTrigger, FiredEvent, HeldTriggers, StoreEvents
+from tidemill.store.calls.worker_calls import (
+    PART_BASE,
+    AttemptReport,
+    CallbackReport,
+    Deferral,
+    Failure,
+    LogPart,
+    OutcomeKind,
+    ResumeWith,
+    Skip,
+    Success,
     WorkerTurn,
 )
-from tidemill.store.calls.call import CallRefusedError, RefusalKind
-from tidemill.store.calls.worker_calls import PART_BASE
 from tidemill.store.database import Database
 
 
@@ -494,7 +486,7 @@ async def test_the_log_of_a_try_is_read_in_order_and_a_part_is_stored_once(playe
     report = AttemptReport(attempt.task, attempt.epoch, Success(), log_end=end)
     for _ in range(2):
         await player.turn(report)
-    from tidemill.store.calls.all_calls import AppendLog
+    from tidemill.store.calls.task_calls import AppendLog
 
     await player.store.call(AppendLog((LogPart(attempt.task, 1, 0, 5, b"first", 3),)))
 

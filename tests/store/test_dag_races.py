@@ -10,20 +10,11 @@ import pytest
 from tests.store.dags import Player, dag, task
 from tests.store.server import PostgresServer
 
-from tidemill.store.calls.all_calls import (
-    AttemptReport,
-    ClaimTriggers,
-    ClearTasks,
-    CreateRun,
-    Deferral,
-    ListPools,
-    LoseSession,
-    OutcomeKind,
-    SchedulerTurn,
-    SetPool,
-    Success,
-    WorkerTurn,
-)
+from tidemill.store.calls.people_calls import ClearTasks, CreateRun
+from tidemill.store.calls.service_calls import LoseSession, SchedulerTurn
+from tidemill.store.calls.setting_calls import ListPools, SetPool
+from tidemill.store.calls.trigger_calls import ClaimTriggers
+from tidemill.store.calls.worker_calls import AttemptReport, Deferral, OutcomeKind, Success, WorkerTurn
 from tidemill.store.engines.opening import open_store
 
 

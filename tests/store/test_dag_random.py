@@ -21,24 +21,18 @@ from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.dependencies import OutcomeTally, Readiness, TaskOutcome, TriggerRule, Upstream, decide
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
-from tidemill.store.calls.all_calls import (
+from tidemill.store.calls.people_calls import CancelRun, ClearTasks, MarkTasks, RunRecord
+from tidemill.store.calls.service_calls import LoseSession
+from tidemill.store.calls.setting_calls import ListPools
+from tidemill.store.calls.trigger_calls import ClaimTriggers, FailTrigger, FiredEvent, StoreEvents
+from tidemill.store.calls.worker_calls import (
     AttemptReport,
-    CancelRun,
     ClaimedAttempt,
-    ClaimTriggers,
-    ClearTasks,
     Deferral,
-    FailTrigger,
     Failure,
-    FiredEvent,
-    ListPools,
-    LoseSession,
     Loss,
-    MarkTasks,
     OutcomeKind,
-    RunRecord,
     Skip,
-    StoreEvents,
     Success,
 )
 from tidemill.store.dag_plan import build_plan

@@ -9,19 +9,10 @@ import pytest
 from tests.store.dags import Player, dag, encode, task
 
 from tidemill.core.tasks.structure import ParamStructure, ScheduleStructure
-from tidemill.store.calls.all_calls import (
-    CreateRun,
-    GetDag,
-    ListDags,
-    ListFiles,
-    ListRuns,
-    PauseDag,
-    RemoveFile,
-    StoredDag,
-    StoreFile,
-    Success,
-)
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.people_calls import CreateRun, GetDag, ListDags, ListRuns, PauseDag
+from tidemill.store.calls.service_calls import ListFiles, RemoveFile, StoredDag, StoreFile
+from tidemill.store.calls.worker_calls import Success
 from tidemill.store.database import Database
 
 HOUR_US = 3_600_000_000

@@ -11,9 +11,74 @@ from tests.store.history import Costs, copy_elements, copy_history, watch_costs,
 from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.structure import DagStructure, ScheduleStructure
-from tidemill.store.calls import all_calls
 from tidemill.store.calls.call import Call
+from tidemill.store.calls.callback_calls import ListCallbacks, ReadCallbackLog
 from tidemill.store.calls.dispatch import list_kinds
+from tidemill.store.calls.people_calls import (
+    CancelRun,
+    ClearTasks,
+    CountStore,
+    DescribeTriggers,
+    GetDag,
+    GetRun,
+    ListDags,
+    ListElements,
+    ListRuns,
+    ListTasks,
+    ListXComs,
+    MarkTasks,
+    PauseDag,
+    ReadLog,
+    RunRecord,
+    TaskHistory,
+    WatchRuns,
+)
+from tidemill.store.calls.service_calls import (
+    BeatSession,
+    EndSession,
+    ListFiles,
+    ListSessions,
+    LoseOtherSessions,
+    LoseSession,
+    RemoveFile,
+    StoreFile,
+)
+from tidemill.store.calls.setting_calls import (
+    DeleteConnection,
+    DeletePool,
+    ListConnections,
+    ListPools,
+    ListVariables,
+    SetConnection,
+    SetPool,
+)
+from tidemill.store.calls.task_calls import (
+    AppendLog,
+    ClearTaskState,
+    DeleteTaskState,
+    DeleteVariable,
+    EmitItems,
+    GetConnection,
+    GetEarlierRun,
+    GetTaskState,
+    GetValuePage,
+    GetVariable,
+    GetXCom,
+    PushXCom,
+    SetTaskState,
+    SetVariable,
+)
+from tidemill.store.calls.trigger_calls import (
+    ClaimTriggers,
+    FailTrigger,
+    FiredEvent,
+    HeldTriggers,
+    ListOwnedTriggers,
+    ReleaseTriggers,
+    ReserveTriggers,
+    StoreEvents,
+)
+from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, Deferral, Failure, LogPart, Loss, Success
 from tidemill.store.dag_tables import task_instance
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store
@@ -64,33 +129,29 @@ class Everybody:
             attempts = await player.claim()
             reports = []
             for one in attempts:
-                result: object = all_calls.Success()
+                result: object = Success()
                 if one.task_id == "c" and one.resume is None:
-                    result = all_calls.Deferral("package.Trigger", "{}", "resume", stream_key="key")
+                    result = Deferral("package.Trigger", "{}", "resume", stream_key="key")
                 elif one.task_id == "d" and one.try_number == 1:
-                    result = all_calls.Failure("it failed")
+                    result = Failure("it failed")
                 if one.callback is None:
-                    xcoms = (("return_value", "1"),) if isinstance(result, all_calls.Success) else ()
-                    reports.append(all_calls.AttemptReport(one.task, one.epoch, result, xcoms=xcoms))  # type: ignore[arg-type]
-            done = tuple(all_calls.CallbackReport(one.callback.id) for one in attempts if one.callback is not None)
+                    xcoms = (("return_value", "1"),) if isinstance(result, Success) else ()
+                    reports.append(AttemptReport(one.task, one.epoch, result, xcoms=xcoms))  # type: ignore[arg-type]
+            done = tuple(CallbackReport(one.callback.id) for one in attempts if one.callback is not None)
             await player.turn(*reports, callbacks=done, held=tuple((one.task, one.epoch) for one in attempts))
-            claimed = await self.call(all_calls.ClaimTriggers(triggerer, turn, 10))
+            claimed = await self.call(ClaimTriggers(triggerer, turn, 10))
             for trigger in claimed:  # type: ignore[attr-defined]
-                held = all_calls.HeldTriggers(triggerer, ((trigger.id, trigger.token),))
+                held = HeldTriggers(triggerer, ((trigger.id, trigger.token),))
                 await self.call(held)
-                await self.call(
-                    all_calls.StoreEvents(
-                        triggerer, turn, (all_calls.FiredEvent(trigger.id, trigger.token, "1", "i", 0),)
-                    )
-                )
+                await self.call(StoreEvents(triggerer, turn, (FiredEvent(trigger.id, trigger.token, "1", "i", 0),)))
             if (await player.run(run)).state == "success" and not attempts:
                 break
         else:
             raise AssertionError(f"the run does not end: {await player.states(run)}")
         for service in (player.scheduler, player.worker):
-            await self.call(all_calls.BeatSession(service))
-            await self.call(all_calls.EndSession(service))
-        await self.call(all_calls.LoseSession(triggerer))
+            await self.call(BeatSession(service))
+            await self.call(EndSession(service))
+        await self.call(LoseSession(triggerer))
 
     async def do_all(self) -> None:
         """Make every call that there is."""
@@ -105,107 +166,107 @@ class Everybody:
         self.number += 1
         run = await self.player.create(build_dag(), run_id=f"run{self.number}")
         (one,) = await self.player.claim()
-        part = all_calls.LogPart(one.task, 1, 0, 0, b"", 1)
+        part = LogPart(one.task, 1, 0, 0, b"", 1)
         for request in (
-            all_calls.PushXCom(one.task, one.epoch, "key", "1"),
-            all_calls.SetTaskState(one.task, one.epoch, "key", "1"),
-            all_calls.GetTaskState(one.task, one.epoch, "key"),
-            all_calls.DeleteTaskState(one.task, one.epoch, "key"),
-            all_calls.ClearTaskState(one.task, one.epoch),
-            all_calls.SetTaskState(one.task, one.epoch, "other", "1"),
-            all_calls.AppendLog((part,)),
-            all_calls.GetEarlierRun(run.id),
-            all_calls.GetEarlierRun(run.id, "success"),
-            all_calls.GetXCom(run.id, ("a",)),
-            all_calls.GetXCom(run.id, ("a",), include_prior=True),
-            all_calls.GetXCom(run.id, ("a",), dag_id="dag"),
-            all_calls.GetXCom(run.id, ("a",), dag_id="dag", run_id="run1"),
-            all_calls.EmitItems(one.task, one.epoch, 0, ("1", "2")),
-            all_calls.GetValuePage(run.id, "a", count=True),
-            all_calls.GetValuePage(run.id, "b", count=True),
+            PushXCom(one.task, one.epoch, "key", "1"),
+            SetTaskState(one.task, one.epoch, "key", "1"),
+            GetTaskState(one.task, one.epoch, "key"),
+            DeleteTaskState(one.task, one.epoch, "key"),
+            ClearTaskState(one.task, one.epoch),
+            SetTaskState(one.task, one.epoch, "other", "1"),
+            AppendLog((part,)),
+            GetEarlierRun(run.id),
+            GetEarlierRun(run.id, "success"),
+            GetXCom(run.id, ("a",)),
+            GetXCom(run.id, ("a",), include_prior=True),
+            GetXCom(run.id, ("a",), dag_id="dag"),
+            GetXCom(run.id, ("a",), dag_id="dag", run_id="run1"),
+            EmitItems(one.task, one.epoch, 0, ("1", "2")),
+            GetValuePage(run.id, "a", count=True),
+            GetValuePage(run.id, "b", count=True),
         ):
             await self.call(request)
-        await self.player.turn(all_calls.AttemptReport(one.task, one.epoch, all_calls.Loss()))
+        await self.player.turn(AttemptReport(one.task, one.epoch, Loss()))
         await self.player.claim()
-        await self.call(all_calls.ClearTasks("dag", run.run_id, ("a",), "tester", downstream=True))
+        await self.call(ClearTasks("dag", run.run_id, ("a",), "tester", downstream=True))
         await self.player.turn()
         await self.player.claim()
-        await self.call(all_calls.MarkTasks("dag", run.run_id, ("a",), "success", "tester"))
+        await self.call(MarkTasks("dag", run.run_id, ("a",), "success", "tester"))
         await self.player.turn()
-        await self.call(all_calls.CancelRun("dag", run.run_id, "tester"))
+        await self.call(CancelRun("dag", run.run_id, "tester"))
         await self.player.schedule()
 
     async def _people(self) -> None:
         for request in (
-            all_calls.ListDags(),
-            all_calls.GetDag("dag"),
-            all_calls.GetRun("dag"),
-            all_calls.GetRun("dag", "run1"),
-            all_calls.ListRuns(),
-            all_calls.ListRuns("dag"),
-            all_calls.ListRuns("dag", ("running",)),
-            all_calls.WatchRuns(),
-            all_calls.ListTasks("dag", "run1"),
-            all_calls.ListTasks("dag", "run1", map_index=None),
-            all_calls.ListElements("dag", "run1", "a"),
-            all_calls.ListElements("dag", "run1", "a", ("failed",), 3, 5, "3"),
-            all_calls.TaskHistory("dag", "run1", "a"),
-            all_calls.ReadLog("dag", "run1", "a"),
-            all_calls.ListXComs("dag", "run1"),
-            all_calls.DescribeTriggers((1, 2)),
-            all_calls.CountStore(),
-            all_calls.ListFiles(),
-            all_calls.ListSessions(),
-            all_calls.ListSessions("worker"),
-            all_calls.PauseDag("dag", True, "tester"),
-            all_calls.PauseDag("dag", False, "tester"),
-            all_calls.StoreFile("other.py", "digest", structures=(encode(dag(id="other")),)),
-            all_calls.RemoveFile("other.py"),
+            ListDags(),
+            GetDag("dag"),
+            GetRun("dag"),
+            GetRun("dag", "run1"),
+            ListRuns(),
+            ListRuns("dag"),
+            ListRuns("dag", ("running",)),
+            WatchRuns(),
+            ListTasks("dag", "run1"),
+            ListTasks("dag", "run1", map_index=None),
+            ListElements("dag", "run1", "a"),
+            ListElements("dag", "run1", "a", ("failed",), 3, 5, "3"),
+            TaskHistory("dag", "run1", "a"),
+            ReadLog("dag", "run1", "a"),
+            ListXComs("dag", "run1"),
+            DescribeTriggers((1, 2)),
+            CountStore(),
+            ListFiles(),
+            ListSessions(),
+            ListSessions("worker"),
+            PauseDag("dag", True, "tester"),
+            PauseDag("dag", False, "tester"),
+            StoreFile("other.py", "digest", structures=(encode(dag(id="other")),)),
+            RemoveFile("other.py"),
         ):
             await self.call(request)
-        listed = await self.call(all_calls.ListCallbacks("dag", "run1"))
+        listed = await self.call(ListCallbacks("dag", "run1"))
         (own,) = [one.id for one in listed.rows if one.task_id is None]  # type: ignore[attr-defined]
-        await self.call(all_calls.ReadCallbackLog("dag", "run1", own))
+        await self.call(ReadCallbackLog("dag", "run1", own))
 
     async def _settings(self) -> None:
         for request in (
-            all_calls.SetVariable("key", "1"),
-            all_calls.GetVariable("key"),
-            all_calls.ListVariables(),
-            all_calls.DeleteVariable("key"),
-            all_calls.SetConnection("key", "http"),
-            all_calls.GetConnection("key"),
-            all_calls.ListConnections(),
-            all_calls.DeleteConnection("key"),
-            all_calls.SetPool("pool", 3, include_deferred=True),
-            all_calls.ListPools(),
-            all_calls.DeletePool("pool"),
+            SetVariable("key", "1"),
+            GetVariable("key"),
+            ListVariables(),
+            DeleteVariable("key"),
+            SetConnection("key", "http"),
+            GetConnection("key"),
+            ListConnections(),
+            DeleteConnection("key"),
+            SetPool("pool", 3, include_deferred=True),
+            ListPools(),
+            DeletePool("pool"),
         ):
             await self.call(request)
 
     async def _triggers(self) -> None:
-        await self.call(all_calls.SetPool("wide", 9, include_deferred=True))
+        await self.call(SetPool("wide", 9, include_deferred=True))
         run = await self.player.create(dag(task("a", pool="wide"), task("b", pool="wide"), id="deferring"))
-        deferral = all_calls.Deferral("package.Trigger", "{}", "resume", stream_key="key")
+        deferral = Deferral("package.Trigger", "{}", "resume", stream_key="key")
         attempts = await self.player.claim()
-        await self.player.turn(*[all_calls.AttemptReport(one.task, one.epoch, deferral) for one in attempts])
+        await self.player.turn(*[AttemptReport(one.task, one.epoch, deferral) for one in attempts])
         first, second = [await self.player.begin_service("triggerer") for _ in range(2)]
-        one, other = await self.database.call(all_calls.ClaimTriggers(first, 1, 2))
-        await self.call(all_calls.ListOwnedTriggers(first))
-        await self.call(all_calls.ReserveTriggers(first, second, (one.id,)))
-        (one,) = await self.database.call(all_calls.ClaimTriggers(second, 1, 2, reserved=True))
-        await self.call(all_calls.FailTrigger(second, one.id, one.token, "no"))
-        await self.call(all_calls.ReleaseTriggers(first, ((other.id, other.token),)))
-        await self.call(all_calls.CancelRun("deferring", run.run_id, "tester"))
+        one, other = await self.database.call(ClaimTriggers(first, 1, 2))
+        await self.call(ListOwnedTriggers(first))
+        await self.call(ReserveTriggers(first, second, (one.id,)))
+        (one,) = await self.database.call(ClaimTriggers(second, 1, 2, reserved=True))
+        await self.call(FailTrigger(second, one.id, one.token, "no"))
+        await self.call(ReleaseTriggers(first, ((other.id, other.token),)))
+        await self.call(CancelRun("deferring", run.run_id, "tester"))
         await self._end_all()
 
     async def _end_all(self) -> None:
         """Run what is left of callbacks, and end all services."""
-        await self.call(all_calls.LoseOtherSessions())
+        await self.call(LoseOtherSessions())
         await self.player.begin()
         while attempts := await self.player.claim():
-            await self.player.turn(callbacks=tuple(all_calls.CallbackReport(one.callback.id) for one in attempts))  # type: ignore[union-attr]
-        await self.call(all_calls.LoseOtherSessions())
+            await self.player.turn(callbacks=tuple(CallbackReport(one.callback.id) for one in attempts))  # type: ignore[union-attr]
+        await self.call(LoseOtherSessions())
 
 
 def describe(costs: Costs) -> str:
@@ -267,30 +328,30 @@ ELEMENTS = 5_000
 MOST_ROWS = 100
 
 
-async def use_instances(database: Database, run: all_calls.RunRecord, player: Player) -> None:
+async def use_instances(database: Database, run: RunRecord, player: Player) -> None:
     """Make each call that names a task instance of a run whose task `b` has many elements."""
     of_run = ("dag", run.run_id)
     for request in (
-        all_calls.ListTasks(*of_run, task_id="b", map_index=4_000),
-        all_calls.ListTasks(*of_run, map_index=-1),
-        all_calls.ListTasks(*of_run, limit=5, after="1:4000"),
-        all_calls.ListTasks(*of_run, limit=5, task_id="b"),
-        all_calls.ListTasks(*of_run, limit=5, task_id="b", after="1:4000"),
-        all_calls.TaskHistory(*of_run, "b", 4_000),
-        all_calls.ReadLog(*of_run, "b", 4_000),
-        all_calls.GetXCom(run.id, ("a", "b"), map_index=4_000),
-        all_calls.ListXComs(*of_run, "b", map_index=4_000),
-        all_calls.MarkTasks(*of_run, ("b",), "success", "tester", 4_000),
-        all_calls.ClearTasks(*of_run, ("b",), "tester", map_index=4_000),
-        all_calls.MarkTasks(*of_run, ("a",), "success", "tester"),
-        all_calls.MarkTasks(*of_run, ("b",), "success", "tester"),
-        all_calls.MarkTasks(*of_run, ("c",), "success", "tester"),
+        ListTasks(*of_run, task_id="b", map_index=4_000),
+        ListTasks(*of_run, map_index=-1),
+        ListTasks(*of_run, limit=5, after="1:4000"),
+        ListTasks(*of_run, limit=5, task_id="b"),
+        ListTasks(*of_run, limit=5, task_id="b", after="1:4000"),
+        TaskHistory(*of_run, "b", 4_000),
+        ReadLog(*of_run, "b", 4_000),
+        GetXCom(run.id, ("a", "b"), map_index=4_000),
+        ListXComs(*of_run, "b", map_index=4_000),
+        MarkTasks(*of_run, ("b",), "success", "tester", 4_000),
+        ClearTasks(*of_run, ("b",), "tester", map_index=4_000),
+        MarkTasks(*of_run, ("a",), "success", "tester"),
+        MarkTasks(*of_run, ("b",), "success", "tester"),
+        MarkTasks(*of_run, ("c",), "success", "tester"),
     ):
         await database.call(request)  # type: ignore[arg-type]
     await player.schedule()
 
 
-async def map_task(database: Database) -> tuple[all_calls.RunRecord, Player]:
+async def map_task(database: Database) -> tuple[RunRecord, Player]:
     player = await Player(database).begin()
     structure = dag(task("a"), task("b", "a", wait_for_downstream=True), task("c", "b"))
     first = await player.create(structure, run_id="run1", logical_us=DAY_US)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.store.calls.all_calls import GetVariable, SetVariable
+from tidemill.store.calls.task_calls import GetVariable, SetVariable
 from tidemill.store.ciphers import build_cipher
 from tidemill.store.engines import recovery
 from tidemill.store.engines.opening import open_store

@@ -14,16 +14,11 @@ from tests.store.dags import Player, dag, encode, task
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.tasks.inputs import Channel
-from tidemill.store.calls.all_calls import (
-    CreateRun,
-    GetDag,
-    GetVariable,
-    ListDags,
-    ListVariables,
-    SetVariable,
-    StoreFile,
-)
 from tidemill.store.calls.call import CallRefusedError
+from tidemill.store.calls.people_calls import CreateRun, GetDag, ListDags
+from tidemill.store.calls.service_calls import StoreFile
+from tidemill.store.calls.setting_calls import ListVariables
+from tidemill.store.calls.task_calls import GetVariable, SetVariable
 from tidemill.store.doorbell import Doorbell
 from tidemill.store.engines.lock import StoreInUseError
 from tidemill.store.engines.opening import open_caller, open_store

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from tests.store.dags import Player, dag, task
 
-from tidemill.store.calls.all_calls import (
-    AttemptReport,
+from tidemill.store.calls.service_calls import EndSession, LoseSession
+from tidemill.store.calls.trigger_calls import (
     ClaimTriggers,
-    Deferral,
-    EndSession,
     FailTrigger,
     ListOwnedTriggers,
-    LoseSession,
-    OutcomeKind,
     OwnedTrigger,
     ReserveTriggers,
 )
+from tidemill.store.calls.worker_calls import AttemptReport, Deferral, OutcomeKind
 from tidemill.store.database import Database
 
 

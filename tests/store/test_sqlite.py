@@ -19,8 +19,8 @@ from tests.until import until
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.triggers.group_commit import ProducerStanding
-from tidemill.store.calls.all_calls import GetVariable, SetVariable
 from tidemill.store.calls.dispatch import answer_call
+from tidemill.store.calls.task_calls import GetVariable, SetVariable
 from tidemill.store.database_events import DatabaseEvents
 from tidemill.store.engines.lock import StoreInUseError
 from tidemill.store.engines.opening import choose_store_url, open_reader, open_store

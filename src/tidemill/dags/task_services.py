@@ -21,7 +21,7 @@ class ResumeClaim(Protocol):
 
 
 class CallbackClaim(Protocol):
-    """The callback to run; `store.calls.all_calls.ClaimedCallback` documents the fields."""
+    """The callback to run; `store.calls.worker_calls.ClaimedCallback` documents the fields."""
 
     @property
     def name(self) -> str: ...
@@ -40,7 +40,7 @@ class CallbackClaim(Protocol):
 
 
 class AttemptClaim(Protocol):
-    """The attempt to run; `store.calls.all_calls.ClaimedAttempt` documents the fields."""
+    """The attempt to run; `store.calls.worker_calls.ClaimedAttempt` documents the fields."""
 
     @property
     def task(self) -> int: ...

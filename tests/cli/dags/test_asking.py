@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.cli.dags.asking import StoreAsker
 from tidemill.core.errors import RemoteError
-from tidemill.store.calls.all_calls import GetVariable, SetVariable
+from tidemill.store.calls.task_calls import GetVariable, SetVariable
 from tidemill.store.wire.remote import ConnectionLostError
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from tidemill.services.dev.silence import wait_until_silent
-from tidemill.store.calls.all_calls import BeatSession, BeginSession
+from tidemill.store.calls.service_calls import BeatSession, BeginSession
 from tidemill.store.engines.sqlite import open_sqlite
 
 

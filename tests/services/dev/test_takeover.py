@@ -16,7 +16,7 @@ from tidemill.runtime.process.boot import read_boot_id
 from tidemill.runtime.process.table import is_running
 from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE
 from tidemill.services.dev.takeover import Lease, take_over
-from tidemill.store.calls.all_calls import BeatSession, BeginSession, ListSessions
+from tidemill.store.calls.service_calls import BeatSession, BeginSession, ListSessions
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store
 from tidemill.store.queries.triggers.sessions import begin_session

@@ -19,7 +19,7 @@ from tidemill.services.parser.manager import ParserManager
 from tidemill.services.parser.reading import PRELOAD
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
-from tidemill.store.calls.all_calls import ListFiles, RemoveFile, StoredDag, StoreFile
+from tidemill.store.calls.service_calls import ListFiles, RemoveFile, StoredDag, StoreFile
 
 DAG = """
 from tidemill.dags import DAG, EmptyOperator

@@ -16,19 +16,9 @@ from tidemill.dags.loading import load_file
 from tidemill.dags.results import AttemptFailed, AttemptResult, AttemptSkipped, AttemptSucceeded
 from tidemill.dags.running import run_attempt
 from tidemill.services.worker.task_services import StoreServices
-from tidemill.store.calls.all_calls import (
-    AttemptReport,
-    ClaimedAttempt,
-    CreateRun,
-    Failure,
-    ListDags,
-    ListFiles,
-    ListTasks,
-    SchedulerTurn,
-    Skip,
-    Success,
-    WorkerTurn,
-)
+from tidemill.store.calls.people_calls import CreateRun, ListDags, ListTasks
+from tidemill.store.calls.service_calls import ListFiles, SchedulerTurn
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, Failure, Skip, Success, WorkerTurn
 from tidemill.store.engines.opening import open_store
 
 TEXT = """

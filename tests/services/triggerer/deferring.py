@@ -10,15 +10,9 @@ from typing import Any
 from tests.store.dags import Player, dag, task
 
 from tidemill.runtime.json.codec import encode_sorted
-from tidemill.store.calls.all_calls import (
-    AttemptReport,
-    ClaimedAttempt,
-    Deferral,
-    ListTasks,
-    RunRecord,
-    SetPool,
-    TaskRecord,
-)
+from tidemill.store.calls.people_calls import ListTasks, RunRecord, TaskRecord
+from tidemill.store.calls.setting_calls import SetPool
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, Deferral
 from tidemill.store.database import StoreClient
 
 TIME_DELTA = "tidemill.triggers.builtin.temporal.TimeDeltaTrigger"

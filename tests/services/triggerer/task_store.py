@@ -13,26 +13,21 @@ from typing import Any
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.json.codec import decode
 from tidemill.runtime.log.task_lines import TaskLine, decode_lines
-from tidemill.store.calls.all_calls import (
-    AppendLog,
-    BeatSession,
-    BeginSession,
-    CallRefusedError,
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.service_calls import BeatSession, BeginSession, EndSession
+from tidemill.store.calls.task_calls import AppendLog, GetVariable
+from tidemill.store.calls.trigger_calls import (
     ClaimedTrigger,
     ClaimTriggers,
-    EndSession,
     EventOutcome,
     EventOutcomeKind,
     FailTrigger,
-    GetVariable,
     HeldTriggers,
-    LogPart,
-    OutcomeKind,
-    RefusalKind,
     ReleaseTriggers,
     StoppedTrigger,
     StoreEvents,
 )
+from tidemill.store.calls.worker_calls import LogPart, OutcomeKind
 
 
 @dataclass

@@ -19,7 +19,9 @@ from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.services.triggerer.hosting import host as host_module
 from tidemill.services.triggerer.tasks import folder_code, source
 from tidemill.services.triggerer.tasks.host import TaskHost
-from tidemill.store.calls.all_calls import AppendLog, BeginSession, ClaimTriggers, FailTrigger, StoreEvents
+from tidemill.store.calls.service_calls import BeginSession
+from tidemill.store.calls.task_calls import AppendLog
+from tidemill.store.calls.trigger_calls import ClaimTriggers, FailTrigger, StoreEvents
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
 

@@ -26,15 +26,9 @@ from tidemill.runtime.log.task_lines import decode_lines
 from tidemill.services.dev.child import stop_service
 from tidemill.services.triggerer.tasks.folder_code import FolderCode
 from tidemill.services.triggerer.tasks.host import TaskHost
-from tidemill.store.calls.all_calls import (
-    BeginSession,
-    CancelRun,
-    ClearTasks,
-    ListOwnedTriggers,
-    ListSessions,
-    LoseSession,
-    ReadLog,
-)
+from tidemill.store.calls.people_calls import CancelRun, ClearTasks, ReadLog
+from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
+from tidemill.store.calls.trigger_calls import ListOwnedTriggers
 from tidemill.store.database import Database, StoreClient
 from tidemill.store.engines.opening import open_store
 from tidemill.store.wire.call_server import CallServer

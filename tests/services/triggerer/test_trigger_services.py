@@ -11,7 +11,7 @@ import pytest
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import HandlerError
 from tidemill.services.triggerer.tasks.trigger_services import TriggerServices
-from tidemill.store.calls.all_calls import ConnectionRecord, DeleteVariable, GetConnection, GetVariable, SetVariable
+from tidemill.store.calls.task_calls import ConnectionRecord, DeleteVariable, GetConnection, GetVariable, SetVariable
 
 
 class Settings:

@@ -16,7 +16,7 @@ from tidemill.services.worker.worker import Worker
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
-from tidemill.store.calls.all_calls import AttemptReport, Failure
+from tidemill.store.calls.worker_calls import AttemptReport, Failure
 
 IMPORTS = """
 from tidemill.dags import DAG, AirflowFailException, AirflowSkipException, BaseOperator, EmptyOperator, Variable, task

@@ -11,14 +11,26 @@ from typing import Any
 from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log.task_lines import TaskLine, decode_lines
-from tidemill.store.calls import all_calls
-from tidemill.store.calls.all_calls import (
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.service_calls import BeatSession
+from tidemill.store.calls.task_calls import (
+    AppendLog,
+    ConnectionRecord,
+    GetConnection,
+    GetVariable,
+    GetXCom,
+    PushXCom,
+    SetVariable,
+)
+from tidemill.store.calls.worker_calls import (
     AttemptReport,
-    CallRefusedError,
+    AttemptReportOutcome,
+    CallbackReport,
     ClaimedAttempt,
     LogPart,
-    RefusalKind,
+    OutcomeKind,
     WorkerAnswer,
+    WorkerTurn,
 )
 
 
@@ -52,13 +64,13 @@ class MemoryStore:
         self.waiting: list[ClaimedAttempt] = []
         self.claimed: dict[tuple[int, int], ClaimedAttempt] = {}
         self.reports: dict[int, AttemptReport] = {}
-        self.callbacks: dict[int, all_calls.CallbackReport] = {}
+        self.callbacks: dict[int, CallbackReport] = {}
         self.parts: dict[tuple[int, int], dict[int, LogPart]] = {}
         self.appended: list[float] = []
         self.xcoms: dict[str, str] = {}
         self.variables: dict[str, str] = {}
-        self.connections: dict[str, all_calls.ConnectionRecord] = {}
-        self.turns: list[all_calls.WorkerTurn] = []
+        self.connections: dict[str, ConnectionRecord] = {}
+        self.turns: list[WorkerTurn] = []
         self.to_end: set[tuple[int, int]] = set()
         self.away = self.ended = False
         self.refused: Counter[str] = Counter()
@@ -91,29 +103,29 @@ class MemoryStore:
         if self.ended:
             raise CallRefusedError(RefusalKind.FENCED, "the service has ended")
         match request:
-            case all_calls.WorkerTurn():
+            case WorkerTurn():
                 return self._turn(request)
-            case all_calls.BeatSession():
+            case BeatSession():
                 return True
-            case all_calls.AppendLog(parts):
+            case AppendLog(parts):
                 self.appended.append(time.monotonic())
                 for part in parts:
                     self._keep(part)
-            case all_calls.GetXCom(task_ids=ids):
+            case GetXCom(task_ids=ids):
                 return tuple(self.xcoms.get(each) for each in ids)
-            case all_calls.PushXCom(task, _, key, value):
+            case PushXCom(task, _, key, value):
                 if task < 0:
                     raise CallRefusedError(RefusalKind.FENCED, "the attempt has been replaced")
                 self.xcoms[key] = value
-            case all_calls.SetVariable(key, value):
+            case SetVariable(key, value):
                 self.variables[key] = value
-            case all_calls.GetVariable(key):
+            case GetVariable(key):
                 return self.variables.get(key)
-            case all_calls.GetConnection(id):
+            case GetConnection(id):
                 return self.connections.get(id)
         return None
 
-    def _turn(self, turn: all_calls.WorkerTurn) -> WorkerAnswer:
+    def _turn(self, turn: WorkerTurn) -> WorkerAnswer:
         self.turns.append(turn)
         if turn.request in self._answers:
             return self._answers[turn.request]
@@ -130,7 +142,7 @@ class MemoryStore:
         given, self.waiting = self.waiting[: turn.capacity], self.waiting[turn.capacity :]
         self.claimed |= {(each.task, each.epoch): each for each in given}
         answer = WorkerAnswer(
-            tuple(all_calls.AttemptReportOutcome(report.task, all_calls.OutcomeKind.MOVED) for report in turn.reports),
+            tuple(AttemptReportOutcome(report.task, OutcomeKind.MOVED) for report in turn.reports),
             tuple(given),
             tuple(key for key in turn.held if key in self.to_end),
             time.time_ns() // 1000,

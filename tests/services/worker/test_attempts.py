@@ -13,7 +13,7 @@ from tests.until import until
 
 from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.runtime.process.table import is_running
-from tidemill.store.calls.all_calls import Deferral, Loss, ResumeWith, Skip, Success
+from tidemill.store.calls.worker_calls import Deferral, Loss, ResumeWith, Skip, Success
 
 #: A DAG whose tasks do what their names say.
 HEAD = """
@@ -390,7 +390,7 @@ async def test_an_attempt_whose_task_has_moved_on_is_ended_without_a_report(work
 
 
 async def test_callbacks_run_in_attempts_of_their_own(worker: RunningWorker) -> None:
-    from tidemill.store.calls.all_calls import ClaimedCallback
+    from tidemill.store.calls.worker_calls import ClaimedCallback
 
     worker.write(
         "def told(context): print('it said', context['exception'])\n"
@@ -414,7 +414,7 @@ async def test_callbacks_run_in_attempts_of_their_own(worker: RunningWorker) -> 
     ],
 )
 async def test_a_callback_is_told_what_only_attempts_can_do(worker: RunningWorker, call: str, what: str) -> None:
-    from tidemill.store.calls.all_calls import ClaimedCallback
+    from tidemill.store.calls.worker_calls import ClaimedCallback
 
     worker.write(
         f"def told(context): {call}\n"

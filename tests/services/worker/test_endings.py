@@ -7,7 +7,7 @@ import pytest
 from tidemill.core.tasks.worker_slots import InterruptReason, WorkerLimits
 from tidemill.services.worker.endings import explain_end
 from tidemill.services.zygote.messages import Exited
-from tidemill.store.calls.all_calls import Failure, Loss, Result
+from tidemill.store.calls.worker_calls import Failure, Loss, Result
 
 
 def explain(why: InterruptReason, status: int | None) -> Result | None:

@@ -4,7 +4,7 @@ import pytest
 
 from tidemill.core.errors import RemoteError
 from tidemill.services.worker.reports import Reports
-from tidemill.store.calls.all_calls import AttemptReport, CallbackReport, Failure, Success
+from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, Failure, Success
 
 REFUSAL = RemoteError("too large", retryable=False)
 

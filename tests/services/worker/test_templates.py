@@ -17,7 +17,7 @@ from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.runtime.process.table import is_running
 from tidemill.services.worker import templates
 from tidemill.services.zygote import link
-from tidemill.store.calls.all_calls import Failure, Loss, Success
+from tidemill.store.calls.worker_calls import Failure, Loss, Success
 
 #: Notes each import, and returns the number of its process.
 FILE = """

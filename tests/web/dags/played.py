@@ -19,19 +19,19 @@ from tidemill.core.tasks.instance import format_instance
 from tidemill.core.tasks.structure import ParamStructure, ScheduleStructure
 from tidemill.runtime.log.task_lines import encode_line
 from tidemill.services.dev.web_ui import WatchedDags
-from tidemill.store.calls.all_calls import (
-    AppendLog,
+from tidemill.store.calls.call import Call
+from tidemill.store.calls.service_calls import StoreFile
+from tidemill.store.calls.task_calls import AppendLog
+from tidemill.store.calls.worker_calls import (
+    PART_BASE,
     AttemptReport,
     CallbackReport,
     ClaimedAttempt,
     Deferral,
     Failure,
     LogPart,
-    StoreFile,
     Success,
 )
-from tidemill.store.calls.call import Call
-from tidemill.store.calls.worker_calls import PART_BASE
 from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from tidemill.store.calls.all_calls import ListSessions, ServiceSession
+from tidemill.store.calls.service_calls import ListSessions, ServiceSession
 from tidemill.store.database import StoreClient
 from tidemill.store.wire.remote import call_patiently
 

@@ -27,15 +27,8 @@ from tidemill.core.triggers.suspects import ProcessEnd, Suspects, Trial, Verdict
 from tidemill.runtime.process.exitcode import BLOCKED
 from tidemill.services.dev.child import Death, describe_exit, start_service, stop_service
 from tidemill.services.dev.silence import wait_until_silent
-from tidemill.store.calls.all_calls import (
-    BeginSession,
-    FailTrigger,
-    ListOwnedTriggers,
-    ListSessions,
-    LoseSession,
-    OwnedTrigger,
-    ReserveTriggers,
-)
+from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
+from tidemill.store.calls.trigger_calls import FailTrigger, ListOwnedTriggers, OwnedTrigger, ReserveTriggers
 from tidemill.store.database import StoreClient
 from tidemill.store.wire.remote import call_patiently
 

@@ -29,7 +29,8 @@ from tidemill.dags.loading import combine_digests, digest_files
 from tidemill.services.parser.files import Signature, find_files, is_relevant, sign_files
 from tidemill.services.parser.reading import FileReading, Forker, read_file
 from tidemill.services.worker.signatures import is_unchanged
-from tidemill.store.calls.all_calls import CallRefusedError, ListFiles, RemoveFile, StoreFile
+from tidemill.store.calls.call import CallRefusedError
+from tidemill.store.calls.service_calls import ListFiles, RemoveFile, StoreFile
 from tidemill.store.database import StoreCalls
 
 log = structlog.get_logger(__name__)

@@ -1,1 +1,7 @@
-"""The named calls of the store: each is a request as a value, typed with its answer."""
+"""The named calls of the store: each is a request as a value, typed with its answer.
+
+`service_calls`: services, files, scheduler. `worker_calls`, `trigger_calls`: workers and triggerers. `task_calls`:
+calls of running attempts. `people_calls`, `callback_calls`, `setting_calls`: the command line and the web pages.
+
+A new call is a class in one of these modules, declared with `answered_by`, and the function it names in `queries`.
+"""

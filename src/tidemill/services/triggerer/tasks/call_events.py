@@ -9,14 +9,8 @@ from collections.abc import Callable, Sequence
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventRefused, EventStored, NewEvent, StoreOutcome
-from tidemill.store.calls.all_calls import (
-    CallRefusedError,
-    EventOutcome,
-    EventOutcomeKind,
-    FiredEvent,
-    RefusalKind,
-    StoreEvents,
-)
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.trigger_calls import EventOutcome, EventOutcomeKind, FiredEvent, StoreEvents
 from tidemill.store.database import StoreClient
 
 

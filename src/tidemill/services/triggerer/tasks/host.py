@@ -35,7 +35,8 @@ from tidemill.services.triggerer.tasks.source import CLAIM_COUNT, ServiceSession
 from tidemill.services.triggerer.tasks.stuck_watch import StuckWatch
 from tidemill.services.triggerer.tasks.trigger import TaskTrigger, TaskTriggerServices
 from tidemill.services.triggerer.tasks.trigger_services import TriggerServices
-from tidemill.store.calls.all_calls import BeginSession, ClaimedTrigger, EndSession
+from tidemill.store.calls.service_calls import BeginSession, EndSession
+from tidemill.store.calls.trigger_calls import ClaimedTrigger
 from tidemill.store.database import StoreClient
 from tidemill.store.doorbell import SCAN_SECONDS, Doorbell
 from tidemill.store.wire.remote import call_patiently

@@ -18,7 +18,9 @@ import structlog
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.runtime.log.task_lines import TaskLine, WrittenLine
 from tidemill.services.worker.logs import AttemptLog
-from tidemill.store.calls.all_calls import AppendLog, ClaimedTrigger, LogPart
+from tidemill.store.calls.task_calls import AppendLog
+from tidemill.store.calls.trigger_calls import ClaimedTrigger
+from tidemill.store.calls.worker_calls import LogPart
 from tidemill.store.database import StoreClient
 from tidemill.store.wire.remote import call_patiently
 

@@ -42,7 +42,8 @@ from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.services.triggerer.tasks.left_processes import end_left_processes
 from tidemill.services.triggerer.tasks.output import route_output
 from tidemill.services.triggerer.tasks.stuck_watch import end_stuck
-from tidemill.store.calls.all_calls import BeginSession, ClaimedTrigger
+from tidemill.store.calls.service_calls import BeginSession
+from tidemill.store.calls.trigger_calls import ClaimedTrigger
 from tidemill.store.wire.remote import RemoteStore
 
 log = structlog.get_logger("tidemill.services.triggerer.tasks.process")

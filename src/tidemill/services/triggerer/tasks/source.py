@@ -25,17 +25,9 @@ from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, TaskTriggers
 from tidemill.runtime.log.setup import throttle
 from tidemill.services.triggerer.tasks.call_events import CallEvents
 from tidemill.services.triggerer.tasks.logs import TaskLog, TaskLogs
-from tidemill.store.calls.all_calls import (
-    BeatSession,
-    Call,
-    CallRefusedError,
-    ClaimedTrigger,
-    ClaimTriggers,
-    FailTrigger,
-    HeldTriggers,
-    RefusalKind,
-    ReleaseTriggers,
-)
+from tidemill.store.calls.call import Call, CallRefusedError, RefusalKind
+from tidemill.store.calls.service_calls import BeatSession
+from tidemill.store.calls.trigger_calls import ClaimedTrigger, ClaimTriggers, FailTrigger, HeldTriggers, ReleaseTriggers
 from tidemill.store.database import StoreClient
 from tidemill.store.wire.remote import call_patiently
 

@@ -25,7 +25,7 @@ from tidemill.core.tasks.instance import format_instance
 from tidemill.runtime.log.writer import tell_repeats
 from tidemill.runtime.loop.blockwatch import describe_stack
 from tidemill.runtime.process.exitcode import BLOCKED
-from tidemill.store.calls.all_calls import ClaimedTrigger, FailTrigger
+from tidemill.store.calls.trigger_calls import ClaimedTrigger, FailTrigger
 from tidemill.store.wire.remote import RemoteStore
 
 log = structlog.get_logger(__name__)

@@ -34,7 +34,8 @@ from tidemill.services.triggerer.hosting.stream_membership import StreamMembersh
 from tidemill.services.triggerer.hosting.trigger_loop import RUN
 from tidemill.services.triggerer.tasks.logs import TaskLog
 from tidemill.services.triggerer.tasks.output import SINK, make_logger
-from tidemill.store.calls.all_calls import MAX_XCOM_BYTES, ClaimedTrigger
+from tidemill.store.calls.task_calls import MAX_XCOM_BYTES
+from tidemill.store.calls.trigger_calls import ClaimedTrigger
 from tidemill.triggers.base import BaseTrigger
 from tidemill.triggers.shared_stream import SharedStreamManager
 

@@ -12,8 +12,9 @@ from typing import NoReturn, TypeVar
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import HandlerError, RemoteError
-from tidemill.store.calls.all_calls import Call, DeleteVariable, GetConnection, GetVariable, SetVariable
 from tidemill.store.calls.asked_secrets import find_secrets
+from tidemill.store.calls.call import Call
+from tidemill.store.calls.task_calls import DeleteVariable, GetConnection, GetVariable, SetVariable
 from tidemill.store.database import StoreClient
 
 A = TypeVar("A")

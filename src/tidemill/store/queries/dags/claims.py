@@ -37,7 +37,7 @@ from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.batches import find_dialect
-from tidemill.store.calls.all_calls import ClaimedAttempt, ClaimedCallback, ResumeWith, WorkerTurn
+from tidemill.store.calls.worker_calls import ClaimedAttempt, ClaimedCallback, ResumeWith, WorkerTurn
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan, TaskPlan
 from tidemill.store.dag_tables import dag, dag_file, dag_run, dag_version, task_callback, task_instance

@@ -10,8 +10,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tidemill.core.tasks.inputs import Channel
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
-from tidemill.store.calls.all_calls import DeletePool, ListPools, PoolRecord, SetPool
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.setting_calls import DeletePool, ListPools, PoolRecord, SetPool
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import HOLDS_SLOTS, pool, task_instance
 from tidemill.store.queries.checks import check_name, check_text

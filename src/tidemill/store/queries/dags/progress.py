@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, func, select, union_all
 
 from tidemill.core.tasks.task_row import TaskState
-from tidemill.store.calls.all_calls import RunProgress, RunRecord, WatchRuns
+from tidemill.store.calls.people_calls import RunProgress, RunRecord, WatchRuns
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, RUNS, read_run

@@ -15,7 +15,8 @@ from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.inputs import Clear, Mark
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.task_row import TaskState
-from tidemill.store.calls.all_calls import (
+from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
+from tidemill.store.calls.people_calls import (
     ClearTasks,
     CountStore,
     HistoryRecord,
@@ -29,7 +30,6 @@ from tidemill.store.calls.all_calls import (
     TaskHistory,
     TaskRecord,
 )
-from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan
 from tidemill.store.dag_tables import (

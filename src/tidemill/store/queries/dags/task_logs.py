@@ -11,8 +11,10 @@ from typing import Any
 from sqlalchemy import Connection, Executable, and_, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tidemill.store.calls.all_calls import AppendLog, LogPart, LogPartRecord
 from tidemill.store.calls.call import Listed
+from tidemill.store.calls.people_calls import LogPartRecord
+from tidemill.store.calls.task_calls import AppendLog
+from tidemill.store.calls.worker_calls import LogPart
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_log
 from tidemill.store.statements import Statement

@@ -14,26 +14,28 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
-from tidemill.store.calls.all_calls import (
+from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
+from tidemill.store.calls.setting_calls import (
+    ConnectionRow,
+    DeleteConnection,
+    ListConnections,
+    ListVariables,
+    SetConnection,
+    VariableRecord,
+)
+from tidemill.store.calls.task_calls import (
     MAX_XCOM_BYTES,
     ClearTaskState,
     ConnectionRecord,
-    ConnectionRow,
-    DeleteConnection,
     DeleteTaskState,
     DeleteVariable,
     GetConnection,
     GetTaskState,
     GetVariable,
-    ListConnections,
-    ListVariables,
     PushXCom,
-    SetConnection,
     SetTaskState,
     SetVariable,
-    VariableRecord,
 )
-from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import connections, task_instance, task_state, variable
 from tidemill.store.queries.checks import check_name, check_text

@@ -13,9 +13,10 @@ from sqlalchemy import Connection, Row, select
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.redaction import is_secret, redact
 from tidemill.core.errors import ConfigError
-from tidemill.store.calls.all_calls import ConnectionRecord, DescribeTriggers, GetConnection, GetVariable, TriggerAbout
 from tidemill.store.calls.asked_secrets import find_secrets
 from tidemill.store.calls.call import Call
+from tidemill.store.calls.people_calls import DescribeTriggers, TriggerAbout
+from tidemill.store.calls.task_calls import ConnectionRecord, GetConnection, GetVariable
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import connections, variable
 from tidemill.store.tables import service_session, trigger, trigger_cursor

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, and_, select, update
 
 from tidemill.store.batches import find_dialect
-from tidemill.store.calls.all_calls import ClaimTriggers, ListOwnedTriggers, OwnedTrigger, ReserveTriggers
+from tidemill.store.calls.trigger_calls import ClaimTriggers, ListOwnedTriggers, OwnedTrigger, ReserveTriggers
 from tidemill.store.context import CallContext
 from tidemill.store.queries.sessions.services import check_session
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors

@@ -24,7 +24,7 @@ from sqlalchemy import (
 
 from tidemill.core.tasks.inputs import Due
 from tidemill.store.batches import RowSet, find_dialect
-from tidemill.store.calls.all_calls import SchedulerAnswer, SchedulerTurn
+from tidemill.store.calls.service_calls import SchedulerAnswer, SchedulerTurn
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.queries.dags.admissions import Admitted, admit_tasks

@@ -14,7 +14,8 @@ from tidemill.core.tasks.attempt import MAX_LOST
 from tidemill.core.tasks.inputs import Channel, Lost
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
-from tidemill.store.calls.all_calls import (
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.service_calls import (
     BeatSession,
     BeginSession,
     EndSession,
@@ -23,7 +24,6 @@ from tidemill.store.calls.all_calls import (
     LoseSession,
     ServiceSession,
 )
-from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance
 from tidemill.store.queries.dags.tasks import draw_bits, move_held

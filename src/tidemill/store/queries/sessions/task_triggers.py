@@ -34,18 +34,18 @@ from tidemill.core.tasks.inputs import Ended, Input, TriggerFailed, TriggerFired
 from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventStored, NewEvent, StoreOutcome
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.batches import RowSet, find_dialect
-from tidemill.store.calls.all_calls import (
+from tidemill.store.calls.trigger_calls import (
     ClaimedTrigger,
     ClaimTriggers,
     EventOutcome,
     EventOutcomeKind,
     FailTrigger,
     HeldTriggers,
-    OutcomeKind,
     ReleaseTriggers,
     StoppedTrigger,
     StoreEvents,
 )
+from tidemill.store.calls.worker_calls import OutcomeKind
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run, task_instance
 from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_held

@@ -14,7 +14,7 @@ from tidemill.core.errors import describe_error
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved, Refused
 from tidemill.core.tasks.inputs import Deferred, Failed, Input, Lost, Skipped, Succeeded
 from tidemill.core.tasks.task_row import TaskState
-from tidemill.store.calls.all_calls import (
+from tidemill.store.calls.worker_calls import (
     AttemptReport,
     AttemptReportOutcome,
     CallbackReport,
