@@ -14,7 +14,8 @@ Invariants:
 3. No count is negative. The elements that exist are those that wait, are unfinished, are in retry, or have ended,
    except removed ones; the counts of outcomes include the elements that a stopped map will never create (skipped), a
    source that failed (upstream_failed) and a map that is too long (failed).
-4. A map is done exactly when it has been opened, its sources have ended, all its elements exist, and all have ended.
+4. A map is done exactly when its sources have ended, all its elements exist, or it was stopped, and all that exist have
+   ended.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class MapRow(NamedTuple):
         opened: Whether its trigger rule has let it run, and its sources are known.
         closed: Whether no further item can arrive.
         arrived: The number of elements that its sources have items for.
-        created: The number of elements that exist; the next one has this index.
+        created: The number of elements that exist; the next one has this index. A stopped map creates no further one.
         waiting: Elements that were cleared and wait to be started again.
         unfinished: Elements that are scheduled, queued, running, deferred or ending.
         retrying: Elements that wait for a retry.
@@ -81,7 +82,7 @@ class MapRow(NamedTuple):
     def done(self) -> bool:
         """Whether all elements have ended, and no further one follows."""
         ended = not (self.waiting or self.unfinished or self.retrying)
-        return self.opened and self.closed and self.created == self.arrived and ended
+        return self.closed and (self.stop is not None or self.created == self.arrived) and ended
 
 
 class MapPolicy(NamedTuple):
@@ -251,10 +252,9 @@ def _find_stop(row: MapRow, policy: MapPolicy) -> StopReason | None:
 
 def _stop(row: MapRow, reason: StopReason) -> MapRow:
     """Close the map; elements that do not exist count as skipped, all at once."""
-    skipped, failed = row.skipped + row.arrived - row.created, row.failed + (reason is StopReason.TOO_LONG)
-    return row._replace(
-        opened=True, closed=True, created=row.arrived, skipped=skipped, failed=failed, stop=reason.value
-    )
+    never = 0 if row.stop is not None else row.arrived - row.created
+    failed = row.failed + (reason is StopReason.TOO_LONG)
+    return row._replace(opened=True, closed=True, skipped=row.skipped + never, failed=failed, stop=reason.value)
 
 
 def _fill_window(row: MapRow, policy: MapPolicy) -> tuple[int, int]:
@@ -262,7 +262,7 @@ def _fill_window(row: MapRow, policy: MapPolicy) -> tuple[int, int]:
     window = policy.max_outstanding
     room = max(0, window - row.unfinished - min(row.retrying, (window + 1) // 2))
     again = min(row.waiting, room)
-    return again, min(row.arrived - row.created, room - again)
+    return again, 0 if row.stop is not None else min(row.arrived - row.created, room - again)
 
 
 def _tell(row: MapRow) -> Told:
