@@ -31,7 +31,7 @@ _RANGE = re.compile(rf"\s*\[{_BOUNDS}\]|; {_BOUNDS}(?=[;\]])|(?<=\[){_BOUNDS}; "
 
 
 def find_help_width() -> int:
-    """Return the width of help texts: that of the terminal, up to a limit."""
+    """Return the width of help texts: the terminal's width, up to a limit."""
     return min(shutil.get_terminal_size().columns, _MAX_WIDTH) - 1
 
 

@@ -12,7 +12,7 @@ from tidemill.config.section import Section
 
 
 class DeliveryBackoffSettings(RetryBackoffSettings):
-    """How long a sink is not tried after a failure: full jitter below an exponential bound."""
+    """The pause after a failure of a sink: full jitter below an exponential bound."""
 
     initial_seconds: PositiveFloat = Field(0.1, description="The bound after the first failure.")
     max_seconds: PositiveFloat = Field(10.0, description="The upper limit of the bound.")

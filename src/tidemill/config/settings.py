@@ -123,7 +123,7 @@ class Settings(Section):
 
     @property
     def revoke_timeout_seconds(self) -> float:
-        """How long an engine waits for running tasks of revoked partitions."""
+        """The seconds that an engine waits for running tasks of revoked partitions."""
         seconds = self.kafka.revoke_timeout_seconds
         return self.executor.drain_timeout_seconds if seconds is None else seconds
 

@@ -26,7 +26,7 @@ class TaskGroup(Node):
         prefix_group_id: Whether the ids of the group's tasks and groups start with the id of the group.
         parent_group: The enclosing group; by default the one that is open.
         dag: The DAG; by default the one that is open.
-        default_args: Default arguments for the group's tasks; they override those of the DAG.
+        default_args: Default arguments for the group's tasks; they override the DAG's arguments.
         tooltip: A short description for people.
         group_display_name: The name to show instead of the id.
         add_suffix_on_collision: Whether to append a number to an id that is in use, instead of raising an error.

@@ -107,7 +107,7 @@ def _render(dag: Any, task: Any, context: Context) -> None:
 
 
 def _merge_params(dag: Any, task: Any, claim: AttemptClaim) -> dict[str, Any]:
-    """Return the params of the run, together with those of the task that the run does not set.
+    """Return the params of the run, and the task's params that the run does not set.
 
     Raises:
         ParamValidationError: A value of the run does not match the task's schema, or the task lacks a value.

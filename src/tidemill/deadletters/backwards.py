@@ -79,7 +79,7 @@ def find_newest_first(
 
     Args:
         box: The letters.
-        ranges: The ranges to search; to continue a search, their ends are those of `rest`.
+        ranges: The ranges to search; to continue a search, pass the ends in `rest`.
         criteria: Selects the letters.
         limit: The maximum number of rows.
         make_row: Called with each letter that matches.

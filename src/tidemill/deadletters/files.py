@@ -41,7 +41,7 @@ LetterRow = tuple[str, str, str, str | None, int | None, int | None, datetime, b
 
 
 class LettersTarget(msgspec.Struct, frozen=True):
-    """Where the letters of a run are written, and which outcomes they belong to.
+    """The folder and the files for the letters of a run.
 
     Attributes:
         path: The folder for letters.
@@ -75,7 +75,7 @@ class FileOrigin(msgspec.Struct, frozen=True):
 
 
 def make_row(letter: Letter) -> LetterRow:
-    """Return a letter as a row; topic, partition and offset are those of its first message."""
+    """Return a letter as a row with the topic, partition and offset of its first message."""
     first = min(letter.sources, key=lambda source: source.offset, default=None)
     target = (first.topic, first.partition, first.offset) if first is not None else (None, None, None)
     written_at = datetime.fromisoformat(letter.timestamp).astimezone(UTC)

@@ -28,7 +28,7 @@ SCHEMA_VERSION = 1
 REDRIVES_HEADER = "tidemill-redrives"
 #: The header with the history of those failures and redrives, as JSON, oldest first.
 HISTORY_HEADER = "tidemill-history"
-#: How much of the end of a task's stderr a letter contains.
+#: The number of bytes of a task's stderr that a letter contains, counted from the end.
 _STDERR_BYTES = 4096
 #: How much of the end of stderr is masked.
 _MASKED_CHARS = 4 * _STDERR_BYTES
@@ -157,7 +157,7 @@ class Letter(msgspec.Struct, kw_only=True):
 
     @property
     def written_at(self) -> float:
-        """When the letter was written, in seconds since the epoch; a time without a zone is local.
+        """The time the letter was written, in seconds since the epoch; a time without a zone is local.
 
         Raises:
             ValueError: `timestamp` is not a time.

@@ -36,7 +36,7 @@ _LEAST_LETTER_BYTES = 1_000
 
 
 class LetterStatistics(msgspec.Struct, frozen=True):
-    """How many letters were written or dropped.
+    """The numbers of letters that were written or dropped.
 
     Attributes:
         written: Confirmed letters.

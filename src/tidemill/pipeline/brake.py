@@ -156,7 +156,7 @@ class EngineBrake:
         self._apply(self._brake.note_finished((partition, offset), cause, self._now()))
 
     def window_ended(self, partition: HoldingPartition, offset: int) -> None:
-        """Record that the hook of a window succeeded; `offset` is that of its first message."""
+        """Record that the hook of a window succeeded; `offset` is the offset of its first message."""
         self._apply(self._brake.note_success((partition, offset)))
 
     def window_failed(self, cause: str, spoiled: int) -> None:

@@ -71,7 +71,7 @@ class Engine:
         settings: The validated configuration.
         handler: The user's handler, as unpickled in this process.
         identity: The engine's identity.
-        source: Where messages come from.
+        source: The source of an engine's messages.
         outbox: Where results go.
         letters: Where dead letters go.
         executor: Runs processes.
@@ -220,7 +220,7 @@ class Engine:
 
     @property
     def brake(self) -> EngineBrake | None:
-        """The brake; None: none is configured."""
+        """The brake; None if no brake is configured."""
         return self.context.brake
 
     # -- life cycle -------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class Intake:
 
     Args:
         limits: The limits of windows, and the order of tasks.
-        source: Where messages come from.
+        source: The source of an engine's messages.
         idle: Set whenever the engine may have become idle; see `wait_until_idle`.
 
     Attributes:
@@ -375,7 +375,7 @@ class Intake:
             self._arrange_soon(intake, WaitingWindow(self._context, intake.owned, messages, entries, now, again))
 
     def _arrange_soon(self, intake: _PartitionIntake, window: WaitingWindow) -> None:
-        """Queue a window behind those of its partition that already wait for `arrange`."""
+        """Queue a window behind the windows of its partition that already wait for `arrange`."""
         intake.waiting.append(window)
         if not intake.arranging:
             intake.arranging = True

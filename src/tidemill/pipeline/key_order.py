@@ -63,12 +63,12 @@ class OrderedTasks:
 
     @property
     def waiting(self) -> int:
-        """How many tasks wait for their key."""
+        """The number of tasks that wait for their key."""
         return self._order.waiting_tasks
 
     @property
     def waiting_messages(self) -> int:
-        """How many messages wait for their key."""
+        """The number of messages that wait for their key."""
         return self._order.waiting_messages
 
     def arranged(

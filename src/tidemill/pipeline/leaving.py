@@ -76,7 +76,7 @@ class Stopping:
     Args:
         context: The engine's parts.
         intake: The engine's partitions.
-        source: Where messages come from.
+        source: The source of an engine's messages.
         services: The services of the handler.
         warden: Cleans up after this process if it is killed.
         is_failed: Returns whether the engine has failed, which can also happen during the shutdown.

@@ -45,7 +45,7 @@ class OwnedPartition:
         windows: Windows whose own hook or delivery is not done, whether or not their messages are; without held ones.
         held: How many failures the brake holds of a message, by its offset.
         stuck: Messages that are held, or wait for the key of a held message: a shutdown need not wait for them.
-        order: Holds tasks back until those of earlier messages with their key are done; None: tasks are unordered.
+        order: Holds tasks back until the tasks of earlier messages with their key are done; None: tasks are unordered.
         taken: Which messages were taken, and when they were written.
         closed: Whether the partition was given up: late results change nothing.
         handover: The work that is still waited for; None until the partition is about to be given up.
@@ -368,7 +368,7 @@ class OwnedPartition:
 
     @property
     def finishing(self) -> int:
-        """How many messages the handover still waits for."""
+        """The number of messages that the handover still waits for."""
         return self.handover.left if self.handover is not None else 0
 
     def _look(self) -> None:

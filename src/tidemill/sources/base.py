@@ -139,7 +139,7 @@ class SourceEvents(Protocol):
 
 
 class Source(Protocol):
-    """Where messages come from."""
+    """The source of an engine's messages."""
 
     def start(self, events: SourceEvents) -> None:
         """Connect and subscribe."""

@@ -42,7 +42,7 @@ class RecordReader(Protocol):
 
     @property
     def gap(self) -> int:
-        """How many messages were deleted before they were read."""
+        """The number of messages that were deleted before they were read."""
 
     def describe_wait(self) -> str | None:
         """Return why no messages arrive, if the reader knows."""
@@ -123,7 +123,7 @@ class BoundedSource:
         self._room.set()
 
     def statistics(self) -> SourceStatistics:
-        """Return the gap; the driver of a bounded run tracks what is left, so there is no lag here."""
+        """Return the gap; the driver of a bounded run tracks the remaining messages, so there is no lag here."""
         return SourceStatistics(self._reader.gap, {})
 
     def describe_wait(self) -> str | None:

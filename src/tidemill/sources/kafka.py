@@ -139,7 +139,7 @@ class KafkaSource:
         return self._noted.get(partition, "")
 
     def stop_fetching(self) -> None:
-        """Pause all partitions and drop their buffers; the thread does it."""
+        """Pause all partitions and drop their buffers, on the consumer's thread."""
         self._fetching = False
 
     def statistics(self) -> SourceStatistics:

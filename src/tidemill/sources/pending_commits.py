@@ -126,7 +126,7 @@ class PendingCommits:
             self._producer.forget(partitions)
 
     def add(self, offsets: Sequence[tuple[TopicPartition, Buffer | None, int]], records: Records) -> None:
-        """Add offsets to commit; those of an earlier ownership of a partition are dropped.
+        """Add offsets to commit; offsets of an earlier ownership of a partition are dropped.
 
         Args:
             offsets: For each partition the buffer that represents its ownership, and the offset.

@@ -95,7 +95,7 @@ class RangeReader:
 
     @property
     def gap(self) -> int:
-        """How many messages the broker deleted before they were read."""
+        """The number of messages that the broker deleted before they were read."""
         return self._gap
 
     def describe_wait(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What a pipeline or a backfill is currently doing, in words: its phase, and the step of its startup or shutdown in
+"""The current activity of a pipeline or a backfill, in words: its phase, and the step of its startup or shutdown in
 progress.
 
 Any thread may enter and leave steps, and steps may overlap. Nothing is decided here.

@@ -92,7 +92,7 @@ class DagPlan:
         structure: The DAG as its author defined it.
         tasks: Its tasks by id.
         leaves: The tasks whose outcomes decide the outcome of a run.
-        limits: The limits on active tasks; None: there are none.
+        limits: The limits on active tasks; None: no limits.
         teardowns: The ids of its teardowns.
         by_past: Whether tasks of a run depend on tasks of the previous run.
     """

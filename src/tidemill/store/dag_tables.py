@@ -1,8 +1,9 @@
 """The tables for DAGs in SQLAlchemy Core; `migrations` creates the same tables.
 
-Invariants: those of `tables`. Tasks change state only through `queries.dags.transition`. Transactions lock rows in one
-order: service, DAG, pool, runs by id, tasks by id, trigger cursors, maps. Claims skip locked tasks and never wait for
-them. Each waiting state has a partial index of its own, so queries find waiting tasks without reading finished ones.
+Invariants: the same as in `tables`. Tasks change state only through `queries.dags.transition`. Transactions lock rows
+in one order: service, DAG, pool, runs by id, tasks by id, trigger cursors, maps. Claims skip locked tasks and never
+wait for them. Each waiting state has a partial index of its own, so queries find waiting tasks without reading finished
+ones.
 """
 
 from __future__ import annotations

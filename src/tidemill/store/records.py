@@ -61,7 +61,7 @@ class TriggerRecord:
         state: Its state.
         reason: Why it was cancelled.
         error: The traceback of its failure.
-        list: The trigger list that it belongs to; None: none yet.
+        list: The trigger list that it belongs to; None: no list yet.
         session: The host and process of the live service session that last claimed it, for display.
         serialized: JSON text of the classpath and kwargs to re-create it from, if they differ from its spec.
         token: Increases with every claim.

@@ -1,7 +1,7 @@
 """Removes old DAG runs: a background task of the process that owns a store of DAGs.
 
-Invariants: those of `queries.dags.run_retention`. Transactions are short, with pauses between them, so that services
-continue in the meantime. After a failure of the store, the next round tries again.
+Invariants: the same as in `queries.dags.run_retention`. Transactions are short, with pauses between them, so that
+services continue in the meantime. After a failure of the store, the next round tries again.
 """
 
 from __future__ import annotations

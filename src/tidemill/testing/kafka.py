@@ -29,7 +29,7 @@ FAST_CLIENT: Mapping[str, str | int] = {
 
 
 def new_broker(data_dir: Path | None = None, **options: Any) -> EmbeddedBroker:
-    """Return a broker with the test properties, not started yet; `options` are those of `EmbeddedBroker`."""
+    """Return a broker with the test properties, not started yet; `options` are passed to `EmbeddedBroker`."""
     properties = {**FAST_PROPERTIES, **options.pop("properties", {})}
     return EmbeddedBroker(data_dir, properties=properties, **options)
 

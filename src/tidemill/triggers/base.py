@@ -67,7 +67,7 @@ class BaseTrigger(abc.ABC):
 
     @property
     def log(self) -> Any:
-        """A structlog logger: that of the waiting task, or else one bound to the trigger's class and id."""
+        """A structlog logger: the waiting task's logger, or else a logger bound to the trigger's class and id."""
         if self._task_log is not None:
             return self._task_log
         return _log.bind(trigger=type(self).__name__, trigger_id=self.trigger_id)

@@ -1,6 +1,6 @@
 """The public API of shared streams: the interface for producers, and how a filter rejects an event.
 
-The names and the module path are those of Airflow.
+The names and the module path are the same as in Airflow.
 """
 
 from __future__ import annotations

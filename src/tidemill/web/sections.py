@@ -15,7 +15,7 @@ class NavigationLink:
     Attributes:
         title: The text of the link.
         path: The path of the page.
-        is_last: Whether the link follows those of all other sections.
+        is_last: Whether the link follows the links of all other sections.
     """
 
     title: str

@@ -91,7 +91,7 @@ def run_demo(*, keep: bool = False, directory: Path | None = None, console: Cons
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[Path]:
-    """Create a folder, or empty that of an earlier demo, and lock it."""
+    """Create a folder, or empty the folder of an earlier demo, and lock it."""
     folder = path.resolve()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; choose another with --dir")

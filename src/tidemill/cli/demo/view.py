@@ -75,7 +75,7 @@ def show_summary(
     expected: Mapping[check.Position, check.DemoLine | None],
     outputs: check.Outputs,
 ) -> None:
-    """Show awk's counts next to those of the input, the slowest tasks, and the dead letters."""
+    """Show awk's counts next to the counts of the input, the slowest tasks, and the dead letters."""
     wide = console.width >= _WIDE
     console.print(_build_status_table(expected, outputs, wide=wide))
     console.print(_build_slowest_table(check.find_slowest(outputs.reports), wide=wide))

@@ -43,8 +43,8 @@ class Finding(msgspec.Struct, frozen=True):
 
     Attributes:
         name: The name of the check.
-        text: The result; for a problem, how to fix it.
-        problem: The problem; None: there is none.
+        text: The result, or how to fix the problem.
+        problem: The problem; None if the check passed.
     """
 
     name: str

@@ -87,7 +87,7 @@ class SendQueue(Generic[LaneT, ValueT]):
 
     @property
     def opened(self) -> int:
-        """How many times the circuit breaker opened."""
+        """The number of times the circuit breaker has opened."""
         return self._health.breaker.opened
 
     def find_breaker_state(self, now: float) -> BreakerState:
@@ -167,7 +167,7 @@ class SendQueue(Generic[LaneT, ValueT]):
 
     @property
     def due(self) -> float | None:
-        """When to call `take` if there is no input before; None: not before the next input."""
+        """The time of the next call to `take` without further input; None: only after the next input."""
         if self._in_flight:
             return None
         paused_until = self._health.paused_until

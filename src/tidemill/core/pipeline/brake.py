@@ -130,7 +130,7 @@ class Brake(Generic[LaneT, CaseT]):
 
     @property
     def due(self) -> float | None:
-        """When to call `tick`; None while the brake is off."""
+        """The time of the next call to `tick`; None while the brake is off."""
         return self._due
 
     @property

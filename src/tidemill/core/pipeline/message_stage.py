@@ -13,7 +13,7 @@ _MAX_TASK_CHARS = 100
 
 
 class OpenStage(enum.StrEnum):
-    """What an open message waits for."""
+    """The stage of an open message."""
 
     NO_OWNER = "no owner"
     NOT_READ = "not read"

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 
 class OnError(enum.StrEnum):
-    """What to do with a hook that raised."""
+    """The reaction to a periodic hook that raised."""
 
     CONTINUE = "continue"
     STOP = "stop"
 
 
 class Scope(enum.StrEnum):
-    """Where a periodic hook runs."""
+    """The engines that run a periodic hook."""
 
     ENGINE = "engine"
     PIPELINE = "pipeline"

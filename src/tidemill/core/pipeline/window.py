@@ -55,7 +55,7 @@ class Windowing(Generic[T]):
 
     @property
     def due(self) -> float | None:
-        """When `expire` closes the open window; None if there is none, or it has no time limit."""
+        """The time at which `expire` closes the open window; None without an open window or a time limit."""
         return self._due
 
     def add(self, item: T, size_bytes: int, now: float) -> Window[T] | None:

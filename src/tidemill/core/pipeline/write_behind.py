@@ -31,7 +31,7 @@ class CacheEntry:
 
 
 class Known(enum.Enum):
-    """What the cache knows about a key without a value in memory."""
+    """The state of a key whose value is not in memory."""
 
     ABSENT = "absent"
     #: The store may have it.

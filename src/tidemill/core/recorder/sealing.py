@@ -1,4 +1,4 @@
-"""When an open segment is sealed, and when a new period begins."""
+"""Decides when an open segment is sealed, and when a new period begins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_OPEN_BYTES = 24 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SealPolicy:
-    """When an open segment is full.
+    """The limits of an open segment.
 
     Attributes:
         max_rows: The maximum number of rows.

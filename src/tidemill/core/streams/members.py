@@ -169,7 +169,8 @@ class Member(LogReader[SentEvent[LaneT, PayloadT, EventT]], Generic[LaneT, Paylo
         """Return the numbers in `carried` bound to an event, which must be the window or have numbers."""
         on_it = sent is self.window
         found: list[int] = []
-        # They are adjacent: those of the window are at the end; other events that are given up are mostly at the start.
+        # They are adjacent: the events of the window are at the end; other events that are given up are mostly at the
+        # start.
         for seq, bound in reversed(self.carried.items()) if on_it else self.carried.items():
             if bound is sent:
                 found.append(seq)

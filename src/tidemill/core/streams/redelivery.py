@@ -350,7 +350,7 @@ class Redelivery(Generic[LaneT, HeldT]):
 
     @property
     def due(self) -> float | None:
-        """When to call `take` or `find_overdue` if there is no input before; None: not before the next input."""
+        """The time of the next call to `take` or `find_overdue` without input; None: only after the next input."""
         first = self._find_first_held_up()
         times = [first.deadline] if first is not None else []
         if self._timers:

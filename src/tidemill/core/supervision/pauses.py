@@ -53,7 +53,7 @@ class Pauses:
 
     @property
     def due(self) -> float | None:
-        """When to call `tick` next; None: never."""
+        """The time of the next call to `tick`; None: never."""
         return min((pause.until for pause in self._pauses.values()), default=None)
 
     def pause(self, pause: Pause) -> None:

@@ -119,7 +119,7 @@ class Slot:
 
     @property
     def due(self) -> float | None:
-        """When to feed the next `Tick` if there is no input before; None: never."""
+        """The time of the next `Tick` without further input; None: never."""
         times = self._list_times()
         return min(times) + self._stood_seconds if times else None
 

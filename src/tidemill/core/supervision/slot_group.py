@@ -99,7 +99,7 @@ class SlotGroup:
 
     @property
     def due(self) -> float | None:
-        """When to call `tick` next; None: never."""
+        """The time of the next call to `tick`; None: never."""
         return self._release_at if self._holding and not self._draining else None
 
     @property

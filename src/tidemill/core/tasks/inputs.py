@@ -89,7 +89,7 @@ class Failed:
         may_retry: Whether the retries of the task apply.
         bits: 32 random bits, for the delay before a retry.
         request: Identifies the report.
-        origin: The class and the source locations of the exception, for callbacks; None: there was none.
+        origin: The class and the source locations of the exception, for callbacks; None without an exception.
     """
 
     epoch: int
@@ -225,7 +225,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """The map has no item for this element any more, or begins anew; see `Clear`."""
+    """The map has no item for this element any more, or starts over; see `Clear`."""
 
     epoch: int | None = None
     request: str = ""
@@ -310,7 +310,7 @@ class StopMap:
 
 @dataclass(frozen=True, slots=True)
 class ResetMap:
-    """Forget the counts of the map; it begins anew once it is opened again."""
+    """Forget the counts of the map; it starts over once it is opened again."""
 
 
 @dataclass(frozen=True, slots=True)

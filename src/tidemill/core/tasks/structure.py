@@ -136,7 +136,7 @@ class TaskStructure:
         edge_labels: The labels of the edges to downstream tasks, by task id.
         is_sensor: Whether it is a sensor.
         template_fields: The names of its arguments that are rendered as templates.
-        mapped: How it is mapped; None: it is not.
+        mapped: How it is mapped; None: it is not mapped.
         is_generator: Whether it yields its result value by value.
     """
 

@@ -82,7 +82,7 @@ class TaskResume(NamedTuple):
 
 
 class TaskEnding(NamedTuple):
-    """What becomes of a task once its ended attempt, or all elements of a mapped task, are gone.
+    """The transition of a task once its ended attempt, or all elements of a mapped task, have exited.
 
     Attributes:
         state: The state that follows. NONE: it runs again; MAPPED: the elements of the mapped task decide.
@@ -145,7 +145,7 @@ class TaskRow(NamedTuple):
 
     @property
     def next_due_us(self) -> int | None:
-        """When `Due` has to be fed, in UTC microseconds; None: not before another input."""
+        """The time of the next `Due`, in UTC microseconds; None: only after another input."""
         due_us, deadline_us = self.due_us, self.deadline_us
         if self.state in (TaskState.UP_FOR_RETRY, TaskState.ENDING):
             return due_us

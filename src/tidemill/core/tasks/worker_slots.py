@@ -190,7 +190,7 @@ class WorkerSlots:
 
     @property
     def next_due(self) -> float | None:
-        """When to call `tick` next; None: not before another input."""
+        """The time of the next call to `tick`; None: only after another input."""
         return min(
             (due for process in self._processes.values() if (due := self._due(process)) is not None), default=None
         )

@@ -41,7 +41,7 @@ class ProducerStanding(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitLimits:
-    """When to write, how much at once, and how much may wait.
+    """The limits of batches and of waiting items.
 
     Attributes:
         linger_seconds: How long the oldest item waits for others; half of the 20 ms within which it should be stored.
@@ -140,7 +140,7 @@ class GroupCommit(Generic[T]):
 
     @property
     def due(self) -> float | None:
-        """When to call `take` next; None: not before an item is added or a batch is answered."""
+        """The time of the next call to `take`; None: only after an item is added or a batch is answered."""
         if self._in_flight is not None:
             return None if self._is_overdue else self._in_flight_since + self._limits.outage_seconds
         if self._retries:

@@ -59,7 +59,7 @@ class Leases:
 
     @property
     def due(self) -> float | None:
-        """When the next lease has to be renewed or given up; None if there is none."""
+        """The time at which the next lease has to be renewed or given up; None without leases."""
         for lease in self._held.values():
             return lease.renewed + self.seconds * _RENEW_AT
         return None

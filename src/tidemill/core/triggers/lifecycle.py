@@ -25,7 +25,7 @@ BACKOFF = Backoff(1.0, 30.0)
 
 
 class Restart(enum.StrEnum):
-    """When a trigger that has ended runs again."""
+    """The restart policy of a trigger."""
 
     ALWAYS = "always"
     ON_FAILURE = "on-failure"

@@ -75,7 +75,7 @@ class StableFiles:
 
     @property
     def due(self) -> float | None:
-        """When the next file may be complete; None if there is none."""
+        """The time at which the next file may be complete; None if no file is pending."""
         return self._due[0][0] if self._due else None
 
     def list_candidates(self, now: float) -> list[str]:

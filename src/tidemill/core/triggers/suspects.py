@@ -225,7 +225,7 @@ class Suspects:
         return Verdict(culprit=trial.triggers[0])
 
     def _explain(self) -> None:
-        """Forget the deaths that a culprit explains: all but those of the triggerer while it was on trial."""
+        """Forget the deaths that a culprit explains: all but the triggerer's while the culprit was on trial."""
         self._records = {
             number: replace(known, deaths=known.meanwhile, cleared=0)
             for number, known in self._records.items()

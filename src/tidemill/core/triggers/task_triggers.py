@@ -40,7 +40,7 @@ class ClaimKey(NamedTuple):
 
 
 class TaskEnd(enum.Enum):
-    """The meaning of the end of a task's trigger.
+    """The effect on the task when its trigger ends.
 
     RESUMED: its event is stored, and has resumed the task. FAILED: it fails its task. STOPPED: its task no longer waits
     for it. KILLED: the same, at a user's request, so `on_kill` runs. GIVEN_UP: it continues elsewhere, or later.
@@ -54,7 +54,7 @@ class TaskEnd(enum.Enum):
 
 
 def decide_end(reason: CancelReason | None, outcome: StoreOutcome | None) -> TaskEnd:
-    """Return what the end of a trigger means.
+    """Return the effect on the task when its trigger ends.
 
     Args:
         reason: Why it was cancelled; None: it was not.
@@ -114,7 +114,7 @@ class TaskTriggers:
 
     @property
     def room(self) -> int:
-        """How many more triggers it can take; a trigger that is still cleaning up counts."""
+        """The number of triggers that it can still take; a trigger that is still cleaning up occupies a slot."""
         return max(0, self._capacity - len(self._held))
 
     @property

@@ -22,7 +22,7 @@ class BashOperator(BaseOperator):
         env: The environment; None: the worker's environment.
         append_env: Whether to add `env` to the worker's environment instead of replacing it.
         output_encoding: The encoding of the output.
-        skip_on_exit_code: The exit code, or several, that skip the task; None: none.
+        skip_on_exit_code: The exit code, or several, that skip the task; None: no code does.
         cwd: The working directory; None: a new temporary one.
         kwargs: The arguments of `BaseOperator`.
     """

@@ -51,7 +51,7 @@ class Command:
 
     Args:
         argv: The program and its arguments.
-        env: The environment; None: that of this process.
+        env: The environment; None: the environment of this process.
         cwd: The working directory; None: a new one that is removed afterwards.
         log: The logger for the output.
     """
@@ -220,7 +220,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def build_environment(env: Mapping[str, str] | None, *, append: bool) -> dict[str, str]:
-    """Return the environment of a command: that of this process, `env`, or both merged."""
+    """Return the environment of a command: this process's environment, `env`, or both merged."""
     if env is None:
         return dict(os.environ)
     own = {str(name): str(value) for name, value in env.items()}

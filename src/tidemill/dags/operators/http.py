@@ -24,7 +24,7 @@ class HttpOperator(BaseOperator):
         data: A body to send as text or bytes, instead of `json`.
         request_timeout: How long the request may take, as a timedelta or in seconds.
         response_check: Called with the response (`httpx.Response`); the task fails if it returns False.
-        response_filter: Called with the response; its return value becomes that of the task.
+        response_filter: Called with the response; its return value becomes the task's return value.
         kwargs: The arguments of `BaseOperator`.
     """
 

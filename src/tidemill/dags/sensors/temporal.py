@@ -70,7 +70,7 @@ class TimeSensor(_MomentSensor):
     """Waits until a time on the day on which it starts.
 
     Args:
-        target_time: The time; without a time zone, the zone is that of the DAG's `start_date`.
+        target_time: The time; without a time zone, in the zone of the DAG's `start_date`.
         kwargs: The arguments of `BaseSensorOperator`.
     """
 

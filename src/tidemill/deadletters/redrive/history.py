@@ -1,4 +1,4 @@
-"""What redrives have sent of a pipeline's dead letters, from the notes that they save with their cursors.
+"""Reads which of a pipeline's dead letters redrives have sent, from the notes saved with their cursors.
 
 Invariants: reading joins no group and changes nothing. A redrive whose cursor has expired (brokers forget it after
 `offsets.retention.minutes`, a week by default) is not listed. No letter is reported as sent that was not.

@@ -114,7 +114,7 @@ class Redrive:
 
     @property
     def left(self) -> int:
-        """How many records of the topic were not read."""
+        """The number of records of the topic that were not read."""
         return self._cursor.left
 
     def run(self) -> RedriveTally:

@@ -142,7 +142,7 @@ class FileDeadLetters:
         return LetterStatistics(self._written, self._kinds)
 
     def describe_wait(self) -> str | None:
-        """Return how many letters are waiting for the disk, and for how long; None: none are."""
+        """Return how many letters are waiting for the disk, and for how long; None: no letter waits."""
         seconds = time.monotonic() - self._since
         if not self._held or seconds < SLOW_WRITE_SECONDS:
             return None

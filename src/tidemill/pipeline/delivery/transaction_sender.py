@@ -73,7 +73,7 @@ class TransactionSender:
 
     @property
     def outstanding(self) -> int:
-        """How many payloads await a decision."""
+        """The number of payloads that await a decision."""
         return len(self._asked)
 
     async def connect(self) -> None:
@@ -204,7 +204,7 @@ class TransactionSender:
         return dict.fromkeys(item.value.submission for item in self._asked)
 
     def describe_wait(self) -> str | None:
-        """Return how many payloads await a decision; None: none do."""
+        """Return the number of payloads that await a decision; None if it is 0."""
         return f"{len(self._asked)} payloads are waiting for on_delivery_error" if self._asked else None
 
     async def close(self) -> None:

@@ -85,7 +85,7 @@ class TransactionalDeadLetters:
         return LetterStatistics(self._written, self._kinds)
 
     def describe_wait(self) -> str | None:
-        """Return why letters are waiting; None: none are."""
+        """Return why letters are waiting; None: no letter waits."""
         return None if self._failing is None else f"dead letters are waiting for topic {self._topic}: {self._failing}"
 
     async def close(self) -> None:

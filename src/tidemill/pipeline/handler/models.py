@@ -59,7 +59,7 @@ class ExecutorResult(msgspec.Struct):
     """A task that succeeded.
 
     Attributes:
-        exit_code: 0, or that of a precomputed result.
+        exit_code: 0, or the exit code of a precomputed result.
         stdout: Standard output as UTF-8 text; invalid bytes are replaced.
         stderr: Standard error as UTF-8 text; invalid bytes are replaced.
         stdout_bytes: Standard output as raw bytes.
@@ -126,7 +126,7 @@ class ExecutorError(msgspec.Struct):
 
 
 class ErrorAction(enum.StrEnum):
-    """What happens to a failed task: run it again, ignore the failure, or write a dead letter."""
+    """The action after a failed task: run it again, ignore the failure, or write a dead letter."""
 
     RETRY = "retry"
     SKIP = "skip"
@@ -134,7 +134,7 @@ class ErrorAction(enum.StrEnum):
 
 
 class DeliveryAction(enum.StrEnum):
-    """What happens to payloads that a sink refused: write a dead letter, send them again, or drop them."""
+    """The action for payloads that a sink refused: write a dead letter, send them again, or drop them."""
 
     DLQ = "dlq"
     RETRY = "retry"
@@ -209,17 +209,17 @@ class MessageGroup(msgspec.Struct):
 
     @property
     def succeeded(self) -> int:
-        """How many tasks succeeded."""
+        """The number of tasks that succeeded."""
         return len(self.results)
 
     @property
     def failed(self) -> int:
-        """How many tasks failed for good."""
+        """The number of tasks that finally failed."""
         return len(self.errors)
 
     @property
     def total(self) -> int:
-        """How many tasks there were, including replaced ones."""
+        """The number of tasks, including replaced ones."""
         return len(self.tasks)
 
     @property

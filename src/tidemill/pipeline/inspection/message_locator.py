@@ -35,7 +35,7 @@ class MessageLocator:
     Args:
         context: The engine's parts.
         intake: The engine's partitions.
-        source: Where messages come from.
+        source: The source of an engine's messages.
         describe_waits: Returns the external causes that the engine waits for, by name.
     """
 

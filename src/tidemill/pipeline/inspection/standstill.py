@@ -37,7 +37,7 @@ class StandstillReport:
     Args:
         context: The engine's parts.
         intake: The engine's partitions.
-        source: Where messages come from.
+        source: The source of an engine's messages.
         locator: Finds the stage of a message.
         clock: The loop's clock.
     """

@@ -27,7 +27,7 @@ class Waits:
         slot: The engine's slot.
         context: The engine's parts.
         services: The services of the handler.
-        source: Where messages come from.
+        source: The source of an engine's messages.
         letters: Where dead letters go.
         executor: Runs processes.
     """

@@ -123,7 +123,7 @@ def copy_handler(handler: Handler[Any, Any], stages: Stages, cache: object, offl
     Args:
         handler: The engine's handler.
         stages: Where calls are recorded.
-        cache: The copy's cache; None: that of the engine's handler.
+        cache: The copy's cache; None: the cache of the engine's handler.
         offload: Runs the copy's blocking calls.
     """
     copied: Handler[Any, Any] = object.__new__(type(handler))

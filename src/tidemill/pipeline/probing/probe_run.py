@@ -48,7 +48,7 @@ from tidemill.sources.base import TopicPartition
 
 log = structlog.get_logger(__name__)
 
-#: At most this many tasks of a probe run at once, in addition to those of the engine.
+#: At most this many tasks of a probe run at once, in addition to the engine's tasks.
 MAX_EXECUTORS = 4
 #: How long hooks may take to end after they are cancelled.
 HOOK_SECONDS = 1.0

@@ -62,7 +62,7 @@ class RecordedLetters:
         return self._letters.statistics()
 
     def describe_wait(self) -> str | None:
-        """Return why letters are waiting; None: none are."""
+        """Return why letters are waiting; None: no letter waits."""
         return self._letters.describe_wait()
 
     async def close(self) -> None:

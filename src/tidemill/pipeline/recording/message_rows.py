@@ -41,7 +41,7 @@ class MessageRows:
         commits: When messages were committed.
 
     Attributes:
-        size: How many rows there are.
+        size: The number of current rows.
     """
 
     def __init__(self, commits: CommitTimes[TopicPartition]) -> None:
@@ -84,7 +84,7 @@ class TakenRows:
         commits: The commit times; read only during construction.
 
     Attributes:
-        size: How many rows there are.
+        size: The number of current rows.
     """
 
     def __init__(self, blocks: Sequence[_Block], commits: CommitTimes[TopicPartition]) -> None:

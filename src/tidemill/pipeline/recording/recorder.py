@@ -48,7 +48,7 @@ log = structlog.get_logger(__name__)
 MAX_AGE_SECONDS = 1.0
 MAX_ROWS = 20_000
 MAX_HELD_BYTES = 4 * 1024 * 1024
-#: More rows than this are packed on a thread; one takes about a microsecond.
+#: More rows than this are packed on a thread; a row takes about a microsecond.
 MAX_ROWS_ON_LOOP = 2_000
 #: Rows with more output than this are packed on a thread, too, because output is searched for secrets.
 MAX_OUTPUT_ON_LOOP = 16 * 1024
@@ -142,13 +142,13 @@ class EngineRecorder:
 
     @property
     def rows(self) -> int:
-        """How many rows were made, or are about to be, and not dropped."""
+        """The number of rows that were made, or are about to be, and not dropped."""
         pending = self._finished.count if self._finished is not None else 0
         return self._rows + pending + self._tasks.count - self.frames.dropped_rows
 
     @property
     def dropped(self) -> int:
-        """How many rows and events were dropped."""
+        """The number of rows and events that were dropped."""
         return self.frames.dropped
 
     # -- records ----------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ class PlainTasks:
     the CPU caches, and lists of them are copied whenever they grow.
 
     Attributes:
-        size: How many rows there are.
+        size: The number of current rows.
     """
 
     __slots__ = ("_ids", "_lengths", "_numbers", "_sizes", "_topic_partitions", "size")
@@ -134,7 +134,7 @@ class PlainTasks:
         self._numbers: tuple[list[bytes], ...] = tuple([] for _ in _NUMBERS)
 
     def add(self, topic_partition: TopicPartition, ids: Sequence[str], *numbers: Sequence[int | float | None]) -> None:
-        """Add rows of one partition; at least one.
+        """Add one or more rows of a partition.
 
         Args:
             topic_partition: The partition.

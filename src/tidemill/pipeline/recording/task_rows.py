@@ -103,12 +103,12 @@ class TaskRows:
 
     @property
     def size(self) -> int:
-        """How many rows there are."""
+        """The number of current rows."""
         return self._size_of_blocks + len(self._rows) + self._plain.size
 
     @property
     def count(self) -> int:
-        """How many rows there have been."""
+        """The number of rows ever added."""
         return self._taken + self.size
 
     def add_kept(self, topic_partition: TopicPartition, tasks: Sequence[Sequence[TaskInFlight]] | SingleTasks) -> None:
@@ -308,11 +308,11 @@ class TakenTaskRows:
 
     Args:
         blocks: The rows, some of them packed.
-        size: How many rows there are.
+        size: The number of current rows.
         output_bytes: The size of the output in the rows.
 
     Attributes:
-        size: How many rows there are.
+        size: The number of current rows.
         output_bytes: The size of the output, which must be searched for secrets.
     """
 

@@ -154,7 +154,7 @@ class Outcomes:
 
     @property
     def tasks(self) -> EngineTasks:
-        """Runs its writes, and those of the history; an engine sets its own."""
+        """Runs the writes of this object and of the history; an engine sets its own."""
         return self._tasks
 
     @tasks.setter

@@ -63,7 +63,7 @@ class NumberFormat:
         self._packs: dict[int, Callable[..., bytes]] = {}
 
     def pack_present(self, values: Sequence[float]) -> bytes:
-        """Return packed numbers, one per row; at least one.
+        """Return packed numbers, one per row; there must be a row.
 
         Raises:
             struct.error: A value is not a number of this type.
@@ -83,7 +83,7 @@ class NumberFormat:
         return self._pack(value) * count
 
     def pack(self, values: Sequence[float | None]) -> Numbers:
-        """Return packed numbers, one per row; at least one."""
+        """Return packed numbers, one per row; there must be a row."""
         try:
             return self.pack_present(cast("Sequence[float]", values))
         except struct.error:  # some are None, or invalid; Arrow handles the former and reports the latter
@@ -113,7 +113,7 @@ def spread(values: Iterable[ValueT], sizes: Iterable[int]) -> Iterator[ValueT]:
 
 
 def pack_words(words: Sequence[str | None]) -> Words:
-    """Return packed words, one per row; at least one."""
+    """Return packed words, one per row; there must be at least one row."""
     return (words[0], len(words)) if is_constant(words) else encode_words(words)
 
 
@@ -128,7 +128,7 @@ def are_nothing(values: Sequence[Any]) -> bool:
 
 
 def pack_bytes(values: Sequence[bytes | None]) -> Packed | Values:
-    """Return packed bytes or None, one per row; at least one."""
+    """Return packed bytes or None, one per row; there must be at least one row."""
     if are_nothing(values):
         return len(values)
     if set(map(type, values)) == {bytes}:
@@ -140,7 +140,7 @@ def pack_bytes(values: Sequence[bytes | None]) -> Packed | Values:
 
 
 def pack_texts(texts: Sequence[str]) -> Packed | pa.Array:
-    """Return packed texts, one per row; at least one."""
+    """Return packed texts, one per row; there must be at least one row."""
     joined = "".join(texts)
     if joined.isascii():
         return Packed(_pack_lengths(texts), joined.encode())
@@ -150,7 +150,7 @@ def pack_texts(texts: Sequence[str]) -> Packed | pa.Array:
 
 
 def pack_lists(lists: Sequence[Sequence[int]], most: int) -> Packed:
-    """Return packed lists of 64-bit integers, one per row; at least one.
+    """Return packed lists of 64-bit integers, one per row; there must be at least one row.
 
     Args:
         lists: The lists.

@@ -87,7 +87,7 @@ class SingleTasks(NamedTuple):
     """The tasks of messages that have one each, column by column.
 
     Attributes:
-        flights: The tasks; at least one.
+        flights: One or more tasks.
         attempts: The number of attempts of each.
         ended_at: When the last attempt of each ended; see `TaskInFlight.ended_at`.
     """
@@ -135,7 +135,7 @@ class FinishedBatch:
 
     Attributes:
         stretches: The messages in order, grouped into neighbours of one window.
-        offsets: The offset of each message; at least one.
+        offsets: The offset of each of the one or more messages.
         keys: The key of each.
         record_at: The original timestamp of each, in milliseconds.
         consumed_at: When each was fetched, in UTC microseconds since the epoch; 0: unknown.
@@ -161,7 +161,7 @@ class FinishedBatch:
         self.messages: list[SourceMessage] = []
 
     def add_rows(self, topic_partition: TopicPartition, window: WindowTimes, rows: Sequence[FinishedRow]) -> None:
-        """Add messages of one window, or of one partition without a window; at least one."""
+        """Add one or more messages of one window, or of one partition without a window."""
         offsets, keys, record_at, consumed_at, flights, ended_at, *more = zip(*rows, strict=True)
         resolved_ns, rejected, messages = more
         self.stretches.append(Stretch(topic_partition, window, len(rows)))
@@ -241,7 +241,7 @@ class FinishedBatch:
 
     @functools.cached_property
     def tasks(self) -> list[int]:
-        """How many tasks each message had, including replaced ones."""
+        """The number of tasks of each message, including replaced ones."""
         if not self.has_runs:
             return [0] * len(self)
         return [1] * len(self) if self.stand_in or self.only_flights is not None else list(map(len, self.flights))
@@ -303,7 +303,7 @@ class FinishedBatch:
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """How many messages each stretch has."""
+        """The number of messages in each stretch."""
         return [stretch.size for stretch in self.stretches]
 
     @functools.cached_property

@@ -56,11 +56,11 @@ class SnapshotRecorder(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many rows were made and not dropped."""
+        """The number of rows that were made and not dropped."""
 
     @property
     def dropped(self) -> int:
-        """How many rows and events were dropped."""
+        """The number of rows and events that were dropped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class Executor:
 
     @property
     def running(self) -> int:
-        """How many processes were started and have not been reported."""
+        """The number of processes that were started and have not been reported."""
         return len(self._processes)
 
     def start(

@@ -30,7 +30,7 @@ SPAWN_PAUSE_SECONDS = 0.5
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):
-    """How many tasks are in each state.
+    """The number of tasks in each state.
 
     Attributes:
         running: Running processes.

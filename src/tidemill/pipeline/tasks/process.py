@@ -67,7 +67,7 @@ class TaskExecutor(Protocol):
 
     @property
     def capacity(self) -> int:
-        """How many tasks it accepts at once."""
+        """The number of tasks that it accepts at once."""
 
     def open(self) -> None:
         """Attach the executor to the running loop."""
@@ -225,7 +225,7 @@ def check_limit(seconds: float) -> None:
 
 
 def keep_descriptors() -> None:
-    """Make all descriptors non-inheritable; Python's own already are, but those of C libraries may not be."""
+    """Make all descriptors non-inheritable; Python's own already are, but descriptors of C libraries may not be."""
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now

@@ -89,7 +89,7 @@ class ResidentExecutor:
 
     @property
     def running(self) -> int:
-        """How many tasks were started and have not been reported."""
+        """The number of tasks that were started and have not been reported."""
         return len(self._jobs)
 
     @property

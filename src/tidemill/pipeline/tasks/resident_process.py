@@ -121,7 +121,7 @@ class Copy:
         """Open the pipes; return the child's ends, which the caller has to close.
 
         Raises:
-            OSError: No descriptors are available; none is left open.
+            OSError: No descriptors are available; no descriptor is left open.
         """
         theirs: list[int] = []
         try:

@@ -90,7 +90,7 @@ class _KnownResults:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Let another job continue with the remaining tasks, before those of later windows."""
+        """Let another job continue with the remaining tasks, before the tasks of later windows."""
         if self._left:
             self._window.context.hooks.submit_first(self._work)
 

@@ -86,7 +86,7 @@ class WaitingWindow:
         self._causes: dict[int, str] | None = None
 
     async def arrange(self) -> Sequence[WaitingWindow]:
-        """Pass the window to the handler and start its result; if the handler raises, split the window.
+        """Pass the window to the handler and start the tasks that it returns; if the handler raises, split the window.
 
         Returns:
             The parts to arrange instead, in order, if the window cannot be arranged as a whole.

@@ -112,7 +112,7 @@ def search(
         criteria: Selects the rows.
         limit: The maximum number of rows.
         problems: Receives descriptions of data that cannot be read.
-        names: The columns to return, in addition to those of the sort key; None: all.
+        names: The columns to return, in addition to the columns of the sort key; None: all.
     """
     if names is not None:
         columns = COLUMNS[criteria.table]

@@ -1,4 +1,4 @@
-"""Removes recordings: this worker's beyond its limits, and those of other, ended workers beyond their own retention."""
+"""Removes recordings of this worker beyond its limits, and of other, ended workers beyond their own retention."""
 
 from __future__ import annotations
 

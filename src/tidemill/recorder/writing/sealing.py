@@ -176,7 +176,7 @@ def _reorder(column: pa.Array, order: pa.Array) -> pa.Array:
 
 
 def summarize_rows(table: RowTable, rows: pa.Table) -> SegmentSummary:
-    """Return the summary of rows, of which there must be at least one."""
+    """Return the summary of one or more rows."""
     import pyarrow.compute as pc
 
     messages = table is RowTable.MESSAGES

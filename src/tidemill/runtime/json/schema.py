@@ -51,7 +51,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         _check_length(text)
         # The form that is used, in which a dict's numeric keys are text.
         schema = json.loads(text)
-        # Without formats, because those of patterns are Python's, and another engine is used here.
+        # Without formats: the format of patterns is checked by Python's `re`, but patterns use another engine here.
         jsonschema.Draft202012Validator.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
         for pattern in _find_patterns(schema):
             check_pattern(pattern)

@@ -68,7 +68,7 @@ class EngineRefusedError(RemoteError):
 
 
 class EngineLink:
-    """The engine's side; use it on one loop only.
+    """The engine's side of the link; use it on one loop only.
 
     Args:
         address: The driver.

@@ -136,7 +136,7 @@ class ProbeLetter(msgspec.Struct, frozen=True):
 
 
 class ProbeReport(msgspec.Struct, frozen=True):
-    """What happened to a probed message.
+    """The report on a probed message.
 
     Attributes:
         status: Whether processing finished, and succeeded.

@@ -81,7 +81,7 @@ class Repeats:
 
     @property
     def next_due(self) -> float | None:
-        """When the next count is due; None if nothing was counted."""
+        """The time of the next count; None if nothing was counted."""
         # A list, because a finalizer or a signal handler of this thread may log meanwhile.
         return min((kind.due for kind in list(self._kinds.values()) if kind.count), default=None)
 

@@ -297,7 +297,7 @@ def kind_of(text: str | None) -> str:
 
 
 class _Limits:
-    """When each event was last written, and how many were left out since."""
+    """The last time each event was written, and the number of its repetitions left out since."""
 
     #: Events have few texts, but an outside error's text used as an event must not fill the memory.
     MAX_EVENTS = 1000

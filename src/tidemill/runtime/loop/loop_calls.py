@@ -14,7 +14,7 @@ def call_on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], T], sec
     """Call a function on a loop and return its result.
 
     Args:
-        loop: The loop; not that of the calling thread.
+        loop: The loop, which must not be the loop of the calling thread.
         function: The function; it must not block, and its exception is raised here.
         seconds: How long to wait.
 
@@ -46,7 +46,7 @@ def await_on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T],
     """Run a coroutine on a loop and return its result; it is cancelled if it takes too long.
 
     Args:
-        loop: The loop; not that of the calling thread.
+        loop: The loop, which must not be the loop of the calling thread.
         work: The coroutine; its exception is raised here.
         seconds: How long to wait.
 

@@ -21,7 +21,7 @@ from tidemill.runtime.metrics.families import Distribution, Family
 
 #: The number of cached label values: topics with partitions, engines, hooks, sinks.
 _KEPT_VALUES = 16_384
-#: The suffixes that OpenMetrics removes from the names of metrics, but not from those of their series.
+#: The suffixes that OpenMetrics removes from the names of metrics, but not from the names of their series.
 _SUFFIXES = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
 #: Stands for the labels in the pattern of a histogram, whose own `%` are for numbers.
 _LABELS = "\0"

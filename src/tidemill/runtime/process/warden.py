@@ -43,7 +43,7 @@ LEAVE_SECONDS = 2.0
 
 
 class Warden:
-    """An engine's warden, from the engine's side.
+    """The engine's handle of its warden.
 
     Args:
         engine_id: The id in the environment of the engine's children.

@@ -242,7 +242,7 @@ def _remove_dead(prefix: str) -> None:
 
 
 def _sockets(prefix: str) -> list[Path]:
-    """Return the sockets of a prefix, including those of processes that were started in another environment."""
+    """Return the sockets of a prefix, including sockets of processes that were started in another environment."""
     found: list[Path] = []
     for folder in dict.fromkeys((_folder(prefix), *list_private_directories())):
         with contextlib.suppress(OSError):  # the folder is missing, or another user's

@@ -283,7 +283,7 @@ class Dev:
             await self._stop(tasks, [stopping, *shown])
 
     async def _parse(self) -> None:
-        # The zygote's imports overlap with those of worker and triggerer.
+        # The zygote's imports run while the worker and the triggerer import.
         await self.zygote.start()
         dags = self.about.settings.dags
         self.parser = ParserManager(

@@ -161,7 +161,7 @@ async def _take_part(
     signals: Signals,
     database: Database,
 ) -> int:
-    """Run the list, or wait for it, until a signal or until none is left; return the number of unstored events.
+    """Run the list, or wait for it, until a signal or until no trigger is left; return the number of unstored events.
 
     Raises:
         StoreLostError: The file of the store was removed or moved away.

@@ -59,7 +59,7 @@ class LogStore:
             self._storing = asyncio.get_running_loop().create_task(self._run(), name="logs of attempts")
 
     async def close(self, timeout_seconds: float) -> None:
-        """Store what is left, within this time."""
+        """Store the remaining lines within this time."""
         if (storing := self._storing) is not None:
             await asyncio.wait([storing], timeout=timeout_seconds)
             if not storing.done():

@@ -64,7 +64,7 @@ class Listener(Protocol):
         """The process's attempt calls the store."""
 
     def on_finished(self, handle: TaskHandle, finished: AttemptFinished) -> None:
-        """The process's attempt has ended."""
+        """The attempt in the process has ended."""
 
     def on_written(self) -> None:
         """There are log lines to store."""

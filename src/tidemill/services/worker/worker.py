@@ -256,7 +256,7 @@ class Worker:
         now = self._now()
         key, epoch, timeout = (claim.task, claim.epoch), claim.epoch, None
         if claim.callback is not None:
-            # The key distinguishes the callback from attempts; the epoch orders its log among those of others.
+            # The key distinguishes the callback from attempts; the epoch orders its log among other logs.
             key, epoch, timeout = (-claim.callback.id, claim.epoch), claim.callback.id, CALLBACK_SECONDS
         elif claim.deadline_us is not None:
             timeout = (claim.deadline_us - now_us) / 1e6
@@ -377,7 +377,7 @@ class Worker:
         self._do(effects)
 
     def on_exited(self, handle: TaskHandle, exited: Exited | None) -> None:
-        """Report the consequence of a process's exit for its attempt."""
+        """Report how the attempt ended, after its process has exited."""
         del self._handles[handle.number]
         handle.drop_answers()
         if handle.replaced is not None:

@@ -92,12 +92,12 @@ class BatchSender:
 
     @property
     def outstanding(self) -> int:
-        """How many payloads are neither confirmed nor given up."""
+        """The number of payloads that are neither confirmed nor given up."""
         return self._queue.outstanding
 
     @property
     def failing(self) -> str | None:
-        """The reason why payloads are being retried; None if none are."""
+        """The reason why payloads are being retried; None if no payload is."""
         failing = self._queue.failing
         return failing[1] if failing is not None else None
 

@@ -36,7 +36,7 @@ class Sender(Protocol):
 
     @property
     def outstanding(self) -> int:
-        """How many payloads are not settled, as far as the sender decides that."""
+        """The number of unsettled payloads, as far as the sender decides that."""
         ...
 
     async def connect(self) -> None:

@@ -81,8 +81,8 @@ class Backfill:
         config_path: The YAML file; None: the file named by TIDEMILL_CONFIG, or the defaults.
         start: The first position: `earliest`, an offset, or a time in ISO 8601 with a time zone.
         end: The end position, in the same forms; `latest` is the end of the topic at the first start.
-        outcomes: A folder for the outcomes: empty, or that of the same backfill, which then resumes. On a cluster it
-            must be shared by all hosts.
+        outcomes: A folder for the outcomes: empty, or the folder of the same backfill, which then resumes. On a
+            cluster it must be shared by all hosts.
         settings: A configuration built elsewhere; no file is read then.
         range_messages: The maximum number of offsets in a range; None: a quarter of a core's share, 1,000 to 50,000.
         whole_partitions: Do not split partitions, so that each is processed in order.
@@ -358,7 +358,7 @@ def backfill(
         config: Settings or a YAML file; None: the file named by TIDEMILL_CONFIG, or the defaults.
         start: The first position: `earliest`, an offset, or a time in ISO 8601 with a time zone.
         end: The end position, in the same forms, or `latest`.
-        outcomes: A folder for the outcomes: empty, or that of the same backfill, which then resumes.
+        outcomes: A folder for the outcomes: empty, or the folder of the same backfill, which then resumes.
         session: The session to run in; None: the active one.
         range_messages: The maximum number of offsets in a range.
         whole_partitions: Do not split partitions, so that each is processed in order.

@@ -1,4 +1,4 @@
-"""The environment variables of an engine: those of the process that started it, without Spark's additions.
+"""The environment variables of an engine: the environment of the process that started it, without Spark's additions.
 
 Spark sets a hash seed, a Python path and many variables of its own for its Python workers, and the programs of tasks
 would inherit them. On a cluster, where the driver's variables are meaningless, the engine keeps those of the executor.
@@ -50,7 +50,7 @@ def strip_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def in_environment(given: Mapping[str, str] | None) -> Iterator[None]:
-    """Use the given variables during the block; None: those of the executor."""
+    """Use the given variables during the block; None: the executor's variables."""
     before = dict(os.environ)
     _replace(strip_environment(before) if given is None else given)
     try:

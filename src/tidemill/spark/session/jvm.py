@@ -1,7 +1,7 @@
 """The process of Spark's JVM, launched here rather than by pyspark, so that a launch that hangs can be ended.
 
 Invariants: only the JVM ignores SIGTERM, SIGINT and SIGHUP, from before the first instruction of Spark's launcher,
-because Ctrl-C and the end of a terminal reach the whole process group, and the engines must drain first. This process's
+because Ctrl-C and a closed terminal signal the whole process group, and the engines must drain first. This process's
 own handlers stay unchanged. The JVM does not outlive this process: when its standard input closes, a JVM that listens
 exits by itself, and a guard that reads the same input kills one that does not listen yet.
 """

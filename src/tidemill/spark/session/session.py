@@ -53,7 +53,7 @@ class Spark:
         settings: The `spark` section.
         app_name: The name of the Spark application.
         engines: The number of engines.
-        conf: The complete Spark configuration; None: that of `spark_conf`.
+        conf: The complete Spark configuration; None: the result of `spark_conf`.
     """
 
     def __init__(

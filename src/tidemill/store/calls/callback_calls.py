@@ -34,7 +34,7 @@ class CallbackRecord(msgspec.Struct, frozen=True):
 
 @answered_by("dags.callbacks:list_callbacks", reads=True)
 class ListCallbacks(Call[Listed[CallbackRecord]], frozen=True):
-    """Return the callbacks of a run: those of the whole run, and the failed ones of its tasks."""
+    """Return the callbacks of the whole run, and the failed callbacks of its tasks."""
 
     dag_id: str
     run_id: str

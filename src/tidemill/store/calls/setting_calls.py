@@ -90,7 +90,7 @@ class ListConnections(Call[Listed[ConnectionRow]], frozen=True):
 
 @answered_by("dags.task_values:set_connection")
 class SetConnection(Call[None], frozen=True):
-    """Store a connection; the fields are those of `task_calls.ConnectionRecord`."""
+    """Store a connection; `task_calls.ConnectionRecord` explains the fields."""
 
     id: str
     kind: str

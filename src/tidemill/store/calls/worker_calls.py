@@ -64,7 +64,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         error: The error, for display.
         may_retry: Whether its retries apply.
-        origin: The class and traceback locations of the exception, for callbacks; None: there was none.
+        origin: The class and traceback locations of the exception, for callbacks; None without an exception.
     """
 
     error: str

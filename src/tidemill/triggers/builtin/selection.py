@@ -1,4 +1,4 @@
-"""Selects the messages that a trigger fires for, and builds the payload; shared by the triggers over brokers.
+"""Selects the messages that a trigger fires for, and builds the payload; shared by the Kafka and SQS triggers.
 
 A message passes if its key is among the given ones, its value (read as JSON) meets a condition, and a user's function
 accepts it. Each of these is optional. The function may also return the payload.

@@ -104,7 +104,7 @@ class KafkaStreamProducer(SharedStreamProducer):
     Args:
         settings: `kafka` selects the topic, `dlq` the dead-letter topic. `worker_name_env` names this host, which
             matters only outside of trigger lists.
-        limits: The limits for redeliveries; by default those of `RedeliveryLimits`.
+        limits: The limits for redeliveries; by default the defaults of `RedeliveryLimits`.
         source: Replaces the Kafka consumer.
         letters: Replaces the dead-letter topic.
         clock: A monotonic clock, in seconds.

@@ -81,7 +81,7 @@ class SqsStreamProducer(SharedStreamProducer):
         self._leases = Leases(settings.visibility_seconds, MAX_HELD_SECONDS)
         self._leased = asyncio.Event()
         self._numbers = itertools.count()
-        #: Messages that are kept invisible; `_unseen` has those of them that have not been yielded yet.
+        #: Messages that are kept invisible; `_unseen` has the messages that have not been yielded yet.
         self._pending: dict[int, SqsDelivery] = {}
         self._unseen: dict[int, SqsDelivery] = {}
         self._to_delete: Backlog[SqsDelivery] = Backlog()

@@ -265,7 +265,7 @@ async def open_queue(client: Any, queue: str) -> SqsQueue:
 
 
 def read_delivery(queue: SqsQueue, number: int, found: Mapping[str, Any]) -> SqsDelivery:
-    """Return a delivery from SQS's description of it."""
+    """Return a delivery from a message in SQS's response."""
     system = found.get("Attributes", {})
     raw = {name: _copy_attribute(one) for name, one in found.get("MessageAttributes", {}).items()}
     message = SqsMessage(

@@ -51,17 +51,17 @@ class StreamSettings:
 
     @property
     def burst(self) -> int:
-        """How many events to fan out in a row; low enough never to overflow a subscriber that keeps up."""
+        """The number of events to fan out in a row, low enough never to overflow a subscriber that keeps up."""
         return max(1, min(_BURST, self.max_subscriber_queue // 2))
 
     @property
     def deadline_check_seconds(self) -> float:
-        """How often to check deadlines."""
+        """The interval at which deadlines are checked."""
         return max(0.01, self.ack_timeout / 10)
 
     @property
     def seat_check_seconds(self) -> float:
-        """How often to check seats while there are any."""
+        """The interval at which seats are checked while there are any."""
         return min(self.deadline_check_seconds, _SEAT_CHECK_SECONDS, max(0.01, self.seat_seconds / 10))
 
     @property

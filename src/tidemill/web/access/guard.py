@@ -179,7 +179,7 @@ class Guard:
             text = "log in first, or send a token (`Authorization: Bearer TOKEN`)"
             raise RequestProblem(401, text, {"WWW-Authenticate": "Bearer"})
         query = scope["query_string"].decode("latin-1")
-        # The printed address is that of the first page; on other pages `key` filters by message key.
+        # The printed address leads to the first page; on other pages `key` filters by message key.
         is_printed = scope["path"] == "/" and self._logins.key is not None
         key = parse_qs(query).get("key", [""])[0] if is_printed else ""
         if key:

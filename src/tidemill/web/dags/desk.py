@@ -295,7 +295,7 @@ class Desk:
     def list_xcoms(
         self, dag_id: str, run_id: str, task_id: str | None, map_index: int | None, cursor: str, limit: int
     ) -> models.XComPage:
-        """Return a page of XComs; `map_index`: None for those of all instances."""
+        """Return a page of XComs; with `map_index` None, the XComs of all instances."""
         if cursor and not _XCOM_CURSOR.match(cursor):
             raise RequestProblem(422, _BAD_CURSOR)
         found = self.ask(ListXComs(dag_id, run_id, task_id, cursor or None, self.limit(limit), map_index))

@@ -40,7 +40,7 @@ class PeerHost:
 
     @property
     def running(self) -> int:
-        """How many of its runs are being written."""
+        """The number of its runs that are being written."""
         return sum(run.live for run in self.runs.value or ())
 
 

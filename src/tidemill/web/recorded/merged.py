@@ -1,4 +1,4 @@
-"""Merges recordings of peers with those of this host: messages, tasks, failures.
+"""Merges recordings of peers with recordings of this host: messages, tasks, failures.
 
 Invariants: rows of a host keep their order. A row appears on one page only, since the cursor holds the position in each
 host. A host that does not answer is named, and the next page continues at its old position. Peers return their own

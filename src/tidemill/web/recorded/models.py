@@ -206,7 +206,7 @@ class FailureListView(BaseModel):
 
 
 class Told(BaseModel):
-    """The history of a message in one processing."""
+    """One processing of a message, from consumption to commit."""
 
     message: RecordedMessageView
     tasks: list[RecordedTaskView]

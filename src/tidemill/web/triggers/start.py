@@ -20,7 +20,7 @@ from tidemill.web.server import WebServer
 from tidemill.web.triggers.section import build_triggers_section
 from tidemill.web.triggers.view import TriggersView
 
-#: A trigger host has no messages; links lead to those of pipelines in the same folder.
+#: A trigger host has no messages; links lead to messages of pipelines in the same folder.
 _LEFT_OUT = frozenset({"Messages", "Tasks"})
 
 

@@ -1,1 +1,1 @@
-"""Runs triggers on one event loop, both those of a list and those of deferred tasks."""
+"""Runs triggers on one event loop: triggers of a list, or triggers of deferred tasks."""

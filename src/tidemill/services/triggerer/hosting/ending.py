@@ -1,4 +1,4 @@
-"""Runs the steps at the end of a trigger's run, and reports the outcome."""
+"""Runs the last steps of a trigger's run, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def report_ending(
         token: The token of the claim under which it ran.
         following: The verdict, and whether the trigger restarts.
         reason: Why the run was cancelled; None: it was not.
-        fault: The error that ended the run; None: there was none.
+        fault: The error that ended the run; None: it ended without an error.
     """
     error = None
     if following.verdict is EndVerdict.FAILED:

@@ -142,7 +142,7 @@ class TriggerHost(Generic[R]):
         return self._clock.read(self._monotonic())
 
     def report(self) -> list[StreamReport]:
-        """Return the state of the shared streams; its times are those of `now`."""
+        """Return the state of the shared streams, with ages relative to `now`."""
         return self.manager.report()
 
     async def wait_idle(self) -> None:

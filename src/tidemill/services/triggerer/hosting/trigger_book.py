@@ -59,7 +59,7 @@ class TriggerEntry:
         since: When the phase began, in seconds since the epoch.
         runs: How often it was started here.
         fired: How many events it fired here in runs of earlier sessions.
-        run: The current or last run; None: there was none.
+        run: The current or last run; None: it has not run yet.
         error: The last failure with its traceback, masked; '': there was none.
         failed_at: The time of the last failure.
         next_at: When it runs again; None: it is running, or will not run again.

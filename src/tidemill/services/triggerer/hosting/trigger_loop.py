@@ -66,7 +66,7 @@ class TriggerLoopTask(asyncio.Task[Any]):
 
     Attributes:
         owner: The trigger that owns it; None: the host owns it.
-        creator: The trigger in whose context the host created it; None: there was none.
+        creator: The trigger in whose context the host created it; None: in no trigger's context.
         guarded: Whether a trigger runs in it.
     """
 

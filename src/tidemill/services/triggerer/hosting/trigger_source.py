@@ -16,7 +16,7 @@ class TriggerSource(Protocol):
 
     @property
     def linger_seconds(self) -> float:
-        """How long an event may wait for others before it is stored."""
+        """The time that an event may wait for others before it is stored."""
 
     @property
     def writer(self) -> EventWriter:

@@ -64,7 +64,7 @@ class _ConflictError(Exception):
 
 
 class ListAdmission:
-    """Admits a list beside other running lists.
+    """Admits a list to a store that runs other lists.
 
     Args:
         database: The store.

@@ -112,7 +112,7 @@ class ListHost:
         return self.host.now()
 
     def report(self) -> list[StreamReport]:
-        """Return the state of the shared streams; its times are those of `now`."""
+        """Return the state of the shared streams, with ages relative to `now`."""
         return self.host.report()
 
     # -- start and stop ---------------------------------------------------------------------------------------

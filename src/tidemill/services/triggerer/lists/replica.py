@@ -33,7 +33,7 @@ class Replica:
         ownership: Decides which process runs the list.
         create: Returns a host for the current session.
         read: Reads the list again; called on a thread.
-        beside: A background task that runs while the list runs here; None: there is none.
+        beside: A background task that runs while the list runs here; None: no task.
     """
 
     def __init__(

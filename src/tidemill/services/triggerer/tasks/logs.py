@@ -108,7 +108,7 @@ class TaskLogs:
             self._begin()
 
     async def close(self, timeout_seconds: float) -> None:
-        """Store what is left, within this time; lines written later are stored without delay."""
+        """Store the remaining lines within this time; lines written later are stored without delay."""
         self._hurry.set()
         try:
             async with asyncio.timeout(timeout_seconds):

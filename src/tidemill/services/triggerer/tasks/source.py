@@ -155,7 +155,7 @@ class TaskSource:
             raise
 
     def note_ended(self, key: ClaimKey, end: TaskEnd) -> None:
-        """Handle the end of a trigger: its slot is free again, and a released trigger is reported to the store."""
+        """Handle a trigger that has ended: free its slot, and report a released trigger to the store."""
         self.triggers.note_ended(key)
         self.freed.set()
         if (late := self._cleaning_up.pop(key, None)) is not None:

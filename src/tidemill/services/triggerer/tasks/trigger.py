@@ -1,6 +1,6 @@
 """Runs the trigger of one deferred task until its first event is stored, which resumes the task.
 
-`core.triggers.task_triggers` decides what the end of a trigger means.
+`core.triggers.task_triggers` decides how the task continues when its trigger ends.
 
 Invariants:
 

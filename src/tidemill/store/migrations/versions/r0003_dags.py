@@ -15,7 +15,7 @@ _TRIGGER_COLUMNS = (
 
 
 def upgrade() -> None:
-    """Create the tables for DAGs and extend those of services and triggers."""
+    """Create the tables for DAGs, and extend the tables of services and triggers."""
     _rename_sessions()
     if op.get_bind().dialect.name == "postgresql":
         op.alter_column("trigger", "name", nullable=True)

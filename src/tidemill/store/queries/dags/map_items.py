@@ -20,7 +20,7 @@ from tidemill.store.queries.dags.task_values import check_attempt
 from tidemill.store.queries.dags.xcoms import find_fault
 from tidemill.store.statements import Statement
 
-#: The key of the items of a generator: that of its XCom.
+#: The key of the items of a generator, which is the key of its XCom.
 YIELDED = "return_value"
 _ITEM, _TASK, _MAP = map_item.c, task_instance.c, task_map.c
 _NEW = RowSet("new_items", number=int, value=str)

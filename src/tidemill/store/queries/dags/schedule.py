@@ -41,7 +41,7 @@ def compute_next(schedule: ScheduleStructure, last_us: int | None, known_us: int
 
     Args:
         schedule: The schedule.
-        last_us: The last due time; None: there was none.
+        last_us: The last due time; None: the schedule was never due.
         known_us: The time since which the schedule is known and not paused.
         now_us: The current time.
     """

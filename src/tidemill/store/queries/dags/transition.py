@@ -102,7 +102,7 @@ class Board:
     # -- locking ---------------------------------------------------------------------------------------------------
 
     def lock(self, tasks: Collection[int], runs: Collection[int] = ()) -> None:
-        """Lock runs, including those of the tasks, and then the tasks. Call this first, and only once."""
+        """Lock the runs, including the runs of the tasks, and then the tasks. Call this first, and only once."""
         if tasks or runs:
             self._keep_runs(lock_runs(self.connection, runs, tasks))
         self.add(tasks)

@@ -20,7 +20,7 @@ class Removed(NamedTuple):
     """The result of a batch.
 
     Attributes:
-        rows: The number of removed rows; fewer than BATCH_COUNT means that none are left.
+        rows: The number of removed rows; fewer than BATCH_COUNT means that no rows remain.
         reached_us: The start of the next batch.
     """
 

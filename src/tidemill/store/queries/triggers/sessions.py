@@ -55,7 +55,7 @@ def begin_session(
     digest: str,
     now_us: int,
 ) -> int:
-    """Start a session and return its id; the arguments are those of `ListHostSession`.
+    """Start a session and return its id; `ListHostSession` explains the arguments.
 
     If the call is repeated because its answer was lost, it starts a second session. The first one never sends a
     heartbeat and is eventually found dead.

@@ -106,7 +106,7 @@ class HostRecorder:
         self._put(event)
 
     def _admit(self, kind: EventKind, error: str) -> str | None:
-        """Return the error class of an incident that is recorded by itself; None: it is only counted."""
+        """Return the error class of an incident that is recorded separately; None: it is only counted."""
         if kind in ORDINARY:
             return ""
         error_class = classify_error(error) if error else ""
