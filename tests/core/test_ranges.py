@@ -170,3 +170,7 @@ def test_ranges_finished_elsewhere_remove_nothing():
 def test_a_range_finished_in_the_middle_leaves_both_ends():
     left = find_remaining([OffsetRange(0, 10, 20)], [OffsetRange(0, 13, 15)])
     assert left == [OffsetRange(0, 10, 13), OffsetRange(0, 15, 20)]
+
+
+def test_finished_ranges_that_meet_leave_nothing_of_what_they_cover():
+    assert find_remaining([OffsetRange(0, 10, 20)], [OffsetRange(0, 0, 15), OffsetRange(0, 15, 30)]) == []
