@@ -126,7 +126,7 @@ def test_sigterm_before_the_pipeline_runs_ends_the_jvm_as_well(hanging_java: Pat
     wait_until(lambda: not any(map(is_running, launched)))
 
 
-@pytest.mark.parametrize("launched", ["launcher", "JVM"])
+@pytest.mark.parametrize("launched", ["launcher", "script", "JVM"])
 def test_a_driver_that_is_killed_before_its_jvm_listens_leaves_no_jvm(
     launched: str, cache: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -136,6 +136,8 @@ def test_a_driver_that_is_killed_before_its_jvm_listens_leaves_no_jvm(
         (keep_hanging_command().folder / "command.json").write_text(json.dumps(command))
     else:
         program = request.getfixturevalue("hanging_java")
+        if launched == "script":  # which starts the real Java instead of becoming it
+            program.write_text(program.read_text().replace("exec ", ""))
     script = """
         import sys
         from tidemill.config.settings import SparkSettings
@@ -144,9 +146,10 @@ def test_a_driver_that_is_killed_before_its_jvm_listens_leaves_no_jvm(
             sys.stdin.read()
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdin=subprocess.PIPE) as driver:
-        pids = wait_until(lambda: jvms(program))
+        # The script and what it started.
+        pids = wait_until(lambda: pids if len(pids := jvms(program)) > (launched == "script") else [])
         driver.kill()
-    wait_until(lambda: not any(map(is_running, pids)))
+    wait_until(lambda: not any(map(is_running, pids)), what=lambda: f"these have ended: {pids}")
 
 
 def keep_hanging_command() -> KeptLaunch:

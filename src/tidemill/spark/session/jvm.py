@@ -44,13 +44,18 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 #: The script that becomes the JVM. A signal that is ignored at exec stays ignored. A background child, the guard, waits
 #: until the JVM's standard input closes; while the JVM is its parent, no other process can have the JVM's id. A JVM
-#: that has written its address exits by itself. Only processes of Spark's launcher are killed along with it: below a
-#: JVM there are engines, whose wardens must outlive them.
+#: that has written its address exits by itself. Below a JVM there are engines, whose wardens must outlive them; so only
+#: the processes below a script are killed along with it: Spark's launcher, or a script in the place of Java. A script
+#: is named after its file, but runs another program. It is stopped first, so that it starts nothing unnoticed.
 _LAUNCH = """
 trap "" HUP INT TERM
 end() {
     started=
-    test "$(cat "/proc/$1/comm")" = java || started=$(cat "/proc/$1/task/"*/children)
+    kill -STOP "$1"
+    case $(readlink "/proc/$1/exe") in
+    */java) ;;
+    *) started=$(cat "/proc/$1/task/"*/children) ;;
+    esac
     kill -KILL "$1"
     set -- $started
     for pid; do

@@ -215,13 +215,14 @@ class Spark:
             jvm, started = self._launch.stop(), self._started
         if jvm is None:
             return
-        listens = self._launch.listens
-        close_stdin(jvm)
-        try:
-            jvm.wait(seconds if listens else 0.0)
-        except subprocess.TimeoutExpired:
+        if self._launch.listens:
+            close_stdin(jvm)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                jvm.wait(seconds)
+        if jvm.poll() is None:
             # Below a started Spark there are engines, whose wardens must outlive the JVM, so kill only the JVM itself.
             jvm.kill() if started else kill_launch(jvm)
+        close_stdin(jvm)  # only now: until here the guard of a launch must not kill some of its processes, too
 
     def watch(self, on_dead: Callable[[], None]) -> None:
         """Call a function, in another thread, when the JVM exits without having been stopped."""
