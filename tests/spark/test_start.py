@@ -205,8 +205,8 @@ def test_a_start_of_spark_that_takes_too_long_ends_and_says_what_to_look_at(
     assert spark.jvm_pid is None
 
 
-#: How many moments of a start get a signal; on a terminal and without they are different ones.
-MOMENTS = 16
+#: How many moments of a start get a signal, and for how many seconds of starts; on a terminal they are different ones.
+MOMENTS, MOMENTS_SECONDS = 16, 60.0
 
 
 @pytest.mark.long
@@ -230,8 +230,9 @@ def test_a_signal_at_every_moment_of_a_start_ends_it(
         whole = time.monotonic() - process.started_at  # about 4 s; over half a minute at a load of 10
         end(process)
     print(f"a start takes {whole:.1f} s")
-    for step in range(MOMENTS):
-        moment = whole * (step + 0.5 * terminal) / MOMENTS
+    count = max(4, min(MOMENTS, int(2 * MOMENTS_SECONDS / whole)))
+    for step in range(count):
+        moment = whole * (step + 0.5 * terminal) / count
         with running(arguments("run"), env, tmp_path, terminal=terminal) as process:
             if not after(process, moment):
                 raise AssertionError(process.said)
