@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -25,11 +28,32 @@ structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.pla
 os.environ.setdefault("TIDEMILL_METRICS__ENABLED", "false")
 os.environ.setdefault("TIDEMILL_DEBUG__ENABLED", "false")
 
-# Where tests run under `nohup`, what they start would ignore the end of its terminal.
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Where tests run under `nohup`, or behind a shell, what they start would ignore the end of its terminal, or Ctrl-C.
+for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 use_broker_archive()
+
+
+def parse_one_at_a_time() -> None:
+    """Let no two threads parse a module at the same time, as pytest does with each that it imports.
+
+    Python 3.11 counts the depth of a tree per process. If a search for garbage lets another thread parse meanwhile, one
+    of them fails: SystemError: AST constructor recursion depth mismatch.
+    """
+    lock, parse = threading.RLock(), ast.parse
+
+    @functools.wraps(parse)
+    def parse_alone(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return parse(*args, **kwargs)
+
+    ast.parse = parse_alone
+
+
+if sys.version_info < (3, 12):
+    parse_one_at_a_time()
 
 #: What a test that starts whole pipelines may take beside others; other tests: see pyproject.toml.
 LONG_SECONDS = 400
