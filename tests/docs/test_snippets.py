@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import re
 import shlex
@@ -75,6 +76,15 @@ def test_python_runs_and_yaml_is_a_valid_configuration(page, tmp_path, monkeypat
             load_settings(Path("snippet.yaml"), environ={})
 
 
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_tests() -> None:
+    """Let a process that is about to be executed be killed when its page's thread ends, or is killed with the tests."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class PageRun:
     """The commands of a page in a folder, as a reader types them, with nothing of ours in the environment."""
 
@@ -116,7 +126,7 @@ class PageRun:
         code = f"{path}{block.code}\npwd > {self.folder}/.where"
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", code], cwd=self.where, env=self.env, timeout=300, capture_output=True,
-            text=True, errors="replace", stdin=subprocess.DEVNULL, pass_fds=self.forks,
+            text=True, errors="replace", stdin=subprocess.DEVNULL, pass_fds=self.forks, preexec_fn=end_with_tests,
         )  # fmt: skip
         assert done.returncode == 0, f"{self.page}:{block.line}\n{done.stdout}\n{done.stderr}"
         self.where = Path((self.folder / ".where").read_text().strip())
@@ -133,7 +143,7 @@ class PageRun:
             else:
                 process = subprocess.Popen(
                     ["bash", "-c", f"exec {command}"], cwd=self.where, env=self.env, stdout=log, stderr=log,
-                    stdin=subprocess.DEVNULL, start_new_session=True,
+                    stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=end_with_tests,
                 )  # fmt: skip
         self.background.append((block, process))
         if command.startswith("tidemill broker"):
