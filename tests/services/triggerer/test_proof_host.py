@@ -27,7 +27,7 @@ from tests.services.triggerer.virtual_time import run_virtually
 from tidemill.store.engines.opening import open_store
 
 #: Schedules, and in how many tests they are played.
-SHORT, LONG, PARTS = 30, 250, 10
+SHORT, LONG, PARTS = 30, 120, 10
 PLAYED: Counter[int] = Counter()
 _REFUSING = """
 CREATE TRIGGER IF NOT EXISTS poison BEFORE INSERT ON trigger_event WHEN NEW.payload LIKE '%poison%'

@@ -91,7 +91,7 @@ MODULI = {"twos": 2, "threes": 3, "fives": 5}
 @pytest.mark.long  # the last test of this file has kills, failures and reloads together
 @pytest.mark.timeout(400)
 def test_a_host_that_is_killed_again_and_again_loses_nothing_and_commits_nothing_that_is_not_stored(proof):
-    count, kills = 10_000, 4
+    count, kills = 6_000, 4
     chance = random.Random(8)
     proof.feed(count)
     named = {name: {"modulo": modulo, "pause": 0.001, "notes": ""} for name, modulo in MODULI.items()}
@@ -229,7 +229,7 @@ class Trial(Trio):
     ("count", "kills", "hangup_seconds"),
     [
         pytest.param(2_000, 2, 0.5, id="short"),
-        pytest.param(20_000, 5, 2.0, id="full", marks=pytest.mark.long),
+        pytest.param(10_000, 5, 2.0, id="full", marks=pytest.mark.long),
     ],
 )
 def test_each_event_is_stored_once_or_dead_lettered_for_a_failure_on_it_while_its_host_is_killed_and_told_to_reload(
