@@ -349,21 +349,6 @@ def test_an_engine_that_hangs_is_killed_and_its_part_is_done_again(site: Site) -
     wait_until(lambda: not marked(site.topic), 60, what="no process left")
 
 
-@pytest.mark.long  # that of recordings above has it, too
-def test_a_range_between_offsets_reports_gaps_and_leaves_the_live_group_alone(site: Site) -> None:
-    site.feed(1_000)
-    leave_a_gap(site, 150)
-    site.config()
-    done = site.run("Known", "--from", "100", "--to", "300")
-    assert done.returncode == ExitCode.OK, done.stderr
-    assert {(row["partition"], row["offset"]) for row in site.rows()} == {
-        *((0, n) for n in range(150, 300)),
-        *((1, n) for n in range(100, 300)),
-    }
-    assert read_summary(done.stderr)["gap"] == 50
-    assert committed_offsets(site.broker.bootstrap, site.topic, site.topic) == {0: 77, 1: -1}
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
