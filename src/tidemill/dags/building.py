@@ -178,7 +178,7 @@ class _Priorities:
         return max(min(total, (1 << 31) - 1), -(1 << 31))
 
     def _find_reach(self, rule: str) -> dict[str, int]:
-        """Return, for each task, the bits of itself and of all tasks downstream or upstream of it."""
+        """Return, for each task, the bits of the task and of all tasks downstream or upstream of it."""
         if rule not in self._reach:
             downstream = rule == "downstream"
             found: dict[str, int] = {}

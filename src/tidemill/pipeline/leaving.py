@@ -3,8 +3,9 @@
 At a rebalance, `core.pipeline.handover` decides which work is dropped and which is finished. The engine's other
 partitions continue; the source waits inside the rebalance callback and carries out commits meanwhile.
 
-Each has one deadline for all its steps. A revoke has the revoke timeout plus, with transactions, the time for the last
-one. A shutdown has the drain timeout plus `END_SECONDS`, counted from the request to stop, no matter which services are
+A revoke and a shutdown each have one deadline for all steps. A revoke has the revoke timeout plus, with transactions,
+the time for the last one. A shutdown has the drain timeout plus `END_SECONDS`, counted from the request to stop, no
+matter which services are
 unreachable; steps that miss the deadline are abandoned when the process exits. Messages that are not finished or not
 committed are redelivered.
 """

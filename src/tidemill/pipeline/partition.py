@@ -134,7 +134,7 @@ class OwnedPartition:
 
     @property
     def may_start(self) -> bool:
-        """Whether its tasks may start: not while too many bytes wait for sinks."""
+        """Whether tasks of the partition may start; False while too many bytes wait for sinks."""
         return not self.undelivered_bytes or not self._is_full()
 
     def _is_full(self) -> bool:

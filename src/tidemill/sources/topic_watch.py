@@ -37,12 +37,13 @@ def open_topic_ids(kafka: KafkaSettings) -> TopicIds:
 
 
 class PartitionStart(NamedTuple):
-    """The start of a partition.
+    """The position at which reading of a partition starts.
 
     Attributes:
-        offset: The committed offset; negative: there is none, or it is of a replaced topic of the same name.
+        offset: The committed offset; negative if there is none, or if it belongs to a replaced topic of the same name.
         note: The text stored with the offset.
-        replaced: Whether the committed offset is of another topic, so that the partition is read from its beginning.
+        replaced: Whether the committed offset belongs to a replaced topic, so that the partition is read from its
+            beginning.
     """
 
     offset: int

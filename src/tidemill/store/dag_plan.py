@@ -37,8 +37,8 @@ class TaskPlan:
     Attributes:
         number: Its index among the tasks, in order of id.
         structure: The task as its author defined it.
-        policy: The settings that the state machine needs; those of an element, if the task is mapped.
-        head_policy: The settings of the whole mapped task; those of `policy`, if the task is not mapped.
+        policy: The settings that the state machine needs; for a mapped task, the settings of an element.
+        head_policy: The settings of the whole mapped task; for other tasks, the same as `policy`.
         rule: Its trigger rule.
         totals: The number of direct upstream tasks, of setups among them, and of tasks in `scope`, as its tallies count
             them: the sources of a mapped task are left out.

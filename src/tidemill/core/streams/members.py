@@ -59,7 +59,7 @@ class StreamLimits:
 
 
 class MemberBlame(NamedTuple):
-    """Why an event is not clean.
+    """The members that failed an event, or left it unread.
 
     Attributes:
         failures: The members that failed or rejected it, with the error.

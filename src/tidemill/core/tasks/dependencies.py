@@ -97,9 +97,9 @@ class OutcomeTally:
 
     Attributes:
         total: The number of tasks in the set.
-        success: Tasks that succeeded.
-        failed: Tasks that failed by themselves.
-        upstream_failed: Tasks that failed with their upstream.
+        success: The number of tasks that succeeded.
+        failed: The number of tasks whose own attempts failed.
+        upstream_failed: The number of tasks that failed because of their upstream.
         skipped: Tasks that were skipped.
     """
 

@@ -29,7 +29,7 @@ class ResultDelivery(Protocol):
         """Deliver the payloads of one part of a batch; the part is never settled inside this call."""
 
     def submit_run(self, parts: Sequence[BatchPart], routed: Sequence[Sequence[RoutedPayload]]) -> None:
-        """Deliver the payloads of a batch, each part with its own."""
+        """Deliver the payloads of a batch; `routed` has the payloads of each part."""
 
     def abandon(self, lane: DeliveryLane) -> None:
         """Forget the payloads of a partition that was given up."""

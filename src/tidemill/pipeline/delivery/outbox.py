@@ -206,7 +206,7 @@ class Outbox:
             each.sender.add(each.payload, lane, submission)
 
     def submit_part(self, part: BatchPart, routed: Sequence[RoutedPayload]) -> None:
-        """Deliver the payloads of one part of a batch, at least one."""
+        """Deliver one or more payloads of one part of a batch."""
         if self._closed:
             return
         if self._names:
@@ -216,7 +216,7 @@ class Outbox:
             each.sender.add(each.payload, lane, part)
 
     def submit_run(self, parts: Sequence[BatchPart], routed: Sequence[Sequence[RoutedPayload]]) -> None:
-        """Deliver the payloads of a batch, each part with its own."""
+        """Deliver the payloads of a batch; `routed` has the payloads of each part."""
         if self._closed:
             return
         first = parts[0].message

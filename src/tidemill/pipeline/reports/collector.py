@@ -61,7 +61,7 @@ class FinishedMessages:
     def _start(self) -> None:
         #: Groups of messages of one window that left together.
         self._together = FinishedBatch()
-        #: Messages that left individually, by window; those without a window by partition.
+        #: Messages that left individually, by window; messages without a window, by partition.
         self._singles: dict[WindowTimes | TopicPartition, tuple[TopicPartition, WindowTimes, list[FinishedRow]]] = {}
         self.count = 0
         self.size_bytes = 0

@@ -274,7 +274,9 @@ class Reader:
     def _find_task_events(
         self, stores: Sequence[SegmentStore], topic: str, partition: int, offset: int, tasks: Sequence[RecordedTaskRow]
     ) -> list[RecordedEventRow]:
-        """Return the events of a message's tasks that name another message, namely the first one of the task."""
+        """Return the events of a message's tasks that name another message: events name only the first message of a
+        task.
+        """
         messages: dict[tuple[str, str], set[int]] = {}
         for task in tasks:
             messages.setdefault((task.recording, task.task_id), set()).update(task.offsets)

@@ -43,7 +43,7 @@ class OpenSegment:
         self.rows = 0
         #: The size of the decoded rows.
         self.rows_bytes = 0
-        #: The size of the file.
+        #: The current size of the file.
         self.size_bytes = len(MAGIC)
         self._dirty = True
         self._fd = create_file(path)

@@ -24,7 +24,7 @@ class LockedJar(msgspec.Struct, frozen=True):
         group: The first part of its coordinates, for example `org.apache.kafka`.
         artifact: The second part.
         version: The third part.
-        size_bytes: The size of the file.
+        size_bytes: The current size of the file.
         sha256: The digest of the file, in lower-case hexadecimal.
     """
 

@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 SETTLE_MS = 50
 #: The longest time over which changes are collected.
 COLLECT_MS = 400
-#: How many folders are searched. A project has fewer; a home folder or one full of results has more.
+#: The maximum number of folders to search. A project has fewer; a home folder or one full of results has more.
 MAX_FOLDERS = 1_000
 #: Names of folders with packages, builds and output in projects.
 _SKIPPED = ("__pycache__", "node_modules", "site-packages", "build", "dist", "output", "demo-output")

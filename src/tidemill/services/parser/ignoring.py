@@ -1,6 +1,6 @@
 """Applies `.airflowignore` files to a folder of DAGs, by the rules of `.gitignore`.
 
-A file's patterns apply below its folder, after those of the folders above; the last matching pattern decides. An
+A file's patterns apply below its folder, after the patterns of parent folders; the last matching pattern decides. An
 ignored folder is ignored with all its content.
 """
 

@@ -18,7 +18,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         preload: Modules of tidemill and its dependencies.
-        user_preload: Modules of the user (`worker.preload`); those that fail to import are reported and skipped.
+        user_preload: Modules of the user (`worker.preload`); modules that fail to import are reported and skipped.
         import_folders: Folders at the front of the search path for the user's modules.
     """
 

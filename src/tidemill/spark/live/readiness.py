@@ -1,4 +1,4 @@
-"""Why a pipeline is not ready: the response of `/readyz`, which anyone who reaches the port may read.
+"""The reasons why a pipeline is not ready: the response of `/readyz`, which anyone who reaches the port may read.
 
 It names the problems but never quotes an error, because a sink's response may contain data. `tidemill status` shows the
 full texts.

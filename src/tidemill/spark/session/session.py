@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 ABORT_SECONDS = 0.7
 #: How long a context may take to stop before its JVM is ended anyway.
 CONTEXT_STOP_SECONDS = 10.0
-#: The same for a context without engines, which would wait for Python processes that are still importing.
+#: The same time limit for a context without engines, which would wait for Python processes that are still importing.
 UNUSED_STOP_SECONDS = 0.3
 #: How long the Python processes below a JVM may outlive it.
 WORKERS_END_SECONDS = 5.0

@@ -223,11 +223,11 @@ class MapCounts(msgspec.Struct, frozen=True):
         arrived: How many its source has given so far.
         closed: Whether its source gives no more.
         created: How many have been created, or were skipped because the map was stopped.
-        unfinished: How many of the created ones have not ended.
-        running: How many of the unfinished ones run now or are ending.
-        success: How many succeeded.
-        failed: How many failed by themselves.
-        upstream_failed: How many failed with their source.
+        unfinished: The number of created elements that have not ended.
+        running: The number of elements that run or are ending.
+        success: The number of elements that succeeded.
+        failed: The number of elements whose own attempts failed.
+        upstream_failed: The number of elements that failed because of their source.
         skipped: How many were skipped.
         stop: Why no more are created; None: it was not stopped.
     """

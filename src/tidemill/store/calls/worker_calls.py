@@ -147,7 +147,7 @@ class AttemptReportOutcome(msgspec.Struct, frozen=True):
 
 
 class ResumeWith(msgspec.Struct, frozen=True):
-    """How an attempt resumes: the method, its encoded arguments, and the encoded event."""
+    """The resume point of an attempt: the method, its encoded arguments, and the encoded event."""
 
     method: str
     kwargs: str

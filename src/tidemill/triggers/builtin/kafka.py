@@ -39,7 +39,7 @@ class KafkaTrigger(BaseEventTrigger):
         topic: The topic to read; it must exist.
         brokers: One or more `host:port`, separated by commas.
         group: The consumer group. Triggers with the same topic and group share one consumer and therefore all settings
-            except the selection; those of the first trigger apply.
+            except the selection; the first trigger's settings apply.
         apply: See `Selection`.
         key: See `Selection`; compared with the message's key as UTF-8.
         where: See `Selection`.

@@ -27,7 +27,7 @@ class SqsTrigger(BaseEventTrigger):
 
     Args:
         queue: The name or URL of the queue. Triggers of one queue share one poll and therefore all settings except the
-            selection; those of the first trigger apply.
+            selection; the first trigger's settings apply.
         apply: See `Selection`.
         where: See `Selection`.
         value_format: See `Selection`.

@@ -62,7 +62,7 @@ class TaskHost:
         about: The request that begins a session, with queues and capacity.
         code: The folder that may define the classes of triggers.
         log_bytes: The limit of each trigger's log.
-        secrets: The secrets that this process masks; those given to triggers are added.
+        secrets: The secrets that this process masks; secrets given to triggers are added.
         clock: A monotonic clock, in seconds.
         on_stuck: Called on a thread when a trigger blocks the loop forever, with the session, the trigger (None:
             unknown), and its stack. None: the loop is not watched.
