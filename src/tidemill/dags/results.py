@@ -66,9 +66,11 @@ class AttemptResult:
         xcoms: The returned values by key, encoded; values that the task pushed itself are already stored.
         skip: The direct downstream tasks to skip.
         skip_all_downstream: Whether to skip all downstream tasks except teardowns.
+        label: The rendered `map_index_template` of an element; None: there is none.
     """
 
     ending: Ending
     xcoms: tuple[tuple[str, str], ...] = ()
     skip: tuple[str, ...] = ()
     skip_all_downstream: bool = False
+    label: str | None = None

@@ -197,13 +197,16 @@ class _Test:
         # Triggers progress only while the loop runs, between attempts.
         self._triggers: dict[int, asyncio.Task[None]] = {}
         self._tokens: dict[int, int] = {}
+        # A generator task sends its values from a thread of its own.
+        self._lock = threading.Lock()
 
     def ask(self, call: Call[T]) -> T:
         """Answer a call of an attempt or of this module."""
-        found = self._runner.run(self._store.call(call))
-        # Values set during the run are in the run's own store.
-        is_shared = found is None and type(call) in (GetVariable, GetConnection)
-        return cast(T, self._shared.ask(call)) if is_shared else found
+        with self._lock:
+            found = self._runner.run(self._store.call(call))
+            # Values set during the run are in the run's own store.
+            is_shared = found is None and type(call) in (GetVariable, GetConnection)
+            return cast(T, self._shared.ask(call)) if is_shared else found
 
     def run(self, path: Path, dag_id: str, conf: dict[str, Any], logical_us: int | None) -> str:
         about = (socket.gethostname(), "", os.getpid())
@@ -272,7 +275,14 @@ class _Test:
             self._told[attempt.task] = ending.error
         self._say(f"--- {_name(attempt)}: {_describe(ending)}")
         report = AttemptReport(
-            attempt.task, attempt.epoch, ending, result.xcoms, result.skip, result.skip_all_downstream
+            attempt.task,
+            attempt.epoch,
+            ending,
+            result.xcoms,
+            result.skip,
+            result.skip_all_downstream,
+            map_index=attempt.map_index,
+            label=result.label,
         )
         (outcome,) = self.ask(WorkerTurn(self._service, self._request, reports=(report,))).outcomes
         if outcome.reason:

@@ -30,7 +30,7 @@ from tidemill.core.tasks.dependencies import NOTHING, TaskOutcome, Told
 from tidemill.core.tasks.task_row import TaskState
 
 
-class StopReason(enum.StrEnum):
+class MapStopReason(enum.StrEnum):
     """Why a map creates no further element.
 
     CANCELLED: its run was cancelled, or stops after a failure; MARKED, CLEARED: a user marked or cleared the whole
@@ -60,7 +60,7 @@ class MapRow(NamedTuple):
         failed: Elements that failed; a map that is too long counts as one more.
         upstream_failed: Elements that failed with their upstream; a source that failed counts as one more.
         skipped: Elements that were skipped, and those that a stopped map will never create.
-        stop: Why it was stopped (`StopReason`); None: it was not.
+        stop: Why it was stopped (`MapStopReason`); None: it was not.
         told: What it told last.
     """
 
@@ -134,7 +134,7 @@ class ElementsMoved:
 class Stopped:
     """A user, or the end of the run, stops the map."""
 
-    reason: StopReason
+    reason: MapStopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,21 +239,21 @@ def _move(row: MapRow, before: str | None, after: str | None, number: int) -> Ma
     return row
 
 
-def _find_stop(row: MapRow, policy: MapPolicy) -> StopReason | None:
+def _find_stop(row: MapRow, policy: MapPolicy) -> MapStopReason | None:
     """Return why the map stops itself now."""
     if row.stop is not None:
         return None
     if row.arrived > policy.max_length:
-        return StopReason.TOO_LONG
+        return MapStopReason.TOO_LONG
     if policy.max_failed is not None and row.failed > policy.max_failed:
-        return StopReason.FAILED_ELEMENTS
+        return MapStopReason.FAILED_ELEMENTS
     return None
 
 
-def _stop(row: MapRow, reason: StopReason) -> MapRow:
+def _stop(row: MapRow, reason: MapStopReason) -> MapRow:
     """Close the map; elements that do not exist count as skipped, all at once."""
     never = 0 if row.stop is not None else row.arrived - row.created
-    failed = row.failed + (reason is StopReason.TOO_LONG)
+    failed = row.failed + (reason is MapStopReason.TOO_LONG)
     return row._replace(opened=True, closed=True, skipped=row.skipped + never, failed=failed, stop=reason.value)
 
 

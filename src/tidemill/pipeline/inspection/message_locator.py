@@ -1,6 +1,6 @@
 """Finds the stage of an open message of this engine, for the driver and for the stall watch.
 
-Nothing is tracked while messages pass. A `Look` reads the current contents of queues, hooks and sinks, each of them
+Nothing is tracked while messages pass. An `EngineSnapshot` reads the current contents of queues, hooks and sinks, each of them
 once, and only if an answer needs it.
 """
 
@@ -47,13 +47,13 @@ class MessageLocator:
         self._source = source
         self._describe_waits = describe_waits
 
-    def look(self, now: float) -> Look:
+    def look(self, now: float) -> EngineSnapshot:
         """Return a view of the engine at this moment.
 
         Args:
             now: The loop's time.
         """
-        return Look(self._context, self._intake, self._source, self._describe_waits, now)
+        return EngineSnapshot(self._context, self._intake, self._source, self._describe_waits, now)
 
     def find(self, partition: TopicPartition, offset: int, now: float) -> MessageStage | None:
         """Return the stage of a message; None: it is not open, or another engine owns its partition."""
@@ -82,7 +82,7 @@ def _make_sendable(stage: MessageStage) -> MessageStage:
     return replace(stage, task_id=task_id, why=escape_surrogates(stage.why)[:_MAX_CHARS])
 
 
-class Look:
+class EngineSnapshot:
     """A view of an engine for one turn of the loop; see `MessageLocator.look`."""
 
     def __init__(

@@ -16,7 +16,7 @@ from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.core.pipeline.standstill import StandstillWatch
 from tidemill.core.wording import format_count
 from tidemill.pipeline.context import EngineContext
-from tidemill.pipeline.inspection.message_locator import Look, MessageLocator
+from tidemill.pipeline.inspection.message_locator import EngineSnapshot, MessageLocator
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.runtime.link.progress import PartitionHead
@@ -120,7 +120,7 @@ class StandstillReport:
                 context.log.info("a partition makes progress again", partition=partitions[partition].name)
 
     @staticmethod
-    def _find_stage(look: Look, owned: OwnedPartition, head: Head | None) -> MessageStage:
+    def _find_stage(look: EngineSnapshot, owned: OwnedPartition, head: Head | None) -> MessageStage:
         return look.find_buffered_stage(owned) if head is None else look.find_stage(owned, head)
 
     def _describe_stall(self, owned: OwnedPartition, head: Head | None, seconds: float, stage: MessageStage) -> str:

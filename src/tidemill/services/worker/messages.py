@@ -17,9 +17,11 @@ from tidemill.store.calls.task_calls import (
     ClearTaskState,
     DeleteTaskState,
     DeleteVariable,
+    EmitItems,
     GetConnection,
     GetEarlierRun,
     GetTaskState,
+    GetValuePage,
     GetVariable,
     GetXCom,
     PushXCom,
@@ -98,6 +100,8 @@ class AskStore(msgspec.Struct, frozen=True, tag=True):
         | GetEarlierRun
         | GetRun
         | PushXCom
+        | EmitItems
+        | GetValuePage
         | GetVariable
         | SetVariable
         | DeleteVariable
@@ -117,6 +121,7 @@ class AttemptFinished(msgspec.Struct, frozen=True, tag=True):
         xcoms: The returned and pushed values.
         skip: The directly downstream tasks to skip.
         skip_all_downstream: Whether to skip all downstream tasks.
+        label: The rendered `map_index_template` of an element; None: it has none.
         changed: How the attempt changed the process, for the log; if not empty, the process is not reused.
     """
 
@@ -124,6 +129,7 @@ class AttemptFinished(msgspec.Struct, frozen=True, tag=True):
     xcoms: tuple[tuple[str, str], ...] = ()
     skip: tuple[str, ...] = ()
     skip_all_downstream: bool = False
+    label: str | None = None
     changed: tuple[str, ...] = ()
 
 

@@ -72,7 +72,7 @@ class Reports:
         match taken:
             case [AttemptReport(result=result) as report] if result != said:
                 log.error("cannot store the result of an attempt; it fails", task=report.task, error=str(error))
-                self._waiting.insert(0, AttemptReport(report.task, report.epoch, said))
+                self._waiting.insert(0, AttemptReport(report.task, report.epoch, said, map_index=report.map_index))
             case [CallbackReport(error=was) as callback] if was != said.error:
                 log.error("cannot store the result of a callback; it fails", callback=callback.id, error=str(error))
                 self._waiting.insert(0, CallbackReport(callback.id, said.error))

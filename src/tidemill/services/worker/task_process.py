@@ -233,7 +233,7 @@ class TaskProcess:
             if (size := len(value.encode("utf-8", "replace"))) > MAX_XCOM_BYTES:
                 text = f"{what} {size:,} bytes; at most {MAX_XCOM_BYTES:,} are stored; store a reference"
                 return AttemptFinished(Failure(text, may_retry=False))
-        return AttemptFinished(ending, result.xcoms, result.skip, result.skip_all_downstream)
+        return AttemptFinished(ending, result.xcoms, result.skip, result.skip_all_downstream, result.label)
 
     # -- interruptions ---------------------------------------------------------------------------------------------
 

@@ -13,14 +13,18 @@ from tidemill.store.calls.task_calls import (
     ClearTaskState,
     DeleteTaskState,
     DeleteVariable,
+    EmitItems,
     GetConnection,
     GetEarlierRun,
     GetTaskState,
+    GetValuePage,
     GetVariable,
     GetXCom,
+    ItemsStored,
     PushXCom,
     SetTaskState,
     SetVariable,
+    ValuePage,
 )
 from tidemill.store.calls.worker_calls import ClaimedAttempt
 
@@ -69,6 +73,27 @@ class StoreServices:
 
     def get_run(self, dag_id: str, run_id: str) -> RunRecord | None:
         return self._asker.ask(GetRun(dag_id, run_id))
+
+    def get_page(
+        self,
+        task_id: str,
+        key: str,
+        *,
+        after: int = -1,
+        offset: int = 0,
+        limit: int = 1000,
+        count: bool = False,
+        dag_id: str | None = None,
+        run_id: str | None = None,
+    ) -> ValuePage:
+        """Return values of a mapped task or a generator, by index; see `GetValuePage`."""
+        run = self._attempt.run
+        return self._asker.ask(GetValuePage(run, task_id, key, after, offset, limit, dag_id, run_id, count))
+
+    def emit(self, first: int, values: tuple[str, ...]) -> ItemsStored:
+        """Store values that this generator task yielded, from the index `first` on; see `EmitItems`."""
+        self._check_runs("yield values")
+        return self._asker.ask(EmitItems(self._attempt.task, self._attempt.epoch, first, values))
 
     def push_xcom(self, key: str, value: str) -> None:
         """Store a value of this task."""

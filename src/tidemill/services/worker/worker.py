@@ -416,7 +416,17 @@ class Worker:
             return
         said = finished or AttemptFinished(result)
         self._reports.add(
-            AttemptReport(claim.task, claim.epoch, result, said.xcoms, said.skip, said.skip_all_downstream, log_end)
+            AttemptReport(
+                claim.task,
+                claim.epoch,
+                result,
+                said.xcoms,
+                said.skip,
+                said.skip_all_downstream,
+                log_end,
+                map_index=claim.map_index,
+                label=said.label,
+            )
         )
 
     async def _kill_all(self) -> None:

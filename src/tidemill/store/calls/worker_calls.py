@@ -117,6 +117,8 @@ class AttemptReport(msgspec.Struct, frozen=True):
         skip_all_downstream: Whether it skips all downstream tasks except teardowns (`.short_circuit`).
         log_end: The last part of its log.
         request: Identifies the report if an attempt can report twice; empty: the epoch identifies it.
+        map_index: The map index of the instance, from its claim; the ends of elements do not lock their run.
+        label: The rendered `map_index_template` of an element; None keeps what it has.
     """
 
     task: int
@@ -127,6 +129,8 @@ class AttemptReport(msgspec.Struct, frozen=True):
     skip_all_downstream: bool = False
     log_end: LogPart | None = None
     request: str = ""
+    map_index: int = -1
+    label: str | None = None
 
 
 class CallbackReport(msgspec.Struct, frozen=True):

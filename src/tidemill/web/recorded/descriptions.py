@@ -24,7 +24,7 @@ from tidemill.web.recorded.models import (
     RecordedTaskView,
     RecordingView,
     StoredRunView,
-    Told,
+    MessageHistory,
     measure,
     show_bytes,
     to_seconds,
@@ -179,8 +179,8 @@ def describe_story(trace: Trace) -> MessageStory:
     )
 
 
-def _describe_told(story: Story) -> Told:
-    return Told(
+def _describe_told(story: Story) -> MessageHistory:
+    return MessageHistory(
         message=describe_message(story.message, dead_lettered=story.is_dead_lettered),
         tasks=[describe_task(task) for task in story.tasks],
         events=[describe_event(event) for event in story.events],

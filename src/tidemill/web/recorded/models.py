@@ -205,7 +205,7 @@ class FailureListView(BaseModel):
     missing: dict[str, str] = Field({}, description="Peers that did not answer, with the reasons.")
 
 
-class Told(BaseModel):
+class MessageHistory(BaseModel):
     """One processing of a message, from consumption to commit."""
 
     message: RecordedMessageView
@@ -240,7 +240,7 @@ class OpenPosition(BaseModel):
 class MessageStory(BaseModel):
     """The history of a message, for each time that it was processed."""
 
-    stories: list[Told]
+    stories: list[MessageHistory]
     tasks: list[RecordedTaskView] = Field(description="Tasks that belong to none of the stories.")
     events: list[RecordedEventView] = Field(description="Events that belong to none of the stories.")
     kept_from: float | None = Field(description="The time of the oldest recorded message.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tidemill.web.recorded.models import Told
+from tidemill.web.recorded.models import MessageHistory
 
 #: A thousandth would hardly be visible.
 _LEAST_WIDTH = 4.0
@@ -52,7 +52,7 @@ class TimeSpan:
     indent: int = 0
 
 
-def draw_waterfall(told: Told) -> list[Bar]:
+def draw_waterfall(told: MessageHistory) -> list[Bar]:
     """Return the bars in order of time; none if no time is known."""
     return draw(list(_list_spans(told)))
 
@@ -73,7 +73,7 @@ def _draw_bar(span: TimeSpan, begin: float, whole: float) -> Bar:
     return Bar(span.name, span.tone, max(0.0, left), min(width, _WHOLE), span.start, seconds, span.note, span.indent)
 
 
-def _list_spans(told: Told) -> Iterator[TimeSpan]:
+def _list_spans(told: MessageHistory) -> Iterator[TimeSpan]:
     message = told.message
     consumed, arranged, tasks_done = message.consumed_at, message.arranged_at, message.tasks_done_at
     if consumed is not None:
@@ -90,7 +90,7 @@ def _list_spans(told: Told) -> Iterator[TimeSpan]:
         yield TimeSpan("committed", "mark", told.committed_at, None, note)
 
 
-def _list_details(told: Told) -> Iterator[TimeSpan]:
+def _list_details(told: MessageHistory) -> Iterator[TimeSpan]:
     for task in told.tasks:
         name = f"{task.task_id}, try {task.attempt}" if task.attempt > 1 else task.task_id
         if task.queued_at is not None and task.started_at is not None:
