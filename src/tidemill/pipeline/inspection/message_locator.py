@@ -1,7 +1,7 @@
 """Finds the stage of an open message of this engine, for the driver and for the stall watch.
 
-Nothing is tracked while messages pass. An `EngineSnapshot` reads the current contents of queues, hooks and sinks, each of them
-once, and only if an answer needs it.
+Nothing is tracked while messages pass. An `EngineSnapshot` reads the current contents of queues, hooks and sinks, each
+of them once, and only if an answer needs it.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from tidemill.runtime.link.open_message import OpenMessage
 from tidemill.web.recorded.models import (
     MILLION,
     FailureGroupView,
+    MessageHistory,
     MessageStory,
     OpenPosition,
     RecordedEventView,
@@ -24,7 +25,6 @@ from tidemill.web.recorded.models import (
     RecordedTaskView,
     RecordingView,
     StoredRunView,
-    MessageHistory,
     measure,
     show_bytes,
     to_seconds,
