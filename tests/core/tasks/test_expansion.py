@@ -30,11 +30,11 @@ from tidemill.core.tasks.expansion import (
     MapInput,
     MapPolicy,
     MapRow,
+    MapStopReason,
     Opened,
     Reset,
     SourceEnded,
     Stopped,
-    StopReason,
     count_elements,
     feed,
     find_count,
@@ -185,7 +185,7 @@ def test_a_map_that_is_too_long_fails() -> None:
 
 
 def test_a_map_may_be_stopped_before_it_is_opened() -> None:
-    expansion = play(Stopped(StopReason.CANCELLED))
+    expansion = play(Stopped(MapStopReason.CANCELLED))
     assert expansion.told == TOLD[K]
     assert feed(expansion.row, Opened(3), WIDE) == Expansion(expansion.row)
 
@@ -319,7 +319,7 @@ class World:
 
     def stop(self) -> None:
         ordered = order_elements(self.head)
-        reasons = {Remove: StopReason.CLEARED, Mark: StopReason.MARKED, type(None): StopReason.CANCELLED}
+        reasons = {Remove: MapStopReason.CLEARED, Mark: MapStopReason.MARKED, type(None): MapStopReason.CANCELLED}
         for index in list(self.elements):
             if index < self.row.created and self.elements[index].state not in ENDED:
                 self.feed_element(index, Cancel() if ordered is None else ordered)
@@ -345,7 +345,7 @@ class World:
         existed = row.created
         expansion = feed(row, given_input, self.policy, starts=self.head.state is not TaskState.ENDING)
         self.row = row = expansion.row
-        self.too_long = self.too_long or row.stop == StopReason.TOO_LONG
+        self.too_long = self.too_long or row.stop == MapStopReason.TOO_LONG
         if not isinstance(given_input, Reset):
             assert row.created >= existed
         new, window = len(expansion.create) + expansion.again, self.policy.max_outstanding
