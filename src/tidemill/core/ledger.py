@@ -291,7 +291,7 @@ class Ledger(Generic[LaneT, ItemT]):
             self._ready[queue.lane] = queue
 
     def retry(self, batch: LedgerBatch[LaneT, ItemT]) -> None:
-        """Offer the entries of a batch that was not advanced again, together with those resolved since."""
+        """Offer the entries of a failed batch again, together with entries resolved since."""
         queue = batch._queue
         if queue.in_flight is batch:
             queue.in_flight = None

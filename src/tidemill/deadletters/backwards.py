@@ -7,7 +7,7 @@ newer one remains to be found, once no partition that still has unread letters h
 Invariants: across continued searches, rows come in order of time, each once, and no letter is left out. Only the row of
 a letter is stored. A continued search begins where the previous one was certain, and each search makes progress. Within
 a partition, offsets decide the order: if a clock was set back, a letter counts as written when the letters before it
-were. Blocking: not for event loops.
+were. All calls block, so do not make them on event loops.
 """
 
 from __future__ import annotations

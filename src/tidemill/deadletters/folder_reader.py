@@ -2,7 +2,7 @@
 
 Invariants: memory grows with the folder by only a few numbers per file. A file that does not contain letters is
 reported at its position and does not stop the reading. Files that do not count (`core.deadletters.letter_files`) and
-files added after the folder was listed are skipped. Blocking: not for event loops.
+files added after the folder was listed are skipped. All calls block, so do not make them on event loops.
 """
 
 from __future__ import annotations

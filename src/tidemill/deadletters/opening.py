@@ -1,6 +1,6 @@
 """Opens dead letters for reading. Only this module decides, from the configuration, between a topic and files.
 
-Blocking: not for event loops.
+All calls block, so do not make them on event loops.
 """
 
 from __future__ import annotations

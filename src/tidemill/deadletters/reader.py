@@ -2,7 +2,7 @@
 
 Invariants: memory does not grow with the topic. A record that is not a letter is reported at its position and does not
 stop the reading. Only letters of committed transactions are visible. Reading joins no group and commits nothing.
-Blocking: not for event loops.
+All calls block, so do not make them on event loops.
 """
 
 from __future__ import annotations

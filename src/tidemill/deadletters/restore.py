@@ -1,7 +1,7 @@
 """Restores the messages of a letter byte for byte; a message that was too large for the letter is read from its topic.
 
 Invariant: the restored message is the original one. Lengths, SHA-256 and the rest of the letter's content agree, or
-`ContentLostError` says what is missing. Blocking: not for event loops.
+`ContentLostError` says what is missing. All calls block, so do not make them on event loops.
 """
 
 from __future__ import annotations

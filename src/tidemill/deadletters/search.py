@@ -1,6 +1,6 @@
 """Finds letters: all that match, or the newest of them. Only the returned letters are held in memory.
 
-Blocking: not for event loops.
+All calls block, so do not make them on event loops.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
 
     @property
     def outstanding(self) -> int:
-        """The number of events that are not advanced."""
+        """The number of events that are not acknowledged upstream."""
         return self.ledger.total
 
     # -- members ------------------------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ ItemT = TypeVar("ItemT")
 
 
 class LaneCount(NamedTuple, Generic[LaneT]):
-    """A lane with events that are not advanced.
+    """A lane with events that are not acknowledged upstream.
 
     Attributes:
         lane: The lane.
-        outstanding: The number of its events that are not advanced.
+        outstanding: The number of its events that are not acknowledged upstream.
         resolved: How many of those all members have finished.
         since: When the first of them was fanned out.
     """

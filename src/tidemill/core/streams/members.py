@@ -76,7 +76,7 @@ class SentEvent(LedgerEntry[LaneT, PayloadT], Generic[LaneT, PayloadT, EventT]):
     Attributes:
         at: When it was fanned out, in seconds of the caller's clock.
         event: The event that the members read.
-        pending: The number of things it waits for: the crowd as one, and each number bound to it.
+        pending: The number of members it waits for; the crowd counts as one.
         acked: The number of members that neither failed nor rejected it; once it is resolved, they have acked it.
         failed: The number of members that failed it.
         rejected: The number of members that rejected it.
@@ -198,11 +198,11 @@ class Forced(NamedTuple, Generic[LaneT, PayloadT, EventT]):
 
 @dataclass(frozen=True, slots=True)
 class LaneReport(Generic[LaneT]):
-    """The state of a lane with events that are not advanced.
+    """The state of a lane with events that are not acknowledged upstream.
 
     Attributes:
         lane: The lane.
-        outstanding: The number of its events that are not advanced.
+        outstanding: The number of its events that are not acknowledged upstream.
         head: The position of the first of them.
         since: When the first of them was fanned out.
         holders: The members that hold it; empty if it is resolved and waits to be advanced, or is being advanced.

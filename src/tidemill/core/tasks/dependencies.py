@@ -100,7 +100,7 @@ class OutcomeTally:
         success: The number of tasks that succeeded.
         failed: The number of tasks whose own attempts failed.
         upstream_failed: The number of tasks that failed because of their upstream.
-        skipped: Tasks that were skipped.
+        skipped: The number of tasks that were skipped.
     """
 
     total: int = 0

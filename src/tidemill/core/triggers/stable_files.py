@@ -67,7 +67,7 @@ class StableFiles:
             self._seen[path] = _Seen(version, now, reported=True)
 
     def see_all(self, files: Mapping[str, Version], now: float) -> None:
-        """Process all files of the folder; missing ones do not exist."""
+        """Process a complete list of the folder's files; files that are not listed no longer exist."""
         for path in [path for path in self._seen if path not in files]:
             del self._seen[path]
         for path, version in files.items():

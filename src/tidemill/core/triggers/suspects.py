@@ -203,7 +203,7 @@ class Suspects:
 
         Args:
             number: The trial, which may already have been dropped.
-            end: The end of the process.
+            end: How the process ended.
         """
         outside = self._is_outside(number, end)
         trial = self._trials.get(number)

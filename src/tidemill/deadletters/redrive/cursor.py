@@ -2,7 +2,8 @@
 
 `KafkaCursor` saves positions of the dead-letter topic together with records for the same brokers, in one transaction:
 both or neither, even if the process is killed. Its transactional id is the name of the redrive. If two processes run
-the same redrive, the older one is therefore refused before it sends anything twice. Blocking: not for event loops.
+the same redrive, the older one is therefore refused before it sends anything twice. All calls block, so do not make
+them on event loops.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariants: reading joins no group and changes nothing. A redrive whose cursor has expired (brokers forget it after
 `offsets.retention.minutes`, a week by default) is not listed. No letter is reported as sent that was not.
-Blocking: not for event loops.
+All calls block, so do not make them on event loops.
 """
 
 from __future__ import annotations

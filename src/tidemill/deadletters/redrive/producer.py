@@ -1,7 +1,8 @@
 """Sends the records of a redrive, and waits until each of them is confirmed or refused.
 
 `PlainProducer` sends without transactions, to brokers other than those of the dead letters. The cursor then follows the
-confirmations; records sent in between are sent again after a crash. Blocking: not for event loops.
+confirmations; records sent in between are sent again after a crash. All calls block, so do not make them on event
+loops.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def is_relevant(path: str) -> bool:
 
 
 def _identify(folder: Path) -> tuple[int, int] | None:
-    """Return device and inode of a folder; None if there is none."""
+    """Return the device and the inode of a folder; None if there is none."""
     try:
         found = folder.stat()
     except OSError:

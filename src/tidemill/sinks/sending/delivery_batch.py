@@ -27,7 +27,7 @@ class BatchPart(msgspec.Struct, eq=False):
         batch: The delivery batch.
         index: The index of the message in its window.
         message: The message.
-        pending: How many of the payloads are not settled.
+        pending: The number of payloads that are not settled.
         task: The task whose hook returned the payloads, if there is one.
         size_bytes: The payloads' size, once they are submitted.
     """

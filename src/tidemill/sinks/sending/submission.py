@@ -25,7 +25,7 @@ class Submission:
 
     Attributes:
         origin: The payloads' origin, and their size.
-        pending: How many payloads are not settled.
+        pending: The number of payloads that are not settled.
         released: Called when all payloads are settled.
     """
 

@@ -220,15 +220,15 @@ class MapCounts(msgspec.Struct, frozen=True):
     """The elements of a mapped task.
 
     Attributes:
-        arrived: How many its source has given so far.
+        arrived: The number of items that its source has given so far.
         closed: Whether its source gives no more.
-        created: How many have been created, or were skipped because the map was stopped.
+        created: The number of elements that were created, or skipped because the map was stopped.
         unfinished: The number of created elements that have not ended.
         running: The number of elements that run or are ending.
         success: The number of elements that succeeded.
         failed: The number of elements whose own attempts failed.
         upstream_failed: The number of elements that failed because of their source.
-        skipped: How many were skipped.
+        skipped: The number of elements that were skipped.
         stop: Why no more are created; None: it was not stopped.
     """
 

@@ -103,9 +103,9 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _read_start(pid: int) -> str:
-    """Return boot id and start time of a process; 'gone' if it does not exist or has exited.
+    """Return the boot id and the start time of a process; 'gone' if it does not exist or has exited.
 
-    Where /proc cannot be read, fall back to the process id.
+    If /proc cannot be read, fall back to the process id.
     """
     try:
         stat = Path(_PROC, str(pid), "stat").read_text(errors="replace")

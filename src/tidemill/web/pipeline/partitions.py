@@ -218,7 +218,7 @@ def _describe_held(name: str, head: PartitionHead | None) -> models.Held | None:
 
 
 def split_name(name: str) -> tuple[str, int]:
-    """Return topic and number of a partition; the number is -1 if the text is not a partition's name.
+    """Return the topic and the number of a partition; the number is -1 if the text is not a partition's name.
 
     Example:
         >>> split_name("orders/12"), split_name("orders")

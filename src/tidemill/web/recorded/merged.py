@@ -2,7 +2,7 @@
 
 Invariants: rows of a host keep their order. A row appears on one page only, since the cursor holds the position in each
 host. A host that does not answer is named, and the next page continues at its old position. Peers return their own
-recordings only, not those of their peers.
+recordings only, not recordings of their peers.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class HostFacts:
         triggers: The number of triggers in each phase.
         streams: The number of shared streams.
         subscribers: The number of their subscribers.
-        outstanding: Events that are not advanced.
+        outstanding: Events that are not acknowledged upstream.
         advanced: Events that were acknowledged to producers.
         redelivered: Events that were delivered again.
         dead_lettered: Events with a dead letter.
@@ -78,7 +78,7 @@ class LaneFacts:
 
     Attributes:
         lane: Its name; '' if it has none.
-        outstanding: The number of its events that are not advanced.
+        outstanding: The number of its events that are not acknowledged upstream.
         head: The number of the oldest of them.
         age_seconds: The time since that event was fanned out, without the time in which the store was down.
         since: When that event was fanned out, in seconds since the epoch.
@@ -105,7 +105,7 @@ class StreamFacts:
         acknowledged: Whether its events are acknowledged to its producer.
         subscribers: The number of its subscribers.
         failing: The subscribers that have failed and have not left yet.
-        outstanding: Events that are not advanced.
+        outstanding: Events that are not acknowledged upstream.
         full_seconds: How long its producer has not been pulled because too much is outstanding; None: it is pulled.
         lanes: The number of lanes with outstanding events.
         oldest: The lane with the oldest event; None: there is none.
