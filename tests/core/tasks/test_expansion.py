@@ -148,6 +148,9 @@ def test_a_map_that_is_held_creates_nothing_until_it_may_go_on() -> None:
     expansion = feed(play(Opened()).row, Arrived(3), WIDE, starts=False)
     assert not expansion.create
     assert feed(expansion.row, Look(), WIDE).create == range(3)
+    expansion = feed(MapRow(), Opened(3, closed=True), WIDE, starts=False)
+    assert not expansion.row.done, "elements that do not exist yet have not ended"
+    assert expansion.told is None
 
 
 def test_too_many_failures_stop_the_map_and_what_does_not_exist_counts_as_skipped() -> None:

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from tidemill.core.tasks.structure import MapSource, MapStructure
+
+NUMBERS, LINES = MapSource("literal", length=2), MapSource("generator", "lines", "return_value")
+PAIRS = MapSource("zip", parts=(MapSource("xcom", "ids", "return_value"), MapSource("param", key="names")))
+
+
+def test_the_sources_of_a_map_are_the_tasks_that_give_its_items() -> None:
+    one = MapStructure(("x", "y", "z"), (NUMBERS, LINES, PAIRS))
+    assert one.sources == ("ids", "lines")
+    assert [leaf.kind for leaf in one.leaves] == ["literal", "generator", "xcom", "param"]
+    assert MapStructure(("x",), (NUMBERS,)).sources == ()
+
+
+def test_a_generator_varies_slowest_whatever_its_place() -> None:
+    assert MapStructure(("x", "y"), (NUMBERS, LINES)).slowest == 1
+    assert MapStructure(("x", "y"), (NUMBERS, PAIRS)).slowest == 0
