@@ -52,6 +52,21 @@ class Claim:
     deadline_us: int | None = None
     resume: Resume | None = None
     callback: Callback | None = None
+    elements: tuple[str | None, ...] = ()
+    leaf_indexes: tuple[int, ...] = ()
+    map_length: int | None = None
+
+
+@dataclass(frozen=True)
+class Page:
+    total: int | None
+    values: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    total: int
+    wanted: bool = True
 
 
 @dataclass
@@ -67,6 +82,12 @@ class Services:
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     #: The indexes of the XComs that were read.
     indexes: list[int] = field(default_factory=list)
+    #: The values of maps and generators, by task and key.
+    sequences: dict[tuple[str, str], list[tuple[int, str]]] = field(default_factory=dict)
+    pages: list[tuple[int, int]] = field(default_factory=list)
+    page_values: int = 1_000
+    #: The groups of values that generators emitted, each with its first index.
+    emitted: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
 
     def get_xcom(
         self,
@@ -79,7 +100,30 @@ class Services:
     ) -> tuple[str | None, ...]:
         self.asked.append((include_prior, dag_id, run_id))
         self.indexes.append(map_index)
+        if map_index >= 0:
+            return tuple(dict(self.sequences.get((name, key), [])).get(map_index) for name in task_ids)
         return tuple(self.xcoms.get((task_id, key)) for task_id in task_ids)
+
+    def get_page(
+        self,
+        task_id: str,
+        key: str,
+        *,
+        after: int = -1,
+        offset: int = 0,
+        limit: int = 1_000,
+        dag_id: str | None = None,
+        run_id: str | None = None,
+        count: bool = False,
+    ) -> Page:
+        self.pages.append((after, offset))
+        found = [(index, text) for index, text in self.sequences.get((task_id, key), []) if index > after]
+        values = tuple(found[offset : offset + min(limit, self.page_values)])
+        return Page(len(found) if count else None, values)
+
+    def emit(self, first: int, values: tuple[str, ...]) -> Stored:
+        self.emitted.append((first, values))
+        return Stored(first + len(values))
 
     def get_earlier_run(self, state: str | None) -> Any:
         self.asked.append(("earlier", state))

@@ -83,7 +83,7 @@ def _build_task(task: Any, priority: int, scope: set[str]) -> TaskStructure:
     labels = {after: task.dag.edge_labels.get((task.task_id, after)) for after in sorted(task.downstream_task_ids)}
     return TaskStructure(
         id=task.task_id,
-        operator=type(task).__name__,
+        operator=task.task_type,
         rule=task.trigger_rule,
         upstream=upstream,
         setups=tuple(name for name in upstream if tasks[name].is_setup),
@@ -112,6 +112,8 @@ def _build_task(task: Any, priority: int, scope: set[str]) -> TaskStructure:
         edge_labels={after: label for after, label in labels.items() if label},
         is_sensor=task.is_sensor,
         template_fields=tuple(task.template_fields),
+        mapped=task.map_structure if task.is_mapped else None,
+        is_generator=task.is_generator,
     )
 
 
@@ -170,7 +172,8 @@ class _Priorities:
 
     def find(self, task_id: str) -> int:
         task = self._tasks[task_id]
-        if task.weight_rule == "absolute":
+        # Elements of a map are ordered among themselves by their index.
+        if task.weight_rule == "absolute" or task.is_mapped:
             return int(task.priority_weight)
         reached = self._find_reach(task.weight_rule)[task_id]
         total = sum(weight * (reached & mask).bit_count() for weight, mask in self._masks.items())

@@ -7,7 +7,7 @@ refuse late writes of an earlier attempt.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -18,8 +18,9 @@ from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.dags.arguments import check_text
 from tidemill.dags.connection import ConnectionAccessor
 from tidemill.dags.current import get_current_context
-from tidemill.dags.exceptions import LeftOutError, NotFoundError
+from tidemill.dags.exceptions import DagError, LeftOutError, NotFoundError
 from tidemill.dags.lazy_context import Context
+from tidemill.dags.lazy_sequence import LazySequence
 from tidemill.dags.macros import macros
 from tidemill.dags.task_services import AttemptClaim, PastRun, TaskServices
 from tidemill.dags.variable import VariableAccessor
@@ -75,7 +76,7 @@ class TaskInstance:
         task_id: The id of the task.
         dag_id: The DAG.
         run_id: The run.
-        map_index: The index of a mapped instance; -1 if the task is not mapped.
+        map_index: The index of the element of a mapped task; -1 if the task is not mapped.
         try_number: The number of this try, from 1.
         max_tries: The number of retries that may follow the first try.
         state: `running`; in a callback, the state that the task has reached.
@@ -94,7 +95,7 @@ class TaskInstance:
         self.task = task
         self.task_id, self.dag_id, self.run_id = claim.task_id, claim.dag_id, claim.run_id
         self.map_index, self.try_number, self.max_tries = claim.map_index, claim.try_number, claim.max_tries - 1
-        self.operator = type(task).__name__
+        self.operator = "" if task is None else task.task_type
         self.hostname = socket.gethostname()
         self.queue = claim.queue
         self.state = "running"
@@ -134,31 +135,58 @@ class TaskInstance:
         key: str = RETURN_VALUE,
         include_prior_dates: bool = False,
         *,
-        map_indexes: int | None = None,
+        map_indexes: int | Iterable[int] | None = None,
         default: Any = None,
         run_id: str | None = None,
     ) -> Any:
         """Return the value that a task stored under a key; for a list of tasks, a list of values.
 
+        The value of a mapped task is a `LazySequence` of what its elements stored, and that of a generator task a
+        `LazySequence` of what it yielded.
+
         Args:
-            task_ids: The id of a task, or several; None: this task.
+            task_ids: The id of a task, or several; None: this task, and in a mapped task this element.
             dag_id: The DAG; by default this one. For another DAG, the run is the latest one that is not later than this
                 run, unless `run_id` names it.
             key: The key; by default the one of the task's return value.
             include_prior_dates: Whether to look in earlier runs for a value that this run does not have.
-            map_indexes: The index of an element of a mapped task; None: the task itself, or with `task_ids` None, this
-                instance.
+            map_indexes: The index of an element of a mapped task; for several, the result is a list of values. None:
+                all elements, or with `task_ids` None, this instance.
             default: The value to return where nothing is stored.
             run_id: The run; by default this one.
         """
         other_dag = None if dag_id == self.dag_id else dag_id
         other_run = None if other_dag is None and run_id == self.run_id else run_id
         names = (self.task_id,) if task_ids is None else (task_ids,) if isinstance(task_ids, str) else tuple(task_ids)
-        own_index = self.map_index if task_ids is None else UNMAPPED
-        index = own_index if map_indexes is None else map_indexes
-        texts = self._services.get_xcom(names, key, index, include_prior_dates, other_dag, other_run)
-        values = [default if text is None else decode(text) for text in texts]
-        return values[0] if task_ids is None or isinstance(task_ids, str) else values
+        is_single = task_ids is None or isinstance(task_ids, str)
+        if map_indexes is not None:
+            indexes = (map_indexes,) if isinstance(map_indexes, int) else tuple(map_indexes)
+            is_single = is_single and isinstance(map_indexes, int)
+        else:
+            indexes = (self.map_index if task_ids is None else UNMAPPED,)
+        values: list[Any] = []
+        for index in indexes:
+            lazy = {name for name in names if index < 0 and self._has_elements(name, key, other_dag)}
+            if lazy and include_prior_dates:
+                raise DagError(
+                    f"xcom_pull(include_prior_dates=True) of {min(lazy)!r} is not supported, because it stores a "
+                    "sequence; name the run with run_id"
+                )
+            plain = tuple(name for name in names if name not in lazy)
+            texts = iter(self._services.get_xcom(plain, key, index, include_prior_dates, other_dag, other_run))
+            for name in names:
+                if name in lazy:
+                    values.append(LazySequence(self._services, name, key, other_dag, other_run))
+                else:
+                    text = next(texts)
+                    values.append(default if text is None else decode(text))
+        return values[0] if is_single else values
+
+    def _has_elements(self, task_id: str, key: str, dag_id: str | None) -> bool:
+        """Return whether a task is known to store a sequence under a key; those of other DAGs are not known."""
+        dag = None if dag_id is not None else getattr(self.task, "dag", None)
+        task = None if dag is None else dag.task_dict.get(task_id)
+        return task is not None and (task.is_mapped or (task.is_generator and key == RETURN_VALUE))
 
     def get_previous_dagrun(self, state: str | None = None) -> DagRun | None:
         """Return the run of this DAG with the closest earlier logical date; None if there is none.
@@ -198,6 +226,10 @@ class TaskInstance:
     def read_xcom(self, task_id: str, key: str) -> Any:
         """Return the value of a task output that was passed as an argument."""
         return self.xcom_pull(task_id, key=key)
+
+    def read_sequence(self, task_id: str, key: str) -> LazySequence:
+        """Return the output of a mapped task or of a generator task that was passed as an argument."""
+        return LazySequence(self._services, task_id, key)
 
     @property
     def key(self) -> str:
@@ -262,12 +294,12 @@ def build_context(task: Any, dag: Any, claim: AttemptClaim, services: TaskServic
         "dag_run": run,
         "data_interval_end": end,
         "data_interval_start": start,
-        "expanded_ti_count": None,
+        "expanded_ti_count": claim.map_length if claim.map_index >= 0 else None,
         "fencing_token": claim.epoch,
         "inlets": [],
         "logical_date": logical,
         "macros": macros,
-        "map_index_template": None,
+        "map_index_template": getattr(task, "map_index_template", None),
         "outlets": [],
         "params": params,
         "run_id": claim.run_id,
@@ -351,8 +383,9 @@ _COUNTS = "a task cannot query other tasks and runs; use xcom_pull, get_previous
 _LEFT_OUT: Final = {
     **dict.fromkeys(("get_ti_count", "get_dr_count", "get_task_states", "get_task_breadcrumbs"), _COUNTS),
     **dict.fromkeys(("get_previous_ti", "get_previous_start_date", "previous_ti"), _COUNTS),
-    "get_relevant_upstream_map_indexes": "tasks are not mapped",
-    "rendered_map_index": "tasks are not mapped",
+    "get_relevant_upstream_map_indexes": "use xcom_pull with map_indexes=ti.map_index",
+    "rendered_map_index": "map_index_template is rendered after the attempt; render it in the task, or use "
+    "ti.map_index",
     **dict.fromkeys(("log_url", "mark_success_url"), "a task does not know the address of the web UI; use ti.key"),
     **dict.fromkeys(("id", "dag_version_id"), "use ti.key to name it, and ti.fencing_token to tell its attempts apart"),
     "execution_date": "Airflow 3 no longer has it; use logical_date",

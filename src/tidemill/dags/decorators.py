@@ -1,6 +1,6 @@
 """Turns functions into tasks: `@task`, `@task.branch`, `@task.short_circuit`, `@task.sensor`, `@task.bash`.
 
-Calling a decorated function inside a DAG creates a task and returns its output.
+Calling a decorated function inside a DAG creates a task and returns its output; `expand` creates a mapped one.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ _CLASSES: Final = {
 }
 
 
+#: The arguments that only a mapped task has; other tasks ignore them.
+_MAP_OPTIONS: Final = ("max_outstanding", "max_failed_elements", "map_index_template")
+
+
 class TaskFunction:
     """A function that creates a task each time it is called.
 
@@ -34,14 +38,25 @@ class TaskFunction:
         function: The function that the task calls when it runs.
         kind: The name of the decorator, a key of `_CLASSES`.
         options: Arguments of the operator.
+        shared: Arguments of the function that were given by `partial`.
     """
 
-    def __init__(self, function: Callable[..., Any], kind: str, options: Mapping[str, Any]) -> None:
+    #: Tells a task function from a plain one, for modules that this one imports.
+    is_task_function: Final = True
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        kind: str,
+        options: Mapping[str, Any],
+        shared: Mapping[str, Any] | None = None,
+    ) -> None:
         if isinstance(function, TaskFunction):
             raise DagError(f"{function!r} is already a @task function; remove the second decorator")
         self.function: Callable[..., Any] = function
         self.kind = kind
         self.options = dict(options)
+        self.shared = dict(shared or {})
         self.is_setup = self.is_teardown = self.on_failure_fail_dagrun = False
         functools.update_wrapper(self, function)
 
@@ -53,10 +68,12 @@ class TaskFunction:
         """
         options = {**self._defaults, **self.options}
         options["task_id"] = _number_id(options)
+        for name in _MAP_OPTIONS:
+            options.pop(name, None)
         operator = self._operator_class(
             python_callable=self.function,
             op_args=[_unwrap(value) for value in args],
-            op_kwargs={key: _unwrap(value) for key, value in kwargs.items()},
+            op_kwargs={key: _unwrap(value) for key, value in {**self.shared, **kwargs}.items()},
             **options,
         )
         if self.is_setup:
@@ -79,16 +96,68 @@ class TaskFunction:
 
     def override(self, **options: Any) -> TaskFunction:
         """Return a copy of this task function with some arguments of the operator replaced."""
-        changed = TaskFunction(self.function, self.kind, {**self.options, **options})
+        return self._change({**self.options, **options}, self.shared)
+
+    def partial(self, *args: Any, **shared: Any) -> TaskFunction:
+        """Return a copy of this task function with arguments that all elements of a map share.
+
+        Args:
+            args: None; arguments are passed by name.
+            shared: Arguments of the function, or of the map: `max_outstanding`, `max_failed_elements` and
+                `map_index_template`, which `@task` and `override` accept, too.
+
+        Raises:
+            DagError: An argument is passed by position.
+        """
+        if args:
+            raise DagError(f"{self._owner}: partial() accepts no positional arguments; pass them by name")
+        given = set(inspect.signature(self.function).parameters)
+        options = {name: value for name, value in shared.items() if name in _MAP_OPTIONS and name not in given}
+        ours = {name: _unwrap(value) for name, value in shared.items() if name not in options}
+        return self._change({**self.options, **options}, {**self.shared, **ours})
+
+    def expand(self, *args: Any, **sources: Any) -> PlainXComArg:
+        """Create a mapped task, and return its output; see `tidemill.dags.mapped.OperatorPartial.expand`.
+
+        Raises:
+            DagError: An argument is invalid.
+        """
+        output: PlainXComArg = self._mapped.expand(self._target, args, sources).output
+        return output
+
+    def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> PlainXComArg:
+        """Create a mapped task, and return its output; see `tidemill.dags.mapped.OperatorPartial.expand_kwargs`.
+
+        Raises:
+            DagError: An argument is invalid.
+        """
+        output: PlainXComArg = self._mapped.expand_kwargs(self._target, kwargs, strict).output
+        return output
+
+    @property
+    def _mapped(self) -> Any:
+        return importlib.import_module("tidemill.dags.mapped")
+
+    @property
+    def _owner(self) -> str:
+        return f"task {self.options.get('task_id', self.function.__name__)!r}"
+
+    @property
+    def _target(self) -> Any:
+        """The operator and the arguments that all elements share."""
+        if self.is_setup or self.is_teardown:
+            what = "setup" if self.is_setup else "teardown"
+            raise DagError(f"{self._owner}: a mapped {what} is not supported yet; do all of it in one task")
+        options = {**self._defaults, **self.options}
+        options["task_id"] = _number_id(options)
+        given = {"python_callable": self.function, "op_args": [], "op_kwargs": self.shared, **options}
+        return self._mapped.MapTarget(self._operator_class, given, self.function)
+
+    def _change(self, options: Mapping[str, Any], shared: Mapping[str, Any]) -> TaskFunction:
+        changed = TaskFunction(self.function, self.kind, options, shared)
         changed.is_setup, changed.is_teardown = self.is_setup, self.is_teardown
         changed.on_failure_fail_dagrun = self.on_failure_fail_dagrun
         return changed
-
-    def expand(self, **_: Any) -> Any:
-        """Raise an error: mapped tasks are not supported yet."""
-        raise DagError(f"task {self.function.__name__!r}: expand() is not available; create the tasks in a loop")
-
-    partial = expand_kwargs = expand
 
 
 class TaskDecorator:

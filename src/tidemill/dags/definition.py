@@ -117,6 +117,8 @@ class DAG:
         self.fileloc = ""
         self.task_dict: dict[str, BaseOperator] = {}
         self.groups: dict[str, TaskGroup] = {}
+        #: What `partial` returned; each has to be expanded.
+        self.partials: list[Any] = []
         self.edge_labels: dict[tuple[str, str], str] = {}
         self.task_group = TaskGroup(None, dag=self)
 
@@ -198,9 +200,14 @@ class DAG:
         """Check everything that can only be checked once all tasks exist.
 
         Raises:
-            DagError: The dependencies form a cycle, a setup is used incorrectly, a scheduled run would lack a param, or
-                a task uses `start_from_trigger`.
+            DagError: The dependencies form a cycle, a setup is used incorrectly, a scheduled run would lack a param, a
+                task uses `start_from_trigger`, or a mapped task was begun with `partial` and not completed.
         """
+        for partial in self.partials:
+            if not partial.is_expanded:
+                raise DagError(
+                    f"task {partial.task_id!r}: partial() alone creates no task; call .expand(...) on it, or remove it"
+                )
         if self.timetable.kind != "none":
             for name, param in self.params.items():
                 if not param.has_default:
@@ -254,7 +261,7 @@ def _check_default_args(dag: DAG) -> None:
     from tidemill.dags.operator_arguments import list_names
 
     known = set(list_names(BaseOperator, BaseOperator)[0])
-    for kind in {type(task) for task in dag.tasks}:
+    for kind in {kind for task in dag.tasks for kind in (type(task), getattr(task, "operator_class", BaseOperator))}:
         known |= list_names(kind, BaseOperator)[0]
     for name in dag.default_args:
         if name not in known and name not in _IGNORED:

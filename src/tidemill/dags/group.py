@@ -180,13 +180,14 @@ def _decorate(function: Callable[..., Any], *, group_id: str | None, arguments: 
         # Edges connect to the whole group; the returned value is passed on to tasks.
         return GroupOutput(group) if isinstance(group.output, Node | dict | list | tuple) else group
 
-    return _GroupFunction(function, create)
+    return _GroupFunction(function, name, create)
 
 
 class _GroupFunction:
     """A function decorated with `@task_group`."""
 
-    def __init__(self, function: Callable[..., Any], create: Callable[..., Any], **changed: Any) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, create: Callable[..., Any], **changed: Any) -> None:
+        self._name = name
         self._create = create
         self._changed = changed
         self.function = function
@@ -197,7 +198,17 @@ class _GroupFunction:
 
     def override(self, **arguments: Any) -> _GroupFunction:
         """Return a copy of this function with some arguments of the group replaced."""
-        return _GroupFunction(self.function, self._create, **{**self._changed, **arguments})
+        return _GroupFunction(self.function, self._name, self._create, **{**self._changed, **arguments})
+
+    def expand(self, *_: Any, **__: Any) -> Any:
+        """Raise an error: mapped groups are not supported yet."""
+        name = self._changed.get("group_id", self._name)
+        raise DagError(
+            f"group {name!r}: expand() of a @task_group is not supported yet; map each of its tasks, or do their work "
+            "in one mapped task"
+        )
+
+    partial = expand_kwargs = expand
 
 
 class GroupOutput(Node):

@@ -7,6 +7,7 @@ argument; creating an operator adds edges from the tasks whose outputs are among
 from __future__ import annotations
 
 import abc
+import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -115,6 +116,7 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
     ui_color: str = "#fff"
     ui_fgcolor: str = "#000"
     is_sensor: ClassVar[bool] = False
+    is_mapped: ClassVar[bool] = False
     soft_fail: bool = False
     never_fail: bool = False
 
@@ -192,6 +194,21 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         if found is not None:
             self.dag = found
 
+    @classmethod
+    def partial(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return the operator with the arguments that all elements of a map share, to be completed by `expand`.
+
+        Args:
+            args: None; arguments are passed by name.
+            kwargs: Arguments of the operator, and those of the map: `max_outstanding`, `max_failed_elements` and
+                `map_index_template`, which `tidemill.dags.mapped.MappedOperator` describes.
+
+        Returns:
+            A `tidemill.dags.mapped.OperatorPartial`.
+        """
+        # That module imports this one, and few files need it.
+        return importlib.import_module("tidemill.dags.mapped").make_partial(cls, args, kwargs)
+
     # -- membership and edges
     # ----------------------------------------------------------------------------------------------
 
@@ -216,6 +233,16 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
     def dag_id(self) -> str:
         """The id of the DAG; empty if the task has none yet."""
         return self._dag.dag_id if self._dag is not None else ""
+
+    @property
+    def task_type(self) -> str:
+        """The name of the operator's class."""
+        return type(self).__name__
+
+    @property
+    def is_generator(self) -> bool:
+        """Whether the task yields its values one by one."""
+        return False
 
     @property
     def output(self) -> PlainXComArg:

@@ -62,3 +62,31 @@ def check_names(cls: type, owner: str, given: Mapping[str, Any], last: type) -> 
             advice = f"did you mean {near[0]!r}?" if near else "remove it"
             raise DagError(f"{owner}: {cls.__name__} has no argument {name!r}; {advice}")
     return names
+
+
+def list_required(cls: type) -> frozenset[str]:
+    """Return the names of the arguments without a default that the constructor of a class names itself.
+
+    Those of the classes above it are left out, because the constructor may give them.
+    """
+    init = next(each.__dict__["__init__"] for each in cls.__mro__ if "__init__" in each.__dict__)
+    parameters = list(inspect.signature(init).parameters.values())[1:]
+    return frozenset(
+        one.name
+        for one in parameters
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and one.default is one.empty
+    )
+
+
+def list_changed_defaults(cls: type, last: type) -> dict[str, Any]:
+    """Return the arguments of `last` for which a class below it has a default of its own, such as `retries=5`."""
+    names, _ = list_names(last, last)
+    found: dict[str, Any] = {}
+    for each in cls.__mro__:
+        if each is last:
+            break
+        if (init := each.__dict__.get("__init__")) is not None:
+            for one in inspect.signature(init).parameters.values():
+                if one.name in names and one.default is not one.empty:
+                    found.setdefault(one.name, one.default)
+    return found

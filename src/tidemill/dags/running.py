@@ -10,7 +10,9 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from tidemill.core.errors import describe_error, escape_surrogates
@@ -21,6 +23,8 @@ from tidemill.dags.current import is_interrupted, killing, running
 from tidemill.dags.exception_text import rebuild_exception, write_origin
 from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed, TaskSkipped, TaskTimeout
 from tidemill.dags.lazy_context import Context
+from tidemill.dags.lazy_sequence import is_lazy
+from tidemill.dags.map_sources import LeafItem
 from tidemill.dags.params import wrap_params
 from tidemill.dags.results import (
     AttemptDeferred,
@@ -31,7 +35,7 @@ from tidemill.dags.results import (
     Ending,
 )
 from tidemill.dags.task_services import AttemptClaim, CallbackClaim, ResumeClaim, TaskServices
-from tidemill.dags.templates import Renderer, build_environment, render_fields
+from tidemill.dags.templates import Renderer, build_environment, find_texts, render_fields
 from tidemill.dags.trigger_text import write_trigger
 from tidemill.dags.xcom_arg import RETURN_VALUE
 from tidemill.runtime.json.codec import decode, encode
@@ -41,6 +45,7 @@ log = logging.getLogger(__name__)
 _MICROSECONDS: Final = 1_000_000
 #: Longer errors are cut here, before secrets are masked; the text shown to people is cut much shorter later.
 _MAX_ERROR: Final = 1_000_000
+_MAX_LABEL: Final = 250
 
 
 def run_attempt(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult:
@@ -68,15 +73,47 @@ def _run(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult
         return AttemptResult(
             AttemptFailed(f"DAG {claim.dag_id!r} no longer has a task {claim.task_id!r} ({claim.file})")
         )
+    if claim.callback is None and original.is_mapped != (claim.map_index >= 0):
+        text = "is mapped now" if original.is_mapped else "is no longer mapped"
+        return AttemptResult(
+            AttemptFailed(
+                f"task {claim.task_id!r} {text}, unlike when the run began ({claim.file}); start a new run",
+                may_retry=False,
+            )
+        )
     # Rendering and executing change the operator, so each attempt works on a copy.
     task = copy.copy(original)
     context = build_context(task, dag, claim, services, _merge_params(dag, task, claim))
-    # For a callback there is no current operator: if it times out, `on_kill` must not stop the task's work.
-    with running(None if claim.callback is not None else task, context, services):
-        if claim.callback is not None:
+    if claim.callback is not None:
+        # There is no current operator: if a callback times out, `on_kill` must not stop the task's work.
+        with running(None, context, services):
             return _run_callbacks(task, claim.callback, context)
+    if original.is_mapped:
+        return _run_element(dag, original, claim, context, services)
+    return _run_task(dag, task, claim, context, services)
+
+
+def _run_task(
+    dag: Any,
+    task: Any,
+    claim: AttemptClaim,
+    context: Context,
+    services: TaskServices,
+    texts: Mapping[int, str] = MappingProxyType({}),
+) -> AttemptResult:
+    """Render the templates of a task and execute it.
+
+    Args:
+        dag: Its DAG.
+        task: Its operator, as made for this attempt.
+        claim: The attempt.
+        context: The context.
+        services: Access to the store.
+        texts: The texts, by their `id`, that are data and no templates.
+    """
+    with running(task, context, services):
         try:
-            _render(dag, task, context)
+            _render(dag, task, context, texts)
             result = _execute(task, claim.resume, context)
             xcoms = _collect_xcoms(task, result)
         except KeyboardInterrupt:
@@ -92,14 +129,44 @@ def _run(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult
     return AttemptResult(AttemptSucceeded(), xcoms, tuple(sorted(ti.skipped)), ti.skips_all)
 
 
-def _render(dag: Any, task: Any, context: Context) -> None:
+def _run_element(dag: Any, mapped: Any, claim: AttemptClaim, context: Context, services: TaskServices) -> AttemptResult:
+    """Create the operator of an element, and run it."""
+    leaves = [LeafItem(index, text) for index, text in zip(claim.leaf_indexes, claim.elements, strict=True)]
+    # The functions of `.map` are the user's code, as is the operator's constructor.
+    with running(None, context, services):
+        try:
+            values, data = mapped.evaluate(leaves, context["ti"])
+            task = mapped.unmap(values)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return AttemptResult(_classify(error))
+    context["task"] = context["ti"].task = task
+    result = _run_task(dag, task, claim, context, services, find_texts(data))
+    if result.ending.__class__ is AttemptDeferred or not mapped.map_index_template:
+        return result
+    return replace(result, label=_render_label(dag, mapped.map_index_template, context, services))
+
+
+def _render_label(dag: Any, template: str, context: Context, services: TaskServices) -> str | None:
+    """Return the label of an element; None, with a warning in the log, if its template cannot be rendered."""
+    try:
+        with running(None, context, services):
+            label = str(Renderer(partial(build_environment, dag), context).render(template))
+    except Exception as error:
+        log.warning("map_index_template %r cannot be rendered: %s", template, describe_error(error))
+        return None
+    return _make_storable(shorten(escape_surrogates(label), _MAX_LABEL - 3))
+
+
+def _render(dag: Any, task: Any, context: Context, texts: Mapping[int, str]) -> None:
     """Render the template fields of a task.
 
     Raises:
         ValueError: A field cannot be rendered.
     """
     try:
-        renderer = Renderer(partial(build_environment, dag), context, task.template_ext)
+        renderer = Renderer(partial(build_environment, dag), context, task.template_ext, texts)
         for field, value in render_fields(task, task.template_fields, renderer).items():
             setattr(task, field, value)
     except RecursionError:  # its traceback would have thousands of lines
@@ -162,6 +229,8 @@ def _collect_xcoms(task: Any, result: Any) -> tuple[tuple[str, str], ...]:
     """
     if not task.do_xcom_push or result is None:
         return ()
+    if is_lazy(result):
+        result = list(result)
     found = {}
     if task.multiple_outputs:
         if not isinstance(result, Mapping):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import msgspec
@@ -42,10 +43,17 @@ def _drop_usual(value: Any) -> Any:
     if not dataclasses.is_dataclass(value):
         return value
     found = {}
-    for field in dataclasses.fields(value):
-        item = getattr(value, field.name)
-        factory = field.default_factory
-        usual = field.default if factory is dataclasses.MISSING else factory()
+    for name, usual in _list_defaults(value.__class__):
+        item = getattr(value, name)
         if item != usual:
-            found[field.name] = _drop_usual(item)
+            found[name] = _drop_usual(item)
     return found
+
+
+@functools.cache
+def _list_defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the fields of a dataclass with their defaults."""
+    return tuple(
+        (each.name, each.default if each.default_factory is dataclasses.MISSING else each.default_factory())
+        for each in dataclasses.fields(kind)
+    )

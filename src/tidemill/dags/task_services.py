@@ -82,6 +82,12 @@ class AttemptClaim(Protocol):
     def resume(self) -> ResumeClaim | None: ...
     @property
     def callback(self) -> CallbackClaim | None: ...
+    @property
+    def elements(self) -> tuple[str | None, ...]: ...
+    @property
+    def leaf_indexes(self) -> tuple[int, ...]: ...
+    @property
+    def map_length(self) -> int | None: ...
 
 
 class PastRun(Protocol):
@@ -111,6 +117,28 @@ class PastRun(Protocol):
     def ended_us(self) -> int | None: ...
 
 
+class StoredValues(Protocol):
+    """A page of the values of a map or a generator.
+
+    `total` is their number, if it was asked for; `values` are pairs of index and encoded value, sorted by index. The
+    last page is empty.
+    """
+
+    @property
+    def total(self) -> int | None: ...
+    @property
+    def values(self) -> tuple[tuple[int, str], ...]: ...
+
+
+class EmitAnswer(Protocol):
+    """The answer to values of a generator: how many the store has now, and whether any map wants more."""
+
+    @property
+    def total(self) -> int: ...
+    @property
+    def wanted(self) -> bool: ...
+
+
 class TaskServices(Protocol):
     """The requests that an attempt can make; each call blocks until the response.
 
@@ -136,6 +164,42 @@ class TaskServices(Protocol):
 
     def get_run(self, dag_id: str, run_id: str) -> PastRun | None:
         """Return a run; None if it does not exist."""
+        ...
+
+    def get_page(
+        self,
+        task_id: str,
+        key: str,
+        *,
+        after: int = -1,
+        offset: int = 0,
+        limit: int = 1_000,
+        dag_id: str | None = None,
+        run_id: str | None = None,
+        count: bool = False,
+    ) -> StoredValues:
+        """Return values that the elements of a map pushed under a key, or that a generator yielded.
+
+        Args:
+            task_id: The task.
+            key: The key.
+            after: Return only values with a higher index.
+            offset: How many of these to skip.
+            limit: The maximum number of values.
+            dag_id: The DAG; None: this one.
+            run_id: The run; None: this one, or the latest of another DAG, as for `get_xcom`.
+            count: Whether to count all values.
+        """
+        ...
+
+    def emit(self, first: int, values: tuple[str, ...]) -> EmitAnswer:
+        """Store values that this generator task yielded, from the index `first` on; any thread may call this.
+
+        Values that are stored already are passed over.
+
+        Raises:
+            TidemillError: A stored value differs, or the store refuses a value.
+        """
         ...
 
     def push_xcom(self, key: str, value: str) -> None:

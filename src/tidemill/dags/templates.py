@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import jinja2
@@ -71,14 +72,20 @@ class Renderer:
         build: Returns the Jinja environment; called only if there is a template, because building it is slow.
         context: The names available to templates.
         extensions: A string that ends in one of these names a file that contains the template.
+        texts: Strings by their `id` that are data and no templates.
     """
 
     def __init__(
-        self, build: Callable[[], jinja2.Environment], context: Mapping[str, Any], extensions: Sequence[str] = ()
+        self,
+        build: Callable[[], jinja2.Environment],
+        context: Mapping[str, Any],
+        extensions: Sequence[str] = (),
+        texts: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self._build = build
         self._context = context
         self._extensions = tuple(extensions)
+        self._texts = texts
 
     @cached_property
     def _environment(self) -> jinja2.Environment:
@@ -91,7 +98,7 @@ class Renderer:
             jinja2.TemplateError: A template is invalid, or uses an undefined name.
         """
         if isinstance(value, str):
-            return self._render_text(value)
+            return value if id(value) in self._texts else self._render_text(value)
         if isinstance(value, RunValue):
             return value.resolve(self._context["ti"])
         if isinstance(value, GroupOutput):
@@ -115,6 +122,20 @@ class Renderer:
         if not any(mark in text for mark in _MARKS):
             return text
         return self._environment.from_string(text).render(self._context, **{_CONTEXT: self._context})
+
+
+def find_texts(value: Any) -> dict[int, str]:
+    """Return the strings in a value, at any depth of lists, tuples, sets and dicts, by their `id`."""
+    if isinstance(value, str):
+        return {id(value): value}
+    if isinstance(value, Mapping):
+        value = [*value.keys(), *value.values()]
+    if not isinstance(value, list | tuple | set | frozenset):
+        return {}
+    found: dict[int, str] = {}
+    for item in value:
+        found |= find_texts(item)
+    return found
 
 
 def render_copy(owner: Any, fields: Sequence[str], renderer: Renderer) -> Any:

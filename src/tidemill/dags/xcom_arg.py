@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import FunctionType, NoneType
 from typing import Any, Final, Protocol
@@ -16,6 +17,8 @@ from tidemill.dags.group import GroupOutput
 RETURN_VALUE: Final = "return_value"
 #: Argument types that cannot contain a task output.
 PLAIN_TYPES: Final = frozenset({str, int, float, bool, NoneType, timedelta, datetime, FunctionType})
+#: Stands for a `fillvalue` that was not given, and for the item that a shorter part of a `zip` lacks.
+MISSING: Final = object()
 
 
 class RunValues(Protocol):
@@ -28,6 +31,10 @@ class RunValues(Protocol):
 
     def read_xcom(self, task_id: str, key: str) -> Any:
         """Return the value that a task of the run pushed under a key; None if there is none."""
+        ...
+
+    def read_sequence(self, task_id: str, key: str) -> Sequence[Any]:
+        """Return the values that the elements of a map pushed under a key, or that a generator yielded."""
         ...
 
 
@@ -65,9 +72,37 @@ class DagParam(RunValue):
         """Return a template of the param, for use inside strings."""
         return f"{{{{ params[{self.name!r}] }}}}"
 
+    def __repr__(self) -> str:
+        return f"<DagParam {self.name}>"
+
 
 class XComArg(RunValue, Node):
     """The output of a task, which exists once the task has run."""
+
+    def map(self, f: Callable[[Any], Any]) -> MapXComArg:
+        """Return the output with a function applied to each item.
+
+        The function runs in the attempt of the element that gets the item. `AirflowSkipException` in it skips the
+        element.
+
+        Args:
+            f: A plain function of one argument, not a `@task` function.
+        """
+        return MapXComArg(self, (f,))
+
+    def zip(self, *others: RunValue, fillvalue: Any = MISSING) -> ZipXComArg:
+        """Return tuples of the items with equal index of this output and of others.
+
+        Args:
+            others: The other outputs or params.
+            fillvalue: Stands for the items that shorter outputs lack; if it is left out, the shortest output ends the
+                pairs.
+        """
+        return ZipXComArg((self, *others), fillvalue)
+
+    def concat(self, *_: Any) -> Any:
+        """Raise an error: there is no concatenation."""
+        raise DagError(f"{self!r}: concat() is not supported; join the lists in a task, and map over its output")
 
     def find_roots(self) -> Sequence[TaskNode]:
         """Return the tasks of the output."""
@@ -76,6 +111,28 @@ class XComArg(RunValue, Node):
     def find_leaves(self) -> Sequence[TaskNode]:
         """Return the tasks of the output."""
         return list(self.iter_tasks())
+
+    def __iter__(self) -> Iterator[Any]:
+        """Raise an error: the number of items is unknown while the file is parsed."""
+        raise TypeError(
+            f"{self._name} is not known while the file is parsed, so it cannot be iterated over here; iterate in a "
+            "task, or map a task over it: .expand(x=...)"
+        )
+
+    def __bool__(self) -> bool:
+        """Raise an error: the value is unknown while the file is parsed."""
+        raise TypeError(
+            f"{self._name} is not known while the file is parsed; to decide by it, use @task.branch or "
+            "@task.short_circuit"
+        )
+
+    def __str__(self) -> str:
+        """Raise an error: only a plain output has a template."""
+        raise TypeError(f"{self._name} cannot be part of a string; pass it to a task as an argument")
+
+    @property
+    def _name(self) -> str:
+        return f"the output {self!r}"
 
 
 class PlainXComArg(XComArg):
@@ -95,8 +152,11 @@ class PlainXComArg(XComArg):
         yield self.operator
 
     def resolve(self, values: RunValues) -> Any:
-        """Return the pushed value; None if there is none."""
-        return values.read_xcom(self.operator.task_id, self.key)
+        """Return the pushed value; None if there is none. For a map or a generator, return a `LazySequence`."""
+        operator = self.operator
+        if operator.is_mapped or (operator.is_generator and self.key == RETURN_VALUE):
+            return values.read_sequence(operator.task_id, self.key)
+        return values.read_xcom(operator.task_id, self.key)
 
     def __getitem__(self, key: str) -> PlainXComArg:
         """Return the output under another key, as tasks with `multiple_outputs` push it."""
@@ -107,19 +167,9 @@ class PlainXComArg(XComArg):
             )
         return PlainXComArg(self.operator, key)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Raise an error: the number of items is unknown while the file is parsed."""
-        raise TypeError(
-            f"the output of task {self.operator.task_id!r} is not known while the file is parsed, so it cannot be "
-            "iterated over here; iterate in a task"
-        )
-
-    def __bool__(self) -> bool:
-        """Raise an error: the value is unknown while the file is parsed."""
-        raise TypeError(
-            f"the output of task {self.operator.task_id!r} is not known while the file is parsed; to decide by it, use "
-            "@task.branch or @task.short_circuit"
-        )
+    @property
+    def _name(self) -> str:
+        return f"the output of task {self.operator.task_id!r}"
 
     def __str__(self) -> str:
         """Return a template of the output, for use inside strings."""
@@ -156,6 +206,119 @@ class PlainXComArg(XComArg):
 
     def __exit__(self, *error: object) -> None:
         self.operator.__exit__(*error)
+
+
+class MapXComArg(XComArg):
+    """An output with functions applied to each item: `output.map(f)`.
+
+    Args:
+        arg: The output.
+        functions: The functions, in order.
+    """
+
+    def __init__(self, arg: RunValue, functions: tuple[Callable[[Any], Any], ...]) -> None:
+        for each in functions:
+            if not callable(each) or getattr(each, "is_task_function", False) or inspect.iscoroutinefunction(each):
+                raise DagError(
+                    f"{arg!r}: map() needs a plain function that takes an item, got {each!r}; call other tasks by "
+                    "mapping them with expand()"
+                )
+        self.arg = arg
+        self.functions = functions
+
+    def map(self, f: Callable[[Any], Any]) -> MapXComArg:
+        """Return the output with one more function applied to each item."""
+        return MapXComArg(self.arg, (*self.functions, f))
+
+    def iter_tasks(self) -> Iterator[TaskNode]:
+        """Yield the tasks of the output."""
+        yield from self.arg.iter_tasks()
+
+    def resolve(self, values: RunValues) -> Any:
+        """Return a sequence that applies the functions when an item is read."""
+        return _MappedItems(_list_items(self.arg, values), self.apply)
+
+    def apply(self, item: Any) -> Any:
+        """Return the result of the functions for an item."""
+        for each in self.functions:
+            item = each(item)
+        return item
+
+    def __repr__(self) -> str:
+        return repr(self.arg) + "".join(f".map({getattr(each, '__name__', repr(each))})" for each in self.functions)
+
+
+class ZipXComArg(XComArg):
+    """Outputs paired by index: `output.zip(other)`.
+
+    Args:
+        args: The outputs.
+        fillvalue: Stands for missing items; `MISSING`: the shortest output ends the pairs.
+    """
+
+    def __init__(self, args: tuple[RunValue, ...], fillvalue: Any = MISSING) -> None:
+        self.args = tuple(each.value if isinstance(each, GroupOutput) else each for each in args)
+        for each in self.args:
+            if not isinstance(each, RunValue):
+                raise DagError(
+                    f"{args[0]!r}: zip() pairs outputs of tasks and params, got {each!r}; return the list from a @task"
+                )
+        self.fillvalue = fillvalue
+
+    def iter_tasks(self) -> Iterator[TaskNode]:
+        """Yield the tasks of the outputs."""
+        for each in self.args:
+            yield from each.iter_tasks()
+
+    def resolve(self, values: RunValues) -> Any:
+        """Return the tuples."""
+        parts = [_list_items(each, values) for each in self.args]
+        length = (min if self.fillvalue is MISSING else max)(len(part) for part in parts)
+        return [tuple(part[i] if i < len(part) else self.fillvalue for part in parts) for i in range(length)]
+
+    def join(self, items: Sequence[Any]) -> Any:
+        """Return the tuple of items, of which some may be `MISSING`; `MISSING` if the pairs have ended."""
+        if self.fillvalue is MISSING:
+            return MISSING if any(each is MISSING for each in items) else tuple(items)
+        if all(each is MISSING for each in items):
+            return MISSING
+        return tuple(self.fillvalue if each is MISSING else each for each in items)
+
+    def __repr__(self) -> str:
+        return f"{self.args[0]!r}.zip({', '.join(repr(each) for each in self.args[1:])})"
+
+
+class _MappedItems(Sequence[Any]):
+    """The items of a sequence with a function applied to each when it is read."""
+
+    def __init__(self, items: Sequence[Any], apply: Callable[[Any], Any]) -> None:
+        self._items = items
+        self._apply = apply
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return _MappedItems(self._items[index], self._apply)
+        return self._apply(self._items[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._apply(item) for item in self._items)
+
+
+def _list_items(arg: RunValue, values: RunValues) -> Sequence[Any]:
+    """Return the items of a value: those of a sequence, or pairs of key and value of a dict.
+
+    Raises:
+        TypeError: The value is neither.
+    """
+    found = arg.resolve(values)
+    if isinstance(found, Mapping):
+        return list(found.items())
+    if not isinstance(found, Sequence) or isinstance(found, str | bytes | bytearray):
+        raise TypeError(f"{arg!r} is of type {type(found).__name__}; map() and zip() need a list or a dict")
+    return found
 
 
 def list_outputs(owner: str, name: str, value: Any) -> list[RunValue]:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from types import CodeType
+from typing import Any, ClassVar
 
 from tidemill.dags.context import CONTEXT_KEYS
+from tidemill.dags.current import find_services
 from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed
 from tidemill.dags.lazy_context import Context
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.operators.branching import skip, skip_all_downstream, skip_all_except
+from tidemill.dags.yielding import emit_all
 
 
 class PythonOperator(BaseOperator):
     """Calls a function, also an `async def` one.
+
+    If the function is a generator (`yield` in a `def` or an `async def`), each value that it yields is stored at once,
+    and a task that is mapped over its output runs for it while the generator goes on. For other tasks its output is a
+    `LazySequence` of all values. A retry yields from the start; it has to yield the same values as far as the last one.
 
     A parameter of the function with the name of a context key receives the value of that key.
 
@@ -29,6 +36,8 @@ class PythonOperator(BaseOperator):
 
     template_fields = ("templates_dict", "op_args", "op_kwargs")
     ui_color = "#ffefeb"
+    #: Whether the function may be a generator.
+    may_yield: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -47,16 +56,40 @@ class PythonOperator(BaseOperator):
         self.op_kwargs = dict(op_kwargs or {})
         self.templates_dict = templates_dict
         check_call(f"task {self.task_id!r}", python_callable, self.op_args, self.op_kwargs)
+        if self.is_generator:
+            self._check_generator()
+
+    @property
+    def is_generator(self) -> bool:
+        """Whether the function is a generator."""
+        return is_generator(self.python_callable)
+
+    def _check_generator(self) -> None:
+        owner = f"task {self.task_id!r}: the function is a generator"
+        if not self.may_yield:
+            raise DagError(f"{owner}, but {type(self).__name__} needs its return value; use return instead of yield")
+        if not self.do_xcom_push or self.multiple_outputs:
+            wrong = "multiple_outputs=True" if self.do_xcom_push else "do_xcom_push=False"
+            raise DagError(f"{owner}, whose values are stored one by one; remove {wrong}")
 
     def execute(self, context: Any) -> Any:
-        """Call the function."""
+        """Call the function. The values of a generator are stored; then this returns None."""
         if self.templates_dict is not None:
             context = context.extend({"templates_dict": self.templates_dict})
-        return call_function(self.python_callable, self.op_args, self.op_kwargs, context)
+        if not self.is_generator:
+            return call_function(self.python_callable, self.op_args, self.op_kwargs, context)
+        wanted = select_context(self.python_callable, self.op_args, self.op_kwargs, context)
+        try:
+            emit_all(self.python_callable(*self.op_args, **self.op_kwargs, **wanted), find_services("yield"))
+        except TaskDeferred as deferral:
+            raise _refuse_deferral(deferral) from None
+        return None
 
 
 class BranchPythonOperator(PythonOperator):
     """Calls a function that returns the ids of tasks or groups to follow; other direct downstream tasks are skipped."""
+
+    may_yield = False
 
     def execute(self, context: Any) -> Any:
         """Call the function, and skip the tasks that it did not choose."""
@@ -73,6 +106,8 @@ class ShortCircuitOperator(PythonOperator):
             are skipped, and trigger rules decide about the others.
         kwargs: The arguments of `PythonOperator`.
     """
+
+    may_yield = False
 
     def __init__(self, *, ignore_downstream_trigger_rules: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -122,14 +157,29 @@ def call_function(
         if inspect.isawaitable(result):
             result = asyncio.run(_wait(result))
     except TaskDeferred as deferral:
-        methods = " and ".join(f"{name}()" for name in dict.fromkeys(("execute", deferral.method_name)))
+        raise _refuse_deferral(deferral) from None
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise TaskFailed(
-            "a @task function cannot defer, because there is no method to continue with; write an operator with "
-            f"{methods}, or use a sensor"
-        ) from None
-    if inspect.isgenerator(result):
-        raise TaskFailed("the function is a generator; return a list instead")
+            "the function returned a generator; only a @task function that has `yield` itself gives its values one by "
+            "one: use `yield from` in it, or return a list"
+        )
     return result
+
+
+def is_generator(function: Callable[..., Any]) -> bool:
+    """Return whether calling a function returns a generator, as far as its definition says."""
+    code = getattr(function, "__code__", None)
+    if isinstance(code, CodeType):  # the usual case, without the search of `inspect`
+        return bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR))
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _refuse_deferral(deferral: TaskDeferred) -> TaskFailed:
+    methods = " and ".join(f"{name}()" for name in dict.fromkeys(("execute", deferral.method_name)))
+    return TaskFailed(
+        "a @task function cannot defer, because there is no method to continue with; write an operator with "
+        f"{methods}, or use a sensor"
+    )
 
 
 async def _wait(result: Any) -> Any:

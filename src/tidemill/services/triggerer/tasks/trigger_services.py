@@ -67,6 +67,25 @@ class TriggerServices:
         """Refuse: a trigger gets its inputs as arguments."""
         _refuse("XComs")
 
+    def get_page(
+        self,
+        task_id: str,
+        key: str,
+        *,
+        after: int = -1,
+        offset: int = 0,
+        limit: int = 1_000,
+        dag_id: str | None = None,
+        run_id: str | None = None,
+        count: bool = False,
+    ) -> NoReturn:
+        """Refuse: a trigger gets its inputs as arguments."""
+        _refuse("XComs")
+
+    def emit(self, first: int, values: tuple[str, ...]) -> NoReturn:
+        """Refuse: a trigger returns its results in its event."""
+        _refuse("XComs")
+
     def get_earlier_run(self, state: str | None) -> None:
         """Refuse: a trigger gets its inputs as arguments."""
         _refuse("other runs")

@@ -1,0 +1,96 @@
+"""The operator class or the `@task` function that a map runs, and the checks of its arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from tidemill.dags.arguments import suggest
+from tidemill.dags.exceptions import DagError
+from tidemill.dags.operator import BaseOperator
+from tidemill.dags.operator_arguments import check_names, list_names, list_required, name_task
+from tidemill.dags.operators.python import check_call
+
+#: The arguments of a map itself.
+MAP_OPTIONS: Final = frozenset({"max_outstanding", "max_failed_elements", "map_index_template"})
+#: The arguments that the scheduler reads: those of `BaseOperator`, and these of other classes.
+_FOR_ALL: Final = list_names(BaseOperator, BaseOperator)[0] | MAP_OPTIONS | {"soft_fail", "never_fail"}
+
+
+class MapTarget:
+    """An operator class or a `@task` function that is mapped, with the arguments that all elements share.
+
+    Args:
+        operator_class: The class.
+        kwargs: Its arguments.
+        function: The function whose arguments are mapped; None: those of the class are.
+    """
+
+    def __init__(self, operator_class: type[BaseOperator], kwargs: dict[str, Any], function: Any = None) -> None:
+        self.operator_class = operator_class
+        self.kwargs = kwargs
+        self.function = function
+        self.owner = name_task(kwargs.get("task_id"))
+
+    @property
+    def shared(self) -> Mapping[str, Any]:
+        """The arguments that `partial` has given."""
+        return self.kwargs if self.function is None else self.kwargs["op_kwargs"]
+
+    def check_element(self, names: Collection[str], *, strict: bool, call: str) -> None:
+        """Check the names of the arguments that an element gives.
+
+        Raises:
+            DagError: An argument is unknown, cannot differ between elements, or was given in `partial`.
+        """
+        for name in names:
+            if name in self.shared and strict:
+                raise DagError(
+                    f"{self.owner}: argument {name!r} is in partial() and in {call}(); give it in one of them"
+                )
+            if self.function is None and name in _FOR_ALL:
+                raise DagError(
+                    f"{self.owner}: argument {name!r} of {call}() has to be the same for all elements; give it in "
+                    "partial()"
+                )
+        self._check_known(names, call)
+
+    def _check_known(self, names: Collection[str], call: str) -> None:
+        if self.function is None:
+            check_names(self.operator_class, self.owner, dict.fromkeys(names), BaseOperator)
+            return
+        try:
+            parameters = inspect.signature(self.function).parameters.values()
+        except (TypeError, ValueError):
+            return  # the function has no signature, for example because it is written in C
+        if any(one.kind is one.VAR_KEYWORD for one in parameters):
+            return
+        known = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        for name in names:
+            if name not in known:
+                advice = suggest(name, known) if known else "it has no parameters"
+                shown = getattr(self.function, "__name__", repr(self.function))
+                raise DagError(f"{self.owner}: {shown} has no parameter {name!r}, which {call}() gives; {advice}")
+
+    def check_complete(self, names: Collection[str], defaults: Collection[str], call: str) -> None:
+        """Check that all arguments without a default are given.
+
+        Raises:
+            DagError: An argument is missing.
+        """
+        if self.function is not None:
+            check_call(self.owner, self.function, [], {**self.shared, **dict.fromkeys(names)})
+            return
+        missing = list_required(self.operator_class) - set(self.kwargs) - set(defaults) - set(names)
+        if missing:
+            raise DagError(
+                f"{self.owner}: {self.operator_class.__name__} needs {min(missing)!r}, which neither partial() nor "
+                f"{call}() gives; add it to partial()"
+            )
+
+    def join(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the class for an element."""
+        if self.function is None:
+            return {**self.kwargs, **values}
+        return {**self.kwargs, "op_kwargs": {**self.shared, **values}}

@@ -1,0 +1,398 @@
+"""Mapped tasks: `Operator.partial(...).expand(x=[...])` makes one task of which a run has an element for each value.
+
+Invariants: every argument is checked when the file is parsed, as far as its values are known there; the arguments that
+    the scheduler reads (retries, pool, trigger rule and so on) are the same for all elements of a map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, NoReturn
+
+from tidemill.core.tasks.structure import MapSource, MapStructure
+from tidemill.dags.arguments import check_bool, check_int, check_optional_int, check_text
+from tidemill.dags.edges import connect
+from tidemill.dags.exceptions import DagError
+from tidemill.dags.group import GroupOutput, find_open_group
+from tidemill.dags.map_sources import (
+    ALL_ARGUMENTS,
+    ExpandInput,
+    LeafItem,
+    LiteralItems,
+    describe_source,
+    read_source,
+)
+from tidemill.dags.map_target import MAP_OPTIONS, MapTarget
+from tidemill.dags.operator import BaseOperator
+from tidemill.dags.operator_arguments import (
+    check_names,
+    collect_defaults,
+    list_changed_defaults,
+    list_names,
+    name_task,
+)
+from tidemill.dags.operators.python import BranchPythonOperator, ShortCircuitOperator, is_generator
+from tidemill.dags.scope import open_dags, open_teardowns
+from tidemill.dags.trigger_text import check_triggers
+from tidemill.dags.xcom_arg import DagParam, RunValue, RunValues, XComArg, list_outputs
+
+_MAX_OUTSTANDING: Final = 10_000
+_NOT_PASSED: Final = frozenset({"task_id", "dag", "task_group", "default_args"})
+
+
+class OperatorPartial:
+    """An operator with the arguments that all elements of a map share; `expand` completes it.
+
+    Args:
+        target: The operator and the arguments.
+    """
+
+    def __init__(self, target: MapTarget) -> None:
+        self._target = target
+        self.is_expanded = False
+
+    def expand(self, *args: Any, **sources: Any) -> MappedOperator:
+        """Create the task, with an element for each combination of the values of the arguments.
+
+        Args:
+            args: None; arguments are passed by name.
+            sources: For each argument, a list, a dict (whose items are pairs of key and value), a param, or the output
+                of a task. The values of the last argument vary fastest; those of a generator task vary slowest.
+
+        Raises:
+            DagError: An argument is invalid.
+        """
+        self.is_expanded = True
+        return expand(self._target, args, sources)
+
+    def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> MappedOperator:
+        """Create the task, with an element for each dict of arguments.
+
+        Args:
+            kwargs: A list of dicts, a param, or the output of a task that returns such a list.
+            strict: Whether a dict may not have an argument that `partial` has given; otherwise it takes precedence.
+
+        Raises:
+            DagError: An argument is invalid.
+        """
+        self.is_expanded = True
+        return expand_kwargs(self._target, kwargs, strict)
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task, without the prefixes of its groups."""
+        return str(self._target.kwargs["task_id"])
+
+    def __repr__(self) -> str:
+        return f"<{self._target.operator_class.__name__}.partial of task {self.task_id!r} without expand()>"
+
+
+class MappedOperator(BaseOperator):
+    """A mapped task; `OperatorPartial.expand` creates it.
+
+    In a run it has an element for each value. An attempt of an element creates the operator with the element's
+    arguments and runs it.
+
+    Args:
+        target: The operator, and the arguments that all elements share.
+        expand_input: The sources of the other arguments.
+        fallbacks: Arguments of the operator from `default_args`.
+        max_outstanding: How many elements may be unfinished at a time, deferred ones included, at most 10,000; None:
+            `dags.max_outstanding`.
+        max_failed_elements: How many elements may fail before no more are started; None: any number.
+        map_index_template: A template of the label that is shown with the index of an element. It is rendered after the
+            attempt; what the task adds to the context can be used in it.
+        kwargs: The arguments of `BaseOperator`.
+    """
+
+    is_mapped: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        target: MapTarget,
+        expand_input: ExpandInput,
+        fallbacks: Mapping[str, Any],
+        max_outstanding: int | None = None,
+        max_failed_elements: int | None = None,
+        map_index_template: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        owner = target.owner
+        self._target, self._expand_input, self._fallbacks = target, expand_input, fallbacks
+        self.max_outstanding = (
+            None if max_outstanding is None else check_int(owner, "max_outstanding", max_outstanding, 1)
+        )
+        if self.max_outstanding is not None and self.max_outstanding > _MAX_OUTSTANDING:
+            raise DagError(f"{owner}: max_outstanding must be at most {_MAX_OUTSTANDING:,}, got {max_outstanding}")
+        self.max_failed_elements = check_optional_int(owner, "max_failed_elements", max_failed_elements, 0)
+        self.map_index_template = (
+            None if map_index_template is None else check_text(owner, "map_index_template", map_index_template)
+        )
+        self.factors = tuple(describe_source(owner, name, source) for name, source in expand_input.sources.items())
+        _check_open(owner, expand_input, self.factors)
+        cls = target.operator_class
+        self.template_fields, self.template_ext = cls.template_fields, cls.template_ext
+        self.ui_color, self.ui_fgcolor = cls.ui_color, cls.ui_fgcolor
+        given = {**fallbacks, **target.kwargs}
+        for name in ("soft_fail", "never_fail"):
+            setattr(self, name, check_bool(owner, name, given.get(name, getattr(cls, name))))
+        self.start_from_trigger = getattr(cls, "start_from_trigger", False)
+        super().__init__(**kwargs)
+
+    @property
+    def operator_class(self) -> type[BaseOperator]:
+        """The class of the operator that runs for an element."""
+        return self._target.operator_class
+
+    @property
+    def partial_kwargs(self) -> dict[str, Any]:
+        """The arguments that all elements share."""
+        return {**self._fallbacks, **self._target.kwargs}
+
+    @property
+    def task_type(self) -> str:
+        """The name of the operator's class."""
+        return self.operator_class.__name__
+
+    @property
+    def is_sensor(self) -> bool:  # type: ignore[override]
+        """Whether the elements are sensors."""
+        return self.operator_class.is_sensor
+
+    @property
+    def map_structure(self) -> MapStructure:
+        """What the task is mapped over, as the store keeps it."""
+        return MapStructure(
+            tuple(self._expand_input.sources),
+            self.factors,
+            self.max_outstanding,
+            self.max_failed_elements,
+            self.map_index_template or "",
+        )
+
+    def evaluate(self, leaves: Sequence[LeafItem], values: RunValues) -> tuple[dict[str, Any], Any]:
+        """Return the arguments of an element, and which of their values are data; see `ExpandInput.evaluate`."""
+        return self._expand_input.evaluate(leaves, values)
+
+    def unmap(self, values: Mapping[str, Any]) -> BaseOperator:
+        """Return the operator of an element, which stands for this task without being in the DAG.
+
+        Args:
+            values: The arguments that the element gives.
+
+        Raises:
+            DagError: An argument is unknown, missing or invalid.
+        """
+        target, cls = self._target, self._target.operator_class
+        if ALL_ARGUMENTS in self._expand_input.sources:
+            target.check_element(values, strict=self._expand_input.strict, call="expand_kwargs")
+        given = {**self._fallbacks, **target.join(values)}
+        given = {"task_id": self.label, **{name: each for name, each in given.items() if name not in _NOT_PASSED}}
+        open_dags.push(None)  # the operator must not join the DAG of a file that is being parsed
+        try:
+            operator: BaseOperator = type.__call__(cls, **given)  # without what `OperatorMeta` adds
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            raise DagError(f"task {self.task_id!r}: {error}") from error
+        finally:
+            open_dags.pop()
+        check_triggers(f"task {self.task_id!r}", given)
+        return self._lend_place(operator)
+
+    def _lend_place(self, operator: BaseOperator) -> BaseOperator:
+        """Give an operator the place of this task in the DAG."""
+        operator.task_id, operator.label = self.task_id, self.label
+        operator._dag, operator.task_group = self._dag, self.task_group
+        operator.upstream_task_ids, operator.downstream_task_ids = self.upstream_task_ids, self.downstream_task_ids
+        return operator
+
+    def as_setup(self) -> NoReturn:
+        """Raise an error: see `as_teardown`."""
+        raise DagError(f"task {self.task_id!r}: a mapped setup is not supported yet; do all of it in one task")
+
+    def as_teardown(self, **_: Any) -> NoReturn:
+        """Raise an error: setups and teardowns are not mapped."""
+        raise DagError(f"task {self.task_id!r}: a mapped teardown is not supported yet; do all of it in one task")
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an argument that all elements share."""
+        target = self.__dict__.get("_target")
+        if target is not None and not name.startswith("_"):
+            if name in target.kwargs:
+                return target.kwargs[name]
+            if name in self._expand_input.sources:
+                raise AttributeError(
+                    f"task {self.task_id!r} is mapped over {name!r}: only its elements have a value; use ti.task"
+                )
+        raise AttributeError(f"{type(self).__name__} {self.__dict__.get('task_id')!r} has no {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<Mapped {self.task_type} {self.task_id!r}>"
+
+    # -- checks of the file --------------------------------------------------------------------------------------------
+
+    def _finish(self, given: Mapping[str, Any]) -> None:
+        """Add edges from the sources and from outputs among the other arguments, and check the first element."""
+        owner = f"task {self.task_id!r}"
+        shared = {**self._fallbacks, **self._target.kwargs}
+        for name, value in shared.items():
+            if name not in _NOT_PASSED:
+                self._connect_outputs(owner, name, value)
+        for name, source in self._expand_input.sources.items():
+            if isinstance(source, LiteralItems):
+                self._connect_literal(owner, name, source.items)
+            else:
+                self._connect_source(owner, name, source)
+        check_triggers(owner, shared)
+        teardown = open_teardowns.current
+        if teardown is not None:
+            teardown.enclose(self)
+        self._check_first()
+
+    def _connect_source(self, owner: str, name: str, source: RunValue) -> None:
+        for task in source.iter_tasks():
+            if task.dag is not None and self._dag is not None and task.dag is not self._dag:
+                raise DagError(
+                    f"{owner}: argument {name!r} of expand() is the output of task {task.task_id!r} of DAG "
+                    f"{task.dag.dag_id!r}; read it in a @task of this DAG with xcom_pull(dag_id=...), and map over that"
+                )
+            connect(task, self)
+        if isinstance(source, DagParam) and self._dag is not None and source.name in self._dag.params:
+            param = self._dag.params[source.name]
+            if param.has_default and param.default is not None:
+                read_source(owner, name, param.default)
+
+    def _connect_literal(self, owner: str, name: str, items: Iterable[Any]) -> None:
+        for item in items:
+            if name != ALL_ARGUMENTS:
+                self._connect_outputs(owner, name if self._target.function is None else "op_kwargs", item)
+            elif isinstance(item, RunValue):
+                self._connect_source(owner, name, item)
+            else:
+                for key, value in item.items():
+                    self._connect_outputs(owner, key if self._target.function is None else "op_kwargs", value)
+
+    def _connect_outputs(self, owner: str, name: str, value: Any) -> None:
+        if name not in self.template_fields:
+            self._check_no_outputs(owner, name, value)
+            return
+        for output in list_outputs(owner, name, value):
+            for task in output.iter_tasks():
+                connect(task, self)
+
+    def _check_first(self) -> None:
+        """Create the operator of the first element, so that its constructor checks the arguments."""
+        sources = self._expand_input.sources
+        if not self._expand_input.is_literal or not all(source.items for source in sources.values()):
+            return
+        values = {name: source.items[0] for name, source in sources.items()}
+        item = values.get(ALL_ARGUMENTS, values)
+        if not isinstance(item, RunValue):
+            self.unmap(item)
+
+
+def make_partial(operator_class: type[BaseOperator], args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorPartial:
+    """Return an operator with the arguments that all elements share.
+
+    Raises:
+        DagError: An argument is unknown, or the operator cannot be mapped.
+    """
+    owner = name_task(kwargs.get("task_id"))
+    if args:
+        raise DagError(
+            f"{owner}: {operator_class.__name__}.partial() accepts no positional arguments; pass them by name"
+        )
+    if "task_id" not in kwargs:
+        raise DagError(f"{operator_class.__name__}.partial() needs task_id; give the mapped task an id")
+    check_names(operator_class, owner, {name: kwargs[name] for name in kwargs.keys() - MAP_OPTIONS}, BaseOperator)
+    group = kwargs.get("task_group")
+    dag = kwargs.get("dag") or (group.dag if group is not None else None) or open_dags.current
+    if dag is None:
+        return OperatorPartial(MapTarget(operator_class, kwargs))
+    partial = OperatorPartial(
+        MapTarget(operator_class, {**kwargs, "dag": dag, "task_group": group or find_open_group(dag)})
+    )
+    dag.partials.append(partial)
+    return partial
+
+
+def expand(target: MapTarget, args: tuple[Any, ...], sources: Mapping[str, Any]) -> MappedOperator:
+    """Create a task that is mapped over the product of its sources; see `OperatorPartial.expand`."""
+    owner = target.owner
+    if args:
+        raise DagError(f"{owner}: expand() accepts no positional arguments; pass them by name: expand(x=[...])")
+    if not sources:
+        raise DagError(f"{owner}: expand() needs the arguments to map over: expand(x=[...])")
+    target.check_element(sources, strict=True, call="expand")
+    return _create(target, ExpandInput({name: read_source(owner, name, value) for name, value in sources.items()}))
+
+
+def expand_kwargs(target: MapTarget, kwargs: Any, strict: bool) -> MappedOperator:
+    """Create a task that is mapped over dicts of arguments; see `OperatorPartial.expand_kwargs`."""
+    owner = target.owner
+    check_bool(owner, "strict", strict)
+    kwargs = kwargs.value if isinstance(kwargs, GroupOutput) else kwargs
+    if isinstance(kwargs, XComArg | DagParam):
+        return _create(target, ExpandInput({ALL_ARGUMENTS: kwargs}, strict))
+    if not isinstance(kwargs, Sequence) or isinstance(kwargs, str | bytes | bytearray):
+        raise DagError(
+            f"{owner}: expand_kwargs() needs a list of dicts, a param or the output of a task, got "
+            f"{type(kwargs).__name__}; for one list per argument use expand()"
+        )
+    for number, item in enumerate(kwargs):
+        if isinstance(item, XComArg):
+            continue
+        if not isinstance(item, Mapping) or not all(isinstance(key, str) for key in item):
+            raise DagError(
+                f"{owner}: expand_kwargs() needs dicts with the names of arguments as keys; item {number} is {item!r}"
+            )
+        target.check_element(item, strict=strict, call="expand_kwargs")
+    return _create(target, ExpandInput({ALL_ARGUMENTS: LiteralItems(kwargs)}, strict))
+
+
+def _create(target: MapTarget, expand_input: ExpandInput) -> MappedOperator:
+    cls, owner = target.operator_class, target.owner
+    _check_mappable(owner, target)
+    defaults = collect_defaults(target.kwargs)
+    names, _ = list_names(cls, BaseOperator)
+    base = list_names(BaseOperator, BaseOperator)[0]
+    # What an element gives takes precedence over `default_args`, as it does for any task.
+    fallbacks = {name: value for name, value in defaults.items() if name in names and name not in expand_input.sources}
+    if ALL_ARGUMENTS not in expand_input.sources:
+        target.check_complete(expand_input.sources, fallbacks, "expand")
+    own = {name: value for name, value in target.kwargs.items() if name in base or name in MAP_OPTIONS}
+    shared = {name: value for name, value in target.kwargs.items() if name not in MAP_OPTIONS}
+    options = {name: value for name, value in defaults.items() if name in base or name in MAP_OPTIONS}
+    return MappedOperator(
+        target=MapTarget(cls, shared, target.function),
+        expand_input=expand_input,
+        fallbacks=fallbacks,
+        **{**list_changed_defaults(cls, BaseOperator), **options, **own},
+    )
+
+
+def _check_mappable(owner: str, target: MapTarget) -> None:
+    """Reject tasks whose elements would have an effect on more than themselves."""
+    cls = target.operator_class
+    if issubclass(cls, BranchPythonOperator | ShortCircuitOperator):
+        raise DagError(
+            f"{owner}: expand() of a {cls.__name__} is not supported yet: an element would skip tasks that all "
+            "elements share; decide in an unmapped task, or raise AirflowSkipException in a mapped one"
+        )
+    function = target.kwargs.get("python_callable")
+    if function is not None and is_generator(function):
+        raise DagError(
+            f"{owner}: expand() of a generator function is not supported yet: an element would yield elements of its "
+            "own; return a list"
+        )
+
+
+def _check_open(owner: str, expand_input: ExpandInput, factors: Sequence[MapSource]) -> None:
+    found = [name for name, factor in zip(expand_input.sources, factors, strict=True) if factor.kind == "generator"]
+    if len(found) > 1:
+        raise DagError(
+            f"{owner}: the arguments {found[0]!r} and {found[1]!r} of expand() are both the output of a generator "
+            "task; only one of them may be: return a list in the other task"
+        )

@@ -1,0 +1,177 @@
+"""Passes the values that a generator task yields on to the store, while the generator goes on.
+
+A thread sends what has been yielded, at most once in 50 ms: values of a fast generator travel in groups, and a value of
+a slow one is sent at once. The generator waits when the thread falls behind by 1,000 values or 4 MiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any, Final
+
+from tidemill.core.errors import RemoteError, TidemillError
+from tidemill.dags.exceptions import TaskFailed
+from tidemill.dags.task_services import TaskServices
+from tidemill.runtime.json.codec import encode
+
+_GROUP_SECONDS: Final = 0.05
+_MAX_WAITING: Final = 1_000
+_MAX_WAITING_BYTES: Final = 4 << 20
+
+
+def emit_all(results: Generator[Any, Any, Any] | AsyncGenerator[Any, Any], services: TaskServices) -> None:
+    """Run a generator to its end, or until no map wants more of its values, and store each value as an element.
+
+    Raises:
+        TaskFailed: The store refuses a value, for example because the task yielded another at its index before.
+        EncodingError: A value cannot be serialized; the message has its index.
+        BaseException: An exception of the generator; the values before it are stored.
+    """
+    emitter = _Emitter(services)
+    try:
+        if inspect.isasyncgen(results):
+            asyncio.run(_iterate_async(results, emitter))
+        else:
+            _iterate(results, emitter)
+    except Exception:
+        emitter.finish(raises=False)
+        raise
+    except BaseException:
+        emitter.abandon()
+        raise
+    emitter.finish()
+
+
+def _iterate(results: Any, emitter: _Emitter) -> None:
+    try:
+        for value in results:
+            emitter.wait_for_room()
+            if emitter.is_ended:
+                return
+            emitter.put(value)
+    finally:
+        results.close()
+
+
+async def _iterate_async(results: Any, emitter: _Emitter) -> None:
+    try:
+        async for value in results:
+            if not emitter.has_room:
+                await asyncio.to_thread(emitter.wait_for_room)
+            if emitter.is_ended:
+                return
+            emitter.put(value)
+    finally:
+        await results.aclose()
+
+
+class _Emitter:
+    """Sends values to the store in a thread.
+
+    Args:
+        services: The access to the store.
+        read_clock: Returns the seconds of a clock that never goes back.
+    """
+
+    def __init__(self, services: TaskServices, read_clock: Callable[[], float] = time.monotonic) -> None:
+        self._services = services
+        self._read_clock = read_clock
+        self._changed = threading.Condition()
+        self._waiting: list[str] = []
+        self._waiting_bytes = 0
+        #: The index of the next value to put, and of the next one to send.
+        self._put = self._sent = 0
+        self._is_finishing = False
+        #: Nothing more is sent: the store has refused a value, or wants no more.
+        self.is_ended = False
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def put(self, value: Any) -> None:
+        """Add the next value."""
+        text = encode(value, f"element {self._put}")
+        with self._changed:
+            self._waiting.append(text)
+            self._waiting_bytes += len(text)
+            self._put += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send, name="tidemill-emit", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next value may be added."""
+        return self.is_ended or (len(self._waiting) < _MAX_WAITING and self._waiting_bytes < _MAX_WAITING_BYTES)
+
+    def wait_for_room(self) -> None:
+        """Wait until the next value may be added."""
+        if not self.has_room:
+            with self._changed:
+                self._changed.wait_for(lambda: self.has_room)
+
+    def finish(self, *, raises: bool = True) -> None:
+        """Wait until all values are stored.
+
+        Args:
+            raises: Whether to raise the error of a value.
+
+        Raises:
+            TaskFailed: The store refused a value.
+        """
+        with self._changed:
+            self._is_finishing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        if raises and self._error is not None:
+            raise self._error
+
+    def abandon(self) -> None:
+        """Send nothing more; a call under way is waited for, because the attempt's report uses the same connection."""
+        with self._changed:
+            self.is_ended = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _send(self) -> None:
+        while (values := self._take()) is not None:
+            due = self._read_clock() + _GROUP_SECONDS
+            error, wanted = self._emit(values)
+            with self._changed:
+                self._sent += len(values)
+                if error is not None or not wanted:
+                    self._error, self.is_ended = error, True
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._is_finishing or self.is_ended, due - self._read_clock())
+
+    def _take(self) -> tuple[str, ...] | None:
+        """Wait for values, and return all of them; None: there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_finishing or self.is_ended)
+            if self.is_ended or not self._waiting:
+                return None
+            values = tuple(self._waiting)
+            self._waiting.clear()
+            self._waiting_bytes = 0
+            self._changed.notify_all()
+            return values
+
+    def _emit(self, values: tuple[str, ...]) -> tuple[Exception | None, bool]:
+        """Send values; return an error, and whether more are wanted."""
+        try:
+            return None, self._services.emit(self._sent, values).wanted
+        except RemoteError as error:
+            return error, False
+        except TidemillError as error:
+            # The store refuses the value again whenever the task yields it.
+            refusal = TaskFailed(str(error))
+            refusal.__cause__ = error
+            return refusal, False
+        except Exception as error:
+            return error, False

@@ -1,0 +1,218 @@
+"""Tasks that yield."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.dags.attempts import Services, Stored, attempt
+from tests.until import wait_until
+
+from tidemill.core.errors import RemoteError, TidemillError
+from tidemill.dags import DAG, TaskTimeout, task
+from tidemill.dags.results import AttemptFailed, AttemptResult, AttemptSucceeded
+from tidemill.triggers.builtin.temporal import TimeDeltaTrigger
+
+
+def run(function: Callable[..., Any], services: Services | None = None) -> tuple[AttemptResult, list[str]]:
+    """Run a generator task; return its result, and what it emitted, which has no gaps."""
+    services = services or Services()
+    with DAG("d") as dag:
+        task(task_id="t")(function)()
+    result = attempt(dag, "t", services)
+    emitted: list[str] = []
+    for first, values in services.emitted:
+        assert first == len(emitted)
+        emitted += values
+    return result, emitted
+
+
+def count(end: int) -> Callable[[], Any]:
+    def generate() -> Any:
+        yield from range(end)
+
+    return generate
+
+
+def test_each_value_is_stored_in_order_and_none_is_returned() -> None:
+    result, emitted = run(count(10_000))
+    assert result == AttemptResult(AttemptSucceeded())
+    assert emitted == [str(number) for number in range(10_000)]
+
+
+def test_nothing_is_stored_for_nothing() -> None:
+    assert run(count(0)) == (AttemptResult(AttemptSucceeded()), [])
+
+
+def test_async_generators_yield_too() -> None:
+    async def generate() -> Any:
+        for number in range(3_000):
+            yield number
+
+    result, emitted = run(generate)
+    assert (result.ending, len(emitted)) == (AttemptSucceeded(), 3_000)
+
+
+def test_the_generator_gets_arguments_and_context() -> None:
+    def generate(ti: Any, **context: Any) -> Any:
+        yield ti.task_id
+        yield context["run_id"]
+
+    assert run(generate)[1] == ['"t"', '"run"']
+
+
+def test_a_slow_generator_keeps_no_value_back() -> None:
+    services = Services()
+    stored: list[int] = []
+
+    def count_emitted() -> int:
+        return sum(len(values) for _, values in services.emitted)
+
+    def generate() -> Any:
+        for number in range(3):
+            yield number
+            wait_until(lambda: count_emitted() > len(stored), 10)
+            stored.append(number)
+
+    assert run(generate, services)[0].ending == AttemptSucceeded()
+    assert stored == [0, 1, 2]
+
+
+def test_values_of_a_fast_generator_travel_in_groups() -> None:
+    def generate() -> Any:
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            yield 1
+            time.sleep(0.001)
+
+    services = Services()
+    run(generate, services)
+    assert 2 <= len(services.emitted) <= 13
+
+
+class Refusing(Services):
+    def __init__(self, error: Exception | None, at: int) -> None:
+        super().__init__()
+        self.error, self.at = error, at
+
+    def emit(self, first: int, values: tuple[str, ...]) -> Stored:
+        super().emit(first, values)
+        if first + len(values) <= self.at:
+            return Stored(first + len(values))
+        if self.error is not None:
+            raise self.error
+        return Stored(first + len(values), wanted=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "may_retry"),
+    [(TidemillError("element 5 differs"), False), (RemoteError("the store is away"), True), (ValueError("bug"), True)],
+)
+def test_a_refusal_of_the_store_closes_the_generator_and_is_final(error: Exception, may_retry: bool) -> None:
+    closed = threading.Event()
+
+    def generate() -> Any:
+        try:
+            while True:
+                yield 1
+                time.sleep(0.001)
+        finally:
+            closed.set()
+
+    result, _ = run(generate, Refusing(error, 5))
+    assert isinstance(result.ending, AttemptFailed)
+    assert str(error) in result.ending.error
+    assert result.ending.may_retry is may_retry
+    assert closed.is_set()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_generator_of_which_nobody_wants_more_is_closed_and_succeeds(is_async: bool) -> None:
+    closed = threading.Event()
+
+    def generate() -> Any:
+        try:
+            while True:
+                yield 1
+                time.sleep(0.001)
+        finally:
+            closed.set()
+
+    async def generate_async() -> Any:
+        for value in generate():
+            yield value
+
+    result, _ = run(generate_async if is_async else generate, Refusing(None, 5))
+    assert result.ending == AttemptSucceeded()
+    assert closed.is_set() or is_async
+
+
+def test_a_refusal_of_the_last_value_fails_the_attempt() -> None:
+    result, _ = run(count(3), Refusing(TidemillError("element 2 differs"), 2))
+    assert result.ending == AttemptFailed("TaskFailed: element 2 differs", may_retry=False)
+
+
+def test_the_generator_waits_for_a_slow_store() -> None:
+    class Slow(Services):
+        ahead = 0
+
+        def emit(self, first: int, values: tuple[str, ...]) -> Stored:
+            time.sleep(0.1)
+            self.ahead = max(self.ahead, yielded[-1] - first)
+            return super().emit(first, values)
+
+    yielded = [0]
+
+    def generate() -> Any:
+        for number in range(5_000):
+            yielded.append(number)
+            yield number
+
+    services = Slow()
+    assert len(run(generate, services)[1]) == 5_000
+    assert services.ahead <= 2_001
+
+
+def test_an_exception_keeps_what_was_yielded() -> None:
+    def generate() -> Any:
+        yield 1
+        yield 2
+        raise ValueError("broken")
+
+    result, emitted = run(generate)
+    assert isinstance(result.ending, AttemptFailed)
+    assert (result.ending.error, emitted) == ("ValueError: broken", ["1", "2"])
+
+
+def test_a_value_that_cannot_be_encoded_is_named_by_its_index() -> None:
+    def generate() -> Any:
+        yield 1
+        yield {"a": object()}
+
+    result, emitted = run(generate)
+    assert isinstance(result.ending, AttemptFailed)
+    assert "element 1['a'] is of type builtins.object, which cannot be encoded" in result.ending.error
+    assert emitted == ["1"]
+
+
+def test_a_timeout_closes_the_generator_and_ends_the_thread() -> None:
+    def generate() -> Any:
+        yield 1
+        raise TaskTimeout("too long")
+
+    result, _ = run(generate)
+    assert isinstance(result.ending, AttemptFailed)
+    assert "tidemill-emit" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_generator_cannot_defer() -> None:
+    def generate(task: Any) -> Any:
+        yield 1
+        task.defer(trigger=TimeDeltaTrigger(1), method_name="resumed")
+
+    result, _ = run(generate)
+    assert isinstance(result.ending, AttemptFailed)
+    assert "a @task function cannot defer" in result.ending.error
