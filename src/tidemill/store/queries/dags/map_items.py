@@ -16,6 +16,7 @@ from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.task_calls import EmitItems, ItemsStored
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import map_item, task_instance, task_map
+from tidemill.store.queries.dags.task_rows import read_runs
 from tidemill.store.queries.dags.task_values import check_attempt
 from tidemill.store.queries.dags.xcoms import find_fault
 from tidemill.store.statements import Statement
@@ -60,15 +61,24 @@ def _check_values(request: EmitItems) -> None:
 
 
 def _wake_maps(connection: Connection, task: int, context: CallContext, *, rings: bool) -> bool:
-    """Have the scheduler look at the maps of the run; return whether one of them still takes items."""
-    of_run = _MAP.run == select(_TASK.run).where(_TASK.id == task).scalar_subquery()
-    open_maps = and_(of_run, _MAP.stop.is_(None), _MAP.closed == 0)
-    if not rings:
-        return connection.execute(select(_MAP.task).where(open_maps).limit(1)).first() is not None
-    # Unconditionally: a scheduler that is about to unset the mark has not seen the new items.
-    woken = connection.execute(update(task_map).where(open_maps).values(pending=1)).rowcount
-    context.bells.add(Channel.SCHEDULER)
-    return woken > 0
+    """Have the scheduler look at the maps over a generator; return whether a task of its run still takes items.
+
+    A map that has not opened yet will take them, and an unmapped task reads them all.
+    """
+    run, name = connection.execute(select(_TASK.run, _TASK.task_id).where(_TASK.id == task)).one()
+    runs, unreadable = read_runs(connection, [run])
+    if run in unreadable:
+        raise unreadable[run]
+    plan = runs[run].plan.tasks[name]
+    fed = and_(_MAP.run == run, _MAP.task_id.in_(plan.feeds))
+    if rings and plan.feeds:
+        # Unconditionally: a scheduler that is about to unset the mark has not seen the new items.
+        connection.execute(update(task_map).where(and_(fed, _MAP.closed == 0)).values(pending=1))
+        context.bells.add(Channel.SCHEDULER)
+    if not plan.feeds or set(plan.downstream) - set(plan.feeds):
+        return True
+    stopped = select(func.count()).select_from(task_map).where(and_(fed, _MAP.stop.is_not(None)))
+    return int(connection.execute(stopped).scalar_one()) < len(plan.feeds)
 
 
 def count_items(connection: Connection, task: int, key: str) -> int:

@@ -1,0 +1,40 @@
+"""What the store answers to a generator that yields, on both databases."""
+
+from __future__ import annotations
+
+import pytest
+from tests.store.dags import Player, dag, task
+
+from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
+from tidemill.store.calls.task_calls import EmitItems, GetValuePage
+from tidemill.store.database import Database
+
+GENERATOR = task("g", is_generator=True)
+OVER_IT = MapStructure(("x",), (MapSource("generator", "g"),))
+
+
+@pytest.fixture
+async def player(database: Database) -> Player:
+    return await Player(database).begin()
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param((), id="no task reads it"),
+        pytest.param((task("z", "g"),), id="an unmapped task reads it"),
+        pytest.param((task("m", "g", mapped=OVER_IT),), id="a map"),
+        pytest.param((task("slow"), task("m", "g", "slow", mapped=OVER_IT)), id="a map that has not opened"),
+        pytest.param((task("m", mapped=MapStructure(("x",), (MapSource("literal", length=1),))),), id="another map"),
+    ],
+)
+async def test_a_generator_goes_on_while_a_task_may_read_it(player: Player, others: tuple[TaskStructure, ...]) -> None:
+    await player.create(dag(GENERATOR, *others))
+    attempt = next(one for one in await player.claim() if one.task_id == "g")
+
+    for first in (0, 2, 0):
+        stored = await player.store.call(EmitItems(attempt.task, attempt.epoch, first, ("1", "2")))
+        assert stored.wanted
+
+    page = await player.store.call(GetValuePage(attempt.run, "g", count=True))
+    assert (page.total, page.values) == (4, ((0, "1"), (1, "2"), (2, "1"), (3, "2")))
