@@ -18,9 +18,10 @@ from pathlib import Path
 from tests.store.dags import Player, dag, encode, task
 from tests.store.server import PostgresServer
 
+from tidemill.core.tasks.endings import Success
 from tidemill.store.calls.people_calls import CountStore, CreateRun
 from tidemill.store.calls.service_calls import SchedulerTurn, StoreFile
-from tidemill.store.calls.worker_calls import AttemptReport, LogPart, Success, WorkerTurn
+from tidemill.store.calls.worker_calls import AttemptReport, LogPart, WorkerTurn
 from tidemill.store.engines.opening import open_store
 
 BATCHES = (1, 8, 32)

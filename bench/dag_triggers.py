@@ -23,12 +23,13 @@ from typing import Any
 
 from tests.store.dags import Player, dag, task
 
+from tidemill.core.tasks.endings import Deferral, Success
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.json.codec import decode, encode_sorted
 from tidemill.store.calls.people_calls import RunRecord, TaskHistory
 from tidemill.store.calls.service_calls import ListSessions
 from tidemill.store.calls.setting_calls import SetPool
-from tidemill.store.calls.worker_calls import AttemptReport, Deferral, Success
+from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store
 from tidemill.store.wire.call_server import CallServer

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidemill.dags.results import AttemptDeferred, AttemptResult, AttemptSucceeded
+from tidemill.core.tasks.endings import Deferral, Success
+from tidemill.dags.results import AttemptResult
 from tidemill.dags.running import run_attempt
 from tidemill.runtime.json.codec import decode, encode
 
@@ -172,11 +173,11 @@ def attempt(dag: Any, task_id: str, services: Services | None = None, **claim: A
 def resume(dag: Any, task_id: str, deferred: AttemptResult, event: Any, **more: Any) -> AttemptResult:
     """Continue an attempt that was deferred."""
     ending = deferred.ending
-    assert isinstance(ending, AttemptDeferred)
+    assert isinstance(ending, Deferral)
     return attempt(dag, task_id, resume=Resume(ending.method, ending.method_kwargs, encode(event)), **more)
 
 
 def value_of(result: AttemptResult) -> Any:
     """Return what an attempt returned."""
-    assert isinstance(result.ending, AttemptSucceeded), result
+    assert isinstance(result.ending, Success), result
     return decode(dict(result.xcoms).get("return_value", "null"))

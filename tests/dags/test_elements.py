@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from tests.dags.attempts import Callback, Services, attempt, resume, value_of
 
+from tidemill.core.tasks.endings import Deferral, Failure, Skip
 from tidemill.dags import DAG, AirflowSkipException, BaseOperator, BashOperator, XComArg, get_current_context, task
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.lazy_sequence import LazySequence
-from tidemill.dags.results import AttemptDeferred, AttemptFailed, AttemptResult, AttemptSkipped
+from tidemill.dags.results import AttemptResult
 from tidemill.runtime.json.codec import encode
 from tidemill.triggers.builtin.temporal import TimeDeltaTrigger
 
@@ -46,8 +47,8 @@ def element(dag: DAG, task_id: str, index: int, *leaves: tuple[int, Any], **more
     return attempt(dag, task_id, map_index=index, elements=texts, leaf_indexes=indexes, **more)
 
 
-def failure(result: AttemptResult) -> AttemptFailed:
-    assert isinstance(result.ending, AttemptFailed)
+def failure(result: AttemptResult) -> Failure:
+    assert isinstance(result.ending, Failure)
     return result.ending
 
 
@@ -82,7 +83,7 @@ def test_a_function_can_skip_the_element_and_any_other_exception_fails_it() -> N
 
     with DAG("d") as dag:
         show.expand(x=source().map(choose))
-    assert element(dag, "show", 5, (1, 1)).ending == AttemptSkipped("odd")
+    assert element(dag, "show", 5, (1, 1)).ending == Skip("odd")
     assert value_of(element(dag, "show", 5, (1, 2))) == [5, None]
     assert failure(element(dag, "show", 5, (1, 0))).may_retry
 
@@ -224,7 +225,7 @@ def test_an_element_defers_and_resumes_with_its_values() -> None:
     with DAG("d") as dag:
         Waits.partial(task_id="waits", map_index_template="{{ task.text }}").expand(text=source())
     deferred = element(dag, "waits", 1, (1, "a"))
-    assert isinstance(deferred.ending, AttemptDeferred)
+    assert isinstance(deferred.ending, Deferral)
     assert deferred.label is None
     resumed = resume(dag, "waits", deferred, 3, map_index=1, elements=('"a"',), leaf_indexes=(1,))
     assert (value_of(resumed), resumed.label) == (["a", 3], "a")

@@ -18,6 +18,7 @@ import pytest
 from tests.dags.attempts import attempt, value_of
 from tests.until import wait_until
 
+from tidemill.core.tasks.endings import Failure, Skip, Success
 from tidemill.dags import (
     DAG,
     BashOperator,
@@ -31,7 +32,6 @@ from tidemill.dags import (
 )
 from tidemill.dags.operators import subprocess as subprocess_operator
 from tidemill.dags.operators.command import Command
-from tidemill.dags.results import AttemptFailed, AttemptSkipped, AttemptSucceeded
 from tidemill.pipeline.tasks.executor import Executor
 from tidemill.pipeline.tasks.process import Process
 
@@ -51,7 +51,7 @@ def program(*args: str, **arguments: Any) -> Any:
 def test_an_empty_task_does_nothing() -> None:
     with DAG("d") as dag:
         EmptyOperator(task_id="t")
-    assert attempt(dag, "t").ending == AttemptSucceeded()
+    assert attempt(dag, "t").ending == Success()
 
 
 def test_a_command_returns_its_last_line_and_logs_all(caplog: pytest.LogCaptureFixture) -> None:
@@ -127,12 +127,12 @@ def test_an_interruption_while_the_thread_that_starts_a_command_starts_ends_it(
 @pytest.mark.parametrize(
     ("command", "arguments", "expected"),
     [
-        ("exit 3", {}, AttemptFailed("TaskError: the command ended with exit code 3")),
-        ("exit 99", {}, AttemptSkipped("the command ended with exit code 99")),
-        ("exit 99", {"skip_on_exit_code": None}, AttemptFailed("TaskError: the command ended with exit code 99")),
-        ("exit 4", {"skip_on_exit_code": [4, 5]}, AttemptSkipped("the command ended with exit code 4")),
-        ("kill -9 $$", {}, AttemptFailed("TaskError: the command was killed by SIGKILL")),
-        (" ", {}, AttemptFailed("TaskFailed: the command must be a non-empty string, got ' '", False)),
+        ("exit 3", {}, Failure("TaskError: the command ended with exit code 3")),
+        ("exit 99", {}, Skip("the command ended with exit code 99")),
+        ("exit 99", {"skip_on_exit_code": None}, Failure("TaskError: the command ended with exit code 99")),
+        ("exit 4", {"skip_on_exit_code": [4, 5]}, Skip("the command ended with exit code 4")),
+        ("kill -9 $$", {}, Failure("TaskError: the command was killed by SIGKILL")),
+        (" ", {}, Failure("TaskFailed: the command must be a non-empty string, got ' '", False)),
     ],
 )
 def test_how_a_command_ends_is_how_the_task_ends(command: str, arguments: Any, expected: Any) -> None:
@@ -234,7 +234,7 @@ def test_a_timeout_ends_the_command(tmp_path: Path, kind: str) -> None:
     finally:
         thread.join()
         signal.signal(signal.SIGUSR1, before)
-    assert result.ending == AttemptFailed("TaskTimeout: too long")
+    assert result.ending == Failure("TaskTimeout: too long")
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: not is_alive(pid))
 
@@ -248,7 +248,7 @@ def test_a_timeout_in_the_middle_of_a_start_ends_the_program(monkeypatch: pytest
 
     monkeypatch.setattr(Executor, "_watch", raise_timeout)
     monkeypatch.setattr(subprocess_operator, "GRACE_SECONDS", 0.1)
-    assert program("sleep", "1000").ending == AttemptFailed("TaskTimeout: too long")
+    assert program("sleep", "1000").ending == Failure("TaskTimeout: too long")
     wait_until(lambda: not is_alive(started[0]))
 
 
@@ -284,7 +284,7 @@ def test_a_program_gets_its_input_and_returns_its_output() -> None:
 )
 def test_a_program_that_fails_is_named(args: tuple[str, ...], arguments: Any, message: str) -> None:
     ending = program(*args, **arguments).ending
-    assert isinstance(ending, AttemptFailed)
+    assert isinstance(ending, Failure)
     assert message in ending.error
 
 
@@ -294,7 +294,7 @@ def test_a_program_carries_the_mark_of_the_process_of_its_task(monkeypatch: pyte
 
 
 def test_a_program_may_skip_and_is_given_as_a_list() -> None:
-    assert program("sh", "-c", "exit 99").ending == AttemptSkipped("the program ended with exit code 99")
+    assert program("sh", "-c", "exit 99").ending == Skip("the program ended with exit code 99")
     with DAG("d"), pytest.raises(DagError, match="task 't': args must be a list of the program and its arguments"):
         SubprocessOperator(task_id="t", args="ls -l")
 
@@ -342,7 +342,7 @@ def test_a_request_that_fails_names_the_address_without_its_secrets(url: str) ->
         request("http://me:hunter2@127.0.0.1:1/?token=hunter2").ending,
         request(f"{secret}/200", json=1, response_check=lambda answer: False).ending,
     ):
-        assert isinstance(ending, AttemptFailed)
+        assert isinstance(ending, Failure)
         assert "http://127.0.0.1" in ending.error
         assert "hunter2" not in ending.error.replace("/503?token=hunter2", "")
     with DAG("d"), pytest.raises(DagError, match="task 't': json and data are both set"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.dags.attempts import LOGICAL_US, Callback, Claim, Resume, Services, attempt, resume, value_of
 
+from tidemill.core.tasks.endings import Deferral, Failure, Skip, Success
 from tidemill.dags import (
     DAG,
     AirflowFailException,
@@ -30,13 +31,7 @@ from tidemill.dags import (
 )
 from tidemill.dags.current import NotRunningError, get_current_operator, serving
 from tidemill.dags.exceptions import NotFoundError
-from tidemill.dags.results import (
-    AttemptDeferred,
-    AttemptFailed,
-    AttemptResult,
-    AttemptSkipped,
-    AttemptSucceeded,
-)
+from tidemill.dags.results import AttemptResult
 from tidemill.dags.running import run_attempt
 from tidemill.triggers.base import BaseTrigger
 from tidemill.triggers.builtin.temporal import DateTimeTrigger
@@ -94,7 +89,7 @@ def raising(error: BaseException) -> Any:
 
 
 def test_what_is_returned_is_kept() -> None:
-    assert run(lambda *_: {"a": (1, date(2026, 1, 1))}).ending == AttemptSucceeded()
+    assert run(lambda *_: {"a": (1, date(2026, 1, 1))}).ending == Success()
     assert value_of(run(lambda *_: {"a": (1, date(2026, 1, 1))})) == {"a": (1, date(2026, 1, 1))}
     assert run(lambda *_: None).xcoms == ()
     assert run(lambda *_: 5, do_xcom_push=False).xcoms == ()
@@ -105,23 +100,23 @@ def test_several_outputs_are_kept_under_their_keys() -> None:
     assert dict(result.xcoms) == {"a": "1", "b": "null", "return_value": '{"a":1,"b":null}'}
     for value in ([1], {1: 2}):
         ending = run(lambda *_, value=value: value, multiple_outputs=True).ending
-        assert isinstance(ending, AttemptFailed)
+        assert isinstance(ending, Failure)
         assert "multiple_outputs needs a dict" in ending.error
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (ValueError("no"), AttemptFailed("ValueError: no")),
-        (AirflowFailException("never"), AttemptFailed("TaskFailed: never", may_retry=False)),
-        (AirflowSkipException("not today"), AttemptSkipped("not today")),
-        (SystemExit(3), AttemptFailed("the task called sys.exit(3)")),
-        (SystemExit(0), AttemptFailed("the task called sys.exit(0)")),
-        (GeneratorExit(), AttemptFailed("GeneratorExit: ")),
-        (ValueError("\ud800"), AttemptFailed("ValueError: \\ud800")),
-        (ValueError("a\0b"), AttemptFailed("ValueError: a\\x00b")),
-        (AirflowSkipException("\ud800\0"), AttemptSkipped("\\ud800\\x00")),
-        (ValueError("x" * 1_100_000), AttemptFailed(f"ValueError: {'x' * 999_988}...")),
+        (ValueError("no"), Failure("ValueError: no")),
+        (AirflowFailException("never"), Failure("TaskFailed: never", may_retry=False)),
+        (AirflowSkipException("not today"), Skip("not today")),
+        (SystemExit(3), Failure("the task called sys.exit(3)")),
+        (SystemExit(0), Failure("the task called sys.exit(0)")),
+        (GeneratorExit(), Failure("GeneratorExit: ")),
+        (ValueError("\ud800"), Failure("ValueError: \\ud800")),
+        (ValueError("a\0b"), Failure("ValueError: a\\x00b")),
+        (AirflowSkipException("\ud800\0"), Skip("\\ud800\\x00")),
+        (ValueError("x" * 1_100_000), Failure(f"ValueError: {'x' * 999_988}...")),
     ],
 )
 def test_what_is_raised_ends_the_attempt(error: BaseException, expected: Any) -> None:
@@ -135,7 +130,7 @@ def test_ctrl_c_goes_through() -> None:
 
 def test_a_timeout_calls_on_kill() -> None:
     KILLED.clear()
-    assert run(raising(TaskTimeout("too long"))).ending == AttemptFailed("TaskTimeout: too long")
+    assert run(raising(TaskTimeout("too long"))).ending == Failure("TaskTimeout: too long")
     assert KILLED == ["t"]
 
 
@@ -152,7 +147,7 @@ def test_what_on_kill_raises_does_not_hide_the_timeout(error: BaseException, cap
 
     with DAG("d") as dag:
         Raises(task_id="t")
-    assert attempt(dag, "t").ending == AttemptFailed("TaskTimeout: too long")
+    assert attempt(dag, "t").ending == Failure("TaskTimeout: too long")
     assert "on_kill of task 't' failed" in caplog.text
 
 
@@ -167,14 +162,14 @@ def test_the_traceback_is_logged_from_the_users_code_on(caplog: pytest.LogCaptur
 
 def test_a_value_that_cannot_be_written_down_is_named() -> None:
     ending = run(lambda *_: {"a": [float("nan")]}).ending
-    assert ending == AttemptFailed(
+    assert ending == Failure(
         "EncodingError: the returned value['a'][0] is nan, which JSON cannot represent; use None or text"
     )
 
 
 def test_a_task_that_is_gone_fails_by_name() -> None:
     ending = run_attempt(DAG("d"), Claim("d", "gone"), Services()).ending
-    assert ending == AttemptFailed("DAG 'd' no longer has a task 'gone' (file.py)")
+    assert ending == Failure("DAG 'd' no longer has a task 'gone' (file.py)")
 
 
 def test_each_attempt_has_its_own_operator() -> None:
@@ -199,11 +194,10 @@ def test_a_task_defers_and_continues_as_a_new_instance() -> None:
         Call(task_id="t", function=defer(kwargs={"more": (1, MOMENT)}, timeout=timedelta(seconds=1.5)))
     result = attempt(dag, "t")
     ending = result.ending
-    assert isinstance(ending, AttemptDeferred)
+    assert isinstance(ending, Deferral)
     assert ending.classpath == "tidemill.triggers.builtin.temporal.DateTimeTrigger"
     assert ending.kwargs == '{"moment":"2030-01-01T00:00:00+00:00"}'
     assert (ending.method, ending.timeout_us) == ("resumed", 1_500_000)
-    assert isinstance(ending.trigger, DateTimeTrigger)
     assert value_of(resume(dag, "t", result, [1, {2}])) == {"event": [1, {2}], "more": (1, MOMENT), "try": 1}
 
 
@@ -214,7 +208,7 @@ def test_a_deferral_goes_through_except_exception_at_any_depth() -> None:
         except Exception:
             raise AssertionError from None
 
-    assert isinstance(run(deep).ending, AttemptDeferred)
+    assert isinstance(run(deep).ending, Deferral)
 
 
 @pytest.mark.parametrize("accepts", [True, False])
@@ -278,13 +272,13 @@ class Local(BaseTrigger):
 )
 def test_a_wrong_deferral_fails_the_attempt_at_once(arguments: dict[str, Any], message: str) -> None:
     ending = run(defer(**arguments)).ending
-    assert isinstance(ending, AttemptFailed)
+    assert isinstance(ending, Failure)
     assert message in ending.error
 
 
 def test_a_method_that_is_gone_fails_the_attempt() -> None:
     ending = run(claim={"resume": Resume("gone", "{}", "null")}).ending
-    assert ending == AttemptFailed("DagError: task 't': Call has no method 'gone' to resume with")
+    assert ending == Failure("DagError: task 't': Call has no method 'gone' to resume with")
 
 
 @pytest.mark.parametrize(
@@ -300,7 +294,7 @@ def test_a_function_cannot_defer(method: str, advice: str) -> None:
 
         wait()
     ending = attempt(dag, "wait").ending
-    assert isinstance(ending, AttemptFailed)
+    assert isinstance(ending, Failure)
     assert "a @task function cannot defer" in ending.error
     assert advice in ending.error
     assert not ending.may_retry
@@ -463,10 +457,10 @@ def test_xcoms_are_pushed_at_once_and_pulled() -> None:
 @pytest.mark.parametrize("key", ["", "a\0", "\ud800", 5])
 def test_keys_that_no_store_accepts_are_refused(key: Any) -> None:
     ending = run(lambda _, context: context["ti"].xcom_push(key, 1)).ending
-    assert isinstance(ending, AttemptFailed)
+    assert isinstance(ending, Failure)
     assert "xcom_push: key" in ending.error
     ending = run(lambda *_: {key: 1}, multiple_outputs=True).ending
-    assert isinstance(ending, AttemptFailed)
+    assert isinstance(ending, Failure)
 
 
 class Looped:
@@ -480,7 +474,7 @@ def test_a_field_that_contains_itself_fails_in_a_line(caplog: pytest.LogCaptureF
     with DAG("d") as dag:
         Call(task_id="t", value=Looped())
     ending = attempt(dag, "t").ending
-    assert ending == AttemptFailed("ValueError: a template field contains itself, or is nested too deeply")
+    assert ending == Failure("ValueError: a template field contains itself, or is nested too deeply")
     assert len(caplog.text.splitlines()) < 30
 
 
@@ -527,7 +521,7 @@ def test_variables_and_connections_are_asked_for() -> None:
         *({"a": 1}, None, {"b": 2}, "default", "pg://me:p%2Fw@h:5", 5, None)
     ]
     ending = run(lambda *_: Variable.get("missing"), services=services).ending
-    assert ending == AttemptFailed(
+    assert ending == Failure(
         "NotFoundError: variable 'missing' does not exist; set it with `tidemill variables set missing VALUE`"
     )
     with pytest.raises(NotRunningError, match="variable 'v' is available only while a task or trigger runs"):
@@ -577,7 +571,7 @@ def test_template_fields_are_rendered(value: Any, expected: Any) -> None:
 )
 def test_a_wrong_template_fails_the_attempt_by_name(value: str, message: str) -> None:
     ending = run(value=value).ending
-    assert isinstance(ending, AttemptFailed)
+    assert isinstance(ending, Failure)
     assert ending.error.startswith(message)
 
 
@@ -597,7 +591,7 @@ def test_nested_objects_are_copied_where_they_are_rendered_and_nothing_else_is()
         Call(task_id="call", value=outer, function=lambda self, context: found.append(self.value))
     found: list[Query] = []
     for number in (1, 2):
-        assert attempt(dag, "call", try_number=number).ending == AttemptSucceeded()
+        assert attempt(dag, "call", try_number=number).ending == Success()
         rendered = found.pop()
         assert rendered is not outer
         assert rendered.sql == f"{number} of"
@@ -624,7 +618,7 @@ def test_a_file_is_a_template(tmp_path: Any) -> None:
         BashOperator(task_id="t", bash_command="script.sh")
         BashOperator(task_id="u", bash_command="missing.sh")
     assert value_of(attempt(dag, "t")) == "2026-01-01 2"
-    assert attempt(dag, "u").ending == AttemptFailed(
+    assert attempt(dag, "u").ending == Failure(
         "ValueError: template field 'bash_command': the file 'missing.sh' does not exist"
     )
 
@@ -719,7 +713,7 @@ def test_a_branch_skips_what_it_does_not_choose(returned: Any, skipped: tuple[st
 )
 def test_a_wrong_branch_fails_without_retries(returned: Any, message: str) -> None:
     ending = branching(returned)[1].ending
-    assert isinstance(ending, AttemptFailed)
+    assert isinstance(ending, Failure)
     assert message in ending.error
     assert not ending.may_retry
 
@@ -746,11 +740,11 @@ def test_callbacks_get_the_context_and_the_error() -> None:
     assert value_of(attempt(dag, "t")) == 1
     assert seen.pop() == ("t", None, 1)
     result = attempt(dag, "t", callback=Callback("on_failure", "boom"))
-    assert result.ending == AttemptFailed("the on_failure callback failed: ValueError: x", may_retry=False)
+    assert result.ending == Failure("the on_failure callback failed: ValueError: x", may_retry=False)
     assert seen.pop() == ("t", "boom", 1)
-    assert attempt(dag, "", callback=Callback("on_failure", "boom")).ending == AttemptSucceeded()
+    assert attempt(dag, "", callback=Callback("on_failure", "boom")).ending == Success()
     assert seen.pop() == ("boom", "run")
-    assert attempt(dag, "t", callback=Callback("on_success")).ending == AttemptSucceeded()
+    assert attempt(dag, "t", callback=Callback("on_success")).ending == Success()
 
 
 @pytest.mark.parametrize(
@@ -767,7 +761,7 @@ def test_callbacks_see_what_the_task_and_the_run_have_become(name: str, state: s
     with DAG("d", on_failure_callback=seen.append) as dag:
         Call(task_id="t", **{f"{name}_callback": seen.append}, function=raising(KeyError("x")))
     failed = attempt(dag, "t").ending
-    assert isinstance(failed, AttemptFailed)
+    assert isinstance(failed, Failure)
     error = None if name in ("on_success", "on_skipped") else failed.error
     attempt(dag, "t", callback=Callback(name, error, origin=failed.origin))
     context = seen.pop()
@@ -806,4 +800,4 @@ def test_a_function_that_returns_a_generator_or_exits_is_named() -> None:
         generate()
         leave()
     assert "returned a generator" in str(attempt(dag, "generate").ending)
-    assert attempt(dag, "leave").ending == AttemptFailed("the task called sys.exit('bye')")
+    assert attempt(dag, "leave").ending == Failure("the task called sys.exit('bye')")

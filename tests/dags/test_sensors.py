@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from tests.dags.attempts import LOGICAL_US, Services, attempt, resume, value_of
 
+from tidemill.core.tasks.endings import Deferral, Failure, Skip, Success
 from tidemill.dags import (
     DAG,
     BaseSensorOperator,
@@ -31,8 +32,8 @@ from tidemill.dags import (
     task,
 )
 from tidemill.dags.building import build_structure
-from tidemill.dags.results import AttemptDeferred, AttemptFailed, AttemptSkipped, AttemptSucceeded
 from tidemill.runtime.json.codec import decode
+from tidemill.services.triggerer.hosting.loading import create_trigger
 from tidemill.triggers.base import BaseTrigger
 
 
@@ -43,9 +44,8 @@ def sense(function: Any, **arguments: Any) -> DAG:
 
 
 def trigger_of(result: Any) -> BaseTrigger:
-    assert isinstance(result.ending, AttemptDeferred), result
-    found: BaseTrigger = result.ending.trigger
-    return found
+    assert isinstance(result.ending, Deferral), result
+    return create_trigger("t", result.ending.classpath, result.ending.kwargs)
 
 
 def test_a_sensor_defers_between_looks_until_it_is_done() -> None:
@@ -70,7 +70,7 @@ def test_the_timeout_counts_from_the_first_look() -> None:
     with pytest.raises(TaskFailed, match=r"the sensor waited for 2:00:00.*, longer than its timeout of 1:00:00"):
         sensor.look_again({}, started=long_ago, looks=5)
     ending = attempt(sense(lambda: False, timeout=0), "t").ending
-    assert isinstance(ending, AttemptFailed)
+    assert isinstance(ending, Failure)
     assert ending.error.startswith("SensorTimeout: ")
     assert not ending.may_retry
 
@@ -96,11 +96,11 @@ def raise_it(error: Exception) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "error", "expected"),
     [
-        ({}, ValueError("x"), AttemptFailed("ValueError: x")),
-        ({"soft_fail": True}, ValueError("x"), AttemptFailed("ValueError: x")),
-        ({"soft_fail": True}, TaskFailed("x"), AttemptSkipped("the sensor raised TaskFailed: x")),
-        ({"never_fail": True}, ValueError("x"), AttemptSkipped("the sensor raised ValueError: x")),
-        ({}, TaskSkipped("x"), AttemptSkipped("x")),
+        ({}, ValueError("x"), Failure("ValueError: x")),
+        ({"soft_fail": True}, ValueError("x"), Failure("ValueError: x")),
+        ({"soft_fail": True}, TaskFailed("x"), Skip("the sensor raised TaskFailed: x")),
+        ({"never_fail": True}, ValueError("x"), Skip("the sensor raised ValueError: x")),
+        ({}, TaskSkipped("x"), Skip("x")),
     ],
 )
 def test_what_looking_raises_fails_or_skips(arguments: Any, error: Exception, expected: Any) -> None:
@@ -110,7 +110,7 @@ def test_what_looking_raises_fails_or_skips(arguments: Any, error: Exception, ex
 @pytest.mark.parametrize("argument", ["soft_fail", "never_fail"])
 def test_a_sensor_that_may_not_fail_is_skipped_after_its_timeout(argument: str) -> None:
     dag = sense(lambda: False, timeout=0, **{argument: True})
-    assert isinstance(attempt(dag, "t").ending, AttemptSkipped)
+    assert isinstance(attempt(dag, "t").ending, Skip)
     # Its trigger may fail while nothing of it runs: so the machine has to know.
     assert build_structure(dag).tasks[0].soft_fail
     assert build_structure(dag).tasks[0].is_sensor
@@ -151,8 +151,8 @@ def test_date_time_sensors_defer_until_their_moment(kind: Any, target: Any, mome
     result = attempt(dag, "t")
     assert trigger_of(result).moment == moment  # type: ignore[attr-defined]
     assert result.ending.timeout_us == 36_500 * 86_400_000_000  # type: ignore[union-attr]
-    assert resume(dag, "t", result, "x").ending == AttemptSucceeded()
-    assert attempt(dag, "past").ending == AttemptSucceeded()
+    assert resume(dag, "t", result, "x").ending == Success()
+    assert attempt(dag, "past").ending == Success()
 
 
 @pytest.mark.parametrize("kind", [TimeDeltaSensor, TimeDeltaSensorAsync])
@@ -162,7 +162,7 @@ def test_delta_sensors_count_from_the_logical_date(kind: Any) -> None:
         kind(task_id="past", delta=60)
     expected = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=36_500)
     assert trigger_of(attempt(dag, "t")).moment == expected  # type: ignore[attr-defined]
-    assert attempt(dag, "past").ending == AttemptSucceeded()
+    assert attempt(dag, "past").ending == Success()
     claim = {"logical_us": None, "interval_end_us": None, "run_started_us": LOGICAL_US}
     assert trigger_of(attempt(dag, "t", **claim)).moment == expected  # type: ignore[attr-defined]
 
@@ -175,7 +175,7 @@ def test_time_sensors_wait_for_a_time_of_the_day_in_the_zone_of_the_dag(kind: An
         kind(task_id="past", target_time=time(0))
     moment = trigger_of(attempt(dag, "t")).moment.astimezone(zone)  # type: ignore[attr-defined]
     assert (moment.time(), moment.date()) == (time(23, 59, 59, 999_999), datetime.now(zone).date())
-    assert attempt(dag, "past").ending == AttemptSucceeded()
+    assert attempt(dag, "past").ending == Success()
     with DAG("e"), pytest.raises(DagError, match=r"task 't': target_time must be a datetime\.time, got '12:00'"):
         kind(task_id="t", target_time="12:00")
 
@@ -186,10 +186,10 @@ def test_a_moment_beyond_the_timeout_is_not_waited_for() -> None:
         DateTimeSensor(task_id="t", target_time=far)
         DateTimeSensor(task_id="soft", target_time=far, soft_fail=True)
     ending = attempt(dag, "t").ending
-    assert isinstance(ending, AttemptFailed)
+    assert isinstance(ending, Failure)
     assert "its timeout is 7 days" in ending.error
     assert not ending.may_retry
-    assert isinstance(attempt(dag, "soft").ending, AttemptSkipped)
+    assert isinstance(attempt(dag, "soft").ending, Skip)
 
 
 class Remembering(BaseSensorOperator):
@@ -226,9 +226,9 @@ def test_attributes_that_are_plain_data_are_kept_between_looks_of_instances_that
     last = (datetime(2026, 1, 1, tzinfo=UTC), {1})
     assert kept == {"begun": {"looked"}, "last": last, "looks": 1, "seen": [1]}
     for _ in range(2):
-        assert isinstance(result.ending, AttemptDeferred)
+        assert isinstance(result.ending, Deferral)
         result = resume(remembering(), "t", result, "later")
-    assert result.ending == AttemptSucceeded()
+    assert result.ending == Success()
 
 
 def test_data_that_cannot_be_kept_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -239,7 +239,7 @@ def test_data_that_cannot_be_kept_is_named_in_the_log(caplog: pytest.LogCaptureF
 
     with DAG("d") as dag:
         Losing(task_id="t")
-    assert isinstance(attempt(dag, "t").ending, AttemptDeferred)
+    assert isinstance(attempt(dag, "t").ending, Deferral)
     assert "will be lost before the next poke: self.found[0] is of type builtins.object" in caplog.text
 
 
@@ -291,7 +291,7 @@ def test_a_file_sensor_refuses_what_can_never_be_found(filepath: str, said: str)
     with DAG("d") as dag:
         FileSensor(task_id="t", filepath=filepath)
     ending = attempt(dag, "t").ending
-    assert isinstance(ending, AttemptFailed)
+    assert isinstance(ending, Failure)
     assert said in ending.error
     assert not ending.may_retry
 
@@ -337,4 +337,4 @@ def test_a_sensor_function_gets_outputs_and_context() -> None:
 
         enough(a())
     assert dag.get_task("enough").upstream_task_ids == {"a"}
-    assert attempt(dag, "enough", services).ending == AttemptSucceeded()
+    assert attempt(dag, "enough", services).ending == Success()

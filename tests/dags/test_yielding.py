@@ -12,8 +12,9 @@ from tests.dags.attempts import Services, Stored, attempt
 from tests.until import wait_until
 
 from tidemill.core.errors import RemoteError, TidemillError
+from tidemill.core.tasks.endings import Failure, Success
 from tidemill.dags import DAG, TaskTimeout, task
-from tidemill.dags.results import AttemptFailed, AttemptResult, AttemptSucceeded
+from tidemill.dags.results import AttemptResult
 from tidemill.triggers.builtin.temporal import TimeDeltaTrigger
 
 
@@ -39,12 +40,12 @@ def count(end: int) -> Callable[[], Any]:
 
 def test_each_value_is_stored_in_order_and_none_is_returned() -> None:
     result, emitted = run(count(10_000))
-    assert result == AttemptResult(AttemptSucceeded())
+    assert result == AttemptResult(Success())
     assert emitted == [str(number) for number in range(10_000)]
 
 
 def test_nothing_is_stored_for_nothing() -> None:
-    assert run(count(0)) == (AttemptResult(AttemptSucceeded()), [])
+    assert run(count(0)) == (AttemptResult(Success()), [])
 
 
 def test_async_generators_yield_too() -> None:
@@ -53,7 +54,7 @@ def test_async_generators_yield_too() -> None:
             yield number
 
     result, emitted = run(generate)
-    assert (result.ending, len(emitted)) == (AttemptSucceeded(), 3_000)
+    assert (result.ending, len(emitted)) == (Success(), 3_000)
 
 
 def test_the_generator_gets_arguments_and_context() -> None:
@@ -77,7 +78,7 @@ def test_a_slow_generator_keeps_no_value_back() -> None:
             wait_until(lambda: count_emitted() > len(stored), 10)
             stored.append(number)
 
-    assert run(generate, services)[0].ending == AttemptSucceeded()
+    assert run(generate, services)[0].ending == Success()
     assert stored == [0, 1, 2]
 
 
@@ -123,7 +124,7 @@ def test_a_refusal_of_the_store_closes_the_generator_and_is_final(error: Excepti
             closed.set()
 
     result, _ = run(generate, Refusing(error, 5))
-    assert isinstance(result.ending, AttemptFailed)
+    assert isinstance(result.ending, Failure)
     assert str(error) in result.ending.error
     assert result.ending.may_retry is may_retry
     assert closed.is_set()
@@ -146,13 +147,13 @@ def test_a_generator_of_which_nobody_wants_more_is_closed_and_succeeds(is_async:
             yield value
 
     result, _ = run(generate_async if is_async else generate, Refusing(None, 5))
-    assert result.ending == AttemptSucceeded()
+    assert result.ending == Success()
     assert closed.is_set() or is_async
 
 
 def test_a_refusal_of_the_last_value_fails_the_attempt() -> None:
     result, _ = run(count(3), Refusing(TidemillError("element 2 differs"), 2))
-    assert result.ending == AttemptFailed("TaskFailed: element 2 differs", may_retry=False)
+    assert result.ending == Failure("TaskFailed: element 2 differs", may_retry=False)
 
 
 def test_the_generator_waits_for_a_slow_store() -> None:
@@ -183,7 +184,7 @@ def test_an_exception_keeps_what_was_yielded() -> None:
         raise ValueError("broken")
 
     result, emitted = run(generate)
-    assert isinstance(result.ending, AttemptFailed)
+    assert isinstance(result.ending, Failure)
     assert (result.ending.error, emitted) == ("ValueError: broken", ["1", "2"])
 
 
@@ -193,7 +194,7 @@ def test_a_value_that_cannot_be_encoded_is_named_by_its_index() -> None:
         yield {"a": object()}
 
     result, emitted = run(generate)
-    assert isinstance(result.ending, AttemptFailed)
+    assert isinstance(result.ending, Failure)
     assert "element 1['a'] is of type builtins.object, which cannot be encoded" in result.ending.error
     assert emitted == ["1"]
 
@@ -204,7 +205,7 @@ def test_a_timeout_closes_the_generator_and_ends_the_thread() -> None:
         raise TaskTimeout("too long")
 
     result, _ = run(generate)
-    assert isinstance(result.ending, AttemptFailed)
+    assert isinstance(result.ending, Failure)
     assert "tidemill-emit" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -214,5 +215,5 @@ def test_a_generator_cannot_defer() -> None:
         task.defer(trigger=TimeDeltaTrigger(1), method_name="resumed")
 
     result, _ = run(generate)
-    assert isinstance(result.ending, AttemptFailed)
+    assert isinstance(result.ending, Failure)
     assert "a @task function cannot defer" in result.ending.error

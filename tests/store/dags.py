@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, and_, insert, select
 
+from tidemill.core.tasks.endings import AttemptEnding, Success
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
 from tidemill.store.calls.people_calls import CreateRun, GetRun, ListTasks, RunRecord, TaskRecord
@@ -17,8 +18,6 @@ from tidemill.store.calls.worker_calls import (
     AttemptReport,
     AttemptReportOutcome,
     ClaimedAttempt,
-    Result,
-    Success,
     WorkerAnswer,
     WorkerTurn,
 )
@@ -81,11 +80,13 @@ class Player:
         (attempt,) = await self.claim()
         return attempt
 
-    async def report(self, attempt: ClaimedAttempt, result: Result, **details: Any) -> AttemptReportOutcome:
+    async def report(self, attempt: ClaimedAttempt, result: AttemptEnding, **details: Any) -> AttemptReportOutcome:
         answer = await self.turn(AttemptReport(attempt.task, attempt.epoch, result, **details))
         return answer.outcomes[0]
 
-    async def play(self, results: Callable[[ClaimedAttempt], Result] = lambda _: Success(), rounds: int = 100) -> None:
+    async def play(
+        self, results: Callable[[ClaimedAttempt], AttemptEnding] = lambda _: Success(), rounds: int = 100
+    ) -> None:
         """Run everything until nothing is left to run."""
         for _ in range(rounds):
             attempts = await self.claim()
@@ -109,8 +110,8 @@ class Player:
         return {name: one.state for name, one in (await self.tasks(run)).items()}
 
 
-def fail_these(names: Iterable[str]) -> Callable[[ClaimedAttempt], Result]:
-    from tidemill.store.calls.worker_calls import Failure
+def fail_these(names: Iterable[str]) -> Callable[[ClaimedAttempt], AttemptEnding]:
+    from tidemill.core.tasks.endings import Failure
 
     bad = set(names)
     return lambda attempt: Failure("it failed") if attempt.task_id in bad else Success()

@@ -9,10 +9,10 @@ import pytest
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.errors import ConfigError
+from tidemill.core.tasks.endings import Deferral
 from tidemill.store.calls.setting_calls import ListConnections, ListVariables, SetConnection
 from tidemill.store.calls.task_calls import GetConnection, GetVariable, SetVariable
 from tidemill.store.calls.trigger_calls import ClaimTriggers
-from tidemill.store.calls.worker_calls import Deferral
 from tidemill.store.ciphers import Cipher, build_cipher, create_key
 from tidemill.store.engines.lock import StoreInUseError
 from tidemill.store.engines.opening import open_store

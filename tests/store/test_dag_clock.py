@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.store.dags import Player, dag, encode, task
 
+from tidemill.core.tasks.endings import Deferral, Failure, Success
 from tidemill.core.tasks.structure import ScheduleStructure
 from tidemill.store.calls.people_calls import ListRuns, RunRecord, TaskHistory
 from tidemill.store.calls.service_calls import StoreFile
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
-from tidemill.store.calls.worker_calls import Deferral, Failure, Success
 from tidemill.store.database import Database
 
 HOUR_US = 3_600_000_000

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.store.dags import Player, dag, task
 
+from tidemill.core.tasks.endings import Deferral, Success
 from tidemill.store.calls.people_calls import CancelRun, ClearTasks, MarkTasks, RunRecord
 from tidemill.store.calls.service_calls import LoseSession
 from tidemill.store.calls.setting_calls import ListPools
 from tidemill.store.calls.trigger_calls import ClaimedTrigger, ClaimTriggers, FailTrigger, HeldTriggers, ReleaseTriggers
-from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, Deferral, OutcomeKind, Success, WorkerTurn
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, OutcomeKind, WorkerTurn
 from tidemill.store.database import Database
 
 

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import select
 from tests.store.dags import Player, add_elements, dag, task
 
+from tidemill.core.tasks.endings import Deferral, Success
 from tidemill.core.tasks.instance import format_instance
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.callback_calls import ListCallbacks
@@ -23,7 +24,7 @@ from tidemill.store.calls.people_calls import (
 )
 from tidemill.store.calls.task_calls import AppendLog, GetXCom, PushXCom
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
-from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, Deferral, LogPart, Success
+from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, LogPart
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.database import Database
 

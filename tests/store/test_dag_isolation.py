@@ -10,11 +10,12 @@ from sqlalchemy import Connection, text
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.errors import RemoteError
+from tidemill.core.tasks.endings import Deferral, Success
 from tidemill.core.tasks.structure import ScheduleStructure
 from tidemill.store.calls.service_calls import LoseSession, SchedulerTurn
 from tidemill.store.calls.setting_calls import SetPool
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
-from tidemill.store.calls.worker_calls import AttemptReport, Deferral, OutcomeKind, Success, WorkerTurn
+from tidemill.store.calls.worker_calls import AttemptReport, OutcomeKind, WorkerTurn
 from tidemill.store.ciphers import Cipher
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store

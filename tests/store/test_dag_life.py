@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 from tests.store.dags import Player, dag, encode, fail_these, task
 
+from tidemill.core.tasks.endings import Deferral, Failure, Skip, Success
 from tidemill.core.tasks.inputs import Channel
 from tidemill.core.tasks.structure import DagStructure
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
@@ -31,13 +32,9 @@ from tidemill.store.calls.worker_calls import (
     PART_BASE,
     AttemptReport,
     CallbackReport,
-    Deferral,
-    Failure,
     LogPart,
     OutcomeKind,
     ResumeWith,
-    Skip,
-    Success,
     WorkerTurn,
 )
 from tidemill.store.database import Database

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.store.dags import Player, dag, task
 
+from tidemill.core.tasks.endings import Failure, Success
 from tidemill.store.calls.people_calls import CreateRun, RunRecord, WatchRuns
 from tidemill.store.calls.task_calls import GetEarlierRun, GetXCom
-from tidemill.store.calls.worker_calls import Failure, Success
 from tidemill.store.database import Database
 
 DAY_US = 86_400_000_000

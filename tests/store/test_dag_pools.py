@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.store.dags import Player, dag, task
 
+from tidemill.core.tasks.endings import Deferral, Success
 from tidemill.store.calls.setting_calls import ListPools, PoolRecord, SetPool
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
-from tidemill.store.calls.worker_calls import Deferral, Success
 from tidemill.store.database import Database
 
 

@@ -10,11 +10,12 @@ import pytest
 from tests.store.dags import Player, dag, task
 from tests.store.server import PostgresServer
 
+from tidemill.core.tasks.endings import Deferral, Success
 from tidemill.store.calls.people_calls import ClearTasks, CreateRun
 from tidemill.store.calls.service_calls import LoseSession, SchedulerTurn
 from tidemill.store.calls.setting_calls import ListPools, SetPool
 from tidemill.store.calls.trigger_calls import ClaimTriggers
-from tidemill.store.calls.worker_calls import AttemptReport, Deferral, OutcomeKind, Success, WorkerTurn
+from tidemill.store.calls.worker_calls import AttemptReport, OutcomeKind, WorkerTurn
 from tidemill.store.engines.opening import open_store
 
 

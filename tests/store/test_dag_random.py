@@ -20,21 +20,13 @@ from tests.store.dags import ENDED, Player, dag, task
 from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.dependencies import OutcomeTally, Readiness, TaskOutcome, TriggerRule, Upstream, decide
+from tidemill.core.tasks.endings import Deferral, Failure, Loss, Skip, Success
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
 from tidemill.store.calls.people_calls import CancelRun, ClearTasks, MarkTasks, RunRecord
 from tidemill.store.calls.service_calls import LoseSession
 from tidemill.store.calls.setting_calls import ListPools
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FailTrigger, FiredEvent, StoreEvents
-from tidemill.store.calls.worker_calls import (
-    AttemptReport,
-    ClaimedAttempt,
-    Deferral,
-    Failure,
-    Loss,
-    OutcomeKind,
-    Skip,
-    Success,
-)
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, OutcomeKind
 from tidemill.store.dag_plan import build_plan
 from tidemill.store.engines.opening import open_store
 

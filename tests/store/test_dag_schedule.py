@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from tests.store.dags import Player, dag, encode, task
 
+from tidemill.core.tasks.endings import Success
 from tidemill.core.tasks.structure import ParamStructure, ScheduleStructure
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.people_calls import CreateRun, GetDag, ListDags, ListRuns, PauseDag
 from tidemill.store.calls.service_calls import ListFiles, RemoveFile, StoredDag, StoreFile
-from tidemill.store.calls.worker_calls import Success
 from tidemill.store.database import Database
 
 HOUR_US = 3_600_000_000

@@ -10,6 +10,7 @@ from tests.store.dags import Player, dag, encode, task
 from tests.store.history import Costs, copy_elements, copy_history, watch_costs, watch_rows
 from tests.store.server import PostgresServer
 
+from tidemill.core.tasks.endings import Deferral, Failure, Loss, Success
 from tidemill.core.tasks.structure import DagStructure, ScheduleStructure
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.callback_calls import ListCallbacks, ReadCallbackLog
@@ -78,7 +79,7 @@ from tidemill.store.calls.trigger_calls import (
     ReserveTriggers,
     StoreEvents,
 )
-from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, Deferral, Failure, LogPart, Loss, Success
+from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, LogPart
 from tidemill.store.dag_tables import task_instance
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store

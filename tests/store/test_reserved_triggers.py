@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.store.dags import Player, dag, task
 
+from tidemill.core.tasks.endings import Deferral
 from tidemill.store.calls.service_calls import EndSession, LoseSession
 from tidemill.store.calls.trigger_calls import (
     ClaimTriggers,
@@ -12,7 +13,7 @@ from tidemill.store.calls.trigger_calls import (
     OwnedTrigger,
     ReserveTriggers,
 )
-from tidemill.store.calls.worker_calls import AttemptReport, Deferral, OutcomeKind
+from tidemill.store.calls.worker_calls import AttemptReport, OutcomeKind
 from tidemill.store.database import Database
 
 

@@ -10,12 +10,13 @@ from sqlalchemy import Connection, func, select, update
 from tests.store.dags import Player, dag, encode, task
 
 from tidemill.config.triggerer_settings import StoreSettings
+from tidemill.core.tasks.endings import Deferral, Failure, Success
 from tidemill.store import run_retention
 from tidemill.store.calls.people_calls import ClearTasks, ListRuns
 from tidemill.store.calls.service_calls import StoreFile
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
-from tidemill.store.calls.worker_calls import CallbackReport, Deferral, Failure, LogPart, Success
+from tidemill.store.calls.worker_calls import CallbackReport, LogPart
 from tidemill.store.dag_tables import (
     dag_run,
     dag_version,

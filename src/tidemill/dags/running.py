@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from tidemill.core.errors import describe_error, escape_surrogates
+from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Skip, Success
 from tidemill.core.wording import shorten
 from tidemill.dags.arguments import check_duration, check_text
 from tidemill.dags.context import build_context
@@ -26,14 +27,8 @@ from tidemill.dags.lazy_context import Context
 from tidemill.dags.lazy_sequence import is_lazy
 from tidemill.dags.map_sources import LeafItem
 from tidemill.dags.params import wrap_params
-from tidemill.dags.results import (
-    AttemptDeferred,
-    AttemptFailed,
-    AttemptResult,
-    AttemptSkipped,
-    AttemptSucceeded,
-    Ending,
-)
+from tidemill.dags.results import AttemptResult
+from tidemill.dags.stream_key import write_key
 from tidemill.dags.task_services import AttemptClaim, CallbackClaim, ResumeClaim, TaskServices
 from tidemill.dags.templates import Renderer, build_environment, find_texts, render_fields
 from tidemill.dags.trigger_text import write_trigger
@@ -70,13 +65,11 @@ def _run(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult
         return _run_dag_callback(dag, claim, claim.callback, services)
     original = dag.task_dict.get(claim.task_id)
     if original is None:
-        return AttemptResult(
-            AttemptFailed(f"DAG {claim.dag_id!r} no longer has a task {claim.task_id!r} ({claim.file})")
-        )
+        return AttemptResult(Failure(f"DAG {claim.dag_id!r} no longer has a task {claim.task_id!r} ({claim.file})"))
     if claim.callback is None and original.is_mapped != (claim.map_index >= 0):
         text = "is mapped now" if original.is_mapped else "is no longer mapped"
         return AttemptResult(
-            AttemptFailed(
+            Failure(
                 f"task {claim.task_id!r} {text}, unlike when the run began ({claim.file}); start a new run",
                 may_retry=False,
             )
@@ -126,7 +119,7 @@ def _run_task(
             if is_interrupted():  # the task's code may have swallowed the exception, or raised another
                 kill(task)
     ti = context["ti"]
-    return AttemptResult(AttemptSucceeded(), xcoms, tuple(sorted(ti.skipped)), ti.skips_all)
+    return AttemptResult(Success(), xcoms, tuple(sorted(ti.skipped)), ti.skips_all)
 
 
 def _run_element(dag: Any, mapped: Any, claim: AttemptClaim, context: Context, services: TaskServices) -> AttemptResult:
@@ -143,7 +136,7 @@ def _run_element(dag: Any, mapped: Any, claim: AttemptClaim, context: Context, s
             return AttemptResult(_classify(error))
     context["task"] = context["ti"].task = task
     result = _run_task(dag, task, claim, context, services, find_texts(data))
-    if result.ending.__class__ is AttemptDeferred or not mapped.map_index_template:
+    if result.ending.__class__ is Deferral or not mapped.map_index_template:
         return result
     return replace(result, label=_render_label(dag, mapped.map_index_template, context, services))
 
@@ -244,7 +237,7 @@ def _collect_xcoms(task: Any, result: Any) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
-def _defer(task: Any, deferral: TaskDeferred) -> Ending:
+def _defer(task: Any, deferral: TaskDeferred) -> AttemptEnding:
     """Check and serialize a deferral."""
     try:
         given = {} if deferral.kwargs is None else deferral.kwargs
@@ -257,7 +250,13 @@ def _defer(task: Any, deferral: TaskDeferred) -> Ending:
     except Exception as error:
         return _classify(error, task)
     timeout_us = None if duration is None else int(duration.total_seconds() * _MICROSECONDS)
-    return AttemptDeferred(classpath, trigger_kwargs, deferral.method_name, kwargs, timeout_us, deferral.trigger)
+    try:
+        find_key = getattr(deferral.trigger, "shared_stream_key", None)
+        key = None if find_key is None else find_key()
+        stream_key = None if key is None else write_key(key)
+    except Exception as error:
+        return Failure(_make_storable(f"shared_stream_key() of the trigger failed: {describe_error(error)}"))
+    return Deferral(classpath, trigger_kwargs, deferral.method_name, kwargs, timeout_us, stream_key)
 
 
 def _check_continuation(task: Any, name: object, kwargs: object) -> None:
@@ -289,25 +288,25 @@ def _check_continuation(task: Any, name: object, kwargs: object) -> None:
         ) from None
 
 
-def _classify(error: BaseException, task: Any = None) -> Ending:
+def _classify(error: BaseException, task: Any = None) -> AttemptEnding:
     """Return the ending for an exception, and log the exception with its traceback."""
     if isinstance(error, TaskSkipped):
         reason = str(error)
         log.info("skipped: %s", reason or "TaskSkipped was raised")
-        return AttemptSkipped(_make_storable(escape_surrogates(reason)))
+        return Skip(_make_storable(reason))
     if isinstance(error, TaskTimeout) and task is not None:
         kill(task)
     # The frames of this module would only distract in the traceback.
     shown = error.with_traceback(_skip_own_frames(error))
     log.error("the attempt failed: %s", describe_error(error), exc_info=(type(error), shown, shown.__traceback__))
     if isinstance(error, SystemExit):
-        return AttemptFailed(_make_storable(f"the task called sys.exit({error.code!r})"))
-    return AttemptFailed(_make_storable(describe_error(error)), not isinstance(error, TaskFailed), write_origin(shown))
+        return Failure(_make_storable(f"the task called sys.exit({error.code!r})"))
+    return Failure(_make_storable(describe_error(error)), not isinstance(error, TaskFailed), write_origin(shown))
 
 
 def _make_storable(text: str) -> str:
-    """Return a text that every database accepts: without NUL, and cut at the limit."""
-    return shorten(text.replace("\0", "\\x00"), _MAX_ERROR)
+    """Return a text that every database accepts: without NUL and lone surrogates, and cut at the limit."""
+    return shorten(escape_surrogates(text).replace("\0", "\\x00"), _MAX_ERROR)
 
 
 def _skip_own_frames(error: BaseException) -> Any:
@@ -338,7 +337,7 @@ def _explain_callback(callback: CallbackClaim) -> dict[str, Any]:
 def _run_callbacks(task: Any, callback: CallbackClaim, context: Context) -> AttemptResult:
     context = context.extend(_explain_callback(callback))
     failed = _call_all(getattr(task, f"{callback.name}_callback", ()), context, callback.name)
-    return AttemptResult(AttemptFailed(failed, may_retry=False) if failed else AttemptSucceeded())
+    return AttemptResult(Failure(failed, may_retry=False) if failed else Success())
 
 
 def _run_dag_callback(dag: Any, claim: AttemptClaim, callback: CallbackClaim, services: TaskServices) -> AttemptResult:
@@ -347,7 +346,7 @@ def _run_dag_callback(dag: Any, claim: AttemptClaim, callback: CallbackClaim, se
     context = context.extend(_explain_callback(callback))
     with running(None, context, services):
         failed = _call_all(getattr(dag, f"{callback.name}_callback", ()), context, callback.name)
-    return AttemptResult(AttemptFailed(failed, may_retry=False) if failed else AttemptSucceeded())
+    return AttemptResult(Failure(failed, may_retry=False) if failed else Success())
 
 
 def _call_all(callbacks: tuple[Callable[..., Any], ...], context: Context, name: str) -> str:
@@ -360,5 +359,5 @@ def _call_all(callbacks: tuple[Callable[..., Any], ...], context: Context, name:
             raise
         except BaseException as error:  # including `SystemExit`
             log.exception("the %s callback failed", name)
-            failed = failed or f"the {name} callback failed: {describe_error(error)}"
+            failed = failed or _make_storable(f"the {name} callback failed: {describe_error(error)}")
     return failed

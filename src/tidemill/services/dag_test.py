@@ -22,12 +22,13 @@ from typing import Any, TypeVar, cast
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, InvariantError, RemoteError
+from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Skip
 from tidemill.core.tasks.instance import format_instance
 from tidemill.dags.building import serialize_dag
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.file_errors import explain_file_error
 from tidemill.dags.loading import LoadedFile, load_file
-from tidemill.dags.results import AttemptDeferred, AttemptFailed, AttemptResult, AttemptSkipped
+from tidemill.dags.results import AttemptResult
 from tidemill.dags.running import run_attempt
 from tidemill.runtime.files.folders import OwnedFolder
 from tidemill.runtime.json.codec import encode
@@ -53,11 +54,6 @@ from tidemill.store.calls.worker_calls import (
     AttemptReport,
     CallbackReport,
     ClaimedAttempt,
-    Deferral,
-    Failure,
-    Result,
-    Skip,
-    Success,
     WorkerTurn,
 )
 from tidemill.store.database import StoreCalls
@@ -266,11 +262,11 @@ class _Test:
     def _report(self, attempt: ClaimedAttempt, result: AttemptResult) -> None:
         self._request += 1
         if attempt.callback is not None:
-            error = result.ending.error if isinstance(result.ending, AttemptFailed) else None
+            error = result.ending.error if isinstance(result.ending, Failure) else None
             callback = CallbackReport(attempt.callback.id, error)
             self.ask(WorkerTurn(self._service, self._request, callbacks=(callback,)))
             return
-        ending = _convert(result)
+        ending = result.ending
         if isinstance(ending, Failure):
             self._told[attempt.task] = ending.error
         self._say(f"--- {_name(attempt)}: {_describe(ending)}")
@@ -336,20 +332,7 @@ def _name(claimed: ClaimedAttempt | ClaimedTrigger) -> str:
     return format_instance(claimed.task_id, claimed.map_index)
 
 
-def _convert(result: AttemptResult) -> Result:
-    match result.ending:
-        case AttemptFailed(error=error, may_retry=may_retry, origin=origin):
-            return Failure(error, may_retry, origin)
-        case AttemptSkipped():
-            return Skip()
-        case AttemptDeferred() as ending:
-            return Deferral(
-                ending.classpath, ending.kwargs, ending.method, ending.method_kwargs, timeout_us=ending.timeout_us
-            )
-    return Success()
-
-
-def _describe(result: Result) -> str:
+def _describe(result: AttemptEnding) -> str:
     match result:
         case Failure(error=error):
             return f"failed: {error}"

@@ -19,11 +19,12 @@ from tests.until import wait_until
 
 from tidemill.cli.dags.dags import parse_conf
 from tidemill.core.errors import ConfigError
+from tidemill.core.tasks.endings import Success
 from tidemill.runtime.log.task_lines import encode_line
 from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.store.calls.service_calls import EndSession, ListSessions
 from tidemill.store.calls.task_calls import AppendLog
-from tidemill.store.calls.worker_calls import CallbackReport, LogPart, Success
+from tidemill.store.calls.worker_calls import CallbackReport, LogPart
 from tidemill.store.engines.sqlite import open_sqlite
 
 

@@ -13,6 +13,7 @@ from tests.runtime.metrics.asking import parse
 from tests.store.dags import Player, dag, task
 
 from tidemill.config.settings import Settings
+from tidemill.core.tasks.endings import Deferral, Failure, Success
 from tidemill.runtime.metrics.exposition import write_families
 from tidemill.runtime.metrics.families import Family
 from tidemill.services.dev.metrics import DEFINITIONS, CallMeter, DagMetrics, MeasuredStore, find_delay
@@ -20,7 +21,7 @@ from tidemill.services.dev.web_ui import serve_dags_metrics
 from tidemill.store.calls.people_calls import DagRecord
 from tidemill.store.calls.service_calls import BeatSession, BeginSession, EndSession, StoreFile
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
-from tidemill.store.calls.worker_calls import AttemptReport, Deferral, Failure, Success, WorkerTurn
+from tidemill.store.calls.worker_calls import AttemptReport, WorkerTurn
 from tidemill.store.engines.sqlite import open_sqlite
 
 

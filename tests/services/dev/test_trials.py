@@ -15,12 +15,13 @@ import pytest
 from tests.services.triggerer.deferring import Deferring
 from tests.store.dags import dag, task
 
+from tidemill.core.tasks.endings import Deferral
 from tidemill.core.triggers.suspects import Suspects
 from tidemill.runtime.process.table import find_children, read_arguments
 from tidemill.services.dev.child import Child, Death
 from tidemill.services.dev.trials import Trials
 from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
-from tidemill.store.calls.worker_calls import AttemptReport, Deferral
+from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
 from tidemill.store.wire.call_server import CallServer
 

@@ -12,13 +12,14 @@ from tests.services.parser.test_manager import DAG, running, write
 from tests.store.dags import Player
 
 from tidemill.core.errors import InvariantError
+from tidemill.core.tasks.endings import Failure, Skip, Success
 from tidemill.dags.loading import load_file
-from tidemill.dags.results import AttemptFailed, AttemptResult, AttemptSkipped, AttemptSucceeded
+from tidemill.dags.results import AttemptResult
 from tidemill.dags.running import run_attempt
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.calls.people_calls import CreateRun, ListDags, ListTasks
 from tidemill.store.calls.service_calls import ListFiles, SchedulerTurn
-from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, Failure, Skip, Success, WorkerTurn
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, WorkerTurn
 from tidemill.store.engines.opening import open_store
 
 TEXT = """
@@ -67,11 +68,11 @@ class Asker:
 
 def report(claim: ClaimedAttempt, result: AttemptResult) -> AttemptReport:
     match result.ending:
-        case AttemptSucceeded():
+        case Success():
             ending: Any = Success()
-        case AttemptFailed(error, may_retry):
+        case Failure(error, may_retry):
             ending = Failure(error, may_retry)
-        case AttemptSkipped():
+        case Skip():
             ending = Skip()
         case other:
             raise InvariantError(f"no task of this DAG defers: {other}")

@@ -9,10 +9,11 @@ from typing import Any
 
 from tests.store.dags import Player, dag, task
 
+from tidemill.core.tasks.endings import Deferral
 from tidemill.runtime.json.codec import encode_sorted
 from tidemill.store.calls.people_calls import ListTasks, RunRecord, TaskRecord
 from tidemill.store.calls.setting_calls import SetPool
-from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, Deferral
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.database import StoreClient
 
 TIME_DELTA = "tidemill.triggers.builtin.temporal.TimeDeltaTrigger"

@@ -10,13 +10,14 @@ from tests.services.worker.memory_store import MemoryStore
 from tests.until import until
 
 from tidemill.config.known_secrets import KnownSecrets
+from tidemill.core.tasks.endings import Failure
 from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.services.worker.worker import Worker
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
-from tidemill.store.calls.worker_calls import AttemptReport, Failure
+from tidemill.store.calls.worker_calls import AttemptReport
 
 IMPORTS = """
 from tidemill.dags import DAG, AirflowFailException, AirflowSkipException, BaseOperator, EmptyOperator, Variable, task

@@ -11,9 +11,10 @@ from tests.services.worker.conftest import RunningWorker, StartWorker
 from tests.services.worker.memory_store import make_attempt
 from tests.until import until
 
+from tidemill.core.tasks.endings import Deferral, Loss, Skip, Success
 from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.runtime.process.table import is_running
-from tidemill.store.calls.worker_calls import Deferral, Loss, ResumeWith, Skip, Success
+from tidemill.store.calls.worker_calls import ResumeWith
 
 #: A DAG whose tasks do what their names say.
 HEAD = """

@@ -4,13 +4,13 @@ import signal
 
 import pytest
 
+from tidemill.core.tasks.endings import AttemptEnding, Failure, Loss
 from tidemill.core.tasks.worker_slots import InterruptReason, WorkerLimits
 from tidemill.services.worker.endings import explain_end
 from tidemill.services.zygote.messages import Exited
-from tidemill.store.calls.worker_calls import Failure, Loss, Result
 
 
-def explain(why: InterruptReason, status: int | None) -> Result | None:
+def explain(why: InterruptReason, status: int | None) -> AttemptEnding | None:
     return explain_end(why, None if status is None else Exited(9, status), "d.py", WorkerLimits(grace_seconds=5.0))
 
 

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from tidemill.core.errors import RemoteError
+from tidemill.core.tasks.endings import Failure, Success
 from tidemill.services.worker.reports import Reports
-from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, Failure, Success
+from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport
 
 REFUSAL = RemoteError("too large", retryable=False)
 

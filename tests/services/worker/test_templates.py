@@ -13,11 +13,11 @@ from tests.services.worker.conftest import RunningWorker, StartWorker
 from tests.services.worker.memory_store import make_attempt
 from tests.until import until
 
+from tidemill.core.tasks.endings import Failure, Loss, Success
 from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.runtime.process.table import is_running
 from tidemill.services.worker import templates
 from tidemill.services.zygote import link
-from tidemill.store.calls.worker_calls import Failure, Loss, Success
 
 #: Notes each import, and returns the number of its process.
 FILE = """

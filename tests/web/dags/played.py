@@ -15,6 +15,7 @@ from tests.store.dags import Player, add_elements, dag, task
 from tests.web.scripted_pipeline import SCRIPT, SECRET
 
 from tidemill.config.settings import Settings
+from tidemill.core.tasks.endings import Deferral, Failure, Success
 from tidemill.core.tasks.instance import format_instance
 from tidemill.core.tasks.structure import ParamStructure, ScheduleStructure
 from tidemill.runtime.log.task_lines import encode_line
@@ -22,16 +23,7 @@ from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.service_calls import StoreFile
 from tidemill.store.calls.task_calls import AppendLog
-from tidemill.store.calls.worker_calls import (
-    PART_BASE,
-    AttemptReport,
-    CallbackReport,
-    ClaimedAttempt,
-    Deferral,
-    Failure,
-    LogPart,
-    Success,
-)
+from tidemill.store.calls.worker_calls import PART_BASE, AttemptReport, CallbackReport, ClaimedAttempt, LogPart
 from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
 
 T = TypeVar("T")

@@ -6,18 +6,11 @@ import signal
 
 import structlog
 
+from tidemill.core.tasks.endings import AttemptEnding, Failure, Loss
 from tidemill.core.tasks.instance import format_instance
 from tidemill.core.tasks.worker_slots import InterruptReason, WorkerLimits
 from tidemill.services.zygote.messages import Exited
-from tidemill.store.calls.worker_calls import (
-    CallbackReport,
-    ClaimedAttempt,
-    ClaimedCallback,
-    Failure,
-    LogPart,
-    Loss,
-    Result,
-)
+from tidemill.store.calls.worker_calls import CallbackReport, ClaimedAttempt, ClaimedCallback, LogPart
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +20,7 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.
 
 def explain_end(
     why: InterruptReason, exited: Exited | None, file: str, limits: WorkerLimits, *, broke_off: bool = False
-) -> Result | None:
+) -> AttemptEnding | None:
     """Return the result to report.
 
     Args:
@@ -60,7 +53,7 @@ def explain_end(
 
 
 def report_callback(
-    claim: ClaimedAttempt, callback: ClaimedCallback, result: Result, log_end: LogPart | None
+    claim: ClaimedAttempt, callback: ClaimedCallback, result: AttemptEnding, log_end: LogPart | None
 ) -> CallbackReport:
     """Return the report of a callback that has ended; log its error."""
     error = result.error if isinstance(result, Failure) else None

@@ -6,13 +6,12 @@ Secrets therefore belong to the file, and are kept as long as the worker runs.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
-import msgspec
-
 from tidemill.config.known_secrets import KnownSecrets
+from tidemill.core.tasks.endings import Failure
 from tidemill.core.wording import shorten
-from tidemill.store.calls.worker_calls import Failure
 
 #: Longer errors are cut; the log has the whole error.
 MAX_ERROR = 8_000
@@ -46,4 +45,4 @@ class FileSecrets:
         known = self.find(file)
         # Mask only known secrets: masking text that merely looks like one would break the origin's JSON.
         origin = None if failure.origin is None else known.mask_known(failure.origin)
-        return msgspec.structs.replace(failure, error=shorten(known.mask(failure.error), MAX_ERROR), origin=origin)
+        return dataclasses.replace(failure, error=shorten(known.mask(failure.error), MAX_ERROR), origin=origin)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tidemill.core.tasks.endings import AttemptEnding
 from tidemill.runtime.framing import add_length
 from tidemill.store.calls.call import Call, find_answer_type
 from tidemill.store.calls.people_calls import GetRun
@@ -28,7 +29,7 @@ from tidemill.store.calls.task_calls import (
     SetTaskState,
     SetVariable,
 )
-from tidemill.store.calls.worker_calls import ClaimedAttempt, Result
+from tidemill.store.calls.worker_calls import ClaimedAttempt, decode_ending
 
 #: The entry point of a task process.
 TASK_TARGET = "tidemill.services.worker.task_process:main"
@@ -125,7 +126,7 @@ class AttemptFinished(msgspec.Struct, frozen=True, tag=True):
         changed: How the attempt changed the process, for the log; if not empty, the process is not reused.
     """
 
-    result: Result | None
+    result: AttemptEnding | None
     xcoms: tuple[tuple[str, str], ...] = ()
     skip: tuple[str, ...] = ()
     skip_all_downstream: bool = False
@@ -138,7 +139,7 @@ Word = FileLoaded | AskStore | AttemptFinished
 
 _encoder = msgspec.msgpack.Encoder()
 _orders = msgspec.msgpack.Decoder(Order)
-_words = msgspec.msgpack.Decoder(Word)
+_words = msgspec.msgpack.Decoder(Word, dec_hook=decode_ending)
 
 
 def frame(message: Order | Word) -> bytes:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import structlog
 
 from tidemill.core.errors import describe_error
-from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, Failure
+from tidemill.core.tasks.endings import Failure
+from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport
 
 log = structlog.get_logger(__name__)
 

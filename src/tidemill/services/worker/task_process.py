@@ -28,20 +28,14 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from tidemill.core.errors import TidemillError, describe_error, escape_surrogates
+from tidemill.core.errors import TidemillError, describe_error
+from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure
 from tidemill.dags.current import note_interrupted
 from tidemill.dags.exceptions import TaskTimeout
 from tidemill.dags.file_errors import explain_file_error
 from tidemill.dags.loading import LoadedFile, digest_file, load_file
 from tidemill.dags.opened_files import sign_file
-from tidemill.dags.results import (
-    AttemptDeferred,
-    AttemptFailed,
-    AttemptResult,
-    AttemptSkipped,
-    AttemptSucceeded,
-    Ending,
-)
+from tidemill.dags.results import AttemptResult
 from tidemill.dags.running import run_attempt
 from tidemill.runtime.framing import FrameSplitter
 from tidemill.services.worker.attempt_signals import END_SIGNAL, TIMEOUT_SIGNAL
@@ -63,19 +57,11 @@ from tidemill.services.worker.messages import (
 )
 from tidemill.services.worker.residue import end_children, find_changes, take_state
 from tidemill.services.worker.signatures import UNCERTAIN
-from tidemill.services.worker.stream_key import write_key
 from tidemill.services.worker.task_output import Lines, TaskOutput
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.task_calls import MAX_XCOM_BYTES
-from tidemill.store.calls.worker_calls import (
-    ClaimedAttempt,
-    Deferral,
-    Failure,
-    Result,
-    Skip,
-    Success,
-)
+from tidemill.store.calls.worker_calls import ClaimedAttempt
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +167,7 @@ class TaskProcess:
             self._broken = error
             return None
 
-    def _explain_import(self, error: BaseException) -> Result:
+    def _explain_import(self, error: BaseException) -> AttemptEnding:
         """Log the import error in the log of the current attempt, and return the attempt's failure."""
         if isinstance(error, FileNotFoundError) and not (Path(self._task.folder) / self._task.file).exists():
             return Failure(f"the DAG file {self._task.file} no longer exists")
@@ -222,18 +208,17 @@ class TaskProcess:
                 Failure("a SIGINT, which tidemill did not send, interrupted the task (KeyboardInterrupt)")
             )
         except TaskTimeout as error:  # raised just before or after the attempt
-            result = AttemptResult(AttemptFailed(describe_error(error)))
+            result = AttemptResult(Failure(describe_error(error)))
         if isinstance(self._interruption, TaskEnded):
             return AttemptFinished(None)
-        try:
-            ending = _translate(result.ending)
-        except Exception as error:
-            return AttemptFinished(Failure(f"shared_stream_key() of the trigger failed: {describe_error(error)}"))
-        for what, value in (*_list_stored(ending), *((f"the XCom {key!r} has", value) for key, value in result.xcoms)):
+        for what, value in (
+            *_list_stored(result.ending),
+            *((f"the XCom {key!r} has", value) for key, value in result.xcoms),
+        ):
             if (size := len(value.encode("utf-8", "replace"))) > MAX_XCOM_BYTES:
                 text = f"{what} {size:,} bytes; at most {MAX_XCOM_BYTES:,} are stored; store a reference"
                 return AttemptFinished(Failure(text, may_retry=False))
-        return AttemptFinished(ending, result.xcoms, result.skip, result.skip_all_downstream, result.label)
+        return AttemptFinished(result.ending, result.xcoms, result.skip, result.skip_all_downstream, result.label)
 
     # -- interruptions ---------------------------------------------------------------------------------------------
 
@@ -320,28 +305,7 @@ class TaskProcess:
             raise WorkerGoneError from error
 
 
-def _translate(ending: Ending) -> Result:
-    match ending:
-        case AttemptSucceeded():
-            return Success()
-        case AttemptFailed(error, may_retry, origin):
-            return Failure(escape_surrogates(error), may_retry, origin)
-        case AttemptSkipped():
-            return Skip()
-        case AttemptDeferred():
-            find_key = getattr(ending.trigger, "shared_stream_key", None)
-            key = None if find_key is None else find_key()
-            return Deferral(
-                ending.classpath,
-                ending.kwargs,
-                ending.method,
-                ending.method_kwargs,
-                ending.timeout_us,
-                None if key is None else write_key(key),
-            )
-
-
-def _list_stored(ending: Result) -> tuple[tuple[str, str], ...]:
+def _list_stored(ending: AttemptEnding) -> tuple[tuple[str, str], ...]:
     """Return the values other than XComs that the end of an attempt stores, each with the beginning of an error
     message.
     """

@@ -24,6 +24,7 @@ import structlog
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import InvariantError, RemoteError, TidemillError, describe_error
+from tidemill.core.tasks.endings import AttemptEnding, Failure, Loss
 from tidemill.core.tasks.worker_slots import (
     Attempt,
     Died,
@@ -61,15 +62,7 @@ from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Exited
 from tidemill.store.calls.asked_secrets import find_secrets
-from tidemill.store.calls.worker_calls import (
-    AttemptReport,
-    ClaimedAttempt,
-    Failure,
-    LogPart,
-    Loss,
-    Result,
-    WorkerTurn,
-)
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, LogPart, WorkerTurn
 from tidemill.store.database import StoreCalls
 from tidemill.store.doorbell import StoreBell
 from tidemill.store.wire.remote import call_patiently
@@ -396,7 +389,7 @@ class Worker:
             self._running[attempt.key].log.say("error", result.error)
         self._report(attempt, result, None)
 
-    def _report(self, attempt: Attempt, result: Result | None, finished: AttemptFinished | None) -> None:
+    def _report(self, attempt: Attempt, result: AttemptEnding | None, finished: AttemptFinished | None) -> None:
         running = self._running.pop(attempt.key)
         if isinstance(result, Failure):
             result = self._secrets.mask_failure(attempt.file, result)

@@ -7,10 +7,11 @@ Times are UTC microseconds since the epoch; user values are texts of `runtime.js
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from tidemill.core.tasks.endings import ENDINGS, AttemptEnding
 from tidemill.store.calls.call import Call, answered_by
 
 
@@ -54,57 +55,6 @@ class LogPart(msgspec.Struct, frozen=True):
     last: bool = False
 
 
-class Success(msgspec.Struct, frozen=True, tag=True):
-    """The attempt returned."""
-
-
-class Failure(msgspec.Struct, frozen=True, tag=True):
-    """The attempt failed.
-
-    Attributes:
-        error: The error, for display.
-        may_retry: Whether its retries apply.
-        origin: The class and traceback locations of the exception, for callbacks; None without an exception.
-    """
-
-    error: str
-    may_retry: bool = True
-    origin: str | None = None
-
-
-class Skip(msgspec.Struct, frozen=True, tag=True):
-    """The attempt skipped its task."""
-
-
-class Deferral(msgspec.Struct, frozen=True, tag=True):
-    """The attempt deferred itself to a trigger.
-
-    Attributes:
-        classpath: The import path of the trigger's class.
-        kwargs: Its arguments, encoded.
-        method: The operator method that resumes the task.
-        method_kwargs: The arguments of that method, encoded.
-        timeout_us: The time limit of the trigger; None: none.
-        stream_key: The key of the shared stream of the trigger, as text; None: it shares none.
-        queue: The queue whose triggerers may run it.
-    """
-
-    classpath: str
-    kwargs: str
-    method: str
-    method_kwargs: str = "{}"
-    timeout_us: int | None = None
-    stream_key: str | None = None
-    queue: str = "default"
-
-
-class Loss(msgspec.Struct, frozen=True, tag=True):
-    """The attempt was lost or released: it is queued again without using up a retry."""
-
-
-Result = Success | Failure | Skip | Deferral | Loss
-
-
 class AttemptReport(msgspec.Struct, frozen=True):
     """The result of an attempt.
 
@@ -123,7 +73,7 @@ class AttemptReport(msgspec.Struct, frozen=True):
 
     task: int
     epoch: int
-    result: Result
+    result: AttemptEnding
     xcoms: tuple[tuple[str, str], ...] = ()
     skip: tuple[str, ...] = ()
     skip_all_downstream: bool = False
@@ -131,6 +81,14 @@ class AttemptReport(msgspec.Struct, frozen=True):
     request: str = ""
     map_index: int = -1
     label: str | None = None
+
+
+def decode_ending(kind: type, value: Any) -> AttemptEnding:
+    """Return the ending that a decoded message holds; a `dec_hook`, because msgspec cannot choose among dataclasses."""
+    try:
+        return msgspec.convert(value, ENDINGS[value["kind"]])
+    except KeyError:
+        raise ValueError("unknown kind of ending") from None
 
 
 class CallbackReport(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.framing import FrameTooLargeError, add_length, read_body
 from tidemill.store.calls.call import Call, CallRefusedError, RefusalKind, find_answer_type
 from tidemill.store.calls.dispatch import list_kinds
+from tidemill.store.calls.worker_calls import decode_ending
 
 #: The maximum frame size; a worker turn with XComs and logs stays far below it.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -75,7 +76,7 @@ def find_protocol() -> str:
 def _build_asked_decoder() -> msgspec.msgpack.Decoder[Any]:
     union = functools.reduce(operator.or_, list_kinds())
     frame = msgspec.defstruct("AskedCall", [("id", int), ("call", union)], frozen=True)
-    return msgspec.msgpack.Decoder(frame)
+    return msgspec.msgpack.Decoder(frame, dec_hook=decode_ending)
 
 
 _encode = msgspec.msgpack.Encoder().encode

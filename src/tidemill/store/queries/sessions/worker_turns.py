@@ -12,17 +12,14 @@ from sqlalchemy import Connection, Update, and_, update
 
 from tidemill.core.errors import describe_error
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved, Refused
+from tidemill.core.tasks.endings import Deferral, Failure, Skip, Success
 from tidemill.core.tasks.inputs import Deferred, Failed, Input, Lost, Skipped, Succeeded
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.worker_calls import (
     AttemptReport,
     AttemptReportOutcome,
     CallbackReport,
-    Deferral,
-    Failure,
     OutcomeKind,
-    Skip,
-    Success,
     WorkerAnswer,
     WorkerTurn,
 )
