@@ -38,6 +38,7 @@ from tidemill.core.tasks.expansion import (
     count_elements,
     feed,
     find_count,
+    follow,
     locate_items,
 )
 from tidemill.core.tasks.inputs import (
@@ -257,6 +258,58 @@ def test_elements_are_numbered_as_the_product_of_the_factors_whose_last_one_vari
     # A generator in the middle: its length is not known, and it varies slowest.
     expected = [(a, b, c) for b in range(3) for a in range(2) for c in range(4)]
     assert [locate_items(index, (2, 0, 4), slowest=1) for index in range(24)] == expected
+
+
+# -- a map that follows another one ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("calm", [True, False])
+def test_a_map_that_follows_another_one_does_so_element_by_element_in_any_order(calm) -> None:
+    """`calm`: no element of the map that is followed runs again."""
+    for seed in range(examples(200)):
+        chosen = random.Random(seed)
+        policy = MapPolicy(chosen.randint(1, 4))
+        others = {index: chosen.choice([(S, True), (S, True), (S, False), (F, True), (U, True), (K, True)])
+                  for index in range(chosen.randint(0, 12))}  # fmt: skip
+        expected = {follow(*end_of_other) for end_of_other in others.values()} - {TaskState.REMOVED}
+        row, elements = play(Opened()).row, dict.fromkeys(others, TaskState.REMOVED)
+        left = chosen.sample(sorted(others), len(others))
+        while left or row.waiting or row.unfinished:
+            running = [index for index, state in elements.items() if state is TaskState.RUNNING]
+            if left and (not running or chosen.random() < 0.5):
+                index = left.pop()
+                before, after = elements[index], follow(*others[index])
+            else:
+                index = chosen.choice(running)
+                before, after = TaskState.RUNNING, chosen.choice([TaskState.SUCCESS, TaskState.FAILED])
+                expected.add(after)
+                if not calm and chosen.random() < 0.2:
+                    # The element with this index runs again, and this one with it.
+                    after = TaskState.REMOVED
+                    left.insert(0, index)
+            elements[index] = after
+            expansion = feed(row, ElementsMoved(before, after), policy)
+            row = expansion.row
+            waiting = [index for index, state in sorted(elements.items()) if state is TaskState.NONE]
+            assert len(waiting) >= expansion.again
+            elements.update(dict.fromkeys(waiting[: expansion.again], TaskState.RUNNING))
+            assert not expansion.create
+            assert row.unfinished == list(elements.values()).count(TaskState.RUNNING) <= policy.max_outstanding
+            assert not row.done
+        expansion = feed(row, SourceEnded(S), policy)
+        states = set(elements.values()) - {TaskState.REMOVED}
+        assert states <= expected
+        assert expansion.row.done
+        assert expansion.row.told.kinds == kinds(*[TaskOutcome(state.value) for state in states or {TaskState.SKIPPED}])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [(S, TaskState.NONE), (F, TaskState.UPSTREAM_FAILED), (U, TaskState.UPSTREAM_FAILED), (K, TaskState.SKIPPED)],
+)
+def test_an_element_appears_as_the_one_that_it_follows_has_ended(outcome, state) -> None:
+    assert follow(outcome) is state
+    assert follow(outcome, has_item=False) is (TaskState.REMOVED if outcome is S else state)
 
 
 # -- against a model that has every element ----------------------------------------------------------------------------

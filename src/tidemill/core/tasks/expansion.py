@@ -8,6 +8,9 @@ Items arrive in order, and elements are created in order of their index. So a cu
 elements that fail for long do not hold up the others. Elements that a user cleared wait until the window has room for
 them, and come before new ones.
 
+A map that follows another one element by element has no cursor, because the elements of the other end in any order:
+`arrived` stays 0, and each of its elements appears (`ElementsMoved` from REMOVED) in the state that `follow` says.
+
 Invariants:
 1. `created` never falls between two resets, so an element is created exactly once.
 2. Nothing is created or started again beyond the window.
@@ -184,6 +187,20 @@ def find_count(state: TaskState) -> str | None:
         ('unfinished', 'success')
     """
     return _COUNTS.get(state, "unfinished")
+
+
+def follow(outcome: TaskOutcome, has_item: bool = True) -> TaskState:
+    """Return the state in which an element appears whose map follows another one, once the element with its index ends.
+
+    Args:
+        outcome: The outcome of the element with its index.
+        has_item: Whether that element returned a value; without one there is no element (REMOVED).
+    """
+    if outcome is TaskOutcome.SKIPPED:
+        return TaskState.SKIPPED
+    if outcome is not TaskOutcome.SUCCESS:
+        return TaskState.UPSTREAM_FAILED
+    return TaskState.NONE if has_item else TaskState.REMOVED
 
 
 def feed(row: MapRow, given: MapInput, policy: MapPolicy, starts: bool = True) -> Expansion:
