@@ -327,6 +327,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: task.branch(task_id="t")(stream.function)(),
         "the function is a generator, but BranchPythonOperator needs its return value",
     ),
+    "sensing generator": (
+        lambda: task.sensor(task_id="t")(stream.function)(),
+        "the function is a generator, but PythonSensor needs its return value",
+    ),
+    "bash generator": (
+        lambda: task.bash(task_id="t")(stream.function)(),
+        "the function is a generator, but PythonBashOperator needs its return value",
+    ),
     "output in no template": (
         lambda: Load.partial(task_id="t").expand(path=["a"], mode=[numbers()]),
         "argument 'mode' is the output of a task, which is not known before that task has run; add 'mode'",

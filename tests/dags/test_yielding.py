@@ -199,6 +199,17 @@ def test_a_value_that_cannot_be_encoded_is_named_by_its_index() -> None:
     assert emitted == ["1"]
 
 
+def test_a_value_that_is_too_large_is_a_final_failure() -> None:
+    def generate() -> Any:
+        yield 1
+        yield "x" * (1 << 20)
+
+    result, emitted = run(generate)
+    assert isinstance(result.ending, Failure)
+    assert "element 1 takes 1,048,578 characters" in result.ending.error
+    assert (result.ending.may_retry, emitted) == (False, ["1"])
+
+
 def test_a_timeout_closes_the_generator_and_ends_the_thread() -> None:
     def generate() -> Any:
         yield 1

@@ -117,26 +117,26 @@ class TaskFunction:
         return self._change({**self.options, **options}, {**self.shared, **ours})
 
     def expand(self, *args: Any, **sources: Any) -> PlainXComArg:
-        """Create a mapped task, and return its output; see `tidemill.dags.mapped.OperatorPartial.expand`.
+        """Create a mapped task, and return its output; see `tidemill.dags.expanding.OperatorPartial.expand`.
 
         Raises:
             DagError: An argument is invalid.
         """
-        output: PlainXComArg = self._mapped.expand(self._target, args, sources).output
+        output: PlainXComArg = self._expanding.expand(self._target, args, sources).output
         return output
 
     def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> PlainXComArg:
-        """Create a mapped task, and return its output; see `tidemill.dags.mapped.OperatorPartial.expand_kwargs`.
+        """Create a mapped task, and return its output; see `tidemill.dags.expanding.OperatorPartial.expand_kwargs`.
 
         Raises:
             DagError: An argument is invalid.
         """
-        output: PlainXComArg = self._mapped.expand_kwargs(self._target, kwargs, strict).output
+        output: PlainXComArg = self._expanding.expand_kwargs(self._target, kwargs, strict).output
         return output
 
     @property
-    def _mapped(self) -> Any:
-        return importlib.import_module("tidemill.dags.mapped")
+    def _expanding(self) -> Any:
+        return importlib.import_module("tidemill.dags.expanding")
 
     @property
     def _owner(self) -> str:
@@ -151,7 +151,7 @@ class TaskFunction:
         options = {**self._defaults, **self.options}
         options["task_id"] = _number_id(options)
         given = {"python_callable": self.function, "op_args": [], "op_kwargs": self.shared, **options}
-        return self._mapped.MapTarget(self._operator_class, given, self.function)
+        return self._expanding.MapTarget(self._operator_class, given, self.function)
 
     def _change(self, options: Mapping[str, Any], shared: Mapping[str, Any]) -> TaskFunction:
         changed = TaskFunction(self.function, self.kind, options, shared)

@@ -1,4 +1,4 @@
-"""Mapped tasks: `Operator.partial(...).expand(x=[...])` makes one task of which a run has an element for each value.
+"""A mapped task: one task of a DAG, of which a run has an element for each value that it is mapped over.
 
 Invariants: every argument is checked when the file is parsed, as far as its values are known there; the arguments that
     the scheduler reads (retries, pool, trigger rule and so on) are the same for all elements of a map.
@@ -13,7 +13,6 @@ from tidemill.core.tasks.structure import MapSource, MapStructure
 from tidemill.dags.arguments import check_bool, check_int, check_optional_int, check_text
 from tidemill.dags.edges import connect
 from tidemill.dags.exceptions import DagError
-from tidemill.dags.group import GroupOutput, find_open_group
 from tidemill.dags.map_sources import (
     ALL_ARGUMENTS,
     ExpandInput,
@@ -22,73 +21,18 @@ from tidemill.dags.map_sources import (
     describe_source,
     read_source,
 )
-from tidemill.dags.map_target import MAP_OPTIONS, MapTarget
+from tidemill.dags.map_target import MapTarget
 from tidemill.dags.operator import BaseOperator
-from tidemill.dags.operator_arguments import (
-    check_names,
-    collect_defaults,
-    list_changed_defaults,
-    list_names,
-    name_task,
-)
-from tidemill.dags.operators.python import BranchPythonOperator, ShortCircuitOperator, is_generator
 from tidemill.dags.scope import open_dags, open_teardowns
 from tidemill.dags.trigger_text import check_triggers
-from tidemill.dags.xcom_arg import DagParam, RunValue, RunValues, XComArg, list_outputs
+from tidemill.dags.xcom_arg import DagParam, RunValue, RunValues, list_outputs
 
 _MAX_OUTSTANDING: Final = 10_000
 _NOT_PASSED: Final = frozenset({"task_id", "dag", "task_group", "default_args"})
 
 
-class OperatorPartial:
-    """An operator with the arguments that all elements of a map share; `expand` completes it.
-
-    Args:
-        target: The operator and the arguments.
-    """
-
-    def __init__(self, target: MapTarget) -> None:
-        self._target = target
-        self.is_expanded = False
-
-    def expand(self, *args: Any, **sources: Any) -> MappedOperator:
-        """Create the task, with an element for each combination of the values of the arguments.
-
-        Args:
-            args: None; arguments are passed by name.
-            sources: For each argument, a list, a dict (whose items are pairs of key and value), a param, or the output
-                of a task. The values of the last argument vary fastest; those of a generator task vary slowest.
-
-        Raises:
-            DagError: An argument is invalid.
-        """
-        self.is_expanded = True
-        return expand(self._target, args, sources)
-
-    def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> MappedOperator:
-        """Create the task, with an element for each dict of arguments.
-
-        Args:
-            kwargs: A list of dicts, a param, or the output of a task that returns such a list.
-            strict: Whether a dict may not have an argument that `partial` has given; otherwise it takes precedence.
-
-        Raises:
-            DagError: An argument is invalid.
-        """
-        self.is_expanded = True
-        return expand_kwargs(self._target, kwargs, strict)
-
-    @property
-    def task_id(self) -> str:
-        """The id of the task, without the prefixes of its groups."""
-        return str(self._target.kwargs["task_id"])
-
-    def __repr__(self) -> str:
-        return f"<{self._target.operator_class.__name__}.partial of task {self.task_id!r} without expand()>"
-
-
 class MappedOperator(BaseOperator):
-    """A mapped task; `OperatorPartial.expand` creates it.
+    """A mapped task; `tidemill.dags.expanding.OperatorPartial.expand` creates it.
 
     In a run it has an element for each value. An attempt of an element creates the operator with the element's
     arguments and runs it.
@@ -291,102 +235,6 @@ class MappedOperator(BaseOperator):
         item = values.get(ALL_ARGUMENTS, values)
         if not isinstance(item, RunValue):
             self.unmap(item)
-
-
-def make_partial(operator_class: type[BaseOperator], args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorPartial:
-    """Return an operator with the arguments that all elements share.
-
-    Raises:
-        DagError: An argument is unknown, or the operator cannot be mapped.
-    """
-    owner = name_task(kwargs.get("task_id"))
-    if args:
-        raise DagError(
-            f"{owner}: {operator_class.__name__}.partial() accepts no positional arguments; pass them by name"
-        )
-    if "task_id" not in kwargs:
-        raise DagError(f"{operator_class.__name__}.partial() needs task_id; give the mapped task an id")
-    check_names(operator_class, owner, {name: kwargs[name] for name in kwargs.keys() - MAP_OPTIONS}, BaseOperator)
-    group = kwargs.get("task_group")
-    dag = kwargs.get("dag") or (group.dag if group is not None else None) or open_dags.current
-    if dag is None:
-        return OperatorPartial(MapTarget(operator_class, kwargs))
-    partial = OperatorPartial(
-        MapTarget(operator_class, {**kwargs, "dag": dag, "task_group": group or find_open_group(dag)})
-    )
-    dag.partials.append(partial)
-    return partial
-
-
-def expand(target: MapTarget, args: tuple[Any, ...], sources: Mapping[str, Any]) -> MappedOperator:
-    """Create a task that is mapped over the product of its sources; see `OperatorPartial.expand`."""
-    owner = target.owner
-    if args:
-        raise DagError(f"{owner}: expand() accepts no positional arguments; pass them by name: expand(x=[...])")
-    if not sources:
-        raise DagError(f"{owner}: expand() needs the arguments to map over: expand(x=[...])")
-    target.check_element(sources, strict=True, call="expand")
-    return _create(target, ExpandInput({name: read_source(owner, name, value) for name, value in sources.items()}))
-
-
-def expand_kwargs(target: MapTarget, kwargs: Any, strict: bool) -> MappedOperator:
-    """Create a task that is mapped over dicts of arguments; see `OperatorPartial.expand_kwargs`."""
-    owner = target.owner
-    check_bool(owner, "strict", strict)
-    kwargs = kwargs.value if isinstance(kwargs, GroupOutput) else kwargs
-    if isinstance(kwargs, XComArg | DagParam):
-        return _create(target, ExpandInput({ALL_ARGUMENTS: kwargs}, strict))
-    if not isinstance(kwargs, Sequence) or isinstance(kwargs, str | bytes | bytearray):
-        raise DagError(
-            f"{owner}: expand_kwargs() needs a list of dicts, a param or the output of a task, got "
-            f"{type(kwargs).__name__}; for one list per argument use expand()"
-        )
-    for number, item in enumerate(kwargs):
-        if isinstance(item, XComArg):
-            continue
-        if not isinstance(item, Mapping) or not all(isinstance(key, str) for key in item):
-            raise DagError(
-                f"{owner}: expand_kwargs() needs dicts with the names of arguments as keys; item {number} is {item!r}"
-            )
-        target.check_element(item, strict=strict, call="expand_kwargs")
-    return _create(target, ExpandInput({ALL_ARGUMENTS: LiteralItems(kwargs)}, strict))
-
-
-def _create(target: MapTarget, expand_input: ExpandInput) -> MappedOperator:
-    cls, owner = target.operator_class, target.owner
-    _check_mappable(owner, target)
-    defaults = collect_defaults(target.kwargs)
-    names, _ = list_names(cls, BaseOperator)
-    base = list_names(BaseOperator, BaseOperator)[0]
-    # What an element gives takes precedence over `default_args`, as it does for any task.
-    fallbacks = {name: value for name, value in defaults.items() if name in names and name not in expand_input.sources}
-    if ALL_ARGUMENTS not in expand_input.sources:
-        target.check_complete(expand_input.sources, fallbacks, "expand")
-    own = {name: value for name, value in target.kwargs.items() if name in base or name in MAP_OPTIONS}
-    shared = {name: value for name, value in target.kwargs.items() if name not in MAP_OPTIONS}
-    options = {name: value for name, value in defaults.items() if name in base or name in MAP_OPTIONS}
-    return MappedOperator(
-        target=MapTarget(cls, shared, target.function),
-        expand_input=expand_input,
-        fallbacks=fallbacks,
-        **{**list_changed_defaults(cls, BaseOperator), **options, **own},
-    )
-
-
-def _check_mappable(owner: str, target: MapTarget) -> None:
-    """Reject tasks whose elements would have an effect on more than themselves."""
-    cls = target.operator_class
-    if issubclass(cls, BranchPythonOperator | ShortCircuitOperator):
-        raise DagError(
-            f"{owner}: expand() of a {cls.__name__} is not supported yet: an element would skip tasks that all "
-            "elements share; decide in an unmapped task, or raise AirflowSkipException in a mapped one"
-        )
-    function = target.kwargs.get("python_callable")
-    if function is not None and is_generator(function):
-        raise DagError(
-            f"{owner}: expand() of a generator function is not supported yet: an element would yield elements of its "
-            "own; return a list"
-        )
 
 
 def _check_open(owner: str, expand_input: ExpandInput, factors: Sequence[MapSource]) -> None:

@@ -204,10 +204,10 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
                 `map_index_template`, which `tidemill.dags.mapped.MappedOperator` describes.
 
         Returns:
-            A `tidemill.dags.mapped.OperatorPartial`.
+            A `tidemill.dags.expanding.OperatorPartial`.
         """
         # That module imports this one, and few files need it.
-        return importlib.import_module("tidemill.dags.mapped").make_partial(cls, args, kwargs)
+        return importlib.import_module("tidemill.dags.expanding").make_partial(cls, args, kwargs)
 
     # -- membership and edges
     # ----------------------------------------------------------------------------------------------

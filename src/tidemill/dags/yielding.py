@@ -21,6 +21,8 @@ from tidemill.runtime.json.codec import encode
 _GROUP_SECONDS: Final = 0.05
 _MAX_WAITING: Final = 1_000
 _MAX_WAITING_BYTES: Final = 4 << 20
+#: The limit of the store, which also refuses larger values, but a much larger one does not even reach it.
+_MAX_VALUE_BYTES: Final = 1 << 20
 
 
 def emit_all(results: Generator[Any, Any, Any] | AsyncGenerator[Any, Any], services: TaskServices) -> None:
@@ -94,6 +96,11 @@ class _Emitter:
     def put(self, value: Any) -> None:
         """Add the next value."""
         text = encode(value, f"element {self._put}")
+        if len(text) > _MAX_VALUE_BYTES:
+            raise TaskFailed(
+                f"element {self._put} takes {len(text):,} characters; at most {_MAX_VALUE_BYTES:,} bytes are stored; "
+                "yield a reference"
+            )
         with self._changed:
             self._waiting.append(text)
             self._waiting_bytes += len(text)

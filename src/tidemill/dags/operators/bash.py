@@ -8,7 +8,7 @@ from typing import Any
 from tidemill.dags.exceptions import DagError, TaskError, TaskFailed, TaskSkipped
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.operators.command import Command, build_environment, describe_exit
-from tidemill.dags.operators.python import call_function, check_call
+from tidemill.dags.operators.python import call_function, check_call, refuse_generator
 
 
 class BashOperator(BaseOperator):
@@ -110,6 +110,7 @@ class PythonBashOperator(BashOperator):
         self.op_args = list(op_args or ())
         self.op_kwargs = dict(op_kwargs or {})
         check_call(f"task {self.task_id!r}", python_callable, self.op_args, self.op_kwargs)
+        refuse_generator(self, python_callable)
 
     def execute(self, context: Any) -> str:
         """Call the function, and run the command that it returns."""

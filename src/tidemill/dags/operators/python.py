@@ -65,9 +65,9 @@ class PythonOperator(BaseOperator):
         return is_generator(self.python_callable)
 
     def _check_generator(self) -> None:
-        owner = f"task {self.task_id!r}: the function is a generator"
         if not self.may_yield:
-            raise DagError(f"{owner}, but {type(self).__name__} needs its return value; use return instead of yield")
+            refuse_generator(self, self.python_callable)
+        owner = f"task {self.task_id!r}: the function is a generator"
         if not self.do_xcom_push or self.multiple_outputs:
             wrong = "multiple_outputs=True" if self.do_xcom_push else "do_xcom_push=False"
             raise DagError(f"{owner}, whose values are stored one by one; remove {wrong}")
@@ -172,6 +172,19 @@ def is_generator(function: Callable[..., Any]) -> bool:
     if isinstance(code, CodeType):  # the usual case, without the search of `inspect`
         return bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR))
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def refuse_generator(operator: BaseOperator, function: Callable[..., Any]) -> None:
+    """Check that the function of an operator that needs its return value is no generator.
+
+    Raises:
+        DagError: It is a generator.
+    """
+    if is_generator(function):
+        raise DagError(
+            f"task {operator.task_id!r}: the function is a generator, but {operator.task_type} needs its return value; "
+            "use return instead of yield"
+        )
 
 
 def _refuse_deferral(deferral: TaskDeferred) -> TaskFailed:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tidemill.dags.exceptions import DagError
-from tidemill.dags.operators.python import call_function, check_call
+from tidemill.dags.operators.python import call_function, check_call, refuse_generator
 from tidemill.dags.sensors.base import BaseSensorOperator, PokeReturnValue
 
 
@@ -37,6 +37,7 @@ class PythonSensor(BaseSensorOperator):
         self.op_args = list(op_args or ())
         self.op_kwargs = dict(op_kwargs or {})
         check_call(f"task {self.task_id!r}", python_callable, self.op_args, self.op_kwargs)
+        refuse_generator(self, python_callable)
 
     def poke(self, context: Any) -> bool | PokeReturnValue:
         """Call the function."""
