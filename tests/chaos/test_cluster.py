@@ -102,7 +102,7 @@ def backfill(site: Site, spark: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 @pytest.mark.long
 def test_a_backfill_survives_the_loss_of_a_worker(site: Site, cluster: Cluster):
-    site.feed(4_000, sleep=0.02, slow_every=2)
+    site.feed(2_500, sleep=0.02, slow_every=2)
     process = backfill(site, cluster.spark())
     try:
         wait_until(lambda: len({row["pid"] for row in site.rows()}) >= 2, 300, what="two engines at work")
@@ -115,5 +115,5 @@ def test_a_backfill_survives_the_loss_of_a_worker(site: Site, cluster: Cluster):
     assert_shipped(site, 3)
     parts = (site.folder / "outcomes").glob("part-*")
     told = Counter((row["partition"], row["offset"]) for part in parts for row in pq.read_table(part).to_pylist())
-    assert told == Counter((n % 4, n // 4) for n in range(4_000))
+    assert told == Counter((n % 4, n // 4) for n in range(2_500))
     cluster.replace_worker(1)

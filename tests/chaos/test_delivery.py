@@ -164,7 +164,7 @@ def every_sink(
 def test_every_message_is_in_every_sink_or_in_the_dead_letters_while_engines_are_killed(
     site: Site, load: Load, every_sink: EverySink
 ) -> None:
-    seconds = 60.0
+    seconds = 40.0
     load.per_second = 200
     pipeline = site.start(handler="Deliver", sinks=every_sink.section(), executor={"max_uncommitted": MAX_UNCOMMITTED})
     load.start()
@@ -217,7 +217,7 @@ def test_with_exactly_once_each_result_is_seen_once_while_engines_are_killed(
             return False  # a fresh broker has no coordinator yet
 
     wait_until(working, 60, what="a first transaction")
-    kills = kill_engines_for(45.0 if handler == "Deliver" else 20.0, pipeline, (2.0, 3.0))
+    kills = kill_engines_for(25.0 if handler == "Deliver" else 15.0, pipeline, (2.0, 3.0))
     load.stop()
     site.wait_all_committed(400)
     bad = set(range(0, site.fed, BAD_EVERY))
