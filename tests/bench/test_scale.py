@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_a_driver_with_a_few_engines_is_measured_from_start_to_drain() -> None:
     code = "from bench import scale; scale.measure(4, 12, steady_seconds=1.0, rounds=2)"
     run = subprocess.run(

@@ -256,6 +256,7 @@ def test_a_list_with_a_name_of_another_live_list_is_refused_and_told_what_to_do(
     assert first.poll() is None
 
 
+@pytest.mark.long
 def test_one_killed_host_after_another_leaves_no_socket_behind_that_is_asked(sites):
     site = sites("one")
     for count in range(1, 4):

@@ -37,6 +37,7 @@ KNOWN = {"python", "yaml", "yaml triggers", "sh", "sh background", "text", "cons
 SLOW = {
     *("README.md", "process-a-dataframe.md", "backfill-a-topic.md", "redrive-dead-letters.md"),
     *("backfill-by-logical-date.md", "defer-by-hand.md", "keep-secrets.md"),
+    *("run-on-postgresql.md", "keep-programs-alive.md", "wait-with-sensors.md"),
 }
 #: Pages whose commands start, at full length, as a reader starts them; those of other pages are forks.
 READERS = {"README.md", "tutorial.md", "tutorial-dags.md"}

@@ -40,6 +40,7 @@ def forked() -> Iterator[int]:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_jvm_ends_although_a_forked_process_lives(tmp_path: Path) -> None:
+    (tmp_path / "connection").touch()  # it listens: its guard has nothing to do
     jvm = launch(["cat"], os.environ, tmp_path, tmp_path / "connection", JvmOutput())
     with forked():
         end(jvm)

@@ -218,6 +218,7 @@ async def test_a_record_waits_for_one_of_its_key_that_is_refused_for_whatever_re
     assert [b"2"] not in sent
 
 
+@pytest.mark.long  # tests/deadletters/test_writer.py has it of letters
 async def test_while_the_broker_is_down_batches_fail_as_retryable_and_arrive_once_it_is_back(
     own_kafka: Callable[..., EmbeddedBroker],
 ) -> None:

@@ -398,7 +398,8 @@ async def test_offsets_of_an_aborted_transaction_that_arrive_late_do_not_count_f
         proxy.close()
 
 
-@pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.long), "kill"])
+@pytest.mark.long  # tests/sinks and tests/deadletters have brokers that go away, without transactions
+@pytest.mark.parametrize("how", ["stop", "kill"])
 async def test_a_broker_that_restarts_delays_transactions_and_repeats_nothing(own_kafka, how):
     broker = own_kafka()
     place = Place(broker)

@@ -155,6 +155,7 @@ def test_a_signal_for_the_whole_process_group_drains(start: Callable[..., Driver
     driver.until_alone(60)
 
 
+@pytest.mark.long  # test_start.py has it of a start
 def test_a_second_sigterm_stops_at_once(start: Callable[..., Driver]) -> None:
     driver = start(DRAIN_SECONDS="60")
     driver.engines()

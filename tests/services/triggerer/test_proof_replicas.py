@@ -287,6 +287,7 @@ def tcp_postgres() -> Iterator[PostgresServer]:
     server.remove()
 
 
+@pytest.mark.long  # the short proof above has take-overs
 @pytest.mark.timeout(180)
 def test_a_host_that_cannot_reach_the_store_leaves_the_stream_to_the_one_that_has_taken_over(
     tmp_path, tcp_postgres, proxy, embedded_kafka

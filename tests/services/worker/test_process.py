@@ -230,6 +230,7 @@ async def test_a_run_ends_well_though_a_process_of_the_worker_is_killed(site: Si
         assert "SIGKILL" in await site.read_log(run, "first")
 
 
+@pytest.mark.long
 async def test_many_attempts_run_without_leaving_descriptors_or_processes(site: Site) -> None:
     names = [f"t{number:03}" for number in range(80)]
     lines = ["from tidemill.dags import DAG, EmptyOperator", "with DAG('dag', schedule=None):"]

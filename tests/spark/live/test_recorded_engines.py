@@ -82,6 +82,7 @@ def feed(settings: Settings, start: int, count: int) -> None:
     assert producer.flush(30) == 0
 
 
+@pytest.mark.long  # tests/pipeline/recording has it without Spark
 def test_every_message_is_found_once_per_time_it_was_done_also_after_a_kill(
     settings: Settings, supervised: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -302,6 +302,7 @@ def packed_by_a_driver(installed: Path, nested: Path | str, name: str) -> bytes:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
 
 
+@pytest.mark.long
 def test_a_handler_beside_an_installed_package_travels_though_it_is_below_site_packages(tmp_path: Path) -> None:
     place = site_packages(tmp_path, "shop/examples")
     project(place / "shop" / "examples", "helper", '"aa!"')
@@ -309,6 +310,7 @@ def test_a_handler_beside_an_installed_package_travels_though_it_is_below_site_p
     assert unpacked_elsewhere(packed, tmp_path, str(place)) == "['b!', 'ONE'] ONE"
 
 
+@pytest.mark.long
 def test_a_package_on_a_path_below_site_packages_travels_whole(tmp_path: Path) -> None:
     place = site_packages(tmp_path, "shop/examples/mill")
     project(place / "shop" / "examples" / "mill", "helper", '"aa!"')

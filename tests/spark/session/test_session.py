@@ -216,6 +216,7 @@ def test_python_workers_run_this_interpreter() -> None:
     assert spark_conf(SparkSettings(), "app", 1)["spark.pyspark.python"] == sys.executable
 
 
+@pytest.mark.long
 def test_the_sockets_of_workers_are_in_the_folder_that_ends_with_spark() -> None:
     spark = Spark(SparkSettings(), "test", 1)
     spark.start()
