@@ -305,6 +305,15 @@ def test_xcom_pull_reads_maps_by_index_or_as_a_whole() -> None:
     )
 
 
+def test_xcom_pull_reads_maps_of_other_dags_and_runs() -> None:
+    services = Services(xcoms={("p", "return_value"): "9"}, sequences={("far", "return_value"): [(0, "1"), (7, "2")]})
+    assert value_of(pull(services, "far", dag_id="other")) == [1, 2]
+    assert value_of(pull(services, "far")) is None
+    assert value_of(pull(services, "near", dag_id="other", default="none")) == "none"
+    assert value_of(pull(services, ["p", "near"], dag_id="other", run_id="r")) == [9, None]
+    assert value_of(pull(services, "m", run_id="r")) == []
+
+
 def lazy(count: int, page_values: int = 1_000) -> tuple[LazySequence, Services]:
     values = [(2 * number, str(number)) for number in range(count)]
     services = Services(sequences={("m", "k"): values}, page_values=page_values)

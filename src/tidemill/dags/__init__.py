@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from tidemill.dags.group import TaskGroup, task_group
     from tidemill.dags.lazy_context import Context
+    from tidemill.dags.lazy_sequence import LazySequence
     from tidemill.dags.operator import BaseOperator
     from tidemill.dags.operators.bash import BashOperator
     from tidemill.dags.operators.empty import EmptyOperator
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 _MODULES = {
     ".connection": ("BaseHook", "Connection"),
     ".lazy_context": ("Context",),
+    ".lazy_sequence": ("LazySequence",),
     ".current": ("get_current_context",),
     ".definition": ("DAG", "dag"),
     ".decorators": ("setup", "task", "teardown"),
@@ -129,6 +131,7 @@ __all__ = [
     "HttpOperator",
     "HttpSensor",
     "Label",
+    "LazySequence",
     "Param",
     "PokeReturnValue",
     "ProcessExitSensor",

@@ -173,13 +173,18 @@ class TaskInstance:
                     "sequence; name the run with run_id"
                 )
             plain = tuple(name for name in names if name not in lazy)
-            texts = iter(self._services.get_xcom(plain, key, index, include_prior_dates, other_dag, other_run))
+            found = (
+                self._services.get_xcom(plain, key, index, include_prior_dates, other_dag, other_run) if plain else ()
+            )
+            texts = dict(zip(plain, found, strict=True))
             for name in names:
-                if name in lazy:
-                    values.append(LazySequence(self._services, name, key, other_dag, other_run))
-                else:
-                    text = next(texts)
-                    values.append(default if text is None else decode(text))
+                text = texts.get(name)
+                if text is not None:
+                    values.append(decode(text))
+                    continue
+                sequence = LazySequence(self._services, name, key, other_dag, other_run)
+                may_have = index == UNMAPPED and other_dag is not None and not include_prior_dates
+                values.append(sequence if name in lazy or (may_have and len(sequence)) else default)
         return values[0] if is_single else values
 
     def _has_elements(self, task_id: str, key: str, dag_id: str | None) -> bool:
