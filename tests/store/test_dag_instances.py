@@ -13,7 +13,6 @@ from tidemill.core.tasks.instance import format_instance
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.callback_calls import ListCallbacks
 from tidemill.store.calls.people_calls import (
-    CancelRun,
     ClearTasks,
     ListTasks,
     ListXComs,
@@ -256,16 +255,6 @@ async def test_an_element_that_does_not_exist_is_refused(player: Player) -> None
         with pytest.raises(CallRefusedError) as caught:
             await player.store.call(request)
         assert caught.value.kind is kind
-
-
-async def test_a_cancelled_run_stops_all_instances(player: Player) -> None:
-    run = await player.create(dag(task("a"), task("b", "a")))
-    await add_elements(player.store, run, "a", "scheduled", "scheduled")
-    await player.claim()
-    await player.store.call(CancelRun("dag", run.run_id, "me"))
-
-    states = await player.states(run)
-    assert [states[name] for name in ("a", "a[0]", "a[1]", "b")] == [*["ending"] * 3, "skipped"]
 
 
 async def test_a_trigger_and_a_callback_belong_to_their_element(player: Player) -> None:

@@ -95,6 +95,7 @@ class DagPlan:
         limits: The limits on active tasks; None: no limits.
         teardowns: The ids of its teardowns.
         by_past: Whether tasks of a run depend on tasks of the previous run.
+        maps: The ids of its mapped tasks.
     """
 
     structure: DagStructure
@@ -103,6 +104,7 @@ class DagPlan:
     limits: ActiveLimits | None
     teardowns: tuple[str, ...]
     by_past: bool
+    maps: tuple[str, ...] = ()
 
     def list_downstream(self, ids: Iterable[str], limit: int | None = None) -> list[str]:
         """Return the tasks downstream of the given ones, nearest first.
@@ -159,7 +161,9 @@ def build_plan(structure: DagStructure) -> DagPlan:
             tasks[name].successors.append((one.id, (2,)))
     by_past = structure.waits_for_past
     teardowns = tuple(one.id for one in structure.tasks if one.is_teardown)
-    return DagPlan(structure, tasks, frozenset(_find_leaves(tasks)), _build_limits(structure), teardowns, by_past)
+    maps = tuple(one.id for one in structure.tasks if one.mapped is not None)
+    leaves, limits = frozenset(_find_leaves(tasks)), _build_limits(structure)
+    return DagPlan(structure, tasks, leaves, limits, teardowns, by_past, maps)
 
 
 def _list_sources(task: TaskStructure) -> tuple[str, ...]:

@@ -176,6 +176,13 @@ _partial("ix_task_due", task_instance.c.next_due_us, where="next_due_us IS NOT N
 _partial("ix_task_pending", task_instance.c.run, task_instance.c.id, where="pending = 1")
 _partial("ix_task_unmapped", task_instance.c.run, task_instance.c.number, task_instance.c.id, where=IS_UNMAPPED)
 _partial(
+    "ix_task_element_waiting",
+    task_instance.c.run,
+    task_instance.c.task_id,
+    task_instance.c.map_index,
+    where="pending = 2",
+)
+_partial(
     "ix_task_element_failed",
     task_instance.c.run,
     task_instance.c.task_id,

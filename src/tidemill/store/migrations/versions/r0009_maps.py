@@ -38,6 +38,7 @@ def upgrade() -> None:
     )
     _create("ix_task_unmapped", "task_instance", ["run", "number", "id"], "map_index = -1")
     bad = "state IN ('failed', 'upstream_failed') AND map_index >= 0"
+    _create("ix_task_element_waiting", "task_instance", ["run", "task_id", "map_index"], "pending = 2")
     _create("ix_task_element_failed", "task_instance", ["run", "task_id", "map_index"], bad)
 
 

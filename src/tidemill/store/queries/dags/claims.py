@@ -39,8 +39,10 @@ from tidemill.runtime.log.setup import throttle
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.worker_calls import ClaimedAttempt, ClaimedCallback, ResumeWith, WorkerTurn
 from tidemill.store.context import CallContext
-from tidemill.store.dag_plan import DagPlan, TaskPlan
+from tidemill.store.dag_plan import TaskPlan
 from tidemill.store.dag_tables import dag, dag_file, dag_run, dag_version, task_callback, task_instance
+from tidemill.store.queries.dags.map_elements import find_elements
+from tidemill.store.queries.dags.run_params import build_params
 from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, load_plan
 from tidemill.store.queries.dags.tasks import move_held
 from tidemill.store.queries.dags.transition import Board
@@ -193,10 +195,18 @@ def _build_attempts(board: Board, entries: Sequence[TaskEntry], callbacks: Seque
     board.read({row.task for row in found if row.task is not None} - board.tasks.keys())
     runs = _fetch_runs(board.connection, {*(row.run for row in found), *(entry.run.id for entry in entries)})
     attempts = [_build_attempt(entry, runs[entry.run.id], board.context) for entry in entries]
+    told = list(entries)
     for row in found:
         entry = None if row.task is None else board.tasks[row.task]
         attempts.append(_build_callback(row, entry, runs[row.run]))
-    return tuple(attempts)
+        if entry is not None:
+            told.append(entry)
+    elements = find_elements(board.connection, told)
+    if not elements:
+        return tuple(attempts)
+    return tuple(
+        msgspec.structs.replace(one, **elements[one.task]) if one.task in elements else one for one in attempts
+    )
 
 
 def _fetch_callbacks(connection: Connection, callbacks: Sequence[int]) -> Sequence[Row[Any]]:
@@ -249,13 +259,6 @@ def _run_rows(dialect: str) -> Select[Any]:
         .join(dag_version, dag_version.c.id == dag_run.c.version_id)
         .where(dag_run.c.id.in_(select(IDS.build_source(dialect).c.id)))
     )
-
-
-def build_params(plan: DagPlan, conf: str) -> str:
-    """Return the encoded parameters of a run: the defaults of the DAG overridden by the run's configuration."""
-    params = {one.name: msgspec.Raw(one.default.encode()) for one in plan.structure.params if one.default is not None}
-    params |= msgspec.json.decode(conf, type=dict[str, msgspec.Raw])
-    return msgspec.json.encode(params).decode()
 
 
 def _build_attempt(entry: TaskEntry, run: _Run, context: CallContext) -> ClaimedAttempt:

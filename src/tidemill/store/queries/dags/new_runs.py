@@ -35,7 +35,7 @@ from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.people_calls import CreateRun, RunRecord
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import NO_COUNTS, DagPlan, TaskPlan
-from tidemill.store.dag_tables import dag, dag_run, dag_version, task_instance
+from tidemill.store.dag_tables import dag, dag_run, dag_version, task_instance, task_map
 from tidemill.store.queries.dags.run_params import check_params, find_misspelt, read_conf
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, RUNS, read_run, start_runs
 from tidemill.store.queries.dags.task_rows import compute_rank, load_plan
@@ -56,6 +56,7 @@ _NEW = RowSet(
     rank=int,
     since_us=int,
 )
+_MAPPED = RowSet("mapped", task_id=str)
 _CONSTANT = {
     "map_index": UNMAPPED,
     "state": TaskState.NONE.value,
@@ -249,6 +250,9 @@ def _insert_tasks(connection: Connection, run: int, number: int, plan: DagPlan, 
     rows = [(run, number, *_build_task(one), now_us) for one in plan.tasks.values()]
     if rows:
         _task_insert.fetch(connection, _NEW.build_parameters(find_dialect(connection), rows))
+    if plan.maps:
+        names = _MAPPED.build_parameters(find_dialect(connection), [(name,) for name in plan.maps])
+        _map_insert.fetch(connection, {**names, "of_run": run})
 
 
 def _build_task(plan: TaskPlan) -> tuple[int | str, ...]:
@@ -256,7 +260,9 @@ def _build_task(plan: TaskPlan) -> tuple[int | str, ...]:
     # Tasks without upstream are decided when the run starts, all others when their upstream ends.
     pending = int(decide(plan.rule, plan.build_upstream(NO_COUNTS)) is not Readiness.WAIT)
     rank = compute_rank(one.priority, resumed=False)
-    return (one.id, plan.number, one.queue, one.pool, one.pool_slots, one.retries + 1, pending, rank)
+    # The elements of a mapped task take slots, not the task itself.
+    slots = one.pool_slots if one.mapped is None else 0
+    return (one.id, plan.number, one.queue, one.pool, slots, one.retries + 1, pending, rank)
 
 
 @Statement
@@ -278,3 +284,11 @@ def _task_insert(dialect: str) -> Insert:
     constant = [literal(value).label(name) for name, value in _CONSTANT.items()]
     values = select(*[given.c[name] for name in copied], *constant).where(true()).order_by(given.c.position)
     return insert(task_instance).from_select([*copied, *_CONSTANT], values)
+
+
+@Statement
+def _map_insert(dialect: str) -> Insert:
+    given, columns = _MAPPED.build_source(dialect), task_instance.c
+    heads = and_(columns.run == bindparam("of_run"), columns.task_id == given.c.task_id, columns.map_index == UNMAPPED)
+    rows = select(columns.id, columns.run, columns.task_id).select_from(given.join(task_instance, heads))
+    return insert(task_map).from_select(["task", "run", "task_id"], rows)

@@ -22,6 +22,13 @@ _MAX_NAMES: Final = 20
 _MAX_NAME: Final = 100
 
 
+def build_params(plan: DagPlan, conf: str) -> str:
+    """Return the encoded parameters of a run: the defaults of the DAG overridden by the run's configuration."""
+    params = {one.name: msgspec.Raw(one.default.encode()) for one in plan.structure.params if one.default is not None}
+    params |= msgspec.json.decode(conf, type=dict[str, msgspec.Raw])
+    return msgspec.json.encode(params).decode()
+
+
 def read_conf(conf: str) -> dict[str, msgspec.Raw]:
     """Return the values of a run's configuration, each as JSON.
 

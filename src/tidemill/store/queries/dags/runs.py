@@ -23,6 +23,7 @@ from tidemill.store.calls.people_calls import CancelRun, GetRun, ListRuns, RunRe
 from tidemill.store.calls.task_calls import GetEarlierRun
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run, dag_version
+from tidemill.store.queries.dags.map_rows import wake_maps_of_runs
 from tidemill.store.queries.dags.task_rows import RunEntry
 from tidemill.store.queries.dags.tasks import close_board
 from tidemill.store.queries.dags.transition import Board
@@ -54,8 +55,11 @@ def start_runs(connection: Connection, runs: Sequence[int], context: CallContext
     board.lock((), runs)
     for run in board.runs.values():
         begin_run(run, context.now_us)
+    expanding = [run.id for run in board.runs.values() if run.plan.maps]
     board.add_pending()
     close_board(board)
+    if expanding:
+        wake_maps_of_runs(connection, expanding)
     return board
 
 

@@ -42,6 +42,8 @@ from tidemill.store.dag_tables import (
     task_journal,
 )
 from tidemill.store.queries.dags.map_counts import read_counts
+from tidemill.store.queries.dags.map_items import YIELDED, remove_items
+from tidemill.store.queries.dags.maps import lock_elements, lock_failed_elements, look_at_maps
 from tidemill.store.queries.dags.progress import ACTIVE
 from tidemill.store.queries.dags.runs import find_run, queue_run
 from tidemill.store.queries.dags.task_logs import find_last_try, read_log
@@ -212,24 +214,67 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
     board, run = _lock_run(connection, request.dag_id, request.run_id, context)
     keys = _select_keys(run, request)
     if request.downstream:
-        after = run.plan.list_downstream(name for _, name, _ in keys)
+        after = run.plan.list_downstream({name for _, name, _ in keys})
         keys = sorted({*keys, *((run.id, name, UNMAPPED) for name in after)})
+    if request.indexes is None and request.map_index == UNMAPPED:
+        keys = sorted({*keys, *((run.id, name, UNMAPPED) for name in _list_maps_of_generators(run, keys))})
     entries = _load_entries(board, keys, request)
     if request.failed:
-        entries = [entry for entry in entries if entry.row.outcome in _BAD]
+        entries = _select_failed(board, entries)
     entries = [entry for entry in entries if entry.row.state is not TaskState.NONE]
     if request.dry_run:
         return tuple(entry.name for entry in entries)
     triggerers = board.find_triggerers(entries)
     cleared = [
-        entry.name
+        entry
         for entry in entries
         if isinstance(board.give(entry, Clear(triggerer=triggerers.get(entry.id)), request.by), Moved)
     ]
+    generators = [entry.id for entry in cleared if entry.plan.structure.is_generator]
+    if generators:
+        remove_items(connection, generators, YIELDED)
     if cleared and run.state in ("success", "failed"):
         queue_run(run, context)
+    _look_at_elements(board, cleared)
     close_board(board)
-    return tuple(cleared)
+    return tuple(entry.name for entry in cleared)
+
+
+def _list_maps_of_generators(run: RunEntry, keys: Iterable[InstanceKey]) -> set[str]:
+    """Return the tasks that are mapped over cleared generators; the elements may not stay the same."""
+    plans = [run.plan.tasks[name] for _, name, _ in keys]
+    return {name for plan in plans if plan.structure.is_generator for name in plan.feeds}
+
+
+def _select_failed(board: Board, entries: Iterable[TaskEntry]) -> list[TaskEntry]:
+    """Return the tasks that failed; instead of a mapped task, its elements that failed, if there are any."""
+    found: list[TaskEntry] = []
+    for entry in entries:
+        elements = []
+        if entry.row.policy.is_map:
+            elements = board.add_elements(lock_failed_elements(board.connection, entry.run.id, entry.task_id))
+        if elements:
+            found += elements
+        elif entry.row.outcome in _BAD:
+            found.append(entry)
+    return found
+
+
+def _look_at_elements(board: Board, changed: Iterable[TaskEntry]) -> list[TaskEntry]:
+    """Have mapped tasks follow their elements that a user changed; return the mapped tasks."""
+    keys = {
+        (entry.run.id, entry.task_id, UNMAPPED)
+        for entry in changed
+        if entry.map_index != UNMAPPED and entry.plan.structure.mapped is not None
+    }
+    if not keys:
+        return []
+    board.load(keys)
+    heads = [head for key in sorted(keys) if (head := board.find(*key)) is not None]
+    board.settle()
+    board.flush()
+    look_at_maps(board, heads)
+    return heads
 
 
 def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext) -> tuple[str, ...]:
@@ -243,8 +288,10 @@ def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext)
         for entry in entries
         if isinstance(board.give(entry, Mark(outcome, triggerer=triggerers.get(entry.id)), request.by), Moved)
     ]
+    heads = _look_at_elements(board, marked)
     if outcome is TaskOutcome.SUCCESS:
-        _clear_followers(board, run, marked, request.by, context)
+        followed = [head for head in heads if head.row.outcome is TaskOutcome.SUCCESS]
+        _clear_followers(board, run, marked + followed, request.by, context)
     ended = run.state in ("success", "failed")
     close_board(board)
     if marked and ended and run.state in ("success", "failed"):
@@ -281,6 +328,10 @@ def _load_entries(board: Board, keys: list[InstanceKey], request: ClearTasks | M
     """
     board.load(keys)
     entries = []
+    if request.indexes is not None:
+        for run, name, _ in [key for key in keys if key[1] in _list_names(request)]:
+            entries += board.add_elements(lock_elements(board.connection, run, name, *request.indexes))
+        keys = [key for key in keys if key[1] not in _list_names(request)]
     for run, name, index in keys:
         entry = board.find(run, name, index)
         if entry is not None:
@@ -290,8 +341,12 @@ def _load_entries(board: Board, keys: list[InstanceKey], request: ClearTasks | M
     return entries
 
 
+def _list_names(request: ClearTasks | MarkTasks) -> frozenset[str]:
+    return frozenset(request.task_ids)
+
+
 def _select_keys(run: RunEntry, request: ClearTasks | MarkTasks) -> list[InstanceKey]:
-    if request.map_index != UNMAPPED and not request.task_ids:
+    if (request.map_index != UNMAPPED or request.indexes is not None) and not request.task_ids:
         raise CallRefusedError(RefusalKind.INVALID, "name the tasks whose elements the map index selects")
     return [(run.id, name, request.map_index) for name in _select_names(run, request.task_ids)]
 

@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import Connection, Select, SelectBase, Update, and_, bindparam, literal_column, select, union, update
 
 from tidemill.core.errors import InvariantError, describe_error
+from tidemill.core.tasks.expansion import find_count
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.task_row import TaskEnding, TaskResume, TaskRow, TaskState
 from tidemill.store.batches import RowSet, find_dialect
@@ -110,6 +111,7 @@ class TaskEntry:
     __slots__ = (
         "changed",
         "claim_request",
+        "counted",
         "counts",
         "ended_us",
         "error",
@@ -140,10 +142,13 @@ class TaskEntry:
         self.plan: TaskPlan = run.plan.tasks[self.task_id]
         resume = None if method is None else TaskResume(method, kwargs, payload)
         ending = TaskEnding(_STATES[ending_outcome or "none"], error) if state == _ENDING else None
+        policy = self.plan.head_policy if self.map_index == UNMAPPED else self.plan.policy
         self.row = TaskRow(
-            self.plan.policy, _STATES[state], epoch, tries, tries_before, max_tries, session, lost, deadline_us, due_us,
+            policy, _STATES[state], epoch, tries, tries_before, max_tries, session, lost, deadline_us, due_us,
             resume, ending,
         )  # fmt: skip
+        #: The count of the map that an element belongs to, as the map knows it.
+        self.counted: str | None = None if self.map_index == UNMAPPED else find_count(self.row.state)
         self.counts: Counts = read_counts(tallies)
         self.pending: int = pending
         self.skip_votes: int = skip_votes
@@ -203,6 +208,8 @@ Found = tuple[dict[int, RunEntry], dict[int, UnreadableStructureError]]
 def lock_runs(connection: Connection, ids: Collection[int], tasks: Collection[int] = ()) -> Found:
     """Lock runs, including the runs of the given tasks, by ascending id until the transaction ends.
 
+    The runs of elements of mapped tasks are not locked, because the end of an element changes only its map.
+
     Returns:
         The runs by id, and the errors of those whose structure is unreadable.
     """
@@ -257,7 +264,8 @@ def _run_lock(dialect: str) -> Select[Any]:
 
 @Statement
 def _runs_lock(dialect: str) -> Select[Any]:
-    of_tasks = select(_TASK.run).where(_TASK.id.in_(select(_OF_TASKS.build_source(dialect).c.id)))
+    given = select(_OF_TASKS.build_source(dialect).c.id)
+    of_tasks = select(_TASK.run).where(and_(_TASK.id.in_(given), _TASK.map_index == literal_column("-1")))
     wanted = union(select(IDS.build_source(dialect).c.id), of_tasks)
     return _build_run_select(wanted).with_for_update(of=dag_run)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from sqlalchemy import Connection, and_, select
+from sqlalchemy import Connection, and_, select, text, union_all
 
 from tidemill.core.retry import JITTER_BITS
 from tidemill.core.tasks.attempt import Answer
@@ -17,12 +17,12 @@ from tidemill.core.tasks.inputs import Cancel, Channel, Input
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import ENDED, TaskState
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import task_instance
+from tidemill.store.dag_tables import IS_UNMAPPED, task_instance, task_map
 from tidemill.store.queries.dags.effects import DueCallback
 from tidemill.store.queries.dags.task_rows import RunEntry
 from tidemill.store.queries.dags.transition import Board
 
-_TASK = task_instance.c
+_TASK, _MAP = task_instance.c, task_map.c
 _ENDED = tuple(sorted(state.value for state in ENDED))
 
 
@@ -80,11 +80,16 @@ def move_held(
     return len(held)
 
 
-def close_board(board: Board) -> None:
-    """Settle all consequences, up to the board's limit, and write everything."""
+def close_board(board: Board, *, stops: bool = True) -> None:
+    """Settle all consequences, up to the board's limit, and write everything.
+
+    Args:
+        board: The board.
+        stops: Whether to stop the tasks of runs that are being stopped; the scheduler does it otherwise.
+    """
     board.settle()
     for run in list(board.runs.values()):
-        if run.stop is not None:
+        if run.stop is not None and stops:
             _stop_some(board, run)
     for run in board.runs.values():
         if not run.unfinished and (run.state == "running" or (run.state == "queued" and run.reason)):
@@ -103,7 +108,11 @@ def _stop_some(board: Board, run: RunEntry) -> None:
     if run.stop == "fail_fast":
         # Started tasks may finish; teardowns clean up afterwards.
         wanted = and_(wanted, _TASK.tries == _TASK.tries_before, _TASK.task_id.not_in(run.plan.teardowns))
-    statement = select(_TASK.id).where(wanted).order_by(_TASK.id).limit(board.limit + 1)
+    parts = [select(_TASK.id).where(and_(wanted, text(IS_UNMAPPED)))]
+    if run.plan.maps:
+        busy = select(_MAP.task_id).where(and_(_MAP.run == run.id, _MAP.waiting + _MAP.unfinished + _MAP.retrying > 0))
+        parts.append(select(_TASK.id).where(and_(wanted, _TASK.map_index >= 0, _TASK.task_id.in_(busy))))
+    statement = union_all(*parts).order_by("id").limit(board.limit + 1)
     found = board.connection.execute(statement).scalars().all()
     tasks = found[: board.limit]
     board.add(tasks)

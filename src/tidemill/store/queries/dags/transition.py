@@ -26,9 +26,12 @@ from tidemill.core.tasks.inputs import (
     Failed,
     Input,
     MakeTrigger,
+    OpenMap,
     Ready,
+    ResetMap,
     Ring,
     RunCallback,
+    StopMap,
     StopTrigger,
     StoreXComs,
     TellSuccessors,
@@ -42,6 +45,7 @@ from tidemill.store.dag_plan import move_counts
 from tidemill.store.queries.dags.depends_on_past import find_next_tasks, is_past_done, mark_pending
 from tidemill.store.queries.dags.effects import DueCallback, Effects, JournalRow, MadeTrigger, write_effects
 from tidemill.store.queries.dags.journal import find_left
+from tidemill.store.queries.dags.map_rows import MapWrites
 from tidemill.store.queries.dags.task_rows import (
     Found,
     InstanceKey,
@@ -85,6 +89,7 @@ class Board:
         left: Whether undecided tasks are left for the scheduler.
         runs: The locked runs by id.
         tasks: The locked tasks by id.
+        maps: The changes to the maps of mapped tasks.
     """
 
     connection: Connection
@@ -94,6 +99,7 @@ class Board:
     left: bool = False
     runs: dict[int, RunEntry] = field(default_factory=dict)
     tasks: dict[int, TaskEntry] = field(default_factory=dict)
+    maps: MapWrites = field(default_factory=MapWrites)
     _named: dict[InstanceKey, TaskEntry] = field(default_factory=dict)
     _told: list[_Told] = field(default_factory=list)
     _doubtful: dict[int, TaskEntry] = field(default_factory=dict)
@@ -132,9 +138,11 @@ class Board:
             note_broken_run(self.connection, self.context, number, error)
 
     def add(self, tasks: Collection[int]) -> None:
-        """Lock more tasks of locked runs."""
+        """Lock more tasks of locked runs; the runs of elements of mapped tasks need no lock."""
         if tasks:
-            self._add(lock_tasks(self.connection, tasks))
+            rows = lock_tasks(self.connection, tasks)
+            self._read_runs({row[1] for row in rows if row[3] != UNMAPPED})
+            self._add(rows)
 
     def add_pending(self) -> None:
         """Lock pending tasks of locked runs, up to the limit."""
@@ -149,7 +157,14 @@ class Board:
         if missing:
             self._add(lock_named(self.connection, missing))
 
+    def add_elements(self, rows: Iterable[TaskValues]) -> list[TaskEntry]:
+        """Add element rows of locked runs that this transaction has locked."""
+        found = list(rows)
+        self._add(found)
+        return [self.tasks[row[0]] for row in found if row[0] in self.tasks]
+
     def _add(self, rows: Iterable[TaskValues]) -> None:
+        heads = []
         for row in rows:
             run = self.runs.get(row[1])
             # A run whose structure is unreadable is missing.
@@ -161,6 +176,10 @@ class Board:
                 note_broken_run(self.connection, self.context, run.id, error)
             else:
                 self.tasks[entry.id] = self._named[run.id, entry.task_id, entry.map_index] = entry
+                if entry.row.policy.is_map:
+                    heads.append(entry)
+        if heads:
+            self.maps.load_told(self.connection, heads)
 
     def find(self, run: int, task_id: str, map_index: int = UNMAPPED) -> TaskEntry | None:
         """Return a locked task instance; None if the run has no such instance."""
@@ -248,14 +267,20 @@ class Board:
                             entry.run.id, entry.id, entry.row.epoch, name, error, queue, entry.started_us, origin
                         )
                     )
+            case OpenMap() | StopMap():
+                self.maps.wake(entry.run.id, entry.task_id)
+            case ResetMap():
+                self.maps.reset.add(entry.id)
             case _:
                 pass  # a worker learns which attempts to stop from its answer to `WorkerTurn.held`
 
     def _tell(self, entry: TaskEntry, before: Told, after: Told) -> None:
         run = entry.run
-        self._told.append(_Told(entry, before, after))
         if entry.map_index != UNMAPPED:
-            return  # the run counts tasks, not elements of a mapped task
+            return  # run and successors count tasks; an element tells its map alone
+        self._told.append(_Told(entry, before, after))
+        for name in entry.plan.feeds:
+            self.maps.wake(run.id, name)
         if before.done != after.done:
             run.unfinished += before.done - after.done
             run.changed = True
@@ -270,6 +295,8 @@ class Board:
 
     def note_skips(self, entry: TaskEntry, names: Iterable[str], everything: bool) -> None:
         """Record which tasks an attempt skips, before its report is fed; unknown task names are ignored."""
+        if entry.map_index != UNMAPPED:
+            return  # an element does not skip what follows all elements
         known = [] if everything else sorted(name for name in names if name in entry.run.plan.tasks)
         if everything or known:
             entry.skips = ALL_DOWNSTREAM if everything else json.dumps(known)
@@ -361,6 +388,10 @@ class Board:
 
     def _decide(self, entry: TaskEntry) -> int:
         run = entry.run
+        if entry.map_index != UNMAPPED:
+            # A cleared element waits until the window of its map has room for it.
+            entry.pending, entry.tallied = 2, True
+            return 0
         if run.state != "running":
             # Starting or resuming the run processes its pending tasks.
             entry.pending, entry.tallied = 1, True
@@ -388,3 +419,5 @@ class Board:
         effects, self._effects = self._effects, Effects()
         write_effects(self.connection, effects, self.context)
         write_runs(self.connection, self.runs.values())
+        if self.maps.write(self.connection, self.tasks.values()):
+            self.context.bells.add(Channel.SCHEDULER)

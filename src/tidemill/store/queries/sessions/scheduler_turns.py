@@ -26,8 +26,9 @@ from tidemill.core.tasks.inputs import Due
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.service_calls import SchedulerAnswer, SchedulerTurn
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import dag_run, task_instance
+from tidemill.store.dag_tables import dag_run, task_instance, task_map
 from tidemill.store.queries.dags.admissions import Admitted, admit_tasks
+from tidemill.store.queries.dags.maps import expand_maps
 from tidemill.store.queries.dags.run_starts import start_waiting_runs
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, stop_runs
 from tidemill.store.queries.dags.schedule import create_due_runs, select_next_due
@@ -43,6 +44,7 @@ _RUN, _TASK = dag_run.c, task_instance.c
 _RUNS = 50
 _SKIPPED_DAGS = RowSet("skipped_dags", id=int)
 _PENDING = and_(_TASK.pending == literal_column("1"), IS_RUNNING)
+_IS_MARKED_MAP = task_map.c.pending == literal_column("1")
 _OPEN = and_(_RUN.deadline_us.is_not(None), IS_RUNNING)
 
 
@@ -58,11 +60,13 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     decided = _decide_pending(connection, context, turn.limit, skip) if work.pending else 0
     started = start_waiting_runs(connection, context, _RUNS, skip) if work.queued or created else 0
     overdue = _stop_overdue_runs(connection, context, skip) if _is_due(work.runs_us, now_us) else 0
-    stopped = _stop_runs(connection, context, skip) if work.stops else 0
     due = _feed_due(connection, context, turn.limit, by, skip) if _is_due(work.tasks_us, now_us) else 0
-    changed = created + started + overdue + stopped + decided + due
+    expanded = expand_maps(connection, context, skip) if work.maps or decided or started or due else 0
+    # A failed element may stop its run; what has not started must not be admitted.
+    stopped = _stop_runs(connection, context, skip) if work.stops or expanded else 0
+    changed = created + started + overdue + stopped + decided + due + expanded
     admitted = admit_tasks(connection, context, by, turn.limit, skip) if work.scheduled or changed else Admitted()
-    full = max(created, started, overdue, stopped) >= _RUNS or max(decided, due) >= turn.limit
+    full = max(created, started, overdue, stopped, expanded) >= _RUNS or max(decided, due) >= turn.limit
     moved = bool(changed or admitted.count)
     if moved or context.broken_runs or context.broken_dags:
         work = _find_work(connection, turn, context)
@@ -71,7 +75,7 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
         min(times, default=None),
         now_us,
         # Due work that failed is retried in the next turn, not at once.
-        full or admitted.more or context.left or (moved and any(time <= now_us for time in times)),
+        full or admitted.more or context.left or work.maps or (moved and any(time <= now_us for time in times)),
         admitted.count,
         decided + due + admitted.count,
         created,
@@ -95,6 +99,7 @@ class _Work(NamedTuple):
     stops: bool
     pending: bool
     scheduled: bool
+    maps: bool
 
 
 def _find_work(connection: Connection, turn: SchedulerTurn, context: CallContext) -> _Work:
@@ -115,6 +120,7 @@ def _work(dialect: str, skips: bool) -> Select[Any]:
     skipped_dags = select(_SKIPPED_DAGS.build_source(dialect).c.id)
     of_runs = [_RUN.id.not_in(skipped_runs)] if skips else []
     of_tasks = [_TASK.run.not_in(skipped_runs)] if skips else []
+    of_maps = [task_map.c.run.not_in(skipped_runs)] if skips else []
     runs = select(func.min(_RUN.deadline_us)).where(and_(_OPEN, *of_runs)).scalar_subquery()
     tasks = select(func.min(_TASK.next_due_us)).where(and_(_TASK.next_due_us.is_not(None), *of_tasks))
     pending = exists(select(_TASK.id).join(dag_run, _RUN.id == _TASK.run).where(and_(_PENDING, *of_tasks)))
@@ -126,6 +132,7 @@ def _work(dialect: str, skips: bool) -> Select[Any]:
         exists().where(and_(_RUN.stop.is_not(None), *of_runs)).label("stops"),
         pending.label("pending"),
         exists().where(and_(_TASK.state == literal_column("'scheduled'"), *of_tasks)).label("scheduled"),
+        exists().where(and_(_IS_MARKED_MAP, *of_maps)).label("maps"),
     )
 
 

@@ -1,0 +1,222 @@
+"""Reads, locks and writes the rows of maps; the counts of many elements change by one statement.
+
+Invariants: maps are locked after all other rows, by ascending id. What a mapped task told its successors changes only
+while its head is locked. `counted` of an element is the count in which its map has it; the difference to its state is
+written with the element, by the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Select, Update, and_, bindparam, select, update
+
+from tidemill.core.tasks.dependencies import TaskOutcome, Told
+from tidemill.core.tasks.expansion import MapRow, find_count
+from tidemill.core.tasks.instance import UNMAPPED
+from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.dag_tables import task_map
+from tidemill.store.queries.dags.task_rows import TaskEntry
+from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
+from tidemill.store.statements import Statement
+
+_MAP = task_map.c
+_OUTCOMES = tuple(TaskOutcome)
+#: The bits of `told`: one per outcome, whether the map is done, and whether the head tells this, not just its outcome.
+_DONE, _FOLLOWS = 1 << len(_OUTCOMES), 2 << len(_OUTCOMES)
+_COUNTS = ("waiting", "unfinished", "retrying", "success", "failed", "upstream_failed", "skipped")
+_DELTAS = RowSet("deltas", run=int, task_id=str, **dict.fromkeys(_COUNTS, int))
+_WOKEN = RowSet("woken", run=int, task_id=str)
+_WRITTEN = ("opened", "closed", "arrived", "created", "made", *_COUNTS, "told", "pending", "stop", "sources", "error")
+_TEXTS = ("stop", "sources", "error")
+
+
+class StoredMap(NamedTuple):
+    """A row of `task_map`. `row`: what `core.tasks.expansion` changes; `follows`: whether the head tells `row.told`."""
+
+    task: int
+    run: int
+    task_id: str
+    row: MapRow
+    follows: bool
+    made: int
+    pending: int
+    sources: str | None
+    error: str | None
+
+
+def write_told(told: Told, *, follows: bool) -> int:
+    """Pack what a map told into a number."""
+    kinds = sum(1 << place for place, outcome in enumerate(_OUTCOMES) if outcome in told.kinds)
+    return kinds + _DONE * told.done + _FOLLOWS * follows
+
+
+def read_told(number: int) -> tuple[Told, bool]:
+    """Return what a map told, and whether its head tells it."""
+    kinds = frozenset(outcome for place, outcome in enumerate(_OUTCOMES) if number >> place & 1)
+    return Told(kinds, bool(number & _DONE)), bool(number & _FOLLOWS)
+
+
+@dataclass(slots=True)
+class MapWrites:
+    """The pending changes of maps.
+
+    Attributes:
+        reset: The heads of maps that begin anew.
+        woken: The maps that the scheduler has to look at, as run and task.
+        told: What the heads told when they were read, by head.
+    """
+
+    reset: set[int] = field(default_factory=set)
+    woken: set[tuple[int, str]] = field(default_factory=set)
+    told: dict[int, Told | None] = field(default_factory=dict)
+
+    def wake(self, run: int, task_id: str) -> None:
+        """Have the scheduler look at a map."""
+        self.woken.add((run, task_id))
+
+    def load_told(self, connection: Connection, heads: Collection[TaskEntry]) -> None:
+        """Complete the rows of heads by what they told."""
+        given = IDS.build_parameters(find_dialect(connection), build_id_rows([entry.id for entry in heads]))
+        found = dict(_told.fetch(connection, given))
+        for entry in heads:
+            told, follows = read_told(found.get(entry.id, 0))
+            if follows:
+                entry.row = entry.row._replace(told=told)
+            self.told[entry.id] = entry.row.told
+
+    def write(self, connection: Connection, entries: Iterable[TaskEntry]) -> bool:
+        """Write all changes, with the counts that the elements have changed; return whether a map was woken."""
+        deltas: dict[tuple[int, str], Counter[str]] = {}
+        self.told.update(dict.fromkeys(self.reset))
+        for entry in entries:
+            if entry.map_index == UNMAPPED:
+                if entry.row.policy.is_map and entry.row.told != self.told.get(entry.id):
+                    self._follow(connection, entry)
+                continue
+            count = find_count(entry.row.state)
+            if count != entry.counted:
+                changed = deltas.setdefault((entry.run.id, entry.task_id), Counter())
+                if entry.counted is not None:
+                    changed[entry.counted] -= 1
+                if count is not None:
+                    changed[count] += 1
+                entry.counted = count
+        dialect = find_dialect(connection)
+        if self.reset:
+            _reset.fetch(connection, IDS.build_parameters(dialect, build_id_rows(self.reset)))
+        woken = sorted(self.woken - deltas.keys())
+        if len(woken) + len(deltas) > 1:
+            _lock_named.fetch(connection, _WOKEN.build_parameters(dialect, sorted({*woken, *deltas})))
+        if deltas:
+            rows: list[tuple[int | str, ...]] = [
+                (*key, *(changed[name] for name in _COUNTS)) for key, changed in sorted(deltas.items())
+            ]
+            _add_deltas.fetch(connection, _DELTAS.build_parameters(dialect, rows))
+        if woken:
+            _wake.fetch(connection, _WOKEN.build_parameters(dialect, woken))
+        self.reset, self.woken = set(), set()
+        return bool(deltas or woken)
+
+    def _follow(self, connection: Connection, entry: TaskEntry) -> None:
+        """Store whether a head tells what its map told."""
+        told = entry.row.told
+        self.told[entry.id] = told
+        given = {"map_task": entry.id, "told_now": -1 if told is None else write_told(told, follows=True)}
+        _follow.fetch(connection, given, told is None)
+
+
+@Statement
+def _follow(dialect: str, only_outcome: bool) -> Update:
+    statement = update(task_map).where(_MAP.task == bindparam("map_task"))
+    now = _MAP.told.op("&")(_FOLLOWS - 1) if only_outcome else bindparam("told_now")
+    return statement.values(told=now)
+
+
+@Statement
+def _told(dialect: str) -> Select[Any]:
+    return select(_MAP.task, _MAP.told).where(_MAP.task.in_(select(IDS.build_source(dialect).c.id)))
+
+
+@Statement
+def _lock_named(dialect: str) -> Select[Any]:
+    given = _WOKEN.build_source(dialect)
+    same = and_(_MAP.run == given.c.run, _MAP.task_id == given.c.task_id)
+    return select(_MAP.task).join(given, same).order_by(_MAP.task).with_for_update(of=task_map)
+
+
+@Statement
+def _add_deltas(dialect: str) -> Update:
+    given = _DELTAS.build_source(dialect)
+    same = and_(_MAP.run == given.c.run, _MAP.task_id == given.c.task_id)
+    changed = {name: _MAP[name] + given.c[name] for name in _COUNTS}
+    return update(task_map).where(same).values(pending=1, **changed)
+
+
+@Statement
+def _wake(dialect: str) -> Update:
+    given = _WOKEN.build_source(dialect)
+    return update(task_map).where(and_(_MAP.run == given.c.run, _MAP.task_id == given.c.task_id)).values(pending=1)
+
+
+@Statement
+def _reset(dialect: str) -> Update:
+    kept = {"made"}
+    zero: dict[str, Any] = {name: None if name in _TEXTS else 0 for name in _WRITTEN if name not in kept}
+    wanted = select(IDS.build_source(dialect).c.id)
+    return update(task_map).where(_MAP.task.in_(wanted)).values(zero | {"pending": 1})
+
+
+def wake_maps_of_runs(connection: Connection, runs: Collection[int]) -> None:
+    """Have the scheduler look at all maps of runs."""
+    _wake_runs.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(runs)))
+
+
+@Statement
+def _wake_runs(dialect: str) -> Update:
+    return update(task_map).where(_MAP.run.in_(select(IDS.build_source(dialect).c.id))).values(pending=1)
+
+
+def read_maps(connection: Connection, heads: Collection[int], *, locks: bool) -> dict[int, StoredMap]:
+    """Return the maps of heads; with `locks`, lock them until the transaction ends."""
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(heads))
+    return {row[0]: _read(row) for row in _rows.fetch(connection, given, locks)}
+
+
+@Statement
+def _rows(dialect: str, locks: bool) -> Select[Any]:
+    wanted = select(IDS.build_source(dialect).c.id)
+    columns = [_MAP[name] for name in ("task", "run", "task_id", *_WRITTEN)]
+    statement = select(*columns).where(_MAP.task.in_(wanted)).order_by(_MAP.task)
+    return statement.with_for_update() if locks else statement
+
+
+def _read(values: Iterable[Any]) -> StoredMap:
+    task, run, task_id, opened, closed, arrived, created, made, *counts, told, pending, stop, sources, error = values
+    said, follows = read_told(told)
+    row = MapRow(bool(opened), bool(closed), arrived, created, *counts)._replace(stop=stop, told=said)
+    return StoredMap(task, run, task_id, row, follows, made, pending, sources, error)
+
+
+def write_map(connection: Connection, stored: StoredMap) -> None:
+    """Write a locked map."""
+    row = stored.row
+    values: Mapping[str, Any] = {
+        **{name: int(getattr(row, name)) for name in ("opened", "closed", "arrived", "created", *_COUNTS)},
+        "made": stored.made,
+        "told": write_told(row.told, follows=stored.follows),
+        "pending": stored.pending,
+        "stop": row.stop,
+        "sources": stored.sources,
+        "error": stored.error,
+    }
+    _write.fetch(connection, {f"map_{name}": value for name, value in values.items()} | {"map_task": stored.task})
+
+
+@Statement
+def _write(dialect: str) -> Update:
+    new = {name: bindparam(f"map_{name}", type_=_MAP[name].type) for name in _WRITTEN}
+    return update(task_map).where(_MAP.task == bindparam("map_task")).values(new)

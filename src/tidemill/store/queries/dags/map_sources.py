@@ -1,0 +1,194 @@
+"""Finds the items of a map when it opens, and which of them an element combines.
+
+Invariants: the sources of a map are read while its run is locked, so that none of them ends in the meantime. The items
+of lists are stored when the map opens, and do not change while it is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import msgspec
+from sqlalchemy import Connection, and_, select
+
+from tidemill.core.tasks.dependencies import TaskOutcome
+from tidemill.core.tasks.expansion import locate_items
+from tidemill.core.tasks.instance import UNMAPPED
+from tidemill.core.tasks.structure import MapSource, MapStructure
+from tidemill.core.tasks.task_row import STATES
+from tidemill.runtime.json import codec
+from tidemill.store.dag_tables import dag_run, task_instance, xcom
+from tidemill.store.queries.dags.map_items import YIELDED, count_items, replace_items
+from tidemill.store.queries.dags.run_params import build_params
+from tidemill.store.queries.dags.task_rows import TaskEntry
+
+_OUTCOMES = {state.value: outcome for outcome, state in STATES.items()}
+_FAILURES = (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
+
+
+class StoredSources(msgspec.Struct, frozen=True, array_like=True):
+    """The sources of an open map, as `task_map.sources` has them.
+
+    Attributes:
+        owners: Per leaf, the task instance and the key of its items; None: they are in the DAG's file.
+        lengths: Per leaf, the number of its items; 0 for a generator.
+        factors: Per factor, the number of its items; 0 for a generator.
+    """
+
+    owners: tuple[tuple[int, str] | None, ...]
+    lengths: tuple[int, ...]
+    factors: tuple[int, ...]
+
+
+class OpenedSources(msgspec.Struct, frozen=True):
+    """The state of the sources of a map.
+
+    Attributes:
+        sources: Where their items are.
+        arrived: The number of elements that they have items for.
+        outcome: How they ended; None: a generator may still yield.
+        error: Why they have no items, for users; empty: they have.
+    """
+
+    sources: StoredSources
+    arrived: int = 0
+    outcome: TaskOutcome | None = None
+    error: str = ""
+
+
+class _Instance(msgspec.Struct, frozen=True):
+    id: int
+    outcome: TaskOutcome | None
+
+
+class _UnusableValueError(Exception):
+    """A value cannot be mapped over; the message is for users."""
+
+
+_NONE = StoredSources((), (), ())
+
+
+def open_sources(connection: Connection, head: TaskEntry) -> OpenedSources | None:
+    """Store the items of the sources of a map; None: the map has to wait until a source has ended."""
+    mapped = head.plan.structure.mapped
+    assert mapped is not None
+    found = _find_instances(connection, head.run.id, mapped.sources)
+    lists = {leaf.task for leaf in mapped.leaves if leaf.kind == "xcom"}
+    ended = [found[name].outcome for name in mapped.sources if name in lists]
+    if None in ended:
+        return None
+    bad = next((one for one in (*_FAILURES, TaskOutcome.SKIPPED) if one in ended), None)
+    if bad is not None:
+        return OpenedSources(_NONE, 0, bad)
+    try:
+        sources = _store_sources(connection, head, mapped, found)
+    except _UnusableValueError as error:
+        return OpenedSources(_NONE, 0, TaskOutcome.FAILED, str(error))
+    arrived, outcome = look_at_sources(connection, head, sources)
+    return OpenedSources(sources, arrived, outcome)
+
+
+def look_at_sources(connection: Connection, head: TaskEntry, sources: StoredSources) -> tuple[int, TaskOutcome | None]:
+    """Return for how many elements the sources of an open map have items, and how they ended."""
+    mapped = head.plan.structure.mapped
+    assert mapped is not None
+    place = next((place for place, factor in enumerate(mapped.factors) if factor.kind == "generator"), None)
+    if place is None:
+        return prod(sources.factors), TaskOutcome.SUCCESS
+    name = mapped.factors[place].task
+    source = _find_instances(connection, head.run.id, (name,))[name]
+    rest = prod(length for number, length in enumerate(sources.factors) if number != place)
+    return count_items(connection, source.id, YIELDED) * rest, source.outcome
+
+
+def _find_instances(connection: Connection, run: int, names: Sequence[str]) -> dict[str, _Instance]:
+    columns = task_instance.c
+    mine = and_(columns.run == run, columns.task_id.in_(names), columns.map_index == UNMAPPED)
+    rows = connection.execute(select(columns.id, columns.task_id, columns.state).where(mine))
+    return {name: _Instance(number, _OUTCOMES.get(state)) for number, name, state in rows}
+
+
+def _store_sources(
+    connection: Connection, head: TaskEntry, mapped: MapStructure, found: dict[str, _Instance]
+) -> StoredSources:
+    owners: list[tuple[int, str] | None] = []
+    lengths: list[int] = []
+    factors: list[int] = []
+    for argument, factor in zip(mapped.arguments, mapped.factors, strict=True):
+        parts = []
+        for leaf in factor.leaves:
+            owner, length = _store_leaf(connection, head, leaf, found, takes_dict=argument != "**")
+            owners.append(owner)
+            parts.append(length)
+        lengths += parts
+        factors.append(_count_factor(factor, parts))
+    return StoredSources(tuple(owners), tuple(lengths), tuple(factors))
+
+
+def _count_factor(factor: MapSource, parts: Sequence[int]) -> int:
+    return max(parts) if factor.fills else min(parts)
+
+
+def _store_leaf(
+    connection: Connection, head: TaskEntry, leaf: MapSource, found: dict[str, _Instance], *, takes_dict: bool
+) -> tuple[tuple[int, str] | None, int]:
+    match leaf.kind:
+        case "literal":
+            return None, leaf.length or 0
+        case "generator":
+            return (found[leaf.task].id, YIELDED), 0
+        case "xcom":
+            task = found[leaf.task].id
+            value = connection.execute(select(xcom.c.value).where(and_(xcom.c.task == task, xcom.c.key == leaf.key)))
+            items = _split(value.scalar(), f"the XCom {leaf.key!r} of task {leaf.task!r}", takes_dict=takes_dict)
+            replace_items(connection, task, leaf.key, items)
+            return (task, leaf.key), len(items)
+        case _:
+            items = _split(_read_param(connection, head, leaf.key), f"the param {leaf.key!r}", takes_dict=takes_dict)
+            replace_items(connection, head.id, leaf.key, items)
+            return (head.id, leaf.key), len(items)
+
+
+def _read_param(connection: Connection, head: TaskEntry, name: str) -> str | None:
+    conf = connection.execute(select(dag_run.c.conf).where(dag_run.c.id == head.run.id)).scalar_one()
+    params = msgspec.json.decode(build_params(head.run.plan, conf), type=dict[str, msgspec.Raw])
+    return bytes(params[name]).decode() if name in params else None
+
+
+def _split(text: str | None, name: str, *, takes_dict: bool) -> list[str]:
+    """Return the encoded items of an encoded list or dict; those of a dict are pairs of key and value.
+
+    Raises:
+        _UnusableValueError: The value is neither.
+    """
+    if text is not None and text.startswith("["):
+        return [bytes(item).decode() for item in msgspec.json.decode(text, type=list[msgspec.Raw])]
+    value = None if text is None else codec.decode(text)
+    if isinstance(value, (list, tuple)):
+        return [codec.encode(item) for item in value]
+    if isinstance(value, dict) and takes_dict:
+        return [codec.encode(pair) for pair in value.items()]
+    wanted = "a list or a dict" if takes_dict else "a list of dicts"
+    given = "there is none" if text is None else f"it is {type(value).__name__}"
+    raise _UnusableValueError(f"MapError: a task is mapped over {name}, which must be {wanted}; {given}")
+
+
+def read_sources(text: str | None) -> StoredSources:
+    """Decode `task_map.sources`."""
+    return _NONE if text is None else msgspec.json.decode(text, type=StoredSources)
+
+
+def write_sources(sources: StoredSources) -> str:
+    """Encode `task_map.sources`."""
+    return msgspec.json.encode(sources).decode()
+
+
+def locate_leaves(mapped: MapStructure, sources: StoredSources, index: int) -> tuple[int, ...]:
+    """Return, per leaf, the number of the item that an element has; -1: the part of a zip has ended and is filled."""
+    found: list[int] = []
+    for factor, number in zip(mapped.factors, locate_items(index, sources.factors, mapped.slowest), strict=True):
+        for leaf in factor.leaves:
+            ended = leaf.kind != "generator" and number >= sources.lengths[len(found)]
+            found.append(-1 if ended else number)
+    return tuple(found)

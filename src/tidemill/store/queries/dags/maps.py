@@ -1,0 +1,389 @@
+"""Expands mapped tasks: opens maps, creates their elements, and tells their successors what the elements have become.
+
+Theory of operation: whatever happens to a map marks its row (`pending`): its rule lets it run, a source ended or
+yielded, elements changed their counts, a user cleared or marked it. A step locks the run and the head, then the
+elements that get inputs, and the map last; `core.tasks.expansion` decides over its counts.
+
+Invariants: all of `made` and `created` changes only while the head is locked. The reports of elements lock neither the
+run nor the head, so no element row is locked after a map.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Insert,
+    Select,
+    and_,
+    bindparam,
+    func,
+    insert,
+    literal,
+    literal_column,
+    select,
+    text,
+    true,
+)
+
+from tidemill.core.tasks.attempt import order_elements
+from tidemill.core.tasks.dependencies import Readiness, TaskOutcome
+from tidemill.core.tasks.expansion import (
+    Arrived,
+    Expansion,
+    Look,
+    MapInput,
+    MapPolicy,
+    MapStopReason,
+    Opened,
+    SourceEnded,
+    Stopped,
+    feed,
+    find_count,
+)
+from tidemill.core.tasks.inputs import Cancel, Channel, Clear, MapTold, Mark, Ready, Remove, identify
+from tidemill.core.tasks.task_row import ENDED, TaskState
+from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import IS_BAD_ELEMENT, task_instance, task_journal, task_map
+from tidemill.store.queries.dags.map_rows import StoredMap, read_maps, write_map
+from tidemill.store.queries.dags.map_sources import look_at_sources, open_sources, read_sources, write_sources
+from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, compute_rank
+from tidemill.store.queries.dags.tasks import close_board
+from tidemill.store.queries.dags.transition import Board
+from tidemill.store.queries.isolation import work_on_runs
+from tidemill.store.queries.triggers.cursors import SKIPPED, build_id_rows
+from tidemill.store.statements import Statement
+
+#: The window of a map that sets none, and the most elements that a map may have.
+MAX_OUTSTANDING, MAX_LENGTH = 128, 1_000_000
+#: The most maps that one turn looks at, and the most elements of a map that one step changes, besides new ones.
+MAPS, ELEMENTS = 50, 500
+_TASK, _MAP = task_instance.c, task_map.c
+_ENDED = tuple(sorted(state.value for state in ENDED))
+_BY = "scheduler"
+_INDEXES = RowSet("new_elements", map_index=int)
+_REASONS = {TaskState.MAPPED: MapStopReason.CANCELLED, TaskState.NONE: MapStopReason.CLEARED}
+#: The values of a new element.
+_CONSTANT = {
+    "state": TaskState.SCHEDULED.value,
+    "epoch": 1,
+    "tries": 0,
+    "tries_before": 0,
+    "lost": 0,
+    "tallies": "",
+    "pending": 0,
+    "skip_votes": 0,
+}
+
+
+def expand_maps(connection: Connection, context: CallContext, skip: Collection[int] = ()) -> int:
+    """Look at the maps that are marked; return their number."""
+    given = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
+    found = _pending.fetch(connection, {"most": MAPS, **given}, bool(skip))
+
+    def expand(heads: list[int]) -> int:
+        board = Board(connection, context)
+        board.lock(heads)
+        look_at_maps(board, [board.tasks[head] for head in heads if head in board.tasks])
+        close_board(board, stops=False)
+        return len(heads)
+
+    return work_on_runs(connection, context, [(run, head) for run, head in found], expand)
+
+
+@Statement
+def _pending(dialect: str, skips: bool) -> Select[Any]:
+    wanted = [_MAP.pending == literal_column("1")]
+    if skips:
+        wanted.append(_MAP.run.not_in(select(SKIPPED.build_source(dialect).c.id)))
+    return select(_MAP.run, _MAP.task).where(and_(*wanted)).order_by(_MAP.task).limit(bindparam("most"))
+
+
+@dataclass(slots=True)
+class _Work:
+    """A map that a step looks at, and the elements that it locked for that.
+
+    Attributes:
+        head: The head of the map.
+        orders: The input for elements that have to end, and those elements.
+        waiting: Cleared elements that wait, by index.
+        known: Existing rows of elements that the map is about to create, by index.
+        gone: Rows of elements that have no item any more.
+        left: Whether more elements have to end than one step changes.
+    """
+
+    head: TaskEntry
+    orders: tuple[Cancel | Mark | Remove, list[TaskEntry]] | None = None
+    waiting: list[TaskEntry] = field(default_factory=list)
+    known: dict[int, TaskEntry] = field(default_factory=dict)
+    gone: list[TaskEntry] = field(default_factory=list)
+    left: bool = False
+
+
+def look_at_maps(board: Board, heads: Sequence[TaskEntry]) -> None:
+    """Do what follows from the state of maps.
+
+    Args:
+        board: A board that has locked the runs and the heads, and whose changes are flushed.
+        heads: The heads.
+    """
+    if not heads:
+        return
+    connection = board.connection
+    before = read_maps(connection, [head.id for head in heads], locks=False)
+    works = [_prepare(board, head, before[head.id]) for head in heads if head.id in before]
+    stored = read_maps(connection, [work.head.id for work in works], locks=True)
+    for work in works:
+        _step(board, work, stored[work.head.id])
+
+
+def _get_policy(head: TaskEntry) -> MapPolicy:
+    policy = head.plan.build_map_policy(MAX_OUTSTANDING, MAX_LENGTH)
+    assert policy is not None
+    return policy
+
+
+def _may_start(head: TaskEntry) -> bool:
+    return head.row.state is not TaskState.ENDING and head.run.state == "running" and head.run.stop is None
+
+
+def _prepare(board: Board, head: TaskEntry, stored: StoredMap) -> _Work:
+    """Lock the elements that may get an input; a map is locked after them."""
+    work, row = _Work(head), stored.row
+    ordered = order_elements(head.row)
+    if ordered is not None:
+        wanted = "none" if isinstance(ordered, Remove) else head.row.ending.state.value  # type: ignore[union-attr]
+        _order(board, work, ordered, wanted)
+    elif row.stop in (MapStopReason.FAILED_ELEMENTS, MapStopReason.TOO_LONG) and row.unfinished:
+        rows = _fetch(board, head, "unstarted", 0, None, ELEMENTS)
+        work.orders = Cancel(request=row.stop or ""), board.add_elements(rows)
+        work.left = len(rows) >= ELEMENTS
+    policy = _get_policy(head)
+    if row.waiting and _may_start(head):
+        work.waiting = board.add_elements(_fetch(board, head, "waiting", 0, None, policy.max_outstanding))
+    if row.created < stored.made and row.stop is None:
+        last = min(row.created + policy.max_outstanding, stored.made) - 1
+        entries = board.add_elements(_fetch(board, head, "any", row.created, last, policy.max_outstanding))
+        work.known = {entry.map_index: entry for entry in entries}
+    if row.closed and row.opened and stored.made > _find_end(stored):
+        rows = _fetch(board, head, "present", _find_end(stored), stored.made - 1, ELEMENTS)
+        work.gone = board.add_elements(rows)
+        work.left = work.left or len(rows) >= ELEMENTS
+    return work
+
+
+def _find_end(stored: StoredMap) -> int:
+    """Return the index from which on a closed map has no elements."""
+    return stored.row.arrived if stored.row.stop is None else stored.row.created
+
+
+def _order(board: Board, work: _Work, ordered: Mark | Remove, wanted: str) -> None:
+    rows = _fetch(board, work.head, "open", 0, None, ELEMENTS, wanted)
+    work.orders = ordered, board.add_elements(rows)
+    work.left = len(rows) >= ELEMENTS
+
+
+def _fetch(
+    board: Board, head: TaskEntry, kind: str, first: int, last: int | None, limit: int, wanted: str = ""
+) -> list[Any]:
+    given = {
+        "of_run": head.run.id,
+        "of_task": head.task_id,
+        "first": first,
+        "last": (1 << 62) if last is None else last,
+        "most": limit,
+        "wanted": wanted,
+    }
+    return _elements.fetch(board.connection, given, kind)
+
+
+def lock_elements(connection: Connection, run: int, task_id: str, first: int, last: int) -> list[Any]:
+    """Lock the elements of a mapped task in a range of indexes, and return their rows."""
+    given = {"of_run": run, "of_task": task_id, "first": max(0, first), "last": last, "most": MAX_LENGTH}
+    return _elements.fetch(connection, given, "present")
+
+
+def lock_failed_elements(connection: Connection, run: int, task_id: str) -> list[Any]:
+    """Lock the elements of a mapped task that failed, and return their rows."""
+    given = {"of_run": run, "of_task": task_id, "first": 0, "last": MAX_LENGTH, "most": MAX_LENGTH}
+    return _elements.fetch(connection, given, "failed")
+
+
+@Statement
+def _elements(dialect: str, kind: str) -> Select[Any]:
+    """Build the statement that locks elements of a map, in order of their index.
+
+    kind: `waiting`: cleared ones; `open`: unfinished ones that are not ending as `wanted`; `unstarted`: unfinished ones
+    that have not started; `failed`; `present`: those that are not removed; `any`.
+    """
+    mine: list[Any] = [_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task")]
+    mine += [_TASK.map_index >= bindparam("first"), _TASK.map_index <= bindparam("last")]
+    unfinished = _TASK.state.not_in([literal_column(f"'{state}'") for state in _ENDED])
+    match kind:
+        case "waiting":
+            mine.append(_TASK.pending == literal_column("2"))
+        case "open":
+            after = func.coalesce(_TASK.ending_outcome, literal_column("'none'"))
+            same = and_(_TASK.state == literal_column("'ending'"), after == bindparam("wanted"))
+            mine += [unfinished, ~same]
+        case "unstarted":
+            resting = _TASK.state.in_([literal_column("'none'"), literal_column("'ending'")])
+            mine += [unfinished, _TASK.tries == _TASK.tries_before, ~resting]
+        case "failed":
+            mine.append(text(IS_BAD_ELEMENT))
+        case "present":
+            mine.append(_TASK.state != literal_column("'removed'"))
+    return select(*COLUMNS).where(and_(*mine)).order_by(_TASK.map_index).limit(bindparam("most")).with_for_update()
+
+
+def _step(board: Board, work: _Work, stored: StoredMap) -> None:
+    head, before = work.head, stored.row
+    if work.orders is not None:
+        order, entries = work.orders
+        triggerers = board.find_triggerers(entries)
+        for entry in entries:
+            board.give(entry, dataclasses.replace(order, triggerer=triggerers.get(entry.id)), _BY)
+    for entry in work.gone:
+        board.give(entry, Remove(), _BY)
+    # The counts that these elements change are added to the map when they are written; then the map is marked again.
+    stored, inputs = _find_inputs(board.connection, head, stored)
+    policy, left, stops = _get_policy(head), work.left, False
+    expansion = Expansion(stored.row)
+    for given in inputs:
+        starts = given is inputs[-1] and _may_start(head)
+        expansion = feed(stored.row, given, policy, starts)
+        stored = stored._replace(row=expansion.row)
+        stops = stops or expansion.stops
+    stored = _start_elements(board, work, stored, expansion)
+    if stops:
+        stored = stored._replace(error=_describe_stop(stored, policy))
+    left = left or stops or (stored.row.closed and not before.closed and stored.made > _find_end(stored))
+    write_map(board.connection, stored._replace(pending=int(left)))
+    if left:
+        board.context.left = True
+        board.context.bells.add(Channel.SCHEDULER)
+    _tell(board, head, stored, changed=stored.row.told != before.told)
+
+
+def _find_inputs(connection: Connection, head: TaskEntry, stored: StoredMap) -> tuple[StoredMap, tuple[MapInput, ...]]:
+    """Return what the map has to be fed, and the map with its sources if it opens."""
+    if head.row.ending is not None:
+        reason = _REASONS.get(head.row.ending.state, MapStopReason.MARKED)
+        return stored, (Stopped(reason) if stored.row.stop is None else Look(),)
+    if head.row.state is TaskState.MAPPED and not stored.row.opened:
+        opened = open_sources(connection, head)
+        if opened is None:
+            return stored, ()
+        stored = stored._replace(sources=write_sources(opened.sources), error=opened.error or None)
+        return stored, (Opened(opened.arrived), *_end_source(opened.outcome))
+    if head.row.state is TaskState.MAPPED and not stored.row.closed:
+        arrived, outcome = look_at_sources(connection, head, read_sources(stored.sources))
+        return stored, (Arrived(arrived), *_end_source(outcome))
+    return stored, (Look(),) if stored.row.opened else ()
+
+
+def _end_source(outcome: TaskOutcome | None) -> tuple[SourceEnded, ...]:
+    return () if outcome is None else (SourceEnded(outcome),)
+
+
+def _start_elements(board: Board, work: _Work, stored: StoredMap, expansion: Expansion) -> StoredMap:
+    """Start waiting elements again and create new ones; the map counts them already."""
+    again = work.waiting[: expansion.again]
+    missing = expansion.again - len(again)
+    for entry in again:
+        board.give(entry, Ready(entry.row.epoch, Readiness.RUN), _BY)
+        entry.counted = find_count(entry.row.state)
+    for index in expansion.create:
+        known = work.known.get(index)
+        if known is not None:
+            if known.row.state is not TaskState.NONE:
+                board.give(known, Clear(), _BY)
+            board.give(known, Ready(known.row.epoch, Readiness.RUN), _BY)
+            known.counted = find_count(known.row.state)
+    new = [index for index in expansion.create if index not in work.known]
+    if new:
+        _insert_elements(board.connection, work.head, new, board.context.now_us)
+        board.moved += len(new)
+    row = stored.row
+    if missing:
+        row = row._replace(waiting=row.waiting + missing, unfinished=row.unfinished - missing)
+    return stored._replace(row=row, made=max(stored.made, expansion.create.stop))
+
+
+def _insert_elements(connection: Connection, head: TaskEntry, indexes: Sequence[int], now_us: int) -> None:
+    """Create elements that can be admitted at once, with the rows of the journal that say so."""
+    structure = head.plan.structure
+    given = _INDEXES.build_parameters(find_dialect(connection), [(index,) for index in indexes])
+    values = {
+        "run": head.run.id,
+        "dag": head.run.dag,
+        "task_id": head.task_id,
+        "number": head.plan.number,
+        "queue": structure.queue,
+        "pool": structure.pool,
+        "pool_slots": structure.pool_slots,
+        "max_tries": structure.retries + 1,
+        "rank": compute_rank(structure.priority, resumed=False),
+        "since_us": now_us,
+    }
+    _insert.fetch(connection, {**given, **{f"new_{name}": value for name, value in values.items()}})
+    _journal.fetch(connection, {**given, "of_run": head.run.id, "of_task": head.task_id, "now_us": now_us})
+
+
+@Statement
+def _insert(dialect: str) -> Insert:
+    given = _INDEXES.build_source(dialect)
+    copied = (
+        "run", "dag", "task_id", "number", "queue", "pool", "pool_slots", "max_tries", "rank", "since_us"
+    )  # fmt: skip
+    values = [bindparam(f"new_{name}", type_=_TASK[name].type).label(name) for name in copied]
+    constant = [literal(value).label(name) for name, value in _CONSTANT.items()]
+    rows = select(given.c.map_index, *values, *constant).where(true()).order_by(given.c.position)
+    return insert(task_instance).from_select(["map_index", *copied, *_CONSTANT], rows)
+
+
+@Statement
+def _journal(dialect: str) -> Insert:
+    given = _INDEXES.build_source(dialect)
+    mine = and_(_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task"))
+    values: dict[str, Any] = {
+        "task": _TASK.id,
+        "epoch": literal(1),
+        "before": literal(TaskState.NONE.value),
+        "after": literal(TaskState.SCHEDULED.value),
+        "given": literal(identify(Ready(0, Readiness.RUN))),
+        "said_by": literal(_BY),
+        "at_us": bindparam("now_us", type_=BigInteger()),
+    }
+    same = and_(mine, _TASK.map_index == given.c.map_index)
+    rows = select(*[value.label(name) for name, value in values.items()]).select_from(given.join(task_instance, same))
+    return insert(task_journal).from_select(list(values), rows)
+
+
+def _describe_stop(stored: StoredMap, policy: MapPolicy) -> str:
+    if stored.row.stop == MapStopReason.TOO_LONG:
+        return (
+            f"MapError: the map has {stored.row.arrived:,} elements, and at most {policy.max_length:,} are allowed; "
+            "map over parts of the values"
+        )
+    return f"MapError: {stored.row.failed} elements failed, and max_failed_elements is {policy.max_failed}"
+
+
+def _tell(board: Board, head: TaskEntry, stored: StoredMap, *, changed: bool) -> None:
+    """Feed to the head what its elements have become."""
+    row = stored.row
+    if head.row.state is TaskState.ENDING:
+        news = row.done
+    else:
+        news = row.opened and (changed or (head.row.state is TaskState.MAPPED and row.done))
+    if not news:
+        return
+    board.give(head, MapTold(head.row.epoch, row.told), _BY)
+    if head.row.outcome in (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED):
+        head.error = stored.error or (f"{row.failed:,} of {row.arrived:,} elements failed" if row.failed else None)

@@ -1,0 +1,305 @@
+"""Mapped tasks in the store, on both databases: runs played through scheduler and worker turns, without processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.store.dags import Player, dag, task
+
+from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
+from tidemill.store.calls.call import CallRefusedError
+from tidemill.store.calls.people_calls import (
+    CancelRun,
+    ClearTasks,
+    ListElements,
+    ListTasks,
+    MarkTasks,
+    RunRecord,
+    TaskRecord,
+)
+from tidemill.store.calls.task_calls import EmitItems, GetValuePage
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, Failure, Skip, Success
+from tidemill.store.database import Database
+
+
+def literal(length: int) -> MapSource:
+    return MapSource("literal", length=length)
+
+
+def mapped(id: str, *factors: MapSource, upstream: tuple[str, ...] = (), **details: Any) -> TaskStructure:
+    names = {name: details.pop(name) for name in ("max_outstanding", "max_failed_elements") if name in details}
+    arguments = details.pop("arguments", tuple(f"a{number}" for number in range(len(factors))))
+    structure = MapStructure(arguments, factors, **names)
+    return task(id, *{*upstream, *structure.sources}, mapped=structure, **details)
+
+
+@pytest.fixture
+async def player(database: Database) -> Player:
+    return await Player(database).begin()
+
+
+async def list_elements(player: Player, run: RunRecord, task_id: str, *states: str) -> list[TaskRecord]:
+    return list((await player.store.call(ListElements(run.dag_id, run.run_id, task_id, states))).rows)
+
+
+async def find_head(player: Player, run: RunRecord, task_id: str) -> TaskRecord:
+    rows = (await player.store.call(ListTasks(run.dag_id, run.run_id, task_id=task_id))).rows
+    return rows[0]
+
+
+async def end(player: Player, run: RunRecord) -> dict[str, str]:
+    """Return the states of run and tasks."""
+    rows = (await player.store.call(ListTasks(run.dag_id, run.run_id))).rows
+    return {"run": (await player.run(run)).state, **{one.task_id: one.state for one in rows}}
+
+
+async def test_a_map_over_a_list_creates_its_elements_within_the_window_and_ends_the_run(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(5), max_outstanding=2), task("z", "m")))
+
+    attempts = await player.claim()
+
+    assert [(one.task_id, one.map_index) for one in attempts] == [("m", 0), ("m", 1)]
+    assert [(one.leaf_indexes, one.elements, one.map_length) for one in attempts][1] == ((1,), (None,), 5)
+    assert (await end(player, run))["m"] == "mapped"
+    await player.report(attempts[1], Success())
+    (attempt,) = await player.claim()
+    assert attempt.map_index == 2
+    await player.report(attempts[0], Success())
+    await player.report(attempt, Success())
+    await player.play()
+
+    assert await end(player, run) == {"run": "success", "m": "success", "z": "success"}
+    counts = (await find_head(player, run, "m")).elements
+    assert counts is not None
+    assert (counts.arrived, counts.closed, counts.created, counts.unfinished, counts.success) == (5, True, 5, 0, 5)
+    assert [one.map_index for one in await list_elements(player, run, "m", "success")] == [0, 1, 2, 3, 4]
+
+
+def fail_indexes(*indexes: int) -> Any:
+    return lambda one: Failure("it failed", may_retry=False) if one.map_index in indexes else Success()
+
+
+async def test_a_failed_element_fails_the_map_and_clearing_it_ends_both_well(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(4)), task("z", "m"), task("y", "m", rule="all_done")))
+    await player.play(fail_indexes(1, 2))
+    states = {"run": "failed", "m": "failed", "z": "upstream_failed", "y": "success"}
+    assert await end(player, run) == states
+    head = await find_head(player, run, "m")
+    assert head.error == "2 of 4 elements failed"
+
+    cleared = await player.store.call(
+        ClearTasks(run.dag_id, run.run_id, ("m",), "tester", failed=True, downstream=True)
+    )
+
+    assert sorted(cleared) == ["m[1]", "m[2]", "z"]
+    assert (await end(player, run))["m"] == "mapped"
+    claimed: list[int] = []
+
+    def note(one: ClaimedAttempt) -> Success:
+        claimed.append(one.map_index)
+        return Success()
+
+    await player.play(note)
+    assert sorted(claimed) == [-1, 1, 2]
+    assert await end(player, run) == {"run": "success", "m": "success", "z": "success", "y": "success"}
+
+
+async def test_an_empty_map_is_skipped(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(0)), task("z", "m"), task("y", "m", rule="none_failed")))
+    await player.play()
+    assert await end(player, run) == {"run": "success", "m": "skipped", "z": "skipped", "y": "success"}
+
+
+async def emit(player: Player, attempt: ClaimedAttempt, first: int, *values: str) -> tuple[int, bool]:
+    stored = await player.store.call(EmitItems(attempt.task, attempt.epoch, first, values))
+    return stored.total, stored.wanted
+
+
+async def test_elements_of_a_generator_run_while_it_yields(player: Player) -> None:
+    run = await player.create(
+        dag(task("g", is_generator=True), mapped("m", MapSource("generator", "g")), task("z", "m"))
+    )
+    source = await player.claim_one()
+
+    assert await emit(player, source, 0, "1", '"b"') == (2, True)
+
+    first, second = await player.claim()
+    assert [first.elements, second.elements, first.map_length] == [("1",), ('"b"',), None]
+    await player.report(first, Success(), xcoms=(("return_value", "11"),))
+    await player.report(second, Failure("no", may_retry=False))
+    await emit(player, source, 2, "3")
+    (third,) = await player.claim()
+    assert (third.map_index, third.elements) == (2, ("3",))
+    await player.report(source, Success())
+    await player.report(third, Success(), xcoms=(("return_value", "33"),))
+    await player.play()
+    assert await end(player, run) == {"run": "failed", "g": "success", "m": "failed", "z": "upstream_failed"}
+    page = await player.store.call(GetValuePage(run.id, "m", count=True))
+    assert (page.total, page.values) == (2, ((0, "11"), (2, "33")))
+    page = await player.store.call(GetValuePage(run.id, "g", after=0, limit=1, count=True))
+    assert (page.total, page.values) == (3, ((1, '"b"'),))
+
+
+async def test_a_retried_generator_goes_on_and_a_different_element_is_refused(player: Player) -> None:
+    run = await player.create(
+        dag(task("g", is_generator=True, retries=2, retry_delay_us=0), mapped("m", MapSource("generator", "g")))
+    )
+    source = await player.claim_one()
+    await emit(player, source, 0, "1", "2")
+    await player.report(source, Failure("no"))
+    first, second, again = sorted(await player.claim(), key=lambda one: one.task_id, reverse=True)
+    assert (again.task_id, again.try_number) == ("g", 2)
+    assert await emit(player, again, 0, "1") == (2, True)
+    assert await emit(player, again, 1, "2", "3") == (3, True)
+    with pytest.raises(CallRefusedError, match="element 2 differs"):
+        await emit(player, again, 2, "4")
+    await player.report(again, Failure("no", may_retry=False))
+    await player.report(first, Success())
+    await player.report(second, Success())
+    await player.play()
+    assert await end(player, run) == {"run": "failed", "g": "failed", "m": "upstream_failed"}
+    assert len(await list_elements(player, run, "m", "success")) == 3
+
+
+async def test_the_items_of_lists_are_combined_as_numbered(player: Player) -> None:
+    zipped = MapSource("zip", parts=(MapSource("xcom", "a", "k"), MapSource("param", key="p")), fills=True)
+    run = await player.create(
+        dag(task("a"), mapped("m", MapSource("xcom", "a", "return_value"), zipped)), conf='{"p":{"x":1}}'
+    )
+    source = await player.claim_one()
+    await player.report(source, Success(), xcoms=(("return_value", '[1,"two"]'), ("k", "[3, 4]")))
+
+    attempts = await player.claim()
+
+    pair = '{"$tidemill":"tuple","value":["x",1]}'
+    assert [one.elements for one in attempts] == [
+        ("1", "3", pair),
+        ("1", "4", None),
+        ('"two"', "3", pair),
+        ('"two"', "4", None),
+    ]
+    assert [one.leaf_indexes for one in attempts] == [(0, 0, 0), (0, 1, -1), (1, 0, 0), (1, 1, -1)]
+    await player.turn(*[AttemptReport(one.task, one.epoch, Success()) for one in attempts])
+    await player.play()
+    assert (await end(player, run))["run"] == "success"
+
+
+@pytest.mark.parametrize(("value", "arguments"), [("3", ("x",)), ('{"a":1}', ("**",)), (None, ("x",))])
+async def test_a_map_over_a_value_that_is_no_list_fails_by_name(
+    player: Player, value: str | None, arguments: Any
+) -> None:
+    run = await player.create(dag(task("a"), mapped("m", MapSource("xcom", "a", "k"), arguments=arguments)))
+    await player.report(await player.claim_one(), Success(), xcoms=() if value is None else (("k", value),))
+    await player.play()
+    assert await end(player, run) == {"run": "failed", "a": "success", "m": "upstream_failed"}
+    assert "the XCom 'k' of task 'a'" in str((await find_head(player, run, "m")).error)
+
+
+@pytest.mark.parametrize(
+    ("result", "state"), [(Failure("no", may_retry=False), "upstream_failed"), (Skip(), "skipped")]
+)
+async def test_a_source_that_gives_nothing_decides_its_map(player: Player, result: Any, state: str) -> None:
+    run = await player.create(dag(task("a"), mapped("m", MapSource("xcom", "a", "return_value"))))
+    await player.report(await player.claim_one(), result)
+    await player.play()
+    assert (await end(player, run))["m"] == state
+
+
+async def test_a_map_stops_after_too_many_failed_elements(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(9), max_outstanding=3, max_failed_elements=0), task("z", "m")))
+    attempts = await player.claim()
+    await player.report(attempts[0], Failure("no", may_retry=False))
+    assert await player.claim() == ()
+    await player.report(attempts[1], Success())
+    await player.report(attempts[2], Success())
+    await player.play()
+    assert await end(player, run) == {"run": "failed", "m": "failed", "z": "upstream_failed"}
+    counts = (await find_head(player, run, "m")).elements
+    assert counts is not None
+    assert (counts.success, counts.failed, counts.skipped, counts.stop) == (2, 1, 6, "failed_elements")
+
+
+async def test_cancelling_a_run_ends_its_map(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(1000), max_outstanding=4), task("z", "m")))
+    attempts = await player.claim(2)
+    await player.store.call(CancelRun(run.dag_id, run.run_id, "tester"))
+    await player.schedule()
+    await player.turn(held=())
+    await player.schedule()
+    assert len(attempts) == 2
+    assert await end(player, run) == {"run": "failed", "m": "failed", "z": "skipped"}
+    counts = (await find_head(player, run, "m")).elements
+    assert counts is not None
+    assert (counts.failed, counts.skipped, counts.unfinished) == (2, 998, 0)
+
+
+async def test_fail_fast_ends_a_map_at_the_first_failure(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(100), max_outstanding=3), fail_fast=True))
+    attempts = await player.claim(2)
+    await player.report(attempts[0], Failure("no", may_retry=False))
+    assert await player.claim() == ()
+    await player.report(attempts[1], Success())
+    await player.play()
+    assert await end(player, run) == {"run": "failed", "m": "failed"}
+
+
+async def test_the_whole_map_is_cleared_while_it_runs_and_after_it(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(3), max_outstanding=2), task("z", "m")))
+    first, _ = await player.claim()
+    await player.report(first, Success())
+    assert await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester")) == ("m",)
+    await player.schedule()
+    assert (await end(player, run))["m"] == "ending"
+    await player.turn(held=())
+    claimed: list[tuple[int, int]] = []
+
+    def note(one: ClaimedAttempt) -> Success:
+        claimed.append((one.map_index, one.try_number))
+        return Success()
+
+    await player.play(note)
+    assert sorted(claimed) == [(-1, 1), (0, 2), (1, 2), (2, 1)]
+    assert await end(player, run) == {"run": "success", "m": "success", "z": "success"}
+    claimed.clear()
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester", downstream=True))
+    await player.play(note)
+    assert [index for index, _ in sorted(claimed)] == [-1, 0, 1, 2]
+    assert await end(player, run) == {"run": "success", "m": "success", "z": "success"}
+
+
+async def test_a_cleared_source_with_fewer_items_removes_elements(player: Player) -> None:
+    run = await player.create(dag(task("g", is_generator=True), mapped("m", MapSource("generator", "g"))))
+    source = await player.claim_one()
+    await emit(player, source, 0, "1", "2", "3")
+    await player.report(source, Success())
+    await player.play()
+    assert (await end(player, run))["m"] == "success"
+    assert sorted(await player.store.call(ClearTasks(run.dag_id, run.run_id, ("g",), "tester"))) == ["g", "m"]
+    source = await player.claim_one()
+    assert await emit(player, source, 0, "7") == (1, True)
+    await player.report(source, Success())
+    (one,) = await player.claim()
+    assert (one.map_index, one.elements, one.try_number) == (0, ("7",), 2)
+    await player.report(one, Success())
+    await player.play()
+    assert await end(player, run) == {"run": "success", "g": "success", "m": "success"}
+    assert [one.state for one in await list_elements(player, run, "m")] == ["success", "removed", "removed"]
+
+
+async def test_elements_and_maps_are_marked(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(3)), task("z", "m")))
+    await player.play(fail_indexes(0, 1))
+    mark = MarkTasks(run.dag_id, run.run_id, ("m",), "success", "tester", indexes=(0, 1))
+    assert await player.store.call(mark) == ("m[0]", "m[1]")
+    await player.play()
+    assert (await end(player, run))["m"] == "success"
+    assert await end(player, run) == {"run": "success", "m": "success", "z": "success"}
+    other = await player.create(dag(mapped("m", literal(30), max_outstanding=2), task("z", "m"), id="other"))
+    first, _ = await player.claim()
+    await player.report(first, Failure("no", may_retry=False))
+    await player.store.call(MarkTasks("other", other.run_id, ("m",), "success", "tester"))
+    await player.schedule()
+    await player.turn(held=())
+    await player.play()
+    assert await end(player, other) == {"run": "success", "m": "success", "z": "success"}
