@@ -94,6 +94,13 @@ def test_values_of_a_fast_generator_travel_in_groups() -> None:
     assert 2 <= len(services.emitted) <= 13
 
 
+def test_a_generator_that_is_faster_than_the_groups_does_not_wait_for_them() -> None:
+    services = Services()
+    began = time.monotonic()
+    run(count(200_000), services)
+    assert time.monotonic() - began < len(services.emitted) * 0.05
+
+
 class Refusing(Services):
     def __init__(self, error: Exception | None, at: int) -> None:
         super().__init__()

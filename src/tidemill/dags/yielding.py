@@ -1,7 +1,7 @@
 """Passes the values that a generator task yields on to the store, while the generator goes on.
 
-A thread sends what has been yielded, at most once in 50 ms: values of a fast generator travel in groups, and a value of
-a slow one is sent at once. The generator waits when the thread falls behind by 1,000 values or 4 MiB.
+A thread sends what has been yielded, once in 50 ms or as soon as 1,000 values or 4 MiB wait: values of a fast generator
+travel in groups, and a value of a slow one is sent at once. With as many values waiting, the generator waits, too.
 """
 
 from __future__ import annotations
@@ -155,7 +155,11 @@ class _Emitter:
                 if error is not None or not wanted:
                     self._error, self.is_ended = error, True
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._is_finishing or self.is_ended, due - self._read_clock())
+                self._changed.wait_for(self._is_due, due - self._read_clock())
+
+    def _is_due(self) -> bool:
+        """Return whether the next group is sent without waiting for more values."""
+        return self._is_finishing or not self.has_room
 
     def _take(self) -> tuple[str, ...] | None:
         """Wait for values, and return all of them; None: there will be none."""
