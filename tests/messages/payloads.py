@@ -6,7 +6,6 @@ import datetime
 from pathlib import Path
 from typing import Any
 
-from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.sinks.payloads import (
     CollectResult,
     FilePayload,
@@ -141,18 +140,22 @@ TASKS: tuple[Any, ...] = (
     None,
     "task",
     [1],
-    [ExecutorTask(5)],  # type: ignore[arg-type]
-    [ExecutorTask("t", args="-v")],
-    [ExecutorTask("t", args=[1])],  # type: ignore[list-item]
-    [ExecutorTask("t", source_offsets=["1"])],  # type: ignore[list-item]
-    [ExecutorTask("t", binary_path=Path("x"))],  # type: ignore[arg-type]
-    [ExecutorTask("t", stdin={"a": 1})],  # type: ignore[arg-type]
-    [ExecutorTask("t", timeout_seconds="5")],  # type: ignore[arg-type]
-    [ExecutorTask("t", timeout_seconds=0)],
-    [ExecutorTask("t", env={"A": 1})],  # type: ignore[dict-item]
-    [ExecutorTask("t", labels=["a"])],  # type: ignore[arg-type]
-    [ExecutorTask("t", precomputed="x")],  # type: ignore[arg-type]
-    [ExecutorTask("t", precomputed=PrecomputedResult(stdout=5))],  # type: ignore[arg-type]
+)
+
+#: Fields of tasks that are refused when the task is created.
+TASK_FIELDS: tuple[dict[str, Any], ...] = (
+    {"task_id": 5},
+    {"args": "-v"},
+    {"args": [1]},
+    {"source_offsets": ["1"]},
+    {"binary_path": Path("x")},
+    {"stdin": {"a": 1}},
+    {"timeout_seconds": "5"},
+    {"timeout_seconds": 0},
+    {"env": {"A": 1}},
+    {"labels": ["a"]},
+    {"precomputed": "x"},
+    {"parent_task_id": 5},
 )
 
 ACTIONS: tuple[Any, ...] = (None, "ignore", 5, [5])

@@ -6,6 +6,7 @@ TIDEMILL_WRITE_MESSAGES=1 pytest tests/messages rewrites the file.
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import re
 import shlex
@@ -18,7 +19,7 @@ import pytest
 import structlog
 from tests.messages.collecting import Collector, read_sections, write_sections
 from tests.messages.configurations import ARGUMENTS, FILES, HANDLERS, LISTS, SPECS, TRIGGERS, VARIABLES
-from tests.messages.payloads import ACTIONS, PAYLOADS, RESULTS, SINKS, TASKS
+from tests.messages.payloads import ACTIONS, PAYLOADS, RESULTS, SINKS, TASK_FIELDS, TASKS
 from typer.testing import CliRunner
 
 from tidemill.cli.doctor.checks import Cluster, check_program, check_sink
@@ -34,6 +35,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.ranges import check_order, parse_position
 from tidemill.pipeline.checks import check_action, check_collect_result, check_tasks
 from tidemill.pipeline.delivery.routing import Router
+from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.runtime.sockets.ports import listen
 from tidemill.services.triggerer.lists.checking import check_list
 from tidemill.sinks.base import Sink
@@ -142,6 +144,22 @@ def test_wrong_returns_of_hooks(collector: Collector) -> None:
         return router.route(result)
 
     collector.provoke((f"arrange: {tasks!r}", lambda tasks=tasks: check_tasks("arrange", tasks)) for tasks in TASKS)
+    collector.provoke(
+        (f"ExecutorTask: {fields}", lambda fields=fields: ExecutorTask(**{"task_id": "t", **fields}))
+        for fields in TASK_FIELDS
+    )
+    changes = ("args", ()), ("precomputed", None)
+    collector.provoke(
+        (f"task.{name} = {value}", lambda name=name, value=value: setattr(ExecutorTask("t"), name, value))
+        for name, value in changes
+    )
+    collector.provoke(
+        [
+            ("del task.args", lambda: delattr(ExecutorTask("t"), "args")),
+            ("task.labels['a'] = 'b'", lambda: operator.setitem(ExecutorTask("t").labels, "a", "b")),
+            ("PrecomputedResult(stdout=5)", lambda: PrecomputedResult(stdout=5)),
+        ]
+    )
     collector.provoke((f"on_error: {action!r}", lambda action=action: check_action(action)) for action in ACTIONS)
     collector.provoke((repr(result), lambda result=result: route(result)) for result in RESULTS)
     compare("Wrong returns of hooks", collector)

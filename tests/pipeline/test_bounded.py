@@ -316,7 +316,7 @@ class Failing(Copy):
                     f"bad-{m.offset}", ("-c", "exit 3"), source_offsets=(m.offset,), binary_path="/bin/sh"
                 )
             else:
-                tasks[n].labels["n"] = str(m.offset)
+                tasks[n] = msgspec.structs.replace(tasks[n], labels={"n": str(m.offset)})
         return tasks
 
     async def on_task_complete(self, result):

@@ -814,9 +814,12 @@ WRONG: dict[str, Any] = {
 
 @pytest.mark.parametrize("field", WRONG)
 async def test_a_task_with_a_wrong_field_is_a_letter_and_costs_no_slot(rig, field):
-    task = ExecutorTask("t", binary_path="true")
-    setattr(task, field, WRONG[field])
-    run = rig(Returns(task), [message(0)], executor={"max_executors": 1, "max_retries": 0})
+    class Wrong(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            wrong = {field: WRONG[field]} if messages[0].offset == 0 else {}
+            return [ExecutorTask(**{"task_id": "t", "binary_path": "true", **wrong})]
+
+    run = rig(Wrong(), [message(0)], executor={"max_executors": 1, "max_retries": 0})
     await run.committed(1)
     (letter,) = run.letters.letters
     assert letter.kind in ("arrange", "task")

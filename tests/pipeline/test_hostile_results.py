@@ -229,35 +229,3 @@ async def test_an_answer_of_on_delivery_error_may_raise_when_it_is_looked_at(rig
     run.files.refuse = lambda payload: Refusal("no", retryable=False) if payload.data == 5 else None
     await ended(run)
     assert [letter.sources[0].offset for letter in run.letters.letters] == [5]
-
-
-class Endless:
-    """Has no length that can be told."""
-
-    def __len__(self) -> int:
-        raise OverflowError("too long")
-
-
-class Frees(Handler[Any, Any]):
-    """Its hook replaces what tasks wrote; one of the results is one of two of its message."""
-
-    def __init__(self, instead: Any) -> None:
-        self.instead = instead
-
-    async def arrange(self, messages, pending):
-        ids = [f"{m.offset} {name}" for m in messages for name in ("ab" if m.offset == 5 else "a")]
-        return [ExecutorTask(each, ("-c", ":"), source_offsets=(int(each.split()[0]),)) for each in ids]
-
-    async def on_task_complete(self, result):
-        result.stdout_bytes = result.stderr = self.instead
-        return CollectResult(files=[line(0)])
-
-
-@pytest.mark.parametrize("instead", [None, Endless()], ids=["nothing", "without a length"])
-@pytest.mark.parametrize("with_history", [False, True])
-async def test_a_hook_that_replaces_what_tasks_wrote_keeps_no_message_from_leaving(
-    rig, tmp_path, with_history, instead
-):
-    config = {"history": {"path": str(tmp_path)}} if with_history else {}
-    run = rig(Frees(instead), [message(n) for n in TEN], executor={"binary_path": "sh"}, debug={"db_dir": ""}, **config)
-    await ended(run)

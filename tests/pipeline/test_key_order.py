@@ -334,11 +334,8 @@ class Shuffling(Handler[Any, Any]):
             count = self.dice.choice([1, 1, 1, 2, 3])
             mine = sorted(self.dice.sample(offsets, min(count, len(offsets))))
             fails = self.dice.random() < 0.1
-            task = ExecutorTask(f"{self.window}.{index}", source_offsets=mine)
-            if fails:
-                task.binary_path = "false"
-            else:
-                task.precomputed = PrecomputedResult("ok")
+            how: Any = {"binary_path": "false"} if fails else {"precomputed": PrecomputedResult("ok")}
+            task = ExecutorTask(f"{self.window}.{index}", source_offsets=mine, **how)
             self.of[task.task_id] = mine
             self.rank[task.task_id] = (self.window, mine[0], index)
             self.open[task.task_id] = {key for key in (self.keys[offset] for offset in mine) if key is not None}

@@ -60,30 +60,57 @@ def task(**fields: Any) -> ExecutorTask:
         ({"labels": "x"}, "labels of task 't7' must be a mapping of strings to strings, not str ('x')"),
         ({"labels": {"a": None}}, "labels of task 't7' must be a mapping of strings to strings, not one with NoneType"),
         ({"precomputed": "ok"}, "precomputed of task 't7' must be a PrecomputedResult or None, not str ('ok')"),
-        (
-            {"precomputed": PrecomputedResult(stdout=7)},
-            "precomputed.stdout of task 't7' must be a string or bytes, not int (7)",
-        ),
-        (
-            {"precomputed": PrecomputedResult(stderr=b"x")},
-            "precomputed.stderr of task 't7' must be a string, not bytes",
-        ),
-        (
-            {"precomputed": PrecomputedResult(exit_code="0")},
-            "precomputed.exit_code of task 't7' must be a whole number, not str ('0')",
-        ),
+        ({"parent_task_id": 7}, "parent_task_id of task 't7' must be a string, not int (7)"),
     ],
 )
 def test_a_field_of_a_task_with_a_wrong_type_is_named_with_what_it_is_and_what_it_has_to_be(fields, said) -> None:
     with pytest.raises((TypeError, ValueError)) as raised:
-        check_tasks("arrange", [task(), task(**fields)])
+        task(**fields)
     assert str(raised.value).startswith(said)
 
 
-def test_what_can_be_used_passes() -> None:
-    class Name(str):
-        __slots__ = ()
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"stdout": 7}, "stdout of a PrecomputedResult must be a string or bytes, not int (7)"),
+        ({"stderr": b"x"}, "stderr of a PrecomputedResult must be a string, not bytes"),
+        ({"exit_code": "0"}, "exit_code of a PrecomputedResult must be a whole number, not str ('0')"),
+    ],
+)
+def test_a_field_of_a_precomputed_result_with_a_wrong_type_is_named(fields, said) -> None:
+    with pytest.raises(TypeError) as raised:
+        PrecomputedResult(**fields)
+    assert str(raised.value).startswith(said)
 
+
+class Unchecked(ExecutorTask):
+    """A task that is not checked when it is created."""
+
+    def __post_init__(self) -> None: ...
+
+
+class UncheckedResult(PrecomputedResult):
+    """Likewise a result."""
+
+    def __post_init__(self) -> None: ...
+
+
+def test_tasks_of_a_subclass_that_skips_the_check_are_checked_when_a_hook_returns_them() -> None:
+    for fields in ({"args": 7}, {"precomputed": UncheckedResult(stdout=7)}):  # type: ignore[arg-type]
+        unchecked = Unchecked(**{"task_id": "t", **fields})  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            check_tasks("arrange", [unchecked])
+    (found,) = check_tasks("arrange", [Unchecked("t", ["a"])])
+    assert found.args == ("a",)
+
+
+class Name(str):
+    """A string of a type of its own, as numpy has one."""
+
+    __slots__ = ()
+
+
+def test_what_can_be_used_passes() -> None:
     tasks = [
         task(),
         task(task_id=Name("n"), args=(Name("a"), b"b", Path("c")), stdin=b"x", env={"A": "1"}, labels={"a": "b"}),
@@ -91,6 +118,41 @@ def test_what_can_be_used_passes() -> None:
         task(timeout_seconds=float("inf"), metadata=None),
     ]
     assert check_tasks("arrange", tuple(tasks)) == tasks
+
+
+def test_a_task_holds_plain_values_whatever_types_it_is_created_with() -> None:
+    class Data(bytes):
+        __slots__ = ()
+
+    it = task(
+        task_id=Name("n\ud800"),
+        args=[Name("a"), b"b\xff", Path("c")],
+        source_offsets=[True, 2],
+        binary_path=Name("x"),
+        stdin=Data(b"x"),
+        env={Name("A"): Name("\ud800")},
+        labels={Name("a"): Name("\ud800")},
+        precomputed=PrecomputedResult(Name("o"), Name("e")),
+        parent_task_id=Name("p"),
+    )
+    known = it.precomputed
+    assert known is not None
+    plain = [
+        (it.task_id, "n\\ud800"),
+        (it.args, ("a", "b\udcff", "c")),
+        (it.source_offsets, (1, 2)),
+        (it.binary_path, "x"),
+        (it.stdin, b"x"),
+        (dict(it.env), {"A": "\ud800"}),
+        (dict(it.labels), {"a": "\\ud800"}),
+        (known.stdout, "o"),
+        (known.stderr, "e"),
+        (it.parent_task_id, "p"),
+    ]
+    for value, expected in plain:
+        assert (value, type(value)) == (expected, type(expected))
+    texts = [it.task_id, *it.args, it.binary_path, *it.env, *it.env.values(), *it.labels, *it.labels.values()]
+    assert {*map(type, texts)} == {str}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +203,8 @@ async def test_a_task_with_a_wrong_type_is_its_messages_letter_and_nothing_is_re
     await run.committed(3)
     (letter,) = run.letters.letters
     assert (letter.kind, letter.sources[0].offset) == (LetterKind.ARRANGE, 1)
-    assert letter.error == "TypeError: stdin of task 't1' must be a string, bytes or None, not int (7)"
+    assert letter.error.startswith("TypeError: stdin of task 't1' must be a string, bytes or None, not int (7) (")
+    assert "test_types.py:" in letter.error, "the line that creates the task"
     assert run.engine.progress().tasks_done == 2
     assert handler.errors == 0
 

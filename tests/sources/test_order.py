@@ -28,13 +28,10 @@ class Late(Handler[Any, Any]):
     async def arrange(self, messages, pending):
         tasks = []
         for m in messages:
-            task = ExecutorTask(f"{m.partition}-{m.offset}", source_offsets=[m.offset])
-            task.metadata = {"key": m.key.decode(), "n": int(m.value)}
-            if self.dice.random() < 0.1:
-                task.binary_path = "false"
-            else:
-                task.precomputed = PrecomputedResult()
-            tasks.append(task)
+            metadata = {"key": m.key.decode(), "n": int(m.value)}
+            fails = self.dice.random() < 0.1
+            how: Any = {"binary_path": "false"} if fails else {"precomputed": PrecomputedResult()}
+            tasks.append(ExecutorTask(f"{m.partition}-{m.offset}", (), metadata, [m.offset], **how))
         return tasks
 
     async def on_error(self, task, error):

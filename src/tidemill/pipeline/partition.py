@@ -14,10 +14,9 @@ from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.handover import Handover
 from tidemill.core.pipeline.record_times import RecordTimes
 from tidemill.deadletters.letter import Letter, LetterKind
-from tidemill.pipeline.checks import check_known
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import encode_payloads
-from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
+from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.key_order import OrderedTasks
 from tidemill.pipeline.reports.report import NO_WINDOW, WindowTimes
 from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
@@ -115,14 +114,6 @@ class OwnedPartition:
         if known is None:
             self._context.pool.submit(flight)
             return
-        if self.order is not None:  # hooks may have changed the result while the task waited for its key
-            try:
-                check_known(flight.task, known)
-            except TypeError as error:
-                flight.attempts = 1
-                text = f"cannot be started: {error}"
-                flight.owner.failed(flight, ExecutorError(flight.task, None, "", text, None, ErrorKind.EXIT))
-                return
         # `surrogatepass` encodes any text, including lone surrogates (from file names, for example).
         stdout = known.stdout.encode("utf-8", "surrogatepass") if isinstance(known.stdout, str) else known.stdout
         flight.attempts, flight.is_known = 1, True

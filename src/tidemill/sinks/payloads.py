@@ -176,7 +176,7 @@ class CustomPayload(msgspec.Struct, frozen=True):
 Payload = KafkaPayload | FilePayload | PostgresPayload | MongoPayload | HttpPayload | RedisPayload | CustomPayload
 
 
-class CollectResult(msgspec.Struct):
+class CollectResult(msgspec.Struct, frozen=True):
     """Everything that a hook wants delivered, by type of sink.
 
     Example:

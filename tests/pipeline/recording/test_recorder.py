@@ -360,10 +360,8 @@ async def test_input_is_kept_masked_and_cut_only_if_settings_say_so(rig: MakeRig
 
     class Three(Handler[Any, Any]):
         async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
-            tasks = [shell("cat; exit 1", task_id=name) for name in ("a", "b", "c")]
-            for task, stdin in zip(tasks, (SECRET, big, None), strict=True):
-                task.stdin = stdin
-            return tasks
+            inputs = {"a": SECRET, "b": big, "c": None}
+            return [shell("cat; exit 1", task_id=name, stdin=stdin) for name, stdin in inputs.items()]
 
         async def on_error(self, task: ExecutorTask, error: ExecutorError) -> ErrorAction:
             return ErrorAction.SKIP

@@ -1,6 +1,7 @@
 """The values that a handler receives and returns: tasks, results, errors, groups and decisions.
 
-Plain data only. The handler creates tasks and collected results; the engine creates everything else.
+Plain data only. The handler creates tasks and their precomputed results; the engine creates everything else.
+Invariant: nothing here can be changed, so that what runs is what is shown and recorded.
 """
 
 from __future__ import annotations
@@ -14,19 +15,72 @@ from typing import Any
 
 import msgspec
 
-from tidemill.runtime.kafka.source_message import SourceMessage
+from tidemill.pipeline.handler.task_fields import (
+    NO_TEXTS,
+    check_limit,
+    clean_id,
+    copy_args,
+    copy_data,
+    copy_offsets,
+    copy_texts,
+    make_type_error,
+    name_field,
+)
+from tidemill.runtime.kafka.source_message import SourceMessage, set_field
+
+_TEXT = frozenset({str, type(None)})
+_DATA = frozenset({str, bytes})
+_INPUT = _TEXT | _DATA
+_NONE = ()
 
 
-class PrecomputedResult(msgspec.Struct):
-    """The known result of a task: no process is started, no slot is used, and there is no pid."""
+class _ReadOnly(msgspec.Struct):
+    """A struct whose attributes cannot be changed; `frozen=True` would not say what to do instead."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse to change an attribute.
+
+        Raises:
+            AttributeError: Always.
+        """
+        raise AttributeError(
+            f"{type(self).__name__}.{name} cannot be changed; "
+            f"msgspec.structs.replace(value, {name}=...) returns a changed copy"
+        )
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse to remove an attribute.
+
+        Raises:
+            AttributeError: Always.
+        """
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be removed")
+
+
+class PrecomputedResult(_ReadOnly):
+    """The known result of a task: no process is started, no slot is used, and there is no pid.
+
+    Raises:
+        TypeError: A field has an unusable type.
+    """
 
     stdout: str | bytes = ""
     stderr: str = ""
     exit_code: int = 0
 
+    def __post_init__(self) -> None:
+        if type(self.stdout) not in _DATA:
+            set_field(self, "stdout", copy_data("stdout of a PrecomputedResult", "a string or bytes", self.stdout))
+        if type(self.stderr) is not str:
+            if not isinstance(self.stderr, str):
+                raise make_type_error("stderr of a PrecomputedResult", "a string", self.stderr)
+            set_field(self, "stderr", str.__str__(self.stderr))
+        if not isinstance(self.exit_code, int):
+            raise make_type_error("exit_code of a PrecomputedResult", "a whole number", self.exit_code)
 
-class ExecutorTask(msgspec.Struct):
-    """One execution of a program.
+
+class ExecutorTask(_ReadOnly):
+    """One execution of a program. Lists and mappings are copied; `msgspec.structs.replace` returns a changed task.
 
     Attributes:
         task_id: Unique among this partition's pending tasks; see `make_task_id` and `make_stable_task_id`.
@@ -40,6 +94,10 @@ class ExecutorTask(msgspec.Struct):
         precomputed: A result that is already known; no process is started.
         labels: Short names and values for logs and records.
         parent_task_id: The task that this one replaces; set by tidemill for replacements.
+
+    Raises:
+        TypeError: A field has an unusable type.
+        ValueError: The time limit is not above 0.
     """
 
     task_id: str
@@ -48,14 +106,45 @@ class ExecutorTask(msgspec.Struct):
     source_offsets: Sequence[int] = ()
     binary_path: str | None = None
     stdin: str | bytes | None = None
-    env: Mapping[str, str] = {}
+    env: Mapping[str, str] = NO_TEXTS
     timeout_seconds: float | None = None
     precomputed: PrecomputedResult | None = None
-    labels: Mapping[str, str] = {}
+    labels: Mapping[str, str] = NO_TEXTS
     parent_task_id: str | None = None
 
+    def __post_init__(self) -> None:
+        """Check and copy the fields; the comparisons before each call are there for speed."""
+        task_id = self.task_id
+        if type(task_id) is not str or not task_id.isascii():
+            task_id = clean_id("task_id", task_id)
+            set_field(self, "task_id", task_id)
+        if self.args is not _NONE:
+            set_field(self, "args", copy_args(task_id, self.args))
+        if self.source_offsets is not _NONE:
+            set_field(self, "source_offsets", copy_offsets(task_id, self.source_offsets))
+        if type(self.binary_path) not in _TEXT:
+            if not isinstance(self.binary_path, str):
+                raise make_type_error(name_field(task_id, "binary_path"), "a string or None", self.binary_path)
+            set_field(self, "binary_path", str.__str__(self.binary_path))
+        if type(self.stdin) not in _INPUT:
+            name = name_field(task_id, "stdin")
+            set_field(self, "stdin", copy_data(name, "a string, bytes or None", self.stdin))
+        if self.env is not NO_TEXTS:
+            set_field(self, "env", copy_texts(task_id, "env", self.env, escapes=False))
+        if self.timeout_seconds is not None:
+            check_limit(task_id, self.timeout_seconds)
+        if self.precomputed is not None and type(self.precomputed) is not PrecomputedResult:
+            if not isinstance(self.precomputed, PrecomputedResult):
+                name = name_field(task_id, "precomputed")
+                raise make_type_error(name, "a PrecomputedResult or None", self.precomputed)
+            PrecomputedResult.__post_init__(self.precomputed)  # the subclass may have replaced it
+        if self.labels is not NO_TEXTS:
+            set_field(self, "labels", copy_texts(task_id, "labels", self.labels, escapes=True))
+        if self.parent_task_id is not None:
+            set_field(self, "parent_task_id", clean_id(name_field(task_id, "parent_task_id"), self.parent_task_id))
 
-class ExecutorResult(msgspec.Struct):
+
+class ExecutorResult(_ReadOnly):
     """A task that succeeded.
 
     Attributes:
@@ -98,7 +187,7 @@ class ErrorKind(enum.StrEnum):
     OUTPUT = "output"
 
 
-class ExecutorError(msgspec.Struct):
+class ExecutorError(_ReadOnly):
     """A task that failed.
 
     Attributes:
@@ -141,7 +230,7 @@ class DeliveryAction(enum.StrEnum):
     SKIP = "skip"
 
 
-class DeliveryError(msgspec.Struct):
+class DeliveryError(_ReadOnly):
     """Payloads that a sink refused, or did not accept in time.
 
     Attributes:
@@ -186,7 +275,7 @@ class SkipMessage(Exception):
     """
 
 
-class MessageGroup(msgspec.Struct):
+class MessageGroup(_ReadOnly):
     """All tasks of one message, passed to `on_message_complete` when the last of them has ended.
 
     Attributes:

@@ -11,6 +11,8 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.arrangement import Arrangement, Effect, MessageComplete, MessageResolved
 from tidemill.pipeline.checks import find_source_indexes
@@ -206,8 +208,7 @@ class WindowInFlight:
         indexes = self.graph.find_indexes(flight)
         children = []
         for task in tasks:
-            task.parent_task_id = flight.task_id
-            child = self._make_run(task)
+            child = self._make_run(msgspec.structs.replace(task, parent_task_id=flight.task_id))
             child.generation = flight.generation + 1
             children.append(child)
             for index in indexes:

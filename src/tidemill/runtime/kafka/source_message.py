@@ -9,7 +9,7 @@ import msgspec
 
 Header = tuple[str, bytes | None]
 
-#: Sets an attribute of a message by its name, for parsers; faster than an assignment, which is checked.
+#: Sets an attribute of a read-only struct by its name, for its own checks and for parsers.
 set_field = msgspec.structs.force_setattr
 
 
