@@ -39,7 +39,7 @@ from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.recording.task_rows import MAX_STREAM_BYTES, cut_stream, mask_stream
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_in_flight import Given, TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.recorder.format.events import EventKind, RecordedEvent
 from tidemill.recorder.format.schema import MAX_BODY_BYTES, RowTable, decode_rows
 from tidemill.runtime.kafka.source_message import SourceMessage
@@ -697,8 +697,6 @@ async def test_a_stop_that_cannot_wait_loses_what_a_thread_packs_and_nothing_els
 def make_run(task: ExecutorTask, owner: Any, **values: Any) -> TaskInFlight:
     """Return a task that was tried, with these attributes."""
     run = TaskInFlight(task, owner, 0.0)
-    if task.args or task.labels or task.parent_task_id is not None:
-        run.given = Given(tuple(task.args), dict(task.labels), task.parent_task_id)
     for name, value in ({"slot": 0, "attempts": 1} | values).items():
         setattr(run, name, value)
     return run

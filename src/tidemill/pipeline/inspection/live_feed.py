@@ -143,11 +143,7 @@ def _describe(
     of: int = 1,
 ) -> LiveTask:
     topic, partition, offset = position
-    labels = flight.given.labels if flight.given is not None else flight.task.labels
-    try:
-        label = ", ".join(f"{name}={value}" for name, value in list(labels.items())[:MOST_LABELS])
-    except Exception:  # a hook may have replaced the labels of a waiting task
-        label = ""
+    label = ", ".join(f"{name}={value}" for name, value in list(flight.task.labels.items())[:MOST_LABELS])
     return LiveTask(
         slot,
         clean_name(flight.task_id),

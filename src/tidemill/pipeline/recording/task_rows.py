@@ -31,7 +31,7 @@ from tidemill.pipeline.recording.task_columns import (
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
 from tidemill.pipeline.reports.report import SingleTasks
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_in_flight import Given, TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.recorder.format.recordable_text import clean_error, clean_name
 from tidemill.sources.base import TopicPartition
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 #: The limit per stream: half from the beginning and half from the end.
 MAX_STREAM_BYTES = 64 * 1024
 _NO_STREAMS: Streams = (None, None, None)
-_NOTHING = Given((), {}, None)
 #: The number of rows that are packed together; as Python objects they take four times as much memory.
 BLOCK_ROWS = 500
 #: Smaller groups are added row by row.
@@ -84,7 +83,7 @@ class TaskRows:
         # Successful attempts with a duration in this range have a plain row and need no further checks.
         self._ordinary_from = self._least_seconds if successes else math.inf
         self._ordinary_until = min(self._output_seconds, self._slow.least_seconds)
-        # Slower attempts are logged and keep their streams, which their hooks may change.
+        # Slower attempts are logged when they end, and may have output in their row.
         self.kept_below_seconds = self._ordinary_until if successes else 0.0
         self._outputs = FailureSample(MAX_OUTPUTS_PER_SECOND)
         #: How many rows `take` has returned.
@@ -184,7 +183,7 @@ class TaskRows:
             if (
                 outcome.kind is not None
                 or not self._ordinary_from <= seconds < self._ordinary_until
-                or flight.given is not None
+                or flight.has_details
             ):
                 if not self._is_recorded(flight, outcome):
                     return
@@ -222,12 +221,11 @@ class TaskRows:
         return outcome.kind is not None or outcome.duration_seconds >= self._least_seconds
 
     def _keep_details(self, flight: TaskInFlight, outcome: ProcessOutcome) -> Details:
-        given = flight.given or _NOTHING
-        parent = _clean_parent(given.parent_task_id)
-        extras = self._keep_extras(flight.task, parent, outcome)
-        return clean_args(given.args), _clean_labels(given.labels), outcome.exit_code, extras
+        task = flight.task
+        return clean_args(task.args), _clean_labels(task.labels), outcome.exit_code, self._keep_extras(task, outcome)
 
-    def _keep_extras(self, task: ExecutorTask, parent: str | None, outcome: ProcessOutcome) -> Extras | None:
+    def _keep_extras(self, task: ExecutorTask, outcome: ProcessOutcome) -> Extras | None:
+        parent = _clean_parent(task.parent_task_id)
         if outcome.kind is not None:
             return self._keep_failure(task, parent, outcome, outcome.kind)
         is_long = outcome.duration_seconds >= self._output_seconds

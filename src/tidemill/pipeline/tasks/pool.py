@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -18,7 +18,7 @@ import structlog
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
-from tidemill.pipeline.tasks.task_in_flight import Given, InFlightGroup, TaskInFlight
+from tidemill.pipeline.tasks.task_in_flight import InFlightGroup, TaskInFlight
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.loop.durations import Durations
 from tidemill.runtime.loop.engine_tasks import EngineTasks
@@ -170,20 +170,16 @@ class TaskPool:
         flight.attempts += 1
         flight.slot = heapq.heappop(self._free_slots)
         self._running.add(flight)
-        flight.input_bytes, flight.given, what = 0, None, "its arguments"
         try:
-            argv = (task.binary_path or self._settings.binary_path, *task.args)
-            if self.on_attempt is not None and (len(argv) > 1 or task.labels or task.parent_task_id is not None):
-                flight.given = Given(argv[1:], _copy_labels(task.labels), task.parent_task_id)
-            what = "stdin"
             stdin = task.stdin.encode() if isinstance(task.stdin, str) else task.stdin or b""
-            flight.input_bytes = len(stdin)
-        except Exception as error:  # not UTF-8, or a hook changed the task since it was checked
-            failure = ProcessOutcome(None, b"", b"", 0.0, None, ErrorKind.EXIT, f"cannot be started: {what}: {error}")
+        except UnicodeEncodeError as error:
+            flight.input_bytes = 0
+            failure = ProcessOutcome(None, b"", b"", 0.0, None, ErrorKind.EXIT, f"cannot be started: stdin: {error}")
             asyncio.get_running_loop().call_soon(self._ended, flight, failure)
             return
+        flight.input_bytes = len(stdin)
         flight.process = self._executor.start(
-            argv,
+            (task.binary_path or self._settings.binary_path, *task.args),
             stdin,
             task.env,
             self._settings.task_timeout_seconds if task.timeout_seconds is None else task.timeout_seconds,
@@ -203,8 +199,8 @@ class TaskPool:
             and outcome.kind is None
             and outcome.exit_code is not None
             and not outcome.stderr
-            and flight.given is None
             and len(flight.named_offsets) == 1
+            and not flight.has_details
             and not is_late
         ):
             flight.waited_seconds = time.monotonic() - flight.queued_at
@@ -315,10 +311,3 @@ def _make_error(task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) ->
         kind,
         outcome.duration_seconds,
     )
-
-
-def _copy_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    try:
-        return dict(labels)
-    except Exception:  # a hook may have replaced the labels since the task was checked; run it without them
-        return {}

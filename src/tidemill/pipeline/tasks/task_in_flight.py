@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult, ExecutorTask
 
@@ -85,14 +85,6 @@ class _Nobody:
 NOBODY = _Nobody()
 
 
-class Given(NamedTuple):
-    """A task's input when its last attempt started, because a hook may change the task during and after the attempt."""
-
-    args: Sequence[str]
-    labels: Mapping[str, str]
-    parent_task_id: str | None
-
-
 class TaskInFlight:
     """One task, across all its attempts."""
 
@@ -103,7 +95,6 @@ class TaskInFlight:
         "error",
         "failure",
         "generation",
-        "given",
         "input_bytes",
         "is_known",
         "key",
@@ -148,8 +139,6 @@ class TaskInFlight:
         self.replaced = False
         #: Whether its result was precomputed, so that no process ran.
         self.is_known = False
-        #: None if it had no arguments, no labels and no parent, or if attempts are not recorded.
-        self.given: Given | None = None
         self.process: object | None = None
         self.timer: asyncio.TimerHandle | None = None
         #: The slot of its last attempt.
@@ -160,6 +149,12 @@ class TaskInFlight:
         self.outcome: ProcessOutcome | None = None
         #: The time from queueing to end of its last attempt; set only if attempts are recorded.
         self.waited_seconds = 0.0
+
+    @property
+    def has_details(self) -> bool:
+        """Whether rows of its attempts have more than numbers: arguments, labels or a parent."""
+        task = self.task
+        return bool(task.args or task.labels or task.parent_task_id is not None)
 
     def find_offsets(self) -> Sequence[int]:
         """Return the offsets of its messages while it has no final outcome."""
