@@ -294,7 +294,7 @@ class OwnedPartition:
             text,
             payloads=encode_payloads(refused) if isinstance(refused, (CollectResult, list)) else (),
             attempts=max(1, flight.attempts) if flight is not None else 1,
-            task_id=flight.task_id if flight is not None else None,
+            task_id=flight.task.task_id if flight is not None else None,
             args=flight.task.args if flight is not None else (),
             exit_code=error.exit_code if error is not None else None,
             stderr=error.stderr if error is not None else "",

@@ -52,8 +52,7 @@ def _make_digest(origin: Origin | BatchPart, group: str) -> str:
 
 def _list_parts(origin: Origin | BatchPart, group: str) -> Iterator[bytes | None]:
     yield from (group.encode(), origin.hook.encode())
-    # `surrogatepass` encodes any text, including lone surrogates.
-    yield None if origin.task is None else str(origin.task.task_id).encode("utf-8", "surrogatepass")
+    yield None if origin.task is None else origin.task.task_id.encode()
     for source in origin.sources:
         yield f"{source.topic}/{source.partition}/{source.offset}/{source.timestamp}".encode()
         yield source.key

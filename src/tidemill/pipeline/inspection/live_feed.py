@@ -146,7 +146,7 @@ def _describe(
     label = ", ".join(f"{name}={value}" for name, value in list(flight.task.labels.items())[:MOST_LABELS])
     return LiveTask(
         slot,
-        clean_name(flight.task_id),
+        clean_name(flight.task.task_id),
         clean_error(label)[:_MAX_LABEL_CHARS],
         attempt,
         clean_name(topic),

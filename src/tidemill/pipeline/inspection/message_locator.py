@@ -78,7 +78,7 @@ class MessageLocator:
 
 def _make_sendable(stage: MessageStage) -> MessageStage:
     """Return a stage whose texts can be encoded, whatever users and servers put into them."""
-    task_id = None if stage.task_id is None else escape_surrogates(stage.task_id)[:_MAX_CHARS]
+    task_id = None if stage.task_id is None else stage.task_id[:_MAX_CHARS]
     return replace(stage, task_id=task_id, why=escape_surrogates(stage.why)[:_MAX_CHARS])
 
 
@@ -179,7 +179,7 @@ class EngineSnapshot:
 
     def _find_task_stage(self, owned: OwnedPartition, flight: TaskInFlight) -> MessageStage | None:
         """Return what a task waits for; None: it has ended, and its hook is next."""
-        task_id, most = flight.task_id, self._context.settings.executor.max_retries + 1
+        task_id, most = flight.task.task_id, self._context.settings.executor.max_retries + 1
 
         def queued(why: str) -> MessageStage:
             return MessageStage(

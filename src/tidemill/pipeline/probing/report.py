@@ -92,7 +92,7 @@ def _judge(run: ProbeRun, why_unfinished: str, tasks: list[TaskInFlight]) -> tup
 
 def _name_what_runs(run: ProbeRun) -> str:
     hooks = dict.fromkeys(stage.hook for stage in run.stages.calls if stage.ended_at is None)
-    running = [task.task_id for task, _ in run.pool.list_running(_MOST_OFFENDERS)]
+    running = [task.task.task_id for task, _ in run.pool.list_running(_MOST_OFFENDERS)]
     names = [
         *(f"{hook} has not returned" for hook in hooks),
         *(f"task {clean_name(task)} is running" for task in running),
@@ -123,7 +123,7 @@ def _describe_task(run: ProbeRun, task: TaskInFlight, room: Room, now: float) ->
         at = round(started_at - run.began, 6)
         attempts.append(ProbeAttempt(task.attempts, at, None, "", None, pid, NOTHING, NOTHING, NOTHING))
     return ProbeTask(
-        clean_name(task.task_id),
+        clean_name(found.task_id),
         clean_name(found.parent_task_id or ""),
         clean_args(found.args),
         _describe_labels(found.labels),

@@ -260,7 +260,7 @@ class EngineRecorder:
             flight.failure or describe_failure(error),
             partition=flight.owner.topic_partition,
             offset=offsets[0] if offsets else None,
-            task_id=flight.task_id,
+            task_id=flight.task.task_id,
             data={"attempt": flight.attempts, "kind": error.kind.value, **data},
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import structlog
 
-from tidemill.core.errors import escape_surrogates
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_in_flight import TaskInFlight
 from tidemill.runtime.log.setup import throttle
@@ -32,7 +31,7 @@ class SlowTasks:
         offsets = flight.find_offsets()
         throttle(log, LOG_SECONDS).info(
             "a task was slow",
-            task_id=escape_surrogates(flight.task_id[:_MAX_ID_CHARS]),
+            task_id=flight.task.task_id[:_MAX_ID_CHARS],
             seconds=round(outcome.duration_seconds, 3),
             attempt=flight.attempts,
             partition=name_partition(flight.owner.topic_partition),

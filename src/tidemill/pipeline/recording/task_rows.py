@@ -141,7 +141,7 @@ class TaskRows:
         try:
             self._plain.add(
                 topic_partition,
-                [flight.task_id for flight in flights],
+                [flight.task.task_id for flight in flights],
                 [flight.named_offsets[0] for flight in flights],
                 [flight.slot for flight in flights],
                 [outcome.pid for outcome in outcomes],
@@ -188,11 +188,11 @@ class TaskRows:
                 if not self._is_recorded(flight, outcome):
                     return
                 details = self._keep_details(flight, outcome)
-            task_id, offsets, owner, rows = flight.task_id, flight.named_offsets, flight.owner, self._rows
+            offsets, owner, rows = flight.named_offsets, flight.owner, self._rows
             # Anything that can be computed per block is deferred, which takes a third of the time.
             rows.append(
                 (
-                    task_id if type(task_id) is str else clean_name(task_id),
+                    flight.task.task_id,
                     topic_partition or owner.topic_partition,
                     offsets if len(offsets) == 1 else owner.find_task_offsets(flight),
                     flight.slot,
@@ -263,7 +263,7 @@ class TaskRows:
             at = flight.ended_at or time.time_ns() // 1000
             details = clean_args(task.args), _clean_labels(task.labels), exit_code, extras
             sizes = _measure_input(task), output_bytes
-            names = clean_name(flight.task_id), flight.owner.topic_partition, flight.find_offsets()
+            names = clean_name(flight.task.task_id), flight.owner.topic_partition, flight.find_offsets()
             row = *names, None, None, at, 0.0, None, flight.attempts, *sizes, details
             self._rows.append(row)
         except Exception as error:  # a user's values can be anything

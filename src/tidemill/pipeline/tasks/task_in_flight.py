@@ -108,7 +108,6 @@ class TaskInFlight:
         "result",
         "slot",
         "task",
-        "task_id",
         "timer",
         "waited_seconds",
     )
@@ -117,8 +116,6 @@ class TaskInFlight:
         self.task = task
         self.owner: TaskOwner = owner
         self.age = age
-        #: The id when its window was arranged: a hook may change the task or reuse it.
-        self.task_id = task.task_id
         self.key: object = task.task_id
         #: The offset of its message if the task names exactly one; otherwise `find_offsets` asks its owner.
         self.named_offsets: Sequence[int] = ()

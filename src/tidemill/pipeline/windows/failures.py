@@ -65,7 +65,7 @@ async def ask_on_error(
             "on_error",
             raised,
             "on_error raised, or returned neither an ErrorAction nor tasks; the task is dead-lettered",
-            task_id=flight.task_id,
+            task_id=flight.task.task_id,
         )
         return ErrorAction.DLQ
 
@@ -180,7 +180,7 @@ def _log_task_error(window: FailingWindow, flight: TaskInFlight, error: Executor
     alike = (error.kind, error.exit_code, why, kind_of(exception), kind_of(stderr.rpartition("\n")[2]))
     throttle(log, LOG_SECONDS, about=alike).warning(
         "a task failed for good",
-        task_id=flight.task_id,
+        task_id=flight.task.task_id,
         kind=error.kind.value,
         exit_code=error.exit_code,
         exception=exception or why or None,

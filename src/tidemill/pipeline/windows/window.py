@@ -208,7 +208,7 @@ class WindowInFlight:
         indexes = self.graph.find_indexes(flight)
         children = []
         for task in tasks:
-            child = self._make_run(msgspec.structs.replace(task, parent_task_id=flight.task_id))
+            child = self._make_run(msgspec.structs.replace(task, parent_task_id=flight.task.task_id))
             child.generation = flight.generation + 1
             children.append(child)
             for index in indexes:
