@@ -155,7 +155,7 @@ def test_long_texts_do_not_take_long() -> None:
 
 
 def test_the_value_of_an_option_is_masked_where_a_letter_shows_arguments() -> None:
-    letter = Letter.about([], LetterKind.TASK, "failed", args=["psql", "--password", "hunter2", "--token", "-v", 3])
+    letter = Letter.about([], LetterKind.TASK, "failed", args=["psql", "--password", "hunter2", "--token", "-v", "3"])
     assert letter.args == ["psql", "--password", MASK, "--token", "-v", "3"]
 
 

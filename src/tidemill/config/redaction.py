@@ -81,15 +81,15 @@ def announces_secret(argument: str) -> bool:
     return argument.startswith("-") and "=" not in argument and len(argument) <= 100 and is_secret(argument.lstrip("-"))
 
 
-def redact_arguments(arguments: Iterable[object]) -> list[str]:
+def redact_arguments(arguments: Iterable[str]) -> list[str]:
     """Return the arguments of a command as texts, with their secrets masked.
 
     Example:
-        >>> redact_arguments(["curl", "--token", "hunter2", "http://me:hunter2@host/", 7])
-        ['curl', '--token', '***', 'http://***@host/', '7']
+        >>> redact_arguments(["curl", "--token", "hunter2", "http://me:hunter2@host/"])
+        ['curl', '--token', '***', 'http://***@host/']
     """
     masked, option = [], ""
-    for argument in map(str, arguments):
+    for argument in arguments:
         masked.append(redact_argument(argument, option))
         option = argument
     return masked

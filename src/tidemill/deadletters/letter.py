@@ -14,12 +14,11 @@ import enum
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import msgspec
 
 from tidemill.config.redaction import redact_arguments, redact_text
-from tidemill.core.errors import describe_error, escape_surrogates
 from tidemill.deadletters.payloads import Blob, drop_body, encode_json, make_digest
 from tidemill.runtime.kafka.source_message import Header, SourceMessage
 
@@ -119,8 +118,8 @@ class Letter(msgspec.Struct, kw_only=True):
         attempts: int = 1,
         payloads: Sequence[str] = (),
         sink: tuple[str, str] = ("", ""),
-        task_id: object = None,
-        args: object = (),
+        task_id: str | None = None,
+        args: Iterable[str] = (),
         exit_code: int | None = None,
         stderr: str = "",
     ) -> Self:
@@ -133,7 +132,7 @@ class Letter(msgspec.Struct, kw_only=True):
             attempts: How often the task, the delivery or the event was tried.
             payloads: The payloads that were not delivered, each encoded by `encode_payload`.
             sink: Type and name of the sink that refused them.
-            task_id: The task that failed, if there is one; a hook may have set this, and `args`, to any value.
+            task_id: The task that failed, if there is one.
             args: The task's arguments.
             exit_code: The task's exit code.
             stderr: The task's standard error; the letter contains the end.
@@ -147,8 +146,8 @@ class Letter(msgspec.Struct, kw_only=True):
             partition=messages[0].partition if messages else None,
             attempt_count=attempts,
             redrives=max((count_redrives(message.headers) for message in messages if message.headers), default=0),
-            task_id=None if task_id is None else _describe_id(task_id),
-            args=_describe_args(args),
+            task_id=task_id,
+            args=redact_arguments(args),
             exit_code=exit_code,
             # Masked before it is cut, because half of a secret would not be recognised.
             stderr=truncate_stderr(redact_text(stderr[-_MASKED_CHARS:])),
@@ -174,20 +173,6 @@ def _encode_value(data: bytes | str | None) -> str | Blob | None:
         return data.decode()
     except UnicodeDecodeError:
         return Blob(base64=base64.b64encode(data).decode())
-
-
-def _describe_id(task_id: object) -> str:
-    try:
-        return escape_surrogates(str(task_id))
-    except Exception as error:  # whatever the id's `__str__` raises
-        return describe_error(error)
-
-
-def _describe_args(args: object) -> list[str]:
-    try:
-        return redact_arguments(cast("Iterable[object]", args))
-    except Exception as error:  # not iterable, or whatever the `__str__` of an argument raises
-        return [describe_error(error)]
 
 
 def describe_sources(messages: Iterable[SourceMessage]) -> list[LetterSource]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
-from tidemill.core.errors import describe_error, escape_surrogates
+from tidemill.core.errors import escape_surrogates
 from tidemill.core.wording import format_count
 from tidemill.deadletters.payloads import encode_payload
 from tidemill.pipeline.probing.observed_handler import HookCall
@@ -126,18 +125,11 @@ def _describe_task(run: ProbeRun, task: TaskInFlight, room: Room, now: float) ->
         clean_name(found.task_id),
         clean_name(found.parent_task_id or ""),
         clean_args(found.args),
-        _describe_labels(found.labels),
+        {clean_name(name): clean_error(text) for name, text in list(found.labels.items())[:_MOST_LABELS]},
         _find_state(run, task, is_running=bool(started_at)),
         found.precomputed is not None,
         attempts,
     )
-
-
-def _describe_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    try:
-        return {clean_name(name): clean_error(str(text)) for name, text in list(labels.items())[:_MOST_LABELS]}
-    except Exception as error:  # a hook may have replaced the labels since the task was checked
-        return {"": describe_error(error)}
 
 
 def _find_state(run: ProbeRun, task: TaskInFlight, *, is_running: bool) -> str:

@@ -365,7 +365,7 @@ def mask_stream(data: bytes) -> bytes:
 
 
 def _clean_labels(labels: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(clean_name(name), clean_error(str(value))) for name, value in list(labels.items())[:MAX_LABELS]]
+    return [(clean_name(name), clean_error(value)) for name, value in list(labels.items())[:MAX_LABELS]]
 
 
 def _clean_parent(task_id: str | None) -> str | None:

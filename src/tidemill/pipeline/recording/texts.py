@@ -6,6 +6,7 @@ Invariant: a text is masked before it is cut, so that no part of a secret remain
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 from tidemill.config.redaction import redact_argument
 from tidemill.core.errors import escape_surrogates
@@ -28,13 +29,12 @@ def _clean_short_arg(arg: str, before: str) -> str:
     return redact_argument(escape_surrogates(arg), before)
 
 
-def clean_args(args: object) -> list[str]:
+def clean_args(args: Iterable[str]) -> list[str]:
     """Return the cleaned arguments of a task; those beyond the limits are omitted."""
     cleaned: list[str] = []
     left = MAX_ARGS_CHARS
     option = ""
-    for arg in args if isinstance(args, list | tuple) else ():
-        text = arg if isinstance(arg, str) else str(arg)
+    for text in args:
         before, option = option, text if len(text) <= 100 and text.startswith("-") else ""
         if len(text) <= 100:
             text = _clean_short_arg(text, before)

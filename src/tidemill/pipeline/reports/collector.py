@@ -219,9 +219,6 @@ class FinishedMessages:
 
 
 def _measure_outputs(flights: Sequence[TaskInFlight]) -> int:
-    """Return the size of the tasks' output; 0 if a hook replaced a result by something else."""
-    results = [flight.result for flight in flights]
-    try:
-        return sum(len(result.stdout_bytes) + len(result.stderr) for result in results if result is not None)
-    except Exception:  # raised by the replaced value
-        return 0
+    """Return the size of the tasks' output."""
+    results = [flight.result for flight in flights if flight.result is not None]
+    return sum([len(result.stdout_bytes) + len(result.stderr) for result in results])

@@ -91,12 +91,8 @@ class Slowest:
         """Add a result if it is among the slowest; otherwise this costs one comparison."""
         if result.duration_seconds <= self._floor:
             return
-        task_id = result.task.task_id
-        try:
-            labels = ",".join(f"{name}={value}" for name, value in result.task.labels.items())
-        except Exception:  # a hook may have replaced the labels since the task was checked
-            labels = ""
-        item = (result.duration_seconds, (task_id if type(task_id) is str else "")[:SHOWN_CHARS], labels[:SHOWN_CHARS])
+        labels = ",".join(f"{name}={value}" for name, value in result.task.labels.items())
+        item = result.duration_seconds, result.task.task_id[:SHOWN_CHARS], labels[:SHOWN_CHARS]
         if len(self._heap) < self._keep:
             heapq.heappush(self._heap, item)
         else:

@@ -20,10 +20,9 @@ _MASKED_CHARS = 4 * MAX_ERROR_CHARS
 _CLASS_CHARS = 1_000
 
 
-def clean_name(name: object) -> str:
+def clean_name(name: str) -> str:
     """Return an id, label or name as recordable text."""
-    # A subclass of str may override its length or its representation, so convert it to a plain str.
-    text = name if type(name) is str else str.__str__(name) if isinstance(name, str) else str(name)
+    text = str.__str__(name)  # a subclass may override its length or its representation
     if len(text) <= MAX_NAME_CHARS and text.isascii():
         return text
     return escape_surrogates(text[:MAX_NAME_CHARS])
