@@ -369,7 +369,7 @@ async def test_a_host_without_room_is_not_the_tasks_fault(
         ({"env": {"A": "1"}}, "executor.env"),
         ({"stdin": b"\xff"}, "framing to length"),
         ({"timeout_seconds": 0}, "positive number"),
-        ({"args": [5]}, "must be text"),
+        ({"args": ["\ud800"]}, "surrogates not allowed"),
     ],
 )
 async def test_a_task_that_cannot_be_asked_of_a_copy_is_an_outcome(

@@ -56,8 +56,6 @@ MAX_OUTPUT_ON_LOOP = 16 * 1024
 COMMIT_SECONDS = 0.3
 #: References to windows that no longer exist are removed with each beat, and whenever there are this many.
 MIN_WINDOWS = 10_000
-#: A batch that cannot be recorded as a whole is split up to this many times; parts that still fail are lost.
-MAX_SPLITS = 50
 #: The limit of unconfirmed bytes in flight to the driver.
 WINDOW_BYTES = 4 * MAX_BODY_BYTES
 #: A body with a single row that is larger is dropped.
@@ -155,29 +153,23 @@ class EngineRecorder:
 
     def take(self, batch: FinishedBatch) -> None:
         """Record messages that left the pipeline."""
-        now, failures = self._clock(), 0
-        batches = self._choose(batch)
-        self._rows += sum(map(len, batches))
-        while batches:
-            part = batches.pop()
-            try:
-                self._messages.add(part, now)
-            # a handler can put any value into a message; split the batch to record the others
-            except Exception as error:
-                failures += 1
-                if len(part) == 1 or failures > MAX_SPLITS:
-                    self._lose(len(part), error)
-                else:
-                    batches += reversed(part.split())
+        now, chosen = self._clock(), self._choose(batch)
+        if chosen is None:
+            return
+        self._rows += len(chosen)
+        try:
+            self._messages.add(chosen, now)
+        except Exception as error:
+            self._lose(len(chosen), error)
         if self._messages.size >= 4 * MAX_ROWS:  # no thread was free for a long time
             self._pack_messages(now, at_once=True)
         elif self._messages.size >= MAX_ROWS:
             self._pack_messages(now - COMMIT_SECONDS)
 
-    def _choose(self, batch: FinishedBatch) -> list[FinishedBatch]:
-        """Return the messages of the batch that are in scope; [] if none are."""
+    def _choose(self, batch: FinishedBatch) -> FinishedBatch | None:
+        """Return the messages of the batch that are in scope; None if none are."""
         if self._choice is EVERYTHING:
-            return [batch]
+            return batch
         lettered = self._lettered
         topic_partitions = [
             (*topic_partition, offset)
@@ -188,7 +180,7 @@ class EngineRecorder:
             for status, topic_partition in zip(batch.statuses, topic_partitions, strict=True)
         ]
         lettered.difference_update(topic_partitions)
-        return [batch.select(wanted)] if any(wanted) else []
+        return batch.select(wanted) if any(wanted) else None
 
     def note_window(self, window: RecordedWindow) -> None:
         """Remember a window whose tasks start; only a weak reference is held."""

@@ -152,7 +152,7 @@ class TaskRows:
                 [flight.input_bytes for flight in flights],
                 [len(outcome.stdout) for outcome in outcomes],  # tasks with standard error are never stored for later
             )
-        except Exception:  # handlers may set any id; the caller retries row by row to find the bad one
+        except Exception:  # an id is long or not ASCII; the caller adds the rows one by one
             return False
         for flight in flights:
             flight.outcome = None
@@ -179,36 +179,28 @@ class TaskRows:
                 owner.
         """
         seconds, details = outcome.duration_seconds, None
-        try:
-            if (
-                outcome.kind is not None
-                or not self._ordinary_from <= seconds < self._ordinary_until
-                or flight.has_details
-            ):
-                if not self._is_recorded(flight, outcome):
-                    return
-                details = self._keep_details(flight, outcome)
-            offsets, owner, rows = flight.named_offsets, flight.owner, self._rows
-            # Anything that can be computed per block is deferred, which takes a third of the time.
-            rows.append(
-                (
-                    flight.task.task_id,
-                    topic_partition or owner.topic_partition,
-                    offsets if len(offsets) == 1 else owner.find_task_offsets(flight),
-                    flight.slot,
-                    outcome.pid,
-                    flight.ended_at,
-                    flight.waited_seconds,
-                    seconds,
-                    flight.attempts,
-                    flight.input_bytes,
-                    len(outcome.stdout) + len(outcome.stderr),
-                    details,
-                )
+        if outcome.kind is not None or not self._ordinary_from <= seconds < self._ordinary_until or flight.has_details:
+            if not self._is_recorded(flight, outcome):
+                return
+            details = self._keep_details(flight, outcome)
+        offsets, owner, rows = flight.named_offsets, flight.owner, self._rows
+        # Anything that can be computed per block is deferred, which takes a third of the time.
+        rows.append(
+            (
+                flight.task.task_id,
+                topic_partition or owner.topic_partition,
+                offsets if len(offsets) == 1 else owner.find_task_offsets(flight),
+                flight.slot,
+                outcome.pid,
+                flight.ended_at,
+                flight.waited_seconds,
+                seconds,
+                flight.attempts,
+                flight.input_bytes,
+                len(outcome.stdout) + len(outcome.stderr),
+                details,
             )
-        except Exception as error:  # a user's values can be anything
-            self._on_lost(error)
-            return
+        )
         if self._has_output or not 1 < len(rows) < BLOCK_ROWS:
             self._note_added()
 
@@ -257,18 +249,13 @@ class TaskRows:
             return
         task = flight.task
         extras: Extras | None = None
-        try:
-            if exit_code != 0 or task.parent_task_id is not None:
-                extras = OK if exit_code == 0 else "exit", _clean_parent(task.parent_task_id), _NO_STREAMS, None
-            at = flight.ended_at or time.time_ns() // 1000
-            details = clean_args(task.args), _clean_labels(task.labels), exit_code, extras
-            sizes = _measure_input(task), output_bytes
-            names = clean_name(flight.task.task_id), flight.owner.topic_partition, flight.find_offsets()
-            row = *names, None, None, at, 0.0, None, flight.attempts, *sizes, details
-            self._rows.append(row)
-        except Exception as error:  # a user's values can be anything
-            self._on_lost(error)
-            return
+        if exit_code != 0 or task.parent_task_id is not None:
+            extras = OK if exit_code == 0 else "exit", _clean_parent(task.parent_task_id), _NO_STREAMS, None
+        at = flight.ended_at or time.time_ns() // 1000
+        details = clean_args(task.args), _clean_labels(task.labels), exit_code, extras
+        sizes = _measure_input(task), output_bytes
+        row = task.task_id, flight.owner.topic_partition, flight.find_offsets()
+        self._rows.append((*row, None, None, at, 0.0, None, flight.attempts, *sizes, details))
         self._note_added()
 
     def _note_added(self) -> None:

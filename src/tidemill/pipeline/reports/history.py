@@ -40,8 +40,6 @@ MAX_AGE_SECONDS = 60.0
 _OWN_COLUMNS = 11
 #: Columns with few distinct values; dictionary encoding of the others takes longer than writing them.
 WORDS = ["topic", "partition", "status", "tasks", "attempts", "error", "worker", "engine", "engine_id"]
-#: A batch that cannot be reported as a whole is split up to this many times; parts that still fail are lost.
-MAX_SPLITS = 50
 #: Numbers that differ little between rows.
 ENCODINGS = dict.fromkeys(("offset", "arrived_at", "started_at", "finished_at"), "DELTA_BINARY_PACKED")
 #: How many parts of rows are held while the disk fails; older rows are dropped and counted.
@@ -210,19 +208,10 @@ class HistoryWriter:
 
     def take(self, batch: FinishedBatch) -> None:
         """Add the rows of messages that left the pipeline."""
-        batches, failures = [batch], 0
-        while batches:
-            part = batches.pop()
-            try:
-                rows = make_rows(part)
-            except Exception as error:  # a value does not fit its column; split the batch to report the other messages
-                failures += 1
-                if len(part) == 1 or failures > MAX_SPLITS:
-                    self._drop(len(part), error)
-                else:
-                    batches += reversed(part.split())
-            else:
-                self.add(rows)
+        try:
+            self.add(make_rows(batch))
+        except Exception as error:
+            self._drop(len(batch), error)
 
     def add(self, rows: HistoryRows) -> None:
         self._rows.extend(rows)

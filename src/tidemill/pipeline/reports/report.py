@@ -340,12 +340,6 @@ class FinishedBatch:
         found.messages = list(choose(self.messages, wanted))
         return found
 
-    def split(self) -> tuple[FinishedBatch, FinishedBatch]:
-        """Return both halves of the messages, to find one that a report cannot store."""
-        half = len(self) // 2
-        left = len(self) - half
-        return self.select([True] * half + [False] * left), self.select([False] * half + [True] * left)
-
 
 class Report(Protocol):
     """Receives finished messages; implemented by `history.HistoryWriter`, for example.
