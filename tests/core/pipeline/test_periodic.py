@@ -24,3 +24,12 @@ def test_it_runs_until_an_error_stops_it(hook: Periodic, outcomes: list[Periodic
             assert step == StopPeriodic()
             break
         assert step == Sleep(hook.seconds)
+
+
+def test_a_hook_of_the_pipeline_runs_in_slot_0_only() -> None:
+    hook = Periodic(60.0, scope=Scope.PIPELINE)
+    assert (hook.decide_first(0), hook.decide_first(1)) == (Sleep(60.0), StopPeriodic())
+
+
+def test_a_hook_that_stops_at_an_error_stops_at_the_first() -> None:
+    assert Periodic(60.0, OnError.STOP).decide_next(PeriodicOutcome.RAISED) == StopPeriodic()
