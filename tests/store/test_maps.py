@@ -5,22 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import func, select
 from tests.store.dags import Player, dag, task
 
+from tidemill.core.tasks.endings import Failure, Skip, Success
 from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.call import CallRefusedError
 from tidemill.store.calls.people_calls import (
     CancelRun,
     ClearTasks,
+    CountStore,
     ListElements,
     ListTasks,
     MarkTasks,
     RunRecord,
     TaskRecord,
+    WatchRuns,
 )
 from tidemill.store.calls.task_calls import EmitItems, GetValuePage
-from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, Failure, Skip, Success
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
+from tidemill.store.dag_tables import map_item, task_instance, task_journal, task_map
 from tidemill.store.database import Database
+from tidemill.store.queries.dags.run_retention import RunRemoval, remove_part
 
 
 def literal(length: int) -> MapSource:
@@ -303,3 +309,29 @@ async def test_elements_and_maps_are_marked(player: Player) -> None:
     await player.turn(held=())
     await player.play()
     assert await end(player, other) == {"run": "success", "m": "success", "z": "success"}
+
+
+async def test_retention_removes_a_map_with_its_elements_and_items(player: Player) -> None:
+    run = await player.create(dag(task("g", is_generator=True), mapped("m", MapSource("generator", "g"))))
+    source = await player.claim_one()
+    await emit(player, source, 0, *map(str, range(60)))
+    await player.report(source, Success())
+    await player.play()
+    assert (await player.run(run)).state == "success"
+    later_us = (await player.run(run)).created_us + 86_400_000_000
+    while await player.store.write(lambda c: remove_part(c, run.id, later_us)) is not RunRemoval.DONE:
+        pass
+    for table in (map_item, task_map, task_instance, task_journal):
+        assert (
+            await player.store.read(lambda c, table=table: c.execute(select(func.count()).select_from(table)).scalar())
+            == 0
+        )
+
+
+async def test_progress_and_metrics_count_a_map_once(player: Player) -> None:
+    await player.create(dag(mapped("m", literal(9), max_outstanding=3), task("z", "m")))
+    await player.claim(2)
+    (progress,) = await player.store.call(WatchRuns())
+    assert (progress.total, progress.done, progress.running) == (2, 0, 1)
+    counts = await player.store.call(CountStore())
+    assert counts.tasks == {"mapped": 1, "none": 1, "running": 2, "queued": 1}

@@ -11,7 +11,7 @@ from tests.store.history import Costs, copy_elements, copy_history, watch_costs,
 from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.endings import Deferral, Failure, Loss, Success
-from tidemill.core.tasks.structure import DagStructure, ScheduleStructure
+from tidemill.core.tasks.structure import DagStructure, MapSource, MapStructure, ScheduleStructure
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.callback_calls import ListCallbacks, ReadCallbackLog
 from tidemill.store.calls.dispatch import list_kinds
@@ -98,6 +98,7 @@ def build_dag() -> DagStructure:
         task("d", "b", "c", retries=1, retry_delay_us=0, max_active_per_run=3),
         task("e", "d"),
         task("f", "e"),
+        task("m", "e", mapped=MapStructure(("x",), (MapSource("literal", length=3),), max_outstanding=2)),
         max_active_tasks=16,
         max_active_runs=3,
         run_timeout_us=DAY_US,

@@ -6,12 +6,12 @@ costs nothing.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, func, select, union_all
+from sqlalchemy import Connection, and_, func, select, text, union_all
 
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.people_calls import RunProgress, RunRecord, WatchRuns
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import dag_run, task_instance
+from tidemill.store.dag_tables import IS_UNMAPPED, dag_run, task_instance
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, RUNS, read_run
 
 _RUN, _TASK = dag_run.c, task_instance.c
@@ -34,9 +34,9 @@ def watch_runs(connection: Connection, request: WatchRuns, context: CallContext)
         return ()
     runs = {row.id: read_run(row) for row in connection.execute(RUNS.where(_RUN.id.in_(shown)))}
     counts: dict[int, dict[str, int]] = {number: {} for number in shown}
-    statement = (
-        select(_TASK.run, _TASK.state, func.count()).where(_TASK.run.in_(shown)).group_by(_TASK.run, _TASK.state)
-    )
+    # A mapped task counts as one task; its elements may be many.
+    wanted = and_(_TASK.run.in_(shown), text(IS_UNMAPPED))
+    statement = select(_TASK.run, _TASK.state, func.count()).where(wanted).group_by(_TASK.run, _TASK.state)
     for number, state, count in connection.execute(statement):
         counts[number][state] = count
     return tuple(_build(runs[number], counts[number]) for number in shown if number in runs)
@@ -45,5 +45,5 @@ def watch_runs(connection: Connection, request: WatchRuns, context: CallContext)
 def _build(run: RunRecord, counts: dict[str, int]) -> RunProgress:
     total = sum(counts.values())
     done = sum(count for state, count in counts.items() if state in _ENDED)
-    running = sum(counts.get(state.value, 0) for state in (TaskState.RUNNING, TaskState.ENDING))
+    running = sum(counts.get(state.value, 0) for state in (TaskState.RUNNING, TaskState.ENDING, TaskState.MAPPED))
     return RunProgress(run, total, done, running, total - done - running)

@@ -18,10 +18,12 @@ from tidemill.store.dag_tables import (
     dag,
     dag_run,
     dag_version,
+    map_item,
     task_callback,
     task_instance,
     task_journal,
     task_log,
+    task_map,
     task_state,
     xcom,
 )
@@ -34,8 +36,9 @@ PAGE = 500
 VERSIONS = 100
 _ENDED = ("success", "failed")
 _RUN, _TASK, _VERSION = dag_run.c, task_instance.c, dag_version.c
-#: The tables with data of tasks and the rows to remove per transaction: a log part may be 64 KiB, an XCom 1 MiB.
-_OF_TASKS = ((task_log, 200), (xcom, 50), (task_state, 50), (task_journal, 2_000))
+#: The tables with data of tasks and the rows to remove per transaction: a log part may be 64 KiB, an XCom or an item of
+#: a mapped task 1 MiB.
+_OF_TASKS = ((task_log, 200), (xcom, 50), (map_item, 50), (task_state, 50), (task_journal, 2_000))
 _OF_TRIGGERS = ((trigger_event, 1_000), (trigger_identity, 1_000), (trigger_cursor, 1_000))
 
 
@@ -126,6 +129,7 @@ def remove_part(connection: Connection, run: int, before_us: int) -> RunRemoval:
         return RunRemoval.PART
     connection.execute(delete(trigger).where(trigger.c.task_id.in_(_select_tasks(run))))
     connection.execute(delete(task_callback).where(task_callback.c.run == run))
+    connection.execute(delete(task_map).where(task_map.c.run == run))
     connection.execute(delete(task_instance).where(_TASK.run == run))
     connection.execute(delete(dag_run).where(_RUN.id == run))
     return RunRemoval.DONE

@@ -33,7 +33,9 @@ from tidemill.store.calls.people_calls import (
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan
 from tidemill.store.dag_tables import (
+    HOLDS_SLOTS,
     IS_BAD_ELEMENT,
+    IS_DEFERRED,
     IS_UNMAPPED,
     dag_file,
     dag_run,
@@ -362,10 +364,23 @@ def _select_names(run: RunEntry, names: Iterable[str]) -> list[str]:
     return sorted(set(wanted))
 
 
+def _count_elements(connection: Connection, condition: str, state: str) -> int:
+    """Count the elements in a state; `condition`: that of a partial index that has them."""
+    wanted = and_(text(condition), _TASK.map_index >= 0, _TASK.state == state)
+    return int(connection.execute(select(func.count()).select_from(task_instance).where(wanted)).scalar_one())
+
+
 def count_store(connection: Connection, request: CountStore, context: CallContext) -> StoreCounts:
     """Return the numbers for metrics; see `CountStore`."""
-    open_tasks = select(_TASK.state, func.count()).join(ACTIVE, ACTIVE.c.id == _TASK.run).group_by(_TASK.state)
+    same = and_(ACTIVE.c.id == _TASK.run, text(IS_UNMAPPED))
+    open_tasks = select(_TASK.state, func.count()).join(ACTIVE, same).group_by(_TASK.state)
     tasks: dict[str, int] = dict(connection.execute(open_tasks).all())
+    # Of the elements of mapped tasks, those that wait for slots or workers, or run; each state has a short index.
+    short = {"scheduled": "state = 'scheduled'", "queued": "state = 'queued'", "deferred": IS_DEFERRED}
+    for state, condition in (*short.items(), ("running", HOLDS_SLOTS)):
+        elements = _count_elements(connection, condition, state)
+        if elements:
+            tasks[state] = tasks.get(state, 0) + elements
     counted = select(ACTIVE.c.state, func.count()).group_by(ACTIVE.c.state)
     runs: dict[str, int] = dict(connection.execute(counted).all())
     broken = select(func.count()).where(and_(dag_file.c.present == 1, dag_file.c.error.is_not(None)))
