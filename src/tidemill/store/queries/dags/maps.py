@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import (
-    BigInteger,
     Connection,
-    Insert,
+    Executable,
     Select,
     and_,
     bindparam,
@@ -46,11 +45,11 @@ from tidemill.core.tasks.expansion import (
     feed,
     find_count,
 )
-from tidemill.core.tasks.inputs import Cancel, Channel, Clear, MapTold, Mark, Ready, Remove, identify
+from tidemill.core.tasks.inputs import Cancel, Channel, Clear, MapTold, Mark, Ready, Remove
 from tidemill.core.tasks.task_row import ENDED, TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import IS_BAD_ELEMENT, task_instance, task_journal, task_map
+from tidemill.store.dag_tables import IS_BAD_ELEMENT, task_instance, task_map
 from tidemill.store.queries.dags.map_rows import StoredMap, read_maps, write_map
 from tidemill.store.queries.dags.map_sources import look_at_sources, open_sources, read_sources, write_sources
 from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, compute_rank
@@ -308,16 +307,15 @@ def _start_elements(board: Board, work: _Work, stored: StoredMap, expansion: Exp
             known.counted = find_count(known.row.state)
     new = [index for index in expansion.create if index not in work.known]
     if new:
-        _insert_elements(board.connection, work.head, new, board.context.now_us)
-        board.moved += len(new)
+        board.note_created(_insert_elements(board.connection, work.head, new, board.context.now_us), _BY)
     row = stored.row
     if missing:
         row = row._replace(waiting=row.waiting + missing, unfinished=row.unfinished - missing)
     return stored._replace(row=row, made=max(stored.made, expansion.create.stop))
 
 
-def _insert_elements(connection: Connection, head: TaskEntry, indexes: Sequence[int], now_us: int) -> None:
-    """Create elements that can be admitted at once, with the rows of the journal that say so."""
+def _insert_elements(connection: Connection, head: TaskEntry, indexes: Sequence[int], now_us: int) -> list[int]:
+    """Create elements that can be admitted at once, and return their ids."""
     structure = head.plan.structure
     given = _INDEXES.build_parameters(find_dialect(connection), [(index,) for index in indexes])
     values = {
@@ -332,12 +330,12 @@ def _insert_elements(connection: Connection, head: TaskEntry, indexes: Sequence[
         "rank": compute_rank(structure.priority, resumed=False),
         "since_us": now_us,
     }
-    _insert.fetch(connection, {**given, **{f"new_{name}": value for name, value in values.items()}})
-    _journal.fetch(connection, {**given, "of_run": head.run.id, "of_task": head.task_id, "now_us": now_us})
+    parameters = {**given, **{f"new_{name}": value for name, value in values.items()}}
+    return [number for (number,) in _insert.fetch(connection, parameters)]
 
 
 @Statement
-def _insert(dialect: str) -> Insert:
+def _insert(dialect: str) -> Executable:
     given = _INDEXES.build_source(dialect)
     copied = (
         "run", "dag", "task_id", "number", "queue", "pool", "pool_slots", "max_tries", "rank", "since_us"
@@ -345,25 +343,8 @@ def _insert(dialect: str) -> Insert:
     values = [bindparam(f"new_{name}", type_=_TASK[name].type).label(name) for name in copied]
     constant = [literal(value).label(name) for name, value in _CONSTANT.items()]
     rows = select(given.c.map_index, *values, *constant).where(true()).order_by(given.c.position)
-    return insert(task_instance).from_select(["map_index", *copied, *_CONSTANT], rows)
-
-
-@Statement
-def _journal(dialect: str) -> Insert:
-    given = _INDEXES.build_source(dialect)
-    mine = and_(_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task"))
-    values: dict[str, Any] = {
-        "task": _TASK.id,
-        "epoch": literal(1),
-        "before": literal(TaskState.NONE.value),
-        "after": literal(TaskState.SCHEDULED.value),
-        "given": literal(identify(Ready(0, Readiness.RUN))),
-        "said_by": literal(_BY),
-        "at_us": bindparam("now_us", type_=BigInteger()),
-    }
-    same = and_(mine, _TASK.map_index == given.c.map_index)
-    rows = select(*[value.label(name) for name, value in values.items()]).select_from(given.join(task_instance, same))
-    return insert(task_journal).from_select(list(values), rows)
+    statement = insert(task_instance).from_select(["map_index", *copied, *_CONSTANT], rows)
+    return statement.returning(_TASK.id)
 
 
 def _describe_stop(stored: StoredMap, policy: MapPolicy) -> str:

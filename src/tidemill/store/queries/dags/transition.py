@@ -237,6 +237,13 @@ class Board:
             self._doubtful[entry.id] = entry
         return answer
 
+    def note_created(self, tasks: Collection[int], by: str) -> None:
+        """Record elements of a mapped task that were created ready to be admitted."""
+        before, after = TaskState.NONE.value, TaskState.SCHEDULED.value
+        given = identify(Ready(0, Readiness.RUN))
+        self._effects.journal += [JournalRow(task, 1, before, after, given, by, None) for task in tasks]
+        self.moved += len(tasks)
+
     def find_triggerers(self, entries: Iterable[TaskEntry]) -> dict[int, int]:
         """Return the sessions that run the triggers of deferred tasks, by task."""
         deferred = [(entry.id, entry.row.epoch) for entry in entries if entry.row.state is TaskState.DEFERRED]
