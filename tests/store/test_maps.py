@@ -335,3 +335,19 @@ async def test_progress_and_metrics_count_a_map_once(player: Player) -> None:
     assert (progress.total, progress.done, progress.running) == (2, 0, 1)
     counts = await player.store.call(CountStore())
     assert counts.tasks == {"mapped": 1, "none": 1, "running": 2, "queued": 1}
+
+
+async def test_a_generator_ends_once_its_map_was_stopped_and_runs_on_without_a_map(player: Player) -> None:
+    run = await player.create(
+        dag(task("g", is_generator=True), mapped("m", MapSource("generator", "g"), max_failed_elements=0))
+    )
+    source = await player.claim_one()
+    await emit(player, source, 0, "1")
+    await player.report(await player.claim_one(), Failure("no", may_retry=False))
+    await player.schedule()
+    assert await emit(player, source, 1, "2") == (2, False)
+    await player.report(source, Success())
+    await player.play()
+    assert await end(player, run) == {"run": "failed", "g": "success", "m": "failed"}
+    await player.create(dag(task("g", is_generator=True), task("z", "g"), id="other"))
+    assert await emit(player, await player.claim_one(), 0, "1") == (1, True)

@@ -15,8 +15,8 @@ from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.task_calls import EmitItems, ItemsStored
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import map_item, task_instance, task_map
-from tidemill.store.queries.dags.task_rows import read_runs
+from tidemill.store.dag_tables import dag_run, dag_version, map_item, task_instance, task_map
+from tidemill.store.queries.dags.task_rows import load_plan
 from tidemill.store.queries.dags.task_values import check_attempt
 from tidemill.store.queries.dags.xcoms import find_fault
 from tidemill.store.statements import Statement
@@ -61,24 +61,29 @@ def _check_values(request: EmitItems) -> None:
 
 
 def _wake_maps(connection: Connection, task: int, context: CallContext, *, rings: bool) -> bool:
-    """Have the scheduler look at the maps over a generator; return whether a task of its run still takes items.
-
-    A map that has not opened yet will take them, and an unmapped task reads them all.
-    """
-    run, name = connection.execute(select(_TASK.run, _TASK.task_id).where(_TASK.id == task)).one()
-    runs, unreadable = read_runs(connection, [run])
-    if run in unreadable:
-        raise unreadable[run]
-    plan = runs[run].plan.tasks[name]
-    fed = and_(_MAP.run == run, _MAP.task_id.in_(plan.feeds))
-    if rings and plan.feeds:
-        # Unconditionally: a scheduler that is about to unset the mark has not seen the new items.
-        connection.execute(update(task_map).where(and_(fed, _MAP.closed == 0)).values(pending=1))
-        context.bells.add(Channel.SCHEDULER)
-    if not plan.feeds or set(plan.downstream) - set(plan.feeds):
+    """Have the scheduler look at the maps over a generator; return whether its items are still wanted."""
+    ((run, name, version, digest),) = _plans.fetch(connection, {"item_task": task})
+    plan = load_plan(connection, version, digest).tasks[name]
+    if not plan.feeds:
         return True
-    stopped = select(func.count()).select_from(task_map).where(and_(fed, _MAP.stop.is_not(None)))
-    return int(connection.execute(stopped).scalar_one()) < len(plan.feeds)
+    fed = and_(_MAP.run == run, _MAP.task_id.in_(plan.feeds))
+    if rings:
+        # Unconditionally: a scheduler that is about to unset the mark has not seen the new items.
+        connection.execute(update(task_map).where(fed).values(pending=1))
+        context.bells.add(Channel.SCHEDULER)
+    if set(plan.downstream) - set(plan.feeds):
+        return True
+    return connection.execute(select(_MAP.task).where(and_(fed, _MAP.stop.is_(None))).limit(1)).first() is not None
+
+
+@Statement
+def _plans(dialect: str) -> Select[Any]:
+    return (
+        select(_TASK.run, _TASK.task_id, dag_version.c.id, dag_version.c.digest)
+        .join(dag_run, dag_run.c.id == _TASK.run)
+        .join(dag_version, dag_version.c.id == dag_run.c.version_id)
+        .where(_TASK.id == bindparam("item_task"))
+    )
 
 
 def count_items(connection: Connection, task: int, key: str) -> int:
