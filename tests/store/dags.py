@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, insert, select
+from sqlalchemy import Connection, and_, delete, insert, select, update
 
 from tidemill.core.tasks.endings import AttemptEnding, Success
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
@@ -21,7 +21,7 @@ from tidemill.store.calls.worker_calls import (
     WorkerAnswer,
     WorkerTurn,
 )
-from tidemill.store.dag_tables import task_instance
+from tidemill.store.dag_tables import task_instance, task_map
 
 ENDED = ("success", "failed", "skipped", "upstream_failed")
 
@@ -130,3 +130,20 @@ async def add_elements(database: Any, run: RunRecord, task_id: str, *states: str
         return [int(connection.execute(statement, one).scalar_one()) for one in rows]
 
     return list(await database.write(add))
+
+
+async def add_map(database: Any, run: RunRecord, task_id: str, **counts: Any) -> None:
+    """Open the map of a mapped task with these counts; no element is added."""
+
+    def add(connection: Connection) -> None:
+        columns = task_instance.c
+        own = and_(columns.run == run.id, columns.task_id == task_id, columns.map_index == UNMAPPED)
+        connection.execute(
+            update(task_instance).where(own).values(state="mapped", pending=0, started_us=columns.since_us)
+        )
+        mine = and_(task_map.c.run == run.id, task_map.c.task_id == task_id)
+        head = connection.execute(select(columns.id).where(own)).scalar_one()
+        connection.execute(delete(task_map).where(mine))
+        connection.execute(insert(task_map).values(task=head, run=run.id, task_id=task_id, opened=1, **counts))
+
+    await database.write(add)

@@ -83,7 +83,7 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
                 return
             show_rows([[found]], RUN_COLUMNS, build_run_row, encode_run, as_json=False, nothing="")
             typer.echo()
-            columns = (*TASK_COLUMNS[:-1], Column("WAITS FOR, OR ERROR", detail=True))
+            columns = (*TASK_COLUMNS[:-1], Column("ELEMENTS; WAITS FOR, OR ERROR", detail=True))
 
             def build_row(task: TaskRecord) -> tuple[str, ...]:
                 *row, error = build_task_row(task)

@@ -1,8 +1,9 @@
-"""`tidemill tasks states | history | logs | xcoms | clear | mark`: the tasks of a run."""
+"""`tidemill tasks states | elements | history | logs | xcoms | clear | retry-failed | mark`: the tasks of a run."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Literal
 
 import typer
@@ -22,10 +23,15 @@ Index = Annotated[
     int | None,
     typer.Option("--index", metavar="N", min=0, max=MAX_INDEX, help="The index of an element of a mapped task."),
 ]
-_STATES = (
-    *("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending"),
-    *("success", "failed", "skipped", "upstream_failed"),
-)
+Indexes = Annotated[
+    str | None,
+    typer.Option("--index", metavar="N|A-B", help="The index of an element of a mapped task, or a range of indexes."),
+]
+_OPEN = ("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending")
+_ENDED = ("success", "failed", "skipped", "upstream_failed")
+_STATES = (*_OPEN, "mapped", *_ENDED)
+_ELEMENT_STATES = (*_OPEN, *_ENDED, "removed")
+_RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 #: How often a followed log is read again.
 _FOLLOW_SECONDS = 0.5
 
@@ -41,7 +47,7 @@ def states(
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state of each task of a run, and since when."""
+    """Show the state of each task of a run, and since when; of a mapped task, the counts of its elements."""
     with reporting():
         from tidemill.cli.dags.views import TASK_COLUMNS, build_task_row, encode_task, show_rows
         from tidemill.store.calls.people_calls import ListTasks
@@ -51,6 +57,35 @@ def states(
             found = find_run(store, dag, run)
             pages = store.ask_pages(lambda after: ListTasks(dag, found.run_id, wanted, after=after))
             show_rows(pages, TASK_COLUMNS, build_task_row, encode_task, as_json=as_json, nothing="no such tasks")
+
+
+@app.command()
+def elements(
+    dag: DagId,
+    task: TaskId,
+    run: RunId = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", metavar="STATE", help="Show only elements in this state.")
+    ] = None,
+    index: Indexes = None,
+    config: Config = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the elements of a mapped task, by index."""
+    with reporting():
+        from tidemill.cli.dags.views import ELEMENT_COLUMNS, build_element_row, encode_task, show_rows
+        from tidemill.store.calls.people_calls import ListElements
+
+        wanted = check_states(state or [], _ELEMENT_STATES)
+        first, last = _parse_range(index) or (None, None)
+        with asking(config, folder) as store:
+            found = find_run(store, dag, run)
+            pages = store.ask_pages(
+                lambda after: ListElements(dag, found.run_id, task, wanted, first, last, after=after)
+            )
+            nothing = "no such elements"
+            show_rows(pages, ELEMENT_COLUMNS, build_element_row, encode_task, as_json=as_json, nothing=nothing)
 
 
 @app.command()
@@ -143,7 +178,7 @@ def clear(
     dag: DagId,
     tasks: TaskIds = None,
     run: RunId = None,
-    index: Index = None,
+    index: Indexes = None,
     downstream: Annotated[bool, typer.Option("--downstream", help="Also clear downstream tasks.")] = False,
     failed: Annotated[
         bool, typer.Option("--failed", help="Clear only tasks that are failed or upstream_failed.")
@@ -157,6 +192,7 @@ def clear(
     with reporting():
         from tidemill.store.calls.people_calls import ClearTasks
 
+        number, indexes = _choose_elements(index)
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
             names = store.ask(
@@ -168,10 +204,31 @@ def clear(
                     downstream=downstream,
                     failed=failed,
                     dry_run=dry_run,
-                    map_index=_number(index),
+                    map_index=number,
+                    indexes=indexes,
                 )
             )
         _say_changed(names, "would run again" if dry_run else "cleared", as_json=as_json)
+
+
+@app.command("retry-failed")
+def retry_failed(
+    dag: DagId,
+    task: TaskId,
+    run: RunId = None,
+    config: Config = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the failed elements of a mapped task again, and the tasks that failed because of them."""
+    with reporting():
+        from tidemill.store.calls.people_calls import ClearTasks
+
+        with asking(config, folder) as store:
+            found = find_run(store, dag, run)
+            call = ClearTasks(dag, found.run_id, (task,), find_user(), downstream=True, failed=True)
+            names = store.ask(call)
+        _say_changed(names, "cleared", as_json=as_json)
 
 
 @app.command()
@@ -180,7 +237,7 @@ def mark(
     tasks: Annotated[list[str], typer.Argument(metavar="TASK", help="The ids of the tasks.")],
     state: Annotated[str, typer.Option("--as", metavar="STATE", help="success, failed or skipped.")],
     run: RunId = None,
-    index: Index = None,
+    index: Indexes = None,
     config: Config = None,
     folder: Folder = None,
     as_json: AsJson = False,
@@ -197,9 +254,10 @@ def mark(
         }
         if state not in outcomes:
             raise ConfigError(f"--as {state}: a task can be marked as success, failed or skipped")
+        number, indexes = _choose_elements(index)
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
-            call = MarkTasks(dag, found.run_id, tuple(tasks), outcomes[state], find_user(), _number(index))
+            call = MarkTasks(dag, found.run_id, tuple(tasks), outcomes[state], find_user(), number, indexes)
             names = store.ask(call)
         _say_changed(names, f"marked as {state}", as_json=as_json)
 
@@ -207,6 +265,31 @@ def mark(
 def _number(index: int | None) -> int:
     """Return the map index that an option names."""
     return UNMAPPED if index is None else index
+
+
+def _parse_range(index: str | None) -> tuple[int, int] | None:
+    """Return the first and the last index that an option names.
+
+    Raises:
+        ConfigError: It names neither an index nor a range.
+    """
+    from tidemill.core.errors import ConfigError
+
+    if index is None:
+        return None
+    found = _RANGE.fullmatch(index.strip())
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if first > last or last > MAX_INDEX:
+        raise ConfigError(f"--index {index}: give an index such as 3, or a range such as 3-7")
+    return first, last
+
+
+def _choose_elements(index: str | None) -> tuple[int, tuple[int, int] | None]:
+    """Return the map index and the range of indexes that an option names; one of them says nothing."""
+    found = _parse_range(index)
+    if found is None or found[0] == found[1]:
+        return (UNMAPPED if found is None else found[0]), None
+    return UNMAPPED, found
 
 
 def _say_changed(names: tuple[str, ...], what: str, *, as_json: bool) -> None:

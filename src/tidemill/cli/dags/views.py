@@ -17,7 +17,7 @@ from tidemill.core.wording import shorten
 
 if TYPE_CHECKING:
     from tidemill.store.calls.callback_calls import CallbackRecord
-    from tidemill.store.calls.people_calls import DagRecord, HistoryRecord, RunRecord, TaskRecord, XComRecord
+    from tidemill.store.calls.people_calls import DagRecord, HistoryRecord, MapCounts, RunRecord, TaskRecord, XComRecord
 
 T = TypeVar("T")
 
@@ -48,6 +48,15 @@ TASK_COLUMNS = (
     Column("SINCE", right=True),
     Column("OPERATOR", optional=True, cut=True),
     Column("POOL", optional=True),
+    Column("ELEMENTS, OR ERROR", detail=True),
+)
+ELEMENT_COLUMNS = (
+    Column("INDEX", right=True),
+    Column("LABEL", optional=True, cut=True),
+    Column("STATE"),
+    Column("TRY", right=True),
+    Column("SINCE", right=True),
+    Column("TOOK", right=True),
     Column("ERROR", detail=True),
 )
 CALLBACK_COLUMNS = (
@@ -200,10 +209,42 @@ def encode_task(task: TaskRecord) -> dict[str, Any]:
         "worker": task.worker,
         "trigger": task.trigger,
         "error": task.error,
+        "label": task.label,
+        "elements": None if task.elements is None else _encode_counts(task.elements),
     }
 
 
+def _encode_counts(counts: MapCounts) -> dict[str, Any]:
+    return {name: getattr(counts, name) for name in counts.__struct_fields__}
+
+
+def format_elements(task: TaskRecord, run_started_us: int | None = None) -> str:
+    """Return the counts of a mapped task and its rate in one line; '' for other tasks."""
+    from tidemill.web.dags.element_counts import compute_rate, format_counts, format_rate
+
+    if task.elements is None:
+        return ""
+    rate = format_rate(compute_rate(task, run_started_us, time.time() * 1e6))
+    return f"{format_counts(task.elements)}{f', {rate}' if rate else ''}"
+
+
+def build_element_row(task: TaskRecord) -> tuple[str, ...]:
+    took = ""
+    if task.started_us is not None and task.ended_us is not None:
+        took = format_seconds((task.ended_us - task.started_us) / 1e6)
+    return (
+        str(task.map_index),
+        task.label or "",
+        task.state,
+        f"{task.tries}/{task.max_tries}" if task.tries else "",
+        format_age(time.time() - task.since_us / 1e6),
+        took,
+        shorten(find_last_words(task.error or ""), _MAX_SHOWN),
+    )
+
+
 def build_task_row(task: TaskRecord) -> tuple[str, ...]:
+    error = shorten(find_last_words(task.error or ""), _MAX_SHOWN)
     return (
         format_instance(task.task_id, task.map_index),
         task.state,
@@ -211,7 +252,7 @@ def build_task_row(task: TaskRecord) -> tuple[str, ...]:
         format_age(time.time() - task.since_us / 1e6),
         task.operator,
         task.pool,
-        shorten(find_last_words(task.error or ""), _MAX_SHOWN),
+        "; ".join(text for text in (format_elements(task), error) if text),
     )
 
 

@@ -181,7 +181,7 @@ class RunProgress(msgspec.Struct, frozen=True):
 
     Attributes:
         run: The run.
-        total: The number of its tasks.
+        total: The number of its tasks, and of the elements of mapped tasks as far as their sources have given them.
         done: How many of them have ended.
         running: How many of them are running.
         waiting: The rest: tasks that wait for upstream tasks, slots, workers, triggers or a retry.
@@ -271,6 +271,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
         trigger: The id of the trigger that it waits for; None: it is not deferred.
         error: The error of its last failure.
         elements: The counts of its elements; None: it is not mapped, or is an element itself.
+        label: The rendered `map_index_template` of an element; None: it has none.
     """
 
     id: int
@@ -296,6 +297,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
     trigger: int | None
     error: str | None
     elements: MapCounts | None = None
+    label: str | None = None
 
 
 class TriggerAbout(msgspec.Struct, frozen=True):
@@ -368,6 +370,44 @@ class ListElements(Call[Listed[TaskRecord]], frozen=True):
     first: int | None = None
     last: int | None = None
     after: str | None = None
+    limit: int = 1000
+
+
+class FailureGroup(msgspec.Struct, frozen=True):
+    """Elements of a mapped task that failed with the same error.
+
+    Attributes:
+        error: The last line of the error.
+        elements: How many elements failed with it.
+        first: The lowest index of these elements.
+    """
+
+    error: str
+    elements: int
+    first: int
+
+
+class FailureGroups(msgspec.Struct, frozen=True):
+    """The failures of a mapped task by error, the most frequent first.
+
+    Attributes:
+        groups: The groups.
+        elements: The number of failed elements in these groups.
+        more: Whether further elements failed, which are in no group.
+    """
+
+    groups: tuple[FailureGroup, ...]
+    elements: int
+    more: bool
+
+
+@answered_by("dags.map_errors:group_failures", reads=True)
+class GroupFailures(Call[FailureGroups], frozen=True):
+    """Group the failed elements of a mapped task by error. `limit`: the number of elements to read, in order."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
     limit: int = 1000
 
 

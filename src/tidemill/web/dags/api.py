@@ -19,20 +19,26 @@ from tidemill.web.routes import Routes
 from tidemill.web.workers import BlockingRoute
 
 RUN_STATES = ("queued", "running", "success", "failed")
-TASK_STATES = (
-    *("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending"),
-    *("success", "failed", "skipped", "upstream_failed"),
-)
+_OPEN_STATES = ("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending")
+_ENDED_STATES = ("success", "failed", "skipped", "upstream_failed")
+TASK_STATES = (*_OPEN_STATES, "mapped", *_ENDED_STATES)
+ELEMENT_STATES = (*_OPEN_STATES, *_ENDED_STATES, "removed")
 Cursor = Annotated[str, Query(max_length=2100, description="The cursor of the previous page.")]
 Limit = Annotated[int, Query(ge=1, description="The maximum number of rows, up to debug.max_ui_rows.")]
 RunState = Annotated[list[str], Query(description=", ".join(RUN_STATES))]
 TaskState = Annotated[list[str], Query(description=", ".join(TASK_STATES))]
+ElementState = Annotated[list[str], Query(description=", ".join(ELEMENT_STATES))]
+FirstIndex = Annotated[
+    int | None, Query(ge=0, le=MAX_INDEX, description="The lowest index; default: from the beginning.")
+]
+LastIndex = Annotated[int | None, Query(ge=0, le=MAX_INDEX, description="The highest index; default: to the end.")]
 Tag = Annotated[str, Query(max_length=250, description="Only DAGs with this tag.")]
 DagId = Annotated[str, Path(max_length=250)]
 RunId = Annotated[str, Path(max_length=250)]
 TaskId = Annotated[str, Path(max_length=2000)]
 MapIndex = Annotated[
-    int, Query(ge=-1, le=MAX_INDEX, description="The index of a mapped task; -1: the task is not mapped.")
+    int,
+    Query(ge=-1, le=MAX_INDEX, description="The index of an element of a mapped task; -1: the task itself."),
 ]
 AnyMapIndex = Annotated[
     int | None,
@@ -126,6 +132,34 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
     def read_task(dag_id: DagId, run_id: RunId, task_id: TaskId, map_index: MapIndex = -1) -> models.DagTaskView:
         return desk.find_task(dag_id, run_id, task_id, map_index)[1]
 
+    @router.get(
+        f"{_TASK}/elements",
+        tags=["dags"],
+        summary="The elements of a mapped task, by index",
+        description="`state` may be repeated. `first` and `last` limit the indexes.",
+    )
+    def list_elements(
+        dag_id: DagId,
+        run_id: RunId,
+        task_id: TaskId,
+        state: ElementState = [],  # noqa: B006
+        first: FirstIndex = None,
+        last: LastIndex = None,
+        cursor: Cursor = "",
+        limit: Limit = PAGE_ROWS,
+    ) -> models.ElementPage:
+        states = check_states(state, ELEMENT_STATES)
+        return desk.list_elements(dag_id, run_id, task_id, cursor, limit, states, (first, last))
+
+    @router.get(
+        f"{_TASK}/failures",
+        tags=["dags"],
+        summary="The failed elements of a mapped task, grouped by error",
+        description="Only the first 1,000 failed elements are grouped; `more` says whether there are others.",
+    )
+    def group_failures(dag_id: DagId, run_id: RunId, task_id: TaskId) -> models.FailureGroupsView:
+        return desk.group_failures(dag_id, run_id, task_id)
+
     @router.get(f"{_TASK}/history", tags=["dags"], summary="The history of a task, oldest first")
     def read_history(
         dag_id: DagId,
@@ -212,7 +246,15 @@ def _add_task_changes(router: Routes, desk: Desk) -> None:
     def clear(request: Request, dag_id: DagId, run_id: RunId, order: models.ClearOrder) -> models.Changed:
         by = request.state.identity.name
         call = ClearTasks(
-            dag_id, run_id, tuple(order.tasks), by, order.downstream, order.failed, order.dry_run, order.map_index
+            dag_id,
+            run_id,
+            tuple(order.tasks),
+            by,
+            order.downstream,
+            order.failed,
+            order.dry_run,
+            order.map_index,
+            order.indexes,
         )
         names = list(desk.ask(call))
         if order.dry_run:
@@ -222,5 +264,6 @@ def _add_task_changes(router: Routes, desk: Desk) -> None:
     @router.post(f"{_BASE}/mark", tags=["dags"], summary="Mark tasks as success, failed or skipped")
     def mark(request: Request, dag_id: DagId, run_id: RunId, order: models.MarkOrder) -> models.Changed:
         by = request.state.identity.name
-        names = list(desk.ask(MarkTasks(dag_id, run_id, tuple(order.tasks), order.state, by, order.map_index)))
+        call = MarkTasks(dag_id, run_id, tuple(order.tasks), order.state, by, order.map_index, order.indexes)
+        names = list(desk.ask(call))
         return models.Changed(text=f"Marked {format_count(len(names), 'task')} as {order.state}.", tasks=names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import zlib
 from collections.abc import Sequence
 from typing import TypeVar
@@ -21,8 +22,10 @@ from tidemill.store.calls.people_calls import (
     DescribeTriggers,
     GetDag,
     GetRun,
+    GroupFailures,
     HistoryRecord,
     ListDags,
+    ListElements,
     ListRuns,
     ListTasks,
     ListXComs,
@@ -35,6 +38,7 @@ from tidemill.store.calls.people_calls import (
 from tidemill.store.calls.service_calls import ListFiles, ListSessions
 from tidemill.store.calls.setting_calls import ListPools
 from tidemill.web.dags import models
+from tidemill.web.dags.element_counts import compute_rate
 from tidemill.web.dags.waiting import Around, describe_wait, list_alive
 from tidemill.web.problems import RequestProblem
 
@@ -72,7 +76,14 @@ def describe_run(run: RunRecord) -> models.DagRunView:
     )
 
 
-def _describe_task(task: TaskRecord, wait: models.TaskWaitView | None) -> models.DagTaskView:
+def _describe_counts(task: TaskRecord, run: RunRecord) -> models.MapCountsView | None:
+    if task.elements is None:
+        return None
+    rate = compute_rate(task, run.started_us, time.time() * _MICRO)
+    return models.MapCountsView(**msgspec.structs.asdict(task.elements), rate=rate)
+
+
+def _describe_task(task: TaskRecord, wait: models.TaskWaitView | None, run: RunRecord) -> models.DagTaskView:
     plain = ("task_id", "map_index", "state", "operator", "tries", "max_tries", "pool", "pool_slots", "queue")
     return models.DagTaskView(
         **{name: getattr(task, name) for name in (*plain, "priority", "trigger", "error")},
@@ -81,6 +92,8 @@ def _describe_task(task: TaskRecord, wait: models.TaskWaitView | None) -> models
         ended_at=to_seconds(task.ended_us),
         worker=task.worker,
         waits_for=wait,
+        elements=_describe_counts(task, run),
+        label=task.label,
     )
 
 
@@ -199,7 +212,8 @@ class Desk:
         around = self._look_around(found)
         plans = {task.id: task for task in structure.tasks}
         rows = [
-            _describe_task(task, describe_wait(task, plans.get(task.task_id), state_of, run, around)) for task in found
+            _describe_task(task, describe_wait(task, plans.get(task.task_id), state_of, run, around), run)
+            for task in found
         ]
         return rows, around
 
@@ -227,17 +241,44 @@ class Desk:
         rows, _ = self._describe_tasks(found, self._list_unmapped(dag_id, run_id), run, structure)
         return run, rows[0]
 
-    def list_grid(self, dag_id: str, count: int) -> tuple[list[models.DagRunView], dict[str, dict[str, str]]]:
+    def list_elements(
+        self,
+        dag_id: str,
+        run_id: str,
+        task_id: str,
+        cursor: str = "",
+        limit: int = PAGE_ROWS,
+        states: tuple[str, ...] = (),
+        indexes: tuple[int | None, int | None] = (None, None),
+    ) -> models.ElementPage:
+        """Return a page of the elements of a mapped task, each with the reason why it waits."""
+        _check_number(cursor)
+        run = self.find_run(dag_id, run_id)
+        _, structure = self.get_dag(dag_id, run.version)
+        found = self.ask(ListElements(dag_id, run_id, task_id, states, *indexes, cursor or None, self.limit(limit)))
+        rows, _ = self._describe_tasks(found.rows, self._list_unmapped(dag_id, run_id), run, structure)
+        return models.ElementPage(rows=rows, cursor=found.next)
+
+    def group_failures(self, dag_id: str, run_id: str, task_id: str) -> models.FailureGroupsView:
+        """Return the failures of a mapped task by error."""
+        found = self.ask(GroupFailures(dag_id, run_id, task_id))
+        groups = [models.FailureGroupView(**msgspec.structs.asdict(group)) for group in found.groups]
+        return models.FailureGroupsView(groups=groups, elements=found.elements, more=found.more)
+
+    def list_grid(
+        self, dag_id: str, count: int
+    ) -> tuple[list[models.DagRunView], dict[str, dict[str, models.GridCell]]]:
         """Return the latest runs, oldest first, and the states of their tasks by task and run."""
         runs = [describe_run(run) for run in reversed(self.ask(ListRuns(dag_id, limit=count)).rows)]
         calls: list[Call[Listed[TaskRecord]]] = [
             ListTasks(dag_id, run.run_id, limit=MAX_TASKS, map_index=UNMAPPED) for run in runs
         ]
-        states: dict[str, dict[str, str]] = {}
+        cells: dict[str, dict[str, models.GridCell]] = {}
         for run, answer in zip(runs, self.ask_all(calls) if calls else (), strict=True):
             for task in answer.rows:
-                states.setdefault(task.task_id, {})[run.run_id] = task.state
-        return runs, states
+                cell = models.GridCell(task.state, task.elements)
+                cells.setdefault(task.task_id, {})[run.run_id] = cell
+        return runs, cells
 
     # -- a task --------------------------------------------------------------------------------------------------------
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from tidemill.core.tasks.instance import MAX_INDEX
+from tidemill.core.tasks.instance import MAX_INDEX, UNMAPPED
+from tidemill.store.calls.people_calls import MapCounts
 
 _Time = float | None
+_Index = Annotated[int, Field(ge=0, le=MAX_INDEX)]
 Name = str
 
 
@@ -25,7 +27,9 @@ class TaskTriggerView(BaseModel):
 class TaskWaitView(BaseModel):
     """The reason why a task waits."""
 
-    kind: str = Field(description="run, past, upstream, scheduler, slots, worker, trigger, retry or ending.")
+    kind: str = Field(
+        description="run, past, upstream, source, elements, scheduler, slots, worker, trigger, retry or ending."
+    )
     text: str
     names: list[str] = Field(default=[], description="The tasks, the pool or the queue that it waits for.")
     at: _Time = Field(default=None, description="The expected end of the wait, if known.")
@@ -63,6 +67,22 @@ class DagRunView(BaseModel):
     ended_at: _Time
 
 
+class MapCountsView(BaseModel):
+    """The elements of a mapped task."""
+
+    arrived: int = Field(description="The number of elements that the sources have given so far.")
+    closed: bool = Field(description="Whether the sources give no more.")
+    created: int = Field(description="The number of elements that exist; the next one has this index.")
+    unfinished: int = Field(description="The elements that exist and have not ended.")
+    running: int = Field(description="The unfinished elements that run now.")
+    success: int
+    failed: int
+    upstream_failed: int
+    skipped: int
+    stop: str | None = Field(description="Why no more are created; null: the map was not stopped.")
+    rate: float | None = Field(description="Elements that ended per second since the map began; null: none has.")
+
+
 class DagTaskView(BaseModel):
     """A task of a run."""
 
@@ -83,6 +103,10 @@ class DagTaskView(BaseModel):
     trigger: int | None
     error: str | None
     waits_for: TaskWaitView | None = Field(description="The reason why it waits; null: it runs, or has ended.")
+    elements: MapCountsView | None = Field(
+        default=None, description="The counts of its elements; null: it is not mapped, or is an element itself."
+    )
+    label: str | None = Field(default=None, description="The rendered map_index_template of an element.")
 
 
 class Change(BaseModel):
@@ -150,6 +174,13 @@ class RunPage(BaseModel):
     cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
 
 
+class GridCell(NamedTuple):
+    """A cell of the grid: the state of a task, and the counts of its elements if it is mapped."""
+
+    state: str
+    elements: MapCounts | None
+
+
 class DagTaskPage(BaseModel):
     """A page of tasks, by name."""
 
@@ -158,6 +189,29 @@ class DagTaskPage(BaseModel):
     missing: str = Field(
         default="", description="The required services that are not alive; '' if all are, or the run has ended."
     )
+
+
+class ElementPage(BaseModel):
+    """A page of elements of a mapped task, by index."""
+
+    rows: list[DagTaskView]
+    cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
+
+
+class FailureGroupView(BaseModel):
+    """Elements that failed with the same error."""
+
+    error: str = Field(description="The last line of the error.")
+    elements: int = Field(description="The number of elements that failed with it.")
+    first: int = Field(description="The lowest index of these elements.")
+
+
+class FailureGroupsView(BaseModel):
+    """The failures of a mapped task by error, the most frequent first."""
+
+    groups: list[FailureGroupView]
+    elements: int = Field(description="The number of failed elements in these groups: the first 1,000.")
+    more: bool = Field(description="Whether further elements failed, which are in no group.")
 
 
 class ChangePage(BaseModel):
@@ -267,19 +321,41 @@ _MAP_INDEX = Field(
 )
 
 
-class ClearOrder(_Order):
+_INDEXES = Field(
+    default=None,
+    description="The first and the last index of the elements of mapped tasks; null: map_index decides.",
+)
+
+
+class _ElementsOrder(_Order):
+    map_index: int = _MAP_INDEX
+    indexes: tuple[_Index, _Index] | None = _INDEXES
+
+    @model_validator(mode="after")
+    def _check_indexes(self) -> _ElementsOrder:
+        if self.indexes is None:
+            return self
+        if self.map_index != UNMAPPED:
+            raise ValueError("give either map_index or indexes")
+        if self.indexes[0] > self.indexes[1]:
+            raise ValueError("indexes: the first index is greater than the last one")
+        return self
+
+
+class ClearOrder(_ElementsOrder):
     """The tasks to run again."""
 
     tasks: list[str] = Field(default=[], max_length=10_000, description="Ids of tasks; empty: all tasks.")
     downstream: bool = Field(default=False, description="Also clear downstream tasks.")
-    failed: bool = Field(default=False, description="Only tasks that are failed or upstream_failed.")
+    failed: bool = Field(
+        default=False,
+        description="Only tasks that are failed or upstream_failed; of a mapped task, only such elements.",
+    )
     dry_run: bool = Field(default=False, description="Only list the tasks, without a change.")
-    map_index: int = _MAP_INDEX
 
 
-class MarkOrder(_Order):
+class MarkOrder(_ElementsOrder):
     """The state to give to tasks."""
 
     tasks: list[str] = Field(min_length=1, max_length=10_000)
     state: Literal["success", "failed", "skipped"]
-    map_index: int = _MAP_INDEX

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemill.core.tasks.alive import AliveServices, SeenService, find_alive
+from tidemill.core.tasks.expansion import MapPolicy
 from tidemill.core.tasks.structure import TaskStructure
 from tidemill.core.wording import format_count
-from tidemill.store.calls.people_calls import RunRecord, TaskRecord, TriggerAbout
+from tidemill.store.calls.people_calls import MapCounts, RunRecord, TaskRecord, TriggerAbout
 from tidemill.store.calls.service_calls import ServiceSession
 from tidemill.store.calls.setting_calls import PoolRecord
 from tidemill.web.dags.models import TaskTriggerView, TaskWaitView
 
-ENDED = frozenset({"success", "failed", "skipped", "upstream_failed"})
+ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 _SHOWN = 5
 #: The maximum length of a trigger's arguments in a line.
 _LINE_CHARS = 200
@@ -27,11 +28,13 @@ class Around:
         pools: The pools, by name.
         triggers: The triggers of deferred tasks, by number.
         alive: The services that are alive.
+        window: The number of elements that may be unfinished in a map that sets no number of its own.
     """
 
     pools: Mapping[str, PoolRecord]
     triggers: Mapping[int, TriggerAbout]
     alive: AliveServices
+    window: int = MapPolicy().max_outstanding
 
 
 def list_alive(services: Sequence[ServiceSession]) -> AliveServices:
@@ -73,10 +76,37 @@ def describe_wait(
             return TaskWaitView(
                 kind="retry", text=f"try {task.tries + 1} of {task.max_tries}, at", at=due, missing=scheduler
             )
+        case "ending" if task.elements is not None:
+            text = f"the end of {format_count(task.elements.unfinished, 'element')}"
+            return TaskWaitView(kind="ending", text=text, missing=scheduler)
         case "ending":
             return TaskWaitView(kind="ending", text="its last attempt to clean up and end")
+        case "mapped" if task.elements is not None:
+            return _describe_map(structure, task.elements, states, around.window, scheduler)
         case _:
             return None
+
+
+def _describe_map(
+    structure: TaskStructure | None, counts: MapCounts, states: Mapping[str, str], window: int, scheduler: str
+) -> TaskWaitView:
+    """Return what a mapped task waits for: its sources, or its elements."""
+    mapped = None if structure is None else structure.mapped
+    sources = [name for name in (() if mapped is None else mapped.sources) if states.get(name) not in ENDED]
+    if not counts.unfinished and sources:
+        text = f"an item of its source {', '.join(sources[:_SHOWN])}"
+        return TaskWaitView(kind="source", text=text, names=sources, missing=scheduler)
+    arrived = f"{counts.arrived:,}" + ("" if counts.closed else " so far")
+    text = f"{counts.unfinished:,} open of {arrived} elements"
+    size = mapped.max_outstanding if mapped is not None and mapped.max_outstanding is not None else window
+    limit = None if structure is None else structure.max_active_per_run
+    size = size if limit is None else min(size, limit)
+    left = 0 if counts.stop is not None else counts.arrived - counts.created
+    if left and counts.unfinished >= size:
+        text += f"; its window of {size:,} is full, {left:,} follow"
+    elif not counts.closed and sources:
+        text += f"; its source {', '.join(sources[:_SHOWN])} gives more"
+    return TaskWaitView(kind="elements", text=text, names=sources, missing=scheduler)
 
 
 def _describe_trigger(number: int | None, around: Around, times_out_at: float | None) -> TaskWaitView:
@@ -110,7 +140,11 @@ def _describe_upstream(
         return TaskWaitView(kind="run", text="the run to start", missing=scheduler)
     if run.state == "queued":
         return TaskWaitView(kind="run", text="the run to start (its DAG is paused, or at its limit of active runs)")
+    mapped = None if structure is None else structure.mapped
+    sources = () if mapped is None else mapped.sources
     names = [name for name in (structure.upstream if structure else ()) if states.get(name) not in ENDED]
+    if names and set(names) <= set(sources):
+        return TaskWaitView(kind="source", text=f"its source {', '.join(names[:_SHOWN])}", names=names)
     if not names:
         past = structure is not None and (structure.depends_on_past or structure.wait_for_downstream)
         text = "its instance in the previous run" if past else "the scheduler"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, func, select, text
+from sqlalchemy import Connection, Row, Select, and_, func, literal_column, select, text
 
 from tidemill.core.tasks.attempt import Moved
 from tidemill.core.tasks.dependencies import TaskOutcome
@@ -46,7 +46,7 @@ from tidemill.store.dag_tables import (
 from tidemill.store.queries.dags.map_counts import read_counts
 from tidemill.store.queries.dags.map_items import YIELDED, remove_items
 from tidemill.store.queries.dags.maps import lock_elements, lock_failed_elements, look_at_maps
-from tidemill.store.queries.dags.progress import ACTIVE
+from tidemill.store.queries.dags.progress import ACTIVE, count_tasks
 from tidemill.store.queries.dags.runs import find_run, queue_run
 from tidemill.store.queries.dags.task_logs import find_last_try, read_log
 from tidemill.store.queries.dags.task_rows import InstanceKey, RunEntry, TaskEntry, compute_rank, is_resumed, load_plan
@@ -83,19 +83,41 @@ def list_elements(connection: Connection, request: ListElements, context: CallCo
     run, plan = _find_plan(connection, request.dag_id, request.run_id)
     if request.task_id not in plan.tasks:
         raise _refuse_instance(request.dag_id, request.run_id, request.task_id, UNMAPPED)
-    first = max(0, request.first or 0, -1 if request.after is None else int(request.after) + 1)
-    statement = _select_tasks(run, request.limit).where(
-        and_(_TASK.task_id == request.task_id, _TASK.map_index >= first)
-    )
-    if request.last is not None:
-        statement = statement.where(_TASK.map_index <= request.last)
-    if request.states and set(request.states) <= {outcome.value for outcome in _BAD}:
-        statement = statement.where(text(IS_BAD_ELEMENT.replace("state", "task_instance.state")))
-    if request.states:
-        statement = statement.where(_TASK.state.in_(request.states))
-    rows = connection.execute(statement.order_by(_TASK.map_index)).all()
+    rows = _fetch_elements(connection, run, request)
     records = tuple(_build_task(row, plan, request) for row in rows[: request.limit])
     return Listed(records, str(records[-1].map_index) if len(rows) > request.limit else None)
+
+
+#: The conditions of the short indexes on tasks that have not ended, by state.
+_OPEN = {
+    TaskState.NONE: "task_instance.pending = 2",
+    TaskState.SCHEDULED: "task_instance.state = 'scheduled'",
+    TaskState.QUEUED: f"task_instance.{HOLDS_SLOTS}",
+    TaskState.RUNNING: f"task_instance.{HOLDS_SLOTS}",
+    TaskState.ENDING: f"task_instance.{HOLDS_SLOTS}",
+    TaskState.DEFERRED: f"task_instance.{IS_DEFERRED}",
+    TaskState.UP_FOR_RETRY: "task_instance.next_due_us IS NOT NULL",
+}
+
+
+def _fetch_elements(connection: Connection, run: int, request: ListElements) -> list[Row[Any]]:
+    """Return the rows of a page of elements and one more; those in states that few elements have by their indexes."""
+    first = max(0, request.first or 0, -1 if request.after is None else int(request.after) + 1)
+    mine = [_TASK.task_id == request.task_id, _TASK.map_index >= first]
+    if request.last is not None:
+        mine.append(_TASK.map_index <= request.last)
+    if request.states:
+        mine.append(_TASK.state.in_(request.states))
+    page = _select_tasks(None, request.limit).where(and_(*mine)).order_by(_TASK.map_index)
+    if request.states and set(request.states) <= _OPEN.keys():
+        # The `+ 0` keeps the databases from reading all elements by name.
+        page = page.where(_TASK.run + literal_column("0") == run)
+        conditions = sorted({_OPEN[TaskState(state)] for state in request.states})
+        rows = [row for condition in conditions for row in connection.execute(page.where(text(condition)))]
+        return sorted(rows, key=lambda row: int(row.map_index))
+    if request.states and set(request.states) <= {outcome.value for outcome in _BAD}:
+        page = page.where(text(IS_BAD_ELEMENT.replace("state", "task_instance.state")))
+    return list(connection.execute(page.where(_TASK.run == run)))
 
 
 def _find_plan(connection: Connection, dag_id: str, run_id: str) -> tuple[int, DagPlan]:
@@ -108,15 +130,16 @@ def _find_plan(connection: Connection, dag_id: str, run_id: str) -> tuple[int, D
     return run, load_plan(connection, *connection.execute(version).one())
 
 
-def _select_tasks(run: int, limit: int) -> Select[Any]:
+def _select_tasks(run: int | None, limit: int) -> Select[Any]:
+    """Select tasks with their workers and triggers. `run`: None: the caller names the run."""
     waits = and_(trigger.c.task_id == _TASK.id, trigger.c.epoch == _TASK.epoch)
-    return (
+    selected = (
         select(task_instance, service_session.c.host, service_session.c.pid, trigger.c.id.label("trigger"))
         .outerjoin(service_session, service_session.c.id == _TASK.session_id)
         .outerjoin(trigger, waits)
-        .where(_TASK.run == run)
         .limit(limit + 1)
     )
+    return selected if run is None else selected.where(_TASK.run == run)
 
 
 def _fetch_page(
@@ -364,23 +387,9 @@ def _select_names(run: RunEntry, names: Iterable[str]) -> list[str]:
     return sorted(set(wanted))
 
 
-def _count_elements(connection: Connection, condition: str, state: str) -> int:
-    """Count the elements in a state; `condition`: that of a partial index that has them."""
-    wanted = and_(text(condition), _TASK.map_index >= 0, _TASK.state == state)
-    return int(connection.execute(select(func.count()).select_from(task_instance).where(wanted)).scalar_one())
-
-
 def count_store(connection: Connection, request: CountStore, context: CallContext) -> StoreCounts:
     """Return the numbers for metrics; see `CountStore`."""
-    same = and_(ACTIVE.c.id == _TASK.run, text(IS_UNMAPPED))
-    open_tasks = select(_TASK.state, func.count()).join(ACTIVE, same).group_by(_TASK.state)
-    tasks: dict[str, int] = dict(connection.execute(open_tasks).all())
-    # Of the elements of mapped tasks, those that wait for slots or workers, or run; each state has a short index.
-    short = {"scheduled": "state = 'scheduled'", "queued": "state = 'queued'", "deferred": IS_DEFERRED}
-    for state, condition in (*short.items(), ("running", HOLDS_SLOTS)):
-        elements = _count_elements(connection, condition, state)
-        if elements:
-            tasks[state] = tasks.get(state, 0) + elements
+    tasks = count_tasks(connection)
     counted = select(ACTIVE.c.state, func.count()).group_by(ACTIVE.c.state)
     runs: dict[str, int] = dict(connection.execute(counted).all())
     broken = select(func.count()).where(and_(dag_file.c.present == 1, dag_file.c.error.is_not(None)))

@@ -216,7 +216,8 @@ class Board:
         now_us = entry.since_us = self.context.now_us
         entry.changed = True
         entry.pending = 0
-        if after.tries > before.tries:
+        opens = after.state is TaskState.MAPPED and before.state is TaskState.NONE
+        if after.tries > before.tries or opens:
             entry.started_us = now_us
         entry.ended_us = None if after.outcome is None else now_us
         error = given.error if isinstance(given, (Failed, TriggerFailed)) else None
