@@ -11,7 +11,7 @@ from sqlalchemy import Connection, and_, delete, insert, select, update
 
 from tidemill.core.tasks.endings import AttemptEnding, Success
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
-from tidemill.core.tasks.structure import DagStructure, TaskStructure
+from tidemill.core.tasks.structure import DagStructure, MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.people_calls import CreateRun, GetRun, ListTasks, RunRecord, TaskRecord
 from tidemill.store.calls.service_calls import BeginSession, SchedulerAnswer, SchedulerTurn, StoreFile
 from tidemill.store.calls.worker_calls import (
@@ -130,6 +130,13 @@ async def add_elements(database: Any, run: RunRecord, task_id: str, *states: str
         return [int(connection.execute(statement, one).scalar_one()) for one in rows]
 
     return list(await database.write(add))
+
+
+def mapped(id: str, *upstream: str, **details: Any) -> TaskStructure:
+    """A task that is mapped over the list that its first upstream task returns."""
+    return task(
+        id, *upstream, mapped=MapStructure(("x",), (MapSource("xcom", upstream[0], "return_value"),)), **details
+    )
 
 
 async def add_map(database: Any, run: RunRecord, task_id: str, **counts: Any) -> None:

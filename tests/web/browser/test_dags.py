@@ -20,6 +20,9 @@ PAGES = {
     "dag": f"/dags/{DAG}#trigger",
     "run": BASE,
     "task": f"{BASE}/tasks/retried?try=1",
+    "map": "/dags/maps/runs/r/tasks/m",
+    "map-run": "/dags/maps/runs/r",
+    "element": "/dags/maps/runs/r/tasks/m?map_index=3",
     "runs": "/dag-runs",
     "pools": "/pools",
 }
@@ -38,6 +41,10 @@ class ServedDags(Served):
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDags]:
     with played_store(tmp_path_factory.mktemp("store")) as store, serve_dags_web(store.watched) as web:
         assert web is not None
+        states = ["success", "success", "running", "failed", "failed", "scheduled", "skipped", "up_for_retry"]
+        store.open_map(
+            "maps", states * 9, arrived=100, created=72, success=18, failed=18, skipped=9, unfinished=18, retrying=9
+        )
         yield ServedDags(store, web.address, "/dags")
 
 
@@ -53,7 +60,7 @@ def test_every_page_of_dags_fits_logs_no_error_and_asks_nobody_else(
             keep_picture(page, f"dags-{name}-{theme}-{size[0]}")
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{path} is wider than the window"
             assert page.locator("h1").count() == 1, path
-            assert page.locator(".graph:visible").count() == (name in ("dag", "run")), path
+            assert page.locator(".graph:visible").count() == (name in ("dag", "run", "map-run")), path
     assert watch.wrong == []
 
 

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.store.dags import Player, add_elements, dag, task
+from sqlalchemy import Connection, and_, update
+from tests.store.dags import Player, add_elements, add_map, dag, mapped, task
 from tests.web.scripted_pipeline import SCRIPT, SECRET
 
 from tidemill.config.settings import Settings
@@ -24,6 +25,7 @@ from tidemill.store.calls.call import Call
 from tidemill.store.calls.service_calls import StoreFile
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.worker_calls import PART_BASE, AttemptReport, CallbackReport, ClaimedAttempt, LogPart
+from tidemill.store.dag_tables import task_instance
 from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
 
 T = TypeVar("T")
@@ -118,6 +120,33 @@ class PlayedStore:
                 name = format_instance(attempt.task_id, attempt.map_index)
                 await self._log(attempt, f"log of {name}")
                 await self.player.report(attempt, Success(), xcoms=(("return_value", json.dumps(f"value of {name}")),))
+
+    def open_map(self, dag_id: str, states: Sequence[str], **counts: Any) -> None:
+        """Create a run of a DAG whose mapped task `m` has elements in these states, and these counts."""
+        self.wait(self._open_map(dag_id, states, counts))
+
+    async def _open_map(self, dag_id: str, states: Sequence[str], counts: dict[str, Any]) -> None:
+        structure = dag(task("a"), mapped("m", "a", retries=1), task("z", "m"), id=dag_id)
+        run = await self.player.create(structure, run_id="r")
+        for attempt in await self.player.claim():
+            if attempt.dag_id == dag_id:
+                await self.player.report(attempt, Success())
+        await add_elements(self.database, run, "m", *states)
+        await add_map(self.database, run, "m", **counts)
+        errors = [
+            (index, f"Traceback\nValueError: row {index % 2} {SCRIPT}")
+            for index, state in enumerate(states)
+            if state == "failed"
+        ]
+
+        def fail(connection: Connection) -> None:
+            retried = and_(task_instance.c.run == run.id, task_instance.c.state == "up_for_retry")
+            connection.execute(update(task_instance).where(retried).values(next_due_us=4_000_000_000_000_000))
+            for index, error in errors:
+                mine = and_(task_instance.c.run == run.id, task_instance.c.map_index == index)
+                connection.execute(update(task_instance).where(mine).values(error=error, tries=1))
+
+        await self.database.write(fail)
 
     def fail_callback(self, dag_id: str) -> int:
         """Let a run of a DAG end whose callback writes a line and fails; return the number of the callback."""

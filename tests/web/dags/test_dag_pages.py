@@ -362,9 +362,8 @@ async def test_elements_of_a_mapped_task_have_pages_lists_and_changes_of_their_o
             page = await read(f"/tasks?limit=2&cursor={cursor}")
             listed += [(row["task_id"], row["map_index"], row["state"]) for row in page["rows"]]
             cursor = page["cursor"]
-        assert listed == [
-            ("a", -1, "success"), ("a", 0, "success"), ("a", 1, "success"), ("a", 2, "none"), ("b", -1, "scheduled")
-        ]  # fmt: skip
+        assert listed == [("a", -1, "success"), ("b", -1, "scheduled")]
+        assert [row["state"] for row in (await read("/tasks/a/elements"))["rows"]] == ["success", "success", "none"]
         assert (await read("/tasks/a?map_index=2"))["state"] == "none"
         assert [row["text"] for row in (await read("/tasks/a/log?map_index=1"))["rows"]] == ["log of a[1]"]
         assert [row["text"] for row in (await read("/tasks/a/log"))["rows"]] == ["log of a"]
@@ -380,7 +379,7 @@ async def test_elements_of_a_mapped_task_have_pages_lists_and_changes_of_their_o
         assert "value of a[1]" in shown
         assert "value of a[0]" not in shown
         run = (await client.get("/dags/maps/runs/r")).text
-        assert "<code>a[2]</code>" in run
+        assert "<code>a[2]</code>" not in run
         assert "a: success" in run, "the graph shows the task, not one of its elements"
         grid = (await client.get("/dags/maps")).text
         assert 'title="r: success"' in grid
@@ -389,6 +388,60 @@ async def test_elements_of_a_mapped_task_have_pages_lists_and_changes_of_their_o
         cleared = (await client.post(f"{base}/clear", json={"tasks": ["a"], "map_index": 0})).json()
         marked = (await client.post(f"{base}/mark", json={"tasks": ["a"], "state": "skipped", "map_index": 2})).json()
         refused = await client.post(f"{base}/clear", json={"map_index": 0})
-        states = {(row["task_id"], row["map_index"]): row["state"] for row in (await read("/tasks"))["rows"]}
+        states = [row["state"] for path in ("/tasks", "/tasks/a/elements") for row in (await read(path))["rows"]]
     assert (cleared["tasks"], marked["tasks"], refused.status_code) == (["a[0]"], ["a[2]"], 422)
-    assert list(states.values()) == ["success", "scheduled", "success", "skipped", "scheduled"]
+    assert states == ["success", "scheduled", "scheduled", "success", "skipped"]
+
+
+STATES = ["success", "success", "running", "failed", "failed", "scheduled", "skipped", "up_for_retry"]
+
+
+@pytest.fixture(scope="module")
+def opened_map(shown: PlayedStore) -> PlayedStore:
+    """A store with a run whose task `m` is mapped: 72 of 100 elements exist."""
+    counts = {"success": 18, "failed": 18, "skipped": 9, "unfinished": 18, "retrying": 9}
+    shown.open_map("mapped", STATES * 9, arrived=100, created=72, **counts)
+    return shown
+
+
+async def test_a_mapped_task_is_shown_by_its_counts_and_its_elements_by_pages(opened_map: PlayedStore) -> None:
+    base = "/dags/mapped/runs/r"
+    async with log_in(opened_map) as client:
+
+        async def read(path: str) -> Any:
+            return (await client.get(f"/api/v1{base}{path}")).json()
+
+        head = next(row for row in (await read("/tasks"))["rows"] if row["task_id"] == "m")
+        wanted = {"arrived": 100, "created": 72, "unfinished": 27, "running": 9, "success": 18, "closed": False}
+        assert {name: head["elements"][name] for name in wanted} == wanted
+        assert head["elements"]["rate"] > 0
+        assert (head["state"], head["waits_for"]["kind"]) == ("mapped", "elements")
+
+        failed, cursor = [], ""
+        while cursor is not None:
+            page = await read(f"/tasks/m/elements?state=failed&first=10&last=50&limit=4&cursor={cursor}")
+            failed += [row["map_index"] for row in page["rows"]]
+            cursor = page["cursor"]
+        assert failed == [index for index in range(10, 51) if STATES[index % 8] == "failed"]
+        for state in ("running", "scheduled", "success", "up_for_retry"):
+            rows = (await read(f"/tasks/m/elements?state={state}"))["rows"]
+            assert [row["state"] for row in rows] == [state] * (18 if state == "success" else 9), state
+        groups = await read("/tasks/m/failures")
+        assert [(one["elements"], one["first"]) for one in groups["groups"]] == [(9, 3), (9, 4)]
+        assert (groups["elements"], groups["more"]) == (18, False)
+
+        shown = html.unescape((await client.get(f"{base}/tasks/m?state=failed&index=10-20")).text)
+        assert "18 failed elements" in shown
+        assert "/tasks/m?map_index=11" in shown
+        assert "/tasks/m?map_index=27" not in shown
+        assert (await client.get(f"{base}/tasks/m?index=x")).status_code == 422
+        run = html.unescape((await client.get(base)).text)
+        assert "45 of 100 so far: 18 success, 18 failed" in run
+        assert "an element of" in (await client.get(f"{base}/tasks/m?map_index=3")).text
+
+
+@pytest.mark.parametrize("order", [{"indexes": [3, 1]}, {"indexes": [1, 3], "map_index": 2}, {"indexes": [-1, 3]}])
+async def test_a_range_of_elements_that_makes_no_sense_is_refused(opened_map: PlayedStore, order: Any) -> None:
+    async with log_in(opened_map) as client:
+        answer = await client.post("/api/v1/dags/mapped/runs/r/clear", json={"tasks": ["m"], **order})
+    assert answer.status_code == 422

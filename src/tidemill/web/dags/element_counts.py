@@ -61,6 +61,11 @@ def list_parts(counts: CountsOfElements) -> list[BarPart]:
     return parts
 
 
+def count_ended(counts: CountsOfElements) -> int:
+    """Return how many elements have ended; a source that failed counts as a failed element, but is none."""
+    return min(counts.arrived, counts.success + counts.failed + counts.upstream_failed + counts.skipped)
+
+
 def format_counts(counts: CountsOfElements) -> str:
     """Return the counts of a mapped task in one line.
 
@@ -73,10 +78,9 @@ def format_counts(counts: CountsOfElements) -> str:
     """
     if not counts.arrived:
         return "no elements" if counts.closed else "no elements yet"
-    ended = counts.success + counts.failed + counts.upstream_failed + counts.skipped
     parts = ", ".join(f"{part.elements:,} {part.text}" for part in list_parts(counts))
     total = f"{counts.arrived:,}" + ("" if counts.closed else " so far")
-    return f"{min(ended, counts.arrived):,} of {total}: {parts}"
+    return f"{count_ended(counts):,} of {total}: {parts}"
 
 
 def compute_rate(task: TaskRecord, run_started_us: int | None, now_us: float) -> float | None:

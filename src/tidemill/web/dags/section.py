@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -15,9 +17,11 @@ from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.structure import DagStructure
 from tidemill.web.dags import models
 from tidemill.web.dags.api import (
+    ELEMENT_STATES,
     RUN_STATES,
     Cursor,
     DagId,
+    ElementState,
     MapIndex,
     RunId,
     RunState,
@@ -28,15 +32,19 @@ from tidemill.web.dags.api import (
     check_states,
 )
 from tidemill.web.dags.desk import LATEST_RUNS, PAGE_ROWS, Desk, describe_run
+from tidemill.web.dags.element_counts import count_ended, format_counts, format_rate, list_parts
 from tidemill.web.dags.layout import HEIGHT, WIDTH, draw, list_in_order
 from tidemill.web.dags.params import build_field
 from tidemill.web.pages import Pages
+from tidemill.web.problems import RequestProblem
 from tidemill.web.recorded.filters import change_address
 from tidemill.web.routes import Routes
 from tidemill.web.sections import NavigationLink, UiSection
 from tidemill.web.workers import BlockingRoute
 
 _RUN = "/dags/{dag_id}/runs/{run_id}"
+IndexRange = Annotated[str, Query(max_length=40, description="An index, or the first and the last one: 3-7.")]
+_RANGE = re.compile(r"(\d{1,10})(?:\s*-\s*(\d{1,10}))?", re.ASCII)
 Seen = Annotated[str, Query(max_length=64)]
 _BAR_HEIGHT = 26
 _MAX_HISTORY = 200
@@ -49,6 +57,10 @@ def build_dags_section(desk: Desk, pages: Pages) -> UiSection:
     pages.add_filter("state_tone", find_tone)
     pages.add_filter("instance", lambda one: format_instance(one.task_id, one.map_index))
     pages.add_filter("bars", measure_bars)
+    pages.add_filter("count_parts", list_parts)
+    pages.add_filter("count_text", format_counts)
+    pages.add_filter("count_ended", count_ended)
+    pages.add_filter("rate", format_rate)
     links = [NavigationLink("DAGs", "/dags"), NavigationLink("Runs", "/dag-runs"), NavigationLink("Pools", "/pools")]
     return UiSection(links, _build_pages(desk, pages), build_api(desk))
 
@@ -60,7 +72,7 @@ def find_tone(state: str) -> str:
         >>> find_tone("upstream_failed"), find_tone("running")
         ('bad', 'info')
     """
-    tones = {"success": "good", "running": "info", "failed": "bad", "upstream_failed": "bad"}
+    tones = {"success": "good", "running": "info", "mapped": "info", "failed": "bad", "upstream_failed": "bad"}
     return tones.get(state, "warn" if state in ("up_for_retry", "queued", "scheduled", "ending") else "")
 
 
@@ -71,14 +83,31 @@ def measure_bars(runs: list[models.DagRunView]) -> list[tuple[models.DagRunView,
     return [(run, 6 + round((_BAR_HEIGHT - 6) * seconds / longest)) for run, seconds in zip(runs, took, strict=True)]
 
 
-def _describe_graph(structure: DagStructure, states: dict[str, str] | None) -> dict[str, Any]:
+def _describe_graph(
+    structure: DagStructure, states: dict[str, str] | None, counts: Mapping[str, models.MapCountsView] | None = None
+) -> dict[str, Any]:
     plans = {task.id: task for task in structure.tasks}
     labels = {(task.id, after): text for task in structure.tasks for after, text in task.edge_labels.items()}
     upstream = {task.id: task.upstream for task in structure.tasks}
     across, down = (draw(upstream, down=down) for down in (False, True))
-    values = {"rows": list_in_order(upstream, across), "plans": plans, "states": states, "labels": labels}
+    values: dict[str, Any] = {"rows": list_in_order(upstream, across), "plans": plans, "states": states}
+    values |= {"labels": labels, "element_counts": counts or {}}
     pictures = [picture for picture in (across, down) if picture is not None]
     return values | {"pictures": pictures, "node": (WIDTH, HEIGHT)}
+
+
+def _parse_range(text: str) -> tuple[int | None, int | None]:
+    """Return the first and the last index that a filter names; None: no limit.
+
+    Raises:
+        Problem: It names neither an index nor a range.
+    """
+    if not text.strip():
+        return None, None
+    found = _RANGE.fullmatch(text.strip())
+    if found is None or int(found[1]) > int(found[2] or found[1]):
+        raise RequestProblem(422, f"index: expected an index such as 3, or a range such as 3-7, not {text!r}")
+    return int(found[1]), int(found[2] or found[1])
 
 
 def _digest(*parts: Any) -> str:
@@ -136,11 +165,13 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
     def describe_state(dag_id: str, run_id: str, cursor: str = "") -> dict[str, Any]:
         found, structure, page = desk.list_tasks(dag_id, run_id, cursor)
         run = describe_run(found)
-        states = {task.task_id: task.state for task in page.rows if task.map_index == UNMAPPED}
+        heads = [task for task in page.rows if task.map_index == UNMAPPED]
+        states = {task.task_id: task.state for task in heads}
+        counts = {task.task_id: task.elements for task in heads if task.elements is not None}
         callbacks = desk.list_callbacks(dag_id, run_id)
         values = {"run": run, "page": page, "dag_id": dag_id, "structure": structure, "callbacks": callbacks}
         values |= {"seen": _digest(run, page, callbacks)}
-        return values | _describe_graph(structure, states)
+        return values | _describe_graph(structure, states, counts)
 
     def read_logs(values: dict[str, Any]) -> dict[int, list[models.LogLineView]]:
         """Return the output of the last callbacks of a run itself, by callback id."""
@@ -171,6 +202,8 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         found, task = desk.find_task(dag_id, run_id, task_id, map_index)
         history = desk.list_history(dag_id, run_id, task_id, map_index, "", _MAX_HISTORY)
         values = {"run": describe_run(found), "task": task, "history": history, "seen": _digest(task, history)}
+        if task.elements is not None:
+            values["failures"] = desk.group_failures(dag_id, run_id, task_id)
         return values | {"dag_id": dag_id, "xcoms": desk.list_xcoms(dag_id, run_id, task_id, map_index, "", PAGE_ROWS)}
 
     @router.get(f"{_RUN}/tasks/{{task_id}}")
@@ -181,9 +214,18 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         task_id: TaskId,
         map_index: MapIndex = -1,
         try_number: Try = None,
+        state: ElementState = [],  # noqa: B006
+        index: IndexRange = "",
+        cursor: Cursor = "",
     ) -> Response:
         values = describe_task(dag_id, run_id, task_id, map_index)
-        shown = max(values["task"].tries, 1) if try_number is None else try_number
+        task = values["task"]
+        if task.elements is not None:
+            states, indexes = check_states(state, ELEMENT_STATES), _parse_range(index)
+            elements = desk.list_elements(dag_id, run_id, task_id, cursor, PAGE_ROWS, states, indexes)
+            values |= {"elements": elements, "more": link_more(request, elements.cursor), "chosen_index": index}
+            values |= {"element_states": ELEMENT_STATES, "chosen_state": states[0] if states else ""}
+        shown = max(task.tries, 1) if try_number is None else try_number
         return pages.answer(request, "dags/task.html", shown=shown, **values)
 
     @router.get(f"{_RUN}/tasks/{{task_id}}/state")

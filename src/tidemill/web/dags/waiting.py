@@ -97,7 +97,7 @@ def _describe_map(
         text = f"an item of its source {', '.join(sources[:_SHOWN])}"
         return TaskWaitView(kind="source", text=text, names=sources, missing=scheduler)
     arrived = f"{counts.arrived:,}" + ("" if counts.closed else " so far")
-    text = f"{counts.unfinished:,} open of {arrived} elements"
+    text = f"its elements: {counts.unfinished:,} of {arrived} are open"
     size = mapped.max_outstanding if mapped is not None and mapped.max_outstanding is not None else window
     limit = None if structure is None else structure.max_active_per_run
     size = size if limit is None else min(size, limit)
