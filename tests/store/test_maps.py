@@ -328,11 +328,11 @@ async def test_retention_removes_a_map_with_its_elements_and_items(player: Playe
         )
 
 
-async def test_progress_and_metrics_count_a_map_once(player: Player) -> None:
+async def test_progress_counts_elements_beside_tasks_and_metrics_by_state(player: Player) -> None:
     await player.create(dag(mapped("m", literal(9), max_outstanding=3), task("z", "m")))
     await player.claim(2)
     (progress,) = await player.store.call(WatchRuns())
-    assert (progress.total, progress.done, progress.running) == (2, 0, 1)
+    assert (progress.total, progress.done, progress.running) == (11, 0, 2)
     counts = await player.store.call(CountStore())
     assert counts.tasks == {"mapped": 1, "none": 1, "running": 2, "queued": 1}
 

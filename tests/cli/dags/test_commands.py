@@ -19,7 +19,8 @@ from tests.until import wait_until
 
 from tidemill.cli.dags.dags import parse_conf
 from tidemill.core.errors import ConfigError
-from tidemill.core.tasks.endings import Success
+from tidemill.core.tasks.endings import Failure, Success
+from tidemill.core.tasks.structure import MapSource, MapStructure
 from tidemill.runtime.log.task_lines import encode_line
 from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.store.calls.service_calls import EndSession, ListSessions
@@ -226,6 +227,40 @@ def test_a_run_that_no_service_works_on_says_so_instead_of_pools(store):
     assert store.run("dags", "trigger", "small", "--run", "other").stderr.strip() == wanted
 
 
+def test_the_elements_of_a_map_are_counted_listed_cleared_and_marked_by_range(store):
+    async def play() -> None:
+        database = await open_sqlite(store.folder / "dags.db")
+        player = await Player(database).begin()
+        over = MapStructure(("x",), (MapSource("literal", length=6),))
+        await player.create(dag(task("m", mapped=over), task("z", "m"), id="maps"), run_id="r")
+        await player.play(lambda one: Failure("no", may_retry=False) if one.map_index in (1, 3) else Success())
+        await database.close()
+
+    asyncio.run(play())
+    (shown,) = store.rows("runs", "show", "maps")
+    assert [(one["task"], one["state"]) for one in shown["tasks"]] == [("m", "failed"), ("z", "upstream_failed")]
+    counts = shown["tasks"][0]["elements"]
+    assert (counts["arrived"], counts["closed"], counts["success"], counts["failed"]) == (6, True, 4, 2)
+    assert "6 of 6: 4 success, 2 failed" in store.run("runs", "show", "maps").stdout
+    assert "6 of 6: 4 success, 2 failed" in store.run("tasks", "states", "maps").stdout
+    failed = store.rows("tasks", "elements", "maps", "m", "--state", "failed")
+    assert [(row["map_index"], row["error"]) for row in failed] == [(1, "no"), (3, "no")]
+    listed = store.rows("tasks", "elements", "maps", "m", "--run", "r", "--index", "2-4")
+    assert [row["map_index"] for row in listed] == [2, 3, 4]
+    assert store.run("tasks", "elements", "maps", "m", "--state", "removed").stdout == "no such elements\n"
+    for wrong in ("x", "4-2", "99999999999"):
+        assert store.run("tasks", "clear", "maps", "m", "--index", wrong).returncode == ExitCode.CONFIG
+
+    dry = store.rows("tasks", "clear", "maps", "m", "--index", "0-2", "--dry-run")
+    assert dry == [{"tasks": ["m[0]", "m[1]", "m[2]"]}]
+    marked = store.rows("tasks", "mark", "maps", "m", "--index", "0-1", "--as", "skipped")
+    assert marked == [{"tasks": ["m[0]", "m[1]"]}]
+    assert store.rows("tasks", "retry-failed", "maps", "m") == [{"tasks": ["m[3]", "z"]}]
+    (shown,) = store.rows("runs", "show", "maps")
+    assert shown["tasks"][0]["state"] == "mapped"
+    assert "its elements:" in shown["tasks"][0]["waits_for"]
+
+
 def test_commands_name_an_element_of_a_mapped_task_by_its_index(store):
     async def play() -> None:
         database = await open_sqlite(store.folder / "dags.db")
@@ -246,8 +281,8 @@ def test_commands_name_an_element_of_a_mapped_task_by_its_index(store):
         await database.close()
 
     asyncio.run(play())
-    assert [row["map_index"] for row in store.rows("tasks", "states", "maps")] == [-1, 0, 1, -1, 0, -1]
-    assert "a[1]" in store.run("tasks", "states", "maps").stdout
+    assert [row["map_index"] for row in store.rows("tasks", "states", "maps")] == [-1, -1, -1]
+    assert [row["map_index"] for row in store.rows("tasks", "elements", "maps", "a")] == [0, 1]
     assert [row["text"] for row in store.rows("tasks", "logs", "maps", "a", "--index", "1")] == ["log of 1"]
     assert [row["text"] for row in store.rows("tasks", "logs", "maps", "a", "--follow")] == ["log of -1"]
     assert [row["value"] for row in store.rows("tasks", "xcoms", "maps", "a", "--index", "0")] == ["log of 0"]
@@ -255,16 +290,15 @@ def test_commands_name_an_element_of_a_mapped_task_by_its_index(store):
     assert "a[0]" in store.run("tasks", "xcoms", "maps").stdout
     assert [row["to"] for row in store.rows("tasks", "history", "maps", "a", "--index", "1")][-1] == "success"
     (shown,) = store.rows("runs", "show", "maps")
-    waits = {(one["task"], one["map_index"]): one["waits_for"] for one in shown["tasks"]}
-    assert (waits["c", -1], waits["a", 0]) == ("upstream b", None), "an ended element is not the end of its task"
+    waits = {one["task"]: one["waits_for"] for one in shown["tasks"]}
+    assert (waits["c"], waits["a"]) == ("upstream b", None), "an ended element is not the end of its task"
     called = store.run("runs", "callbacks", "maps").stdout
     assert "tidemill tasks logs maps a --run r --index 1 --try 0" in called
     assert "tidemill tasks logs maps a --run r --try 0" in called
 
     assert store.rows("tasks", "clear", "maps", "a", "--index", "1", "--dry-run") == [{"tasks": ["a[1]"]}]
     assert store.rows("tasks", "mark", "maps", "a", "--index", "1", "--as", "failed") == [{"tasks": ["a[1]"]}]
-    states = {(row["task"], row["map_index"]): row["state"] for row in store.rows("tasks", "states", "maps")}
-    assert states["a", 1] == "failed"
-    assert states["a", 0] == states["a", -1] == "success"
+    assert [row["state"] for row in store.rows("tasks", "elements", "maps", "a")] == ["success", "failed"]
+    assert store.rows("tasks", "states", "maps")[0]["state"] == "success"
     missing = store.run("tasks", "logs", "maps", "a", "--index", "2")
     assert (missing.returncode, "a[2]" in missing.stderr) == (ExitCode.CONFIG, True)
