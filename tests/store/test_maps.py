@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import func, select
 from tests.store.dags import Player, dag, task
 
-from tidemill.core.tasks.endings import Failure, Skip, Success
+from tidemill.core.tasks.endings import Deferral, Failure, Skip, Success
 from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.call import CallRefusedError
 from tidemill.store.calls.people_calls import (
@@ -22,7 +22,9 @@ from tidemill.store.calls.people_calls import (
     TaskRecord,
     WatchRuns,
 )
+from tidemill.store.calls.service_calls import LoseSession
 from tidemill.store.calls.task_calls import EmitItems, GetValuePage
+from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.dag_tables import map_item, task_instance, task_journal, task_map
 from tidemill.store.database import Database
@@ -351,3 +353,61 @@ async def test_a_generator_ends_once_its_map_was_stopped_and_runs_on_without_a_m
     assert await end(player, run) == {"run": "failed", "g": "success", "m": "failed"}
     await player.create(dag(task("g", is_generator=True), task("z", "g"), id="other"))
     assert await emit(player, await player.claim_one(), 0, "1") == (1, True)
+
+
+async def test_elements_are_retried_deferred_and_lost_like_tasks(player: Player) -> None:
+    run = await player.create(
+        dag(mapped("m", literal(3), retries=1, retry_delay_us=0, max_outstanding=3), task("z", "m"))
+    )
+    first, second, _ = await player.claim()
+    await player.report(first, Failure("no"))
+    await player.report(second, Deferral("package.Trigger", "{}", "resume"))
+    await player.store.call(LoseSession(player.worker))
+    player.worker = await player.begin_service("worker")
+    counts = (await find_head(player, run, "m")).elements
+    assert counts is not None
+    assert (counts.unfinished, counts.failed, counts.success) == (3, 0, 0)
+
+    claimed = await player.claim()
+
+    assert sorted((one.map_index, one.try_number) for one in claimed) == [(0, 2), (2, 1)]
+    triggerer = await player.begin_service("triggerer")
+    (trigger,) = await player.store.call(ClaimTriggers(triggerer, 1, 10))
+    await player.store.call(StoreEvents(triggerer, 1, (FiredEvent(trigger.id, trigger.token, "1", None, 0),)))
+    (resumed,) = await player.claim()
+    assert (resumed.map_index, resumed.resume is not None, resumed.leaf_indexes) == (1, True, (1,))
+    await player.turn(*[AttemptReport(one.task, one.epoch, Success()) for one in (*claimed, resumed)])
+    await player.play()
+    assert await end(player, run) == {"run": "success", "m": "success", "z": "success"}
+
+
+async def test_an_element_that_is_cleared_while_it_runs_runs_again(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(3), max_outstanding=2), task("z", "m")))
+    first, second = await player.claim()
+    clear = ClearTasks(run.dag_id, run.run_id, ("m",), "tester", map_index=1)
+    assert await player.store.call(clear) == ("m[1]",)
+    await player.turn(held=((first.task, first.epoch),))
+    await player.report(first, Success())
+    again, third = sorted(await player.claim(), key=lambda one: one.map_index)
+    assert [(one.map_index, one.try_number) for one in (again, third)] == [(1, 2), (2, 1)]
+    assert again.task == second.task
+    await player.report(again, Success())
+    await player.report(third, Success())
+    await player.play()
+    assert await end(player, run) == {"run": "success", "m": "success", "z": "success"}
+
+
+async def test_a_map_in_a_queued_run_waits_for_the_run(player: Player) -> None:
+    structure = dag(mapped("m", literal(2)), max_active_runs=1)
+    one = await player.create(structure, run_id="one")
+    await player.play(fail_indexes(0))
+    assert (await player.run(one)).state == "failed"
+    two = await player.create(structure, run_id="two")
+    held = await player.claim()
+    await player.store.call(ClearTasks("dag", "one", ("m",), "tester", failed=True))
+    assert await player.claim() == ()
+    assert await end(player, one) == {"run": "queued", "m": "mapped"}
+    await player.turn(*[AttemptReport(a.task, a.epoch, Success()) for a in held])
+    await player.play()
+    assert await end(player, one) == {"run": "success", "m": "success"}
+    assert await end(player, two) == {"run": "success", "m": "success"}

@@ -70,12 +70,14 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     moved = bool(changed or admitted.count)
     if moved or context.broken_runs or context.broken_dags:
         work = _find_work(connection, turn, context)
+    # The end of a map may have ended a run, after the step that starts runs.
+    left = context.left or work.maps or bool(expanded and work.queued)
     times = [time for time in (work.dags_us, work.runs_us, work.tasks_us) if time is not None]
     return SchedulerAnswer(
         min(times, default=None),
         now_us,
         # Due work that failed is retried in the next turn, not at once.
-        full or admitted.more or context.left or work.maps or (moved and any(time <= now_us for time in times)),
+        full or admitted.more or left or (moved and any(time <= now_us for time in times)),
         admitted.count,
         decided + due + admitted.count,
         created,
