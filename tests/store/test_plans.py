@@ -396,3 +396,25 @@ async def test_an_instance_is_found_in_postgresql_without_reading_the_elements_b
     dear = {said: count for said, count in rows.items() if count > MOST_ROWS}
     assert not dear
     assert any(rows.values())
+
+
+async def test_an_element_costs_the_same_however_many_have_ended(
+    file: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    player = await Player(file).begin()
+    long = MapStructure(("x",), (MapSource("literal", length=3_000),))
+    await player.create(dag(task("m", mapped=long), id="long"))
+
+    async def run_some(turns: int) -> None:
+        for _ in range(turns):
+            attempts = await player.claim()
+            await player.turn(*[AttemptReport(one.task, one.epoch, Success()) for one in attempts])
+
+    await run_some(2)
+    with watch_costs(monkeypatch) as first:
+        await run_some(4)
+    await run_some(12)
+    with watch_costs(monkeypatch) as last:
+        await run_some(4)
+    assert last.total <= first.total * 1.2, describe(last)
+    assert not last.scans, describe(last)
