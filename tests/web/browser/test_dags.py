@@ -89,3 +89,24 @@ def test_a_run_is_triggered_with_params_and_cancelled_with_the_typed_word(browse
     (run, *_) = served.pipeline.call(ListRuns(DAG)).rows
     assert (run.run_id, run.conf, run.state, run.by) == ("by hand", '{"size":7}', "failed", "key")
     assert watch.wrong == []
+
+
+def test_failed_elements_are_retried_with_one_click(browser: Browser, served: ServedDags) -> None:
+    served.pipeline.run_map("broken", 60, 7, 55)
+    with opened(browser, served, WIDE, "light") as (page, watch):
+        page.goto(f"{served.base}/dags/broken/runs/r/tasks/m")
+        assert page.locator("#rows > tr").count() == 51
+        page.click("text=Show more")
+        page.wait_for_selector("[aria-label='m[59]']")
+        page.select_option("[name=state]", "failed")
+        page.click("text=Search")
+        page.wait_for_url("**state=failed**")
+        assert page.locator("#rows > tr").count() == 2
+        page.click("text=Retry failed")
+        page.click("dialog button.main")
+        page.wait_for_selector("text=Cleared 3 tasks.")
+        page.wait_for_selector(".chip >> text=mapped")
+        page.goto(f"{served.base}/dags/broken/runs/r/tasks/m?map_index=55")
+        page.click(".hint a >> nth=0")
+        page.wait_for_url("**/tasks/m")
+    assert watch.wrong == []

@@ -18,7 +18,7 @@ from tests.web.scripted_pipeline import SCRIPT, SECRET
 from tidemill.config.settings import Settings
 from tidemill.core.tasks.endings import Deferral, Failure, Success
 from tidemill.core.tasks.instance import format_instance
-from tidemill.core.tasks.structure import ParamStructure, ScheduleStructure
+from tidemill.core.tasks.structure import MapSource, MapStructure, ParamStructure, ScheduleStructure
 from tidemill.runtime.log.task_lines import encode_line
 from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.store.calls.call import Call
@@ -147,6 +147,13 @@ class PlayedStore:
                 connection.execute(update(task_instance).where(mine).values(error=error, tries=1))
 
         await self.database.write(fail)
+
+    def run_map(self, dag_id: str, length: int, *failing: int) -> None:
+        """Run a DAG whose task `m` is mapped over a list; these elements fail."""
+        over = MapStructure(("x",), (MapSource("literal", length=length),))
+        self.wait(self.player.create(dag(task("m", mapped=over), task("z", "m"), id=dag_id), run_id="r"))
+        failure = Failure("Traceback\nValueError: no", may_retry=False)
+        self.wait(self.player.play(lambda one: failure if one.map_index in failing else Success()))
 
     def fail_callback(self, dag_id: str) -> int:
         """Let a run of a DAG end whose callback writes a line and fails; return the number of the callback."""

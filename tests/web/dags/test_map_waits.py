@@ -1,0 +1,56 @@
+"""Why a mapped task waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidemill.core.tasks.alive import SeenService, find_alive
+from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
+from tidemill.store.calls.people_calls import MapCounts, RunRecord, TaskRecord
+from tidemill.web.dags.waiting import Around, describe_wait
+
+RUN = RunRecord(1, "d", "r", "manual", "running", None, 1, None, None, None, "{}", "me", 0, 0, None)
+AROUND = Around({}, {}, find_alive([SeenService("scheduler", (), 0)]))
+
+
+def describe(state: str, source: str, counts: MapCounts | None = None, **limits: Any) -> tuple[str, str]:
+    """Return kind and text of the reason why a task waits that is mapped over the values of `g`."""
+    mapped = MapStructure(("x",), (MapSource("generator", "g"),), limits.pop("max_outstanding", None))
+    structure = TaskStructure("m", "Operator", upstream=("g",), mapped=mapped, **limits)
+    task = TaskRecord(
+        1, 1, "d", "r", "m", -1, state, 1, 0, 1, "Operator", "q", "p", 1, 1, 0, 0, None, None, None, None, None, counts
+    )
+    wait = describe_wait(task, structure, {"g": source, "m": state}, RUN, AROUND)
+    assert wait is not None
+    return wait.kind, wait.text
+
+
+def count(arrived: int, created: int, unfinished: int, *, closed: bool = False, stop: str | None = None) -> MapCounts:
+    return MapCounts(arrived, closed, created, unfinished, 0, created - unfinished, 0, 0, 0, stop)
+
+
+@pytest.mark.parametrize(
+    ("given", "limits", "kind", "text"),
+    [
+        (("none", "running"), {}, "source", "its source g"),
+        (("mapped", "running", count(0, 0, 0)), {}, "source", "an item of its source g"),
+        (("mapped", "running", count(9, 9, 2)), {}, "elements", "2 of 9 so far are open; its source g gives more"),
+        (("mapped", "success", count(9, 9, 2, closed=True)), {}, "elements", "its elements: 2 of 9 are open"),
+        (
+            ("mapped", "success", count(1200, 130, 128, closed=True)),
+            {},
+            "elements",
+            "128 of 1,200 are open; its window of 128 is full, 1,070 follow",
+        ),
+        (("mapped", "running", count(9, 5, 3)), {"max_outstanding": 3}, "elements", "window of 3 is full, 4 follow"),
+        (("mapped", "running", count(9, 5, 2)), {"max_active_per_run": 2}, "elements", "window of 2 is full, 4 follow"),
+        (("mapped", "success", count(9, 5, 3, closed=True, stop="cancelled")), {}, "elements", "3 of 9 are open"),
+        (("ending", "success", count(9, 5, 1, closed=True)), {}, "ending", "the end of 1 element"),
+    ],
+)
+def test_a_mapped_task_says_what_it_waits_for(given: Any, limits: dict[str, Any], kind: str, text: str) -> None:
+    found = describe(*given, **limits)
+    assert found[0] == kind
+    assert text in found[1]
