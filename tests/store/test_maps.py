@@ -84,6 +84,17 @@ async def test_a_map_over_a_list_creates_its_elements_within_the_window_and_ends
     assert [one.map_index for one in await list_elements(player, run, "m", "success")] == [0, 1, 2, 3, 4]
 
 
+async def test_an_element_keeps_the_label_that_its_last_attempt_gave_it(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(2))))
+    first, other = await player.claim()
+
+    await player.report(first, Failure("no"), map_index=0, label="one\0")
+    await player.report(other, Success())
+    await player.play()
+
+    assert [one.label for one in await list_elements(player, run, "m")] == ["one\N{REPLACEMENT CHARACTER}", None]
+
+
 def fail_indexes(*indexes: int) -> Any:
     return lambda one: Failure("it failed", may_retry=False) if one.map_index in indexes else Success()
 

@@ -124,7 +124,7 @@ _partial("ix_dag_run_deadline", dag_run.c.deadline_us, where="deadline_us IS NOT
 #: `core.tasks.dependencies.Upstream`), and the columns that queries search by. `pending`: 1 if the scheduler must
 #: still decide the task. `skip_votes`: the number of upstream tasks that skip it by name; `skips`: the tasks it skips.
 #: `rank`: the order of waiting tasks. `number`: the index in the structure. `ending_outcome`: the state that follows
-#: the ending; NULL: the task is queued again.
+#: the ending; NULL: the task is queued again. `label`: what an attempt of an element made of `map_index_template`.
 task_instance = Table(
     "task_instance",
     metadata,
@@ -161,6 +161,7 @@ task_instance = Table(
     Column("ended_us", BigInteger),
     Column("claim_request", BigInteger),
     Column("error", Text),
+    Column("label", Text),
     UniqueConstraint("run", "task_id", "map_index", name="uq_task_instance_name"),
 )
 

@@ -1,4 +1,4 @@
-"""Adds the tables of mapped tasks, and indexes that tell their elements from tasks."""
+"""Adds the tables of mapped tasks, the labels of their elements, and indexes that tell elements from tasks."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -36,6 +36,7 @@ def upgrade() -> None:
         sa.Column("number", sa.BigInteger(), primary_key=True, autoincrement=False),
         sa.Column("value", sa.Text(), nullable=False),
     )
+    op.add_column("task_instance", sa.Column("label", sa.Text()))
     _create("ix_task_unmapped", "task_instance", ["run", "number", "id"], "map_index = -1")
     bad = "state IN ('failed', 'upstream_failed') AND map_index >= 0"
     _create("ix_task_element_waiting", "task_instance", ["run", "task_id", "map_index"], "pending = 2")

@@ -188,6 +188,7 @@ def _build_task(
         trigger=row.trigger,
         error=row.error,
         elements=elements,
+        label=row.label,
     )
 
 

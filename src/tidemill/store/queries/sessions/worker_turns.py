@@ -15,6 +15,7 @@ from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved, Refused
 from tidemill.core.tasks.endings import Deferral, Failure, Skip, Success
 from tidemill.core.tasks.inputs import Deferred, Failed, Input, Lost, Skipped, Succeeded
 from tidemill.core.tasks.task_row import TaskState
+from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.worker_calls import (
     AttemptReport,
     AttemptReportOutcome,
@@ -24,7 +25,7 @@ from tidemill.store.calls.worker_calls import (
     WorkerTurn,
 )
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import task_callback
+from tidemill.store.dag_tables import task_callback, task_instance
 from tidemill.store.queries.dags.claims import claim_work, find_ended
 from tidemill.store.queries.dags.effects import PackedTrigger, pack_trigger
 from tidemill.store.queries.dags.task_logs import store_log_parts
@@ -34,10 +35,11 @@ from tidemill.store.queries.dags.xcoms import find_fault
 from tidemill.store.queries.isolation import is_fault_of_content
 from tidemill.store.queries.sessions.services import build_lost_callback, lock_session
 from tidemill.store.queries.triggers.triggers import make_storable
-from tidemill.store.statements import savepoint
+from tidemill.store.statements import Statement, savepoint
 
 log = structlog.get_logger(__name__)
 
+_LABELS = RowSet("labels", id=int, label=str)
 _KINDS = {
     Moved: OutcomeKind.MOVED,
     Already: OutcomeKind.ALREADY,
@@ -97,7 +99,24 @@ def _store_some(
     given = [(report.task, _build_input(report, context)) for report in reports]
     answers = board.give_all(given, f"worker {turn.session}")
     close_board(board)
+    _write_labels(connection, reports, answers)
     return tuple(_build_outcome(report, answer) for report, answer in zip(reports, answers, strict=True))
+
+
+def _write_labels(connection: Connection, reports: Sequence[AttemptReport], answers: Sequence[Answer | None]) -> None:
+    labels = {
+        report.task: make_storable(report.label)
+        for report, answer in zip(reports, answers, strict=True)
+        if report.label is not None and isinstance(answer, Moved)
+    }
+    if labels:
+        _label_update.fetch(connection, _LABELS.build_parameters(find_dialect(connection), labels.items()))
+
+
+@Statement
+def _label_update(dialect: str) -> Update:
+    given = _LABELS.build_source(dialect)
+    return update(task_instance).where(task_instance.c.id == given.c.id).values({"label": given.c.label})
 
 
 def _build_input(report: AttemptReport, context: CallContext) -> Input:
