@@ -402,7 +402,7 @@ class FailureGroups(msgspec.Struct, frozen=True):
 
 
 @answered_by("dags.map_errors:group_failures", reads=True)
-class GroupFailures(Call[FailureGroups], frozen=True):
+class GroupElementFailures(Call[FailureGroups], frozen=True):
     """Group the failed elements of a mapped task by error. `limit`: the number of elements to read, in order."""
 
     dag_id: str

@@ -22,7 +22,7 @@ from tidemill.store.calls.people_calls import (
     DescribeTriggers,
     GetDag,
     GetRun,
-    GroupFailures,
+    GroupElementFailures,
     HistoryRecord,
     ListDags,
     ListElements,
@@ -261,8 +261,8 @@ class Desk:
 
     def group_failures(self, dag_id: str, run_id: str, task_id: str) -> models.FailureGroupsView:
         """Return the failures of a mapped task by error."""
-        found = self.ask(GroupFailures(dag_id, run_id, task_id))
-        groups = [models.FailureGroupView(**msgspec.structs.asdict(group)) for group in found.groups]
+        found = self.ask(GroupElementFailures(dag_id, run_id, task_id))
+        groups = [models.ElementFailureGroup(**msgspec.structs.asdict(group)) for group in found.groups]
         return models.FailureGroupsView(groups=groups, elements=found.elements, more=found.more)
 
     def list_grid(

@@ -198,7 +198,7 @@ class ElementPage(BaseModel):
     cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
 
 
-class FailureGroupView(BaseModel):
+class ElementFailureGroup(BaseModel):
     """Elements that failed with the same error."""
 
     error: str = Field(description="The last line of the error.")
@@ -209,7 +209,7 @@ class FailureGroupView(BaseModel):
 class FailureGroupsView(BaseModel):
     """The failures of a mapped task by error, the most frequent first."""
 
-    groups: list[FailureGroupView]
+    groups: list[ElementFailureGroup]
     elements: int = Field(description="The number of failed elements in these groups: the first 1,000.")
     more: bool = Field(description="Whether further elements failed, which are in no group.")
 

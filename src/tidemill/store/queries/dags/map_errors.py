@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, bindparam, func, select, text
 
-from tidemill.store.calls.people_calls import FailureGroup, FailureGroups, GroupFailures
+from tidemill.store.calls.people_calls import FailureGroup, FailureGroups, GroupElementFailures
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import IS_BAD_ELEMENT, task_instance
 from tidemill.store.queries.dags.runs import find_run
@@ -21,8 +21,8 @@ _TASK = task_instance.c
 _END_CHARS = 400
 
 
-def group_failures(connection: Connection, request: GroupFailures, context: CallContext) -> FailureGroups:
-    """Group failed elements by error; see `GroupFailures`."""
+def group_failures(connection: Connection, request: GroupElementFailures, context: CallContext) -> FailureGroups:
+    """Group failed elements by error; see `GroupElementFailures`."""
     run = find_run(connection, request.dag_id, request.run_id)
     given = {"of_run": run, "of_task": request.task_id, "most": request.limit + 1}
     rows = _failures.fetch(connection, given)
