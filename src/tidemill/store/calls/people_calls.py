@@ -373,7 +373,7 @@ class ListElements(Call[Listed[TaskRecord]], frozen=True):
     limit: int = 1000
 
 
-class FailureGroup(msgspec.Struct, frozen=True):
+class ElementFailureCount(msgspec.Struct, frozen=True):
     """Elements of a mapped task that failed with the same error.
 
     Attributes:
@@ -387,7 +387,7 @@ class FailureGroup(msgspec.Struct, frozen=True):
     first: int
 
 
-class FailureGroups(msgspec.Struct, frozen=True):
+class ElementFailures(msgspec.Struct, frozen=True):
     """The failures of a mapped task by error, the most frequent first.
 
     Attributes:
@@ -396,13 +396,13 @@ class FailureGroups(msgspec.Struct, frozen=True):
         more: Whether further elements failed, which are in no group.
     """
 
-    groups: tuple[FailureGroup, ...]
+    groups: tuple[ElementFailureCount, ...]
     elements: int
     more: bool
 
 
 @answered_by("dags.map_errors:group_failures", reads=True)
-class GroupElementFailures(Call[FailureGroups], frozen=True):
+class GroupElementFailures(Call[ElementFailures], frozen=True):
     """Group the failed elements of a mapped task by error. `limit`: the number of elements to read, in order."""
 
     dag_id: str

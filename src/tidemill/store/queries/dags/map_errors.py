@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, bindparam, func, select, text
 
-from tidemill.store.calls.people_calls import FailureGroup, FailureGroups, GroupElementFailures
+from tidemill.store.calls.people_calls import ElementFailureCount, ElementFailures, GroupElementFailures
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import IS_BAD_ELEMENT, task_instance
 from tidemill.store.queries.dags.runs import find_run
@@ -21,7 +21,7 @@ _TASK = task_instance.c
 _END_CHARS = 400
 
 
-def group_failures(connection: Connection, request: GroupElementFailures, context: CallContext) -> FailureGroups:
+def group_failures(connection: Connection, request: GroupElementFailures, context: CallContext) -> ElementFailures:
     """Group failed elements by error; see `GroupElementFailures`."""
     run = find_run(connection, request.dag_id, request.run_id)
     given = {"of_run": run, "of_task": request.task_id, "most": request.limit + 1}
@@ -29,9 +29,9 @@ def group_failures(connection: Connection, request: GroupElementFailures, contex
     found: dict[str, list[int]] = {}
     for index, state, error in rows[: request.limit]:
         found.setdefault(_find_last_line(state, error), []).append(index)
-    groups = [FailureGroup(error, len(indexes), indexes[0]) for error, indexes in found.items()]
+    groups = [ElementFailureCount(error, len(indexes), indexes[0]) for error, indexes in found.items()]
     groups.sort(key=lambda group: (-group.elements, group.first))
-    return FailureGroups(tuple(groups), min(len(rows), request.limit), len(rows) > request.limit)
+    return ElementFailures(tuple(groups), min(len(rows), request.limit), len(rows) > request.limit)
 
 
 def _find_last_line(state: str, error: str | None) -> str:
