@@ -111,9 +111,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 class Tree:
     """`tidemill dev` over DAGS, and a connection to its store."""
 
-    def __init__(self, process: subprocess.Popen[bytes], store: StoreClient) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], store: StoreClient, url: str) -> None:
         self.process = process
         self.store = store
+        self.url = url
 
     async def play(self, dag_id: str, **conf: object) -> tuple[RunRecord, list[Any]]:
         """Run a DAG, and return its run and what its tasks returned."""
@@ -130,7 +131,7 @@ class Tree:
 
 
 @contextlib.asynccontextmanager
-async def start_tree(text: str = DAGS, *, reuse: str = "[]", files: int = 0) -> AsyncIterator[Tree]:
+async def start_tree(text: str = DAGS, *, reuse: str = "[]", files: int = 0, url: str = "") -> AsyncIterator[Tree]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "dags").mkdir()
@@ -139,10 +140,12 @@ async def start_tree(text: str = DAGS, *, reuse: str = "[]", files: int = 0) -> 
         for number in range(files):
             (folder / "dags" / f"file{number}.py").write_text(FILE.replace("NUMBER", str(number)))
         environment = {**build_environment(folder), "TIDEMILL_WORKER__REUSE_PROCESSES": reuse}
+        if url:
+            environment["TIDEMILL_STORE__URL"] = url
         with (folder / "log.txt").open("wb") as log:
             process = subprocess.Popen([*COMMAND, "dev"], cwd=folder, env=environment, stdout=log, stderr=log)
         try:
-            url = f"sqlite:///{folder}/dags.db"
+            url = url or f"sqlite:///{folder}/dags.db"
             while b"the worker is ready" not in (folder / "log.txt").read_bytes():
                 assert process.poll() is None, (folder / "log.txt").read_text()
                 await asyncio.sleep(0.05)
@@ -152,7 +155,7 @@ async def start_tree(text: str = DAGS, *, reuse: str = "[]", files: int = 0) -> 
                     errors = await store.call(ListFiles(broken=True))
                     assert not errors, errors
                     await asyncio.sleep(0.05)
-                yield Tree(process, store)
+                yield Tree(process, store, url)
             finally:
                 await store.close()
         finally:
@@ -262,11 +265,11 @@ async def measure_idle() -> None:
         before, began = tree_cpu_seconds(site.process.pid), time.monotonic()
         await asyncio.sleep(IDLE_SECONDS)
         share = (tree_cpu_seconds(site.process.pid) - before) / (time.monotonic() - began)
-        sizes = {pid: _read_pss(pid) for pid in tree(site.process.pid)}
+        sizes = {pid: read_pss(pid) for pid in tree(site.process.pid)}
         report(bench="dag_tree idle", cpu_share=share, pss_mb=sum(sizes.values()) / 1e6, processes=len(sizes))
 
 
-def _read_pss(pid: int) -> int:
+def read_pss(pid: int) -> int:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024

@@ -1,0 +1,83 @@
+"""Each process of the tree is killed once while a map runs: each element ends once, and its result is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+from typing import Any
+
+import pytest
+from tests.cli.dags.conftest import DevSite
+from tests.until import wait_until
+
+from tidemill.runtime.process.table import find_descendants, find_marked, is_running, read_command
+
+ELEMENTS = 2000
+#: The processes that are killed, by a part of their command; the empty one is `dev` itself, which is started again.
+VICTIMS = ("services.zygote", "services.worker.process", "services.triggerer.tasks.process", "")
+MAPS = f"""
+from datetime import timedelta
+from tidemill.dags import DAG, task
+
+with DAG("maps"):
+    @task(retries=9, retry_delay=timedelta(seconds=0.1))
+    def numbers():
+        yield from range({ELEMENTS})
+    @task(retries=9, retry_delay=timedelta(seconds=0.1))
+    def double(number):
+        return 2 * number
+    @task(retries=9, retry_delay=timedelta(seconds=0.1))
+    def collect(doubles):
+        return list(doubles)
+    collect(double.expand(number=numbers()))
+"""
+
+
+def query(dev: DevSite, statement: str) -> list[Any]:
+    with contextlib.closing(sqlite3.connect(dev.folder / "dags.db", timeout=60)) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def count_done(dev: DevSite) -> int:
+    return int(query(dev, "select coalesce(max(success), 0) from task_map")[0][0])
+
+
+def kill(dev: DevSite, victim: str) -> None:
+    assert dev.process is not None
+    root = dev.process.pid
+    (pid, *_) = [each for each in find_descendants(root) if victim in read_command(each)] if victim else [root]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(pid), what=f"{victim or 'dev'} is dead")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_each_element_ends_once_though_each_process_is_killed_on_the_way(dev: DevSite) -> None:
+    (dev.folder / "dags" / "maps.py").write_text(MAPS)
+    settings = {"TIDEMILL_WORKER__REUSE_PROCESSES": '["*"]'}
+    dev.start(**settings)
+    wait_until(lambda: dev.run("dags", "trigger", "maps", "--run", "r1").returncode == 0, what=lambda: dev.log)
+
+    for number, victim in enumerate(VICTIMS, 1):
+        wanted = number * ELEMENTS // (len(VICTIMS) + 2)
+        wait_until(lambda wanted=wanted: count_done(dev) >= wanted, 120.0, what=lambda: dev.log[-3000:])
+        assert count_done(dev) < ELEMENTS
+        kill(dev, victim)
+    wait_until(lambda: not find_marked(dev.mark), what="all processes of the killed dev are gone")
+    dev.start(**settings)
+
+    wait_until(lambda: query(dev, "select state from dag_run") == [("success",)], 120.0, what=lambda: dev.log[-3000:])
+    elements = query(dev, "select map_index, state from task_instance where map_index >= 0 order by map_index")
+    assert elements == [(index, "success") for index in range(ELEMENTS)]
+    left = query(dev, "select task, epoch from task_journal where before = 'success'")
+    assert left == []
+    successes = query(dev, "select count(*), count(distinct task) from task_journal where after = 'success'")
+    # The elements, their head, the generator and the task that collects the results.
+    assert successes == [(ELEMENTS + 3, ELEMENTS + 3)]
+    collected = query(
+        dev, "select x.value from xcom x join task_instance t on t.id = x.task where t.task_id = 'collect'"
+    )
+    assert collected == [(str([2 * number for number in range(ELEMENTS)]).replace(" ", ""),)]
+    assert dev.stop() == 0
