@@ -7,11 +7,10 @@ with the others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Select,
     and_,
@@ -139,7 +138,10 @@ def _work(dialect: str, skips: bool) -> Select[Any]:
 
 
 def _stop_overdue_runs(connection: Connection, context: CallContext, skip: Collection[int]) -> int:
-    found = _find(connection, and_(_OPEN, _RUN.deadline_us <= context.now_us), _RUNS, skip)
+    wanted = and_(_OPEN, _RUN.deadline_us <= context.now_us, *([_RUN.id.not_in(skip)] if skip else ()))
+    statement = select(_RUN.id).where(wanted).order_by(_RUN.id).limit(_RUNS)
+    # A run is its own work item.
+    found = [(number, number) for number in connection.execute(statement).scalars()]
     reason = "it exceeded its dagrun_timeout"
     return work_on_runs(
         connection, context, found, lambda runs: len(stop_runs(connection, runs, reason, "timeout", context).runs)
@@ -155,16 +157,16 @@ def _stop_runs(connection: Connection, context: CallContext, skip: Collection[in
         close_board(board)
         return _RUNS if board.runs else 0
 
-    return work_on_runs(connection, context, _find(connection, _RUN.stop.is_not(None), 1, skip), stop)
+    given = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
+    found = [(run, run) for (run,) in _stopping.fetch(connection, given, bool(skip))]
+    return work_on_runs(connection, context, found, stop)
 
 
-def _find(
-    connection: Connection, wanted: ColumnElement[bool], limit: int, skip: Collection[int]
-) -> Sequence[tuple[int, int]]:
-    """Return runs as pairs for `work_on_runs`, with the run's id as its own work item."""
-    passed = and_(wanted, *([_RUN.id.not_in(skip)] if skip else ()))
-    found = connection.execute(select(_RUN.id).where(passed).order_by(_RUN.id).limit(limit)).scalars()
-    return [(number, number) for number in found]
+@Statement
+def _stopping(dialect: str, skips: bool) -> Select[Any]:
+    # Compiled: turns that expand maps look for such a run.
+    skipped = [_RUN.id.not_in(select(SKIPPED.build_source(dialect).c.id))] if skips else []
+    return select(_RUN.id).where(and_(_RUN.stop.is_not(None), *skipped)).order_by(_RUN.id).limit(literal_column("1"))
 
 
 def _decide_pending(connection: Connection, context: CallContext, limit: int, skip: Collection[int]) -> int:
