@@ -422,3 +422,56 @@ async def test_a_map_in_a_queued_run_waits_for_the_run(player: Player) -> None:
     await player.play()
     assert await end(player, one) == {"run": "success", "m": "success"}
     assert await end(player, two) == {"run": "success", "m": "success"}
+
+
+async def test_failed_elements_of_a_map_that_begins_anew_are_not_cleared_before_it_reaches_them(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(3)), task("z", "m")))
+    await player.play(fail_indexes(0, 1))
+    names = (run.dag_id, run.run_id)
+    assert await player.store.call(ClearTasks(*names, ("m",), "tester", downstream=True)) == ("m", "z")
+    assert await player.store.call(ClearTasks(*names, (), "tester", failed=True)) == ()
+    assert await player.store.call(ClearTasks(*names, ("m",), "tester", indexes=(0, 2))) == ()
+    assert await player.store.call(MarkTasks(*names, ("m",), "failed", "tester", indexes=(0, 2))) == ()
+    await player.play()
+    assert await end(player, run) == {"run": "success", "m": "success", "z": "success"}
+    counts = (await find_head(player, run, "m")).elements
+    assert counts is not None
+    assert (counts.success, counts.failed, counts.unfinished) == (3, 0, 0)
+
+
+async def test_removed_elements_leave_the_counts_of_a_map_as_they_are(player: Player) -> None:
+    run = await player.create(dag(task("g", is_generator=True), mapped("m", MapSource("generator", "g"))))
+    source = await player.claim_one()
+    await emit(player, source, 0, "1", "2", "3")
+    await player.report(source, Success())
+    await player.play()
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("g",), "tester"))
+    source = await player.claim_one()
+    await emit(player, source, 0, "7")
+    await player.report(source, Success())
+    await player.play()
+    counts = (await find_head(player, run, "m")).elements
+    assert counts is not None
+    assert (counts.created, counts.success, counts.failed, counts.unfinished) == (1, 1, 0, 0)
+
+
+async def test_clearing_what_failed_begins_a_map_anew_with_its_generator(player: Player) -> None:
+    run = await player.create(dag(task("g", is_generator=True), mapped("m", MapSource("generator", "g"))))
+    source = await player.claim_one()
+    await emit(player, source, 0, "1", "2")
+    first, second = await player.claim()
+    await player.report(first, Success())
+    await player.report(second, Failure("no", may_retry=False))
+    await player.report(source, Failure("no", may_retry=False))
+    await player.schedule()
+    cleared = await player.store.call(ClearTasks(run.dag_id, run.run_id, (), "tester", failed=True))
+    assert sorted(cleared) == ["g", "m"]
+    source = await player.claim_one()
+    await emit(player, source, 0, "8", "9")
+    await player.report(source, Success())
+    claimed = await player.claim()
+    assert [(one.map_index, one.elements) for one in claimed] == [(0, ("8",)), (1, ("9",))]
+    for one in claimed:
+        await player.report(one, Success())
+    await player.play()
+    assert await end(player, run) == {"run": "success", "g": "success", "m": "success"}

@@ -180,6 +180,16 @@ def _wake_runs(dialect: str) -> Update:
     return update(task_map).where(_MAP.run.in_(select(IDS.build_source(dialect).c.id))).values(pending=1)
 
 
+def read_created(connection: Connection, run: int) -> dict[str, int]:
+    """Return how many elements the maps of a run have created, by task; a locked run keeps the numbers unchanged."""
+    return dict(_created.fetch(connection, {"of_run": run}))
+
+
+@Statement
+def _created(dialect: str) -> Select[Any]:
+    return select(_MAP.task_id, _MAP.created).where(_MAP.run == bindparam("of_run"))
+
+
 def read_maps(connection: Connection, heads: Collection[int], *, locks: bool) -> dict[int, StoredMap]:
     """Return the maps of heads; with `locks`, lock them until the transaction ends."""
     given = IDS.build_parameters(find_dialect(connection), build_id_rows(heads))

@@ -250,6 +250,7 @@ def _step(board: Board, work: _Work, stored: StoredMap) -> None:
             board.give(entry, dataclasses.replace(order, triggerer=triggerers.get(entry.id)), _BY)
     for entry in work.gone:
         board.give(entry, Remove(), _BY)
+        entry.counted = find_count(entry.row.state)  # the map does not count it
     # The counts that these elements change are added to the map when they are written; then the map is marked again.
     stored, inputs = _find_inputs(board.connection, head, stored)
     policy, left, stops = _get_policy(head), work.left, False

@@ -45,6 +45,7 @@ from tidemill.store.dag_tables import (
 )
 from tidemill.store.queries.dags.map_counts import read_counts
 from tidemill.store.queries.dags.map_items import YIELDED, remove_items
+from tidemill.store.queries.dags.map_rows import read_created
 from tidemill.store.queries.dags.maps import lock_elements, lock_failed_elements, look_at_maps
 from tidemill.store.queries.dags.progress import ACTIVE, count_tasks
 from tidemill.store.queries.dags.runs import find_run, queue_run
@@ -244,10 +245,10 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
         keys = sorted({*keys, *((run.id, name, UNMAPPED) for name in after)})
     if request.indexes is None and request.map_index == UNMAPPED:
         keys = sorted({*keys, *((run.id, name, UNMAPPED) for name in _list_maps_of_generators(run, keys))})
-    entries = _load_entries(board, keys, request)
+    entries = _load_entries(board, run, keys, request)
     if request.failed:
-        entries = _select_failed(board, entries)
-    entries = [entry for entry in entries if entry.row.state is not TaskState.NONE]
+        entries = _select_failed(board, run, entries)
+    entries = [entry for entry in entries if entry.row.state is not TaskState.NONE and not _is_ending(board, entry)]
     if request.dry_run:
         return tuple(entry.name for entry in entries)
     triggerers = board.find_triggerers(entries)
@@ -272,18 +273,42 @@ def _list_maps_of_generators(run: RunEntry, keys: Iterable[InstanceKey]) -> set[
     return {name for plan in plans if plan.structure.is_generator for name in plan.feeds}
 
 
-def _select_failed(board: Board, entries: Iterable[TaskEntry]) -> list[TaskEntry]:
-    """Return the tasks that failed; instead of a mapped task, its elements that failed, if there are any."""
+def _select_failed(board: Board, run: RunEntry, entries: Sequence[TaskEntry]) -> list[TaskEntry]:
+    """Return the tasks that failed; instead of a mapped task, its elements that failed, if there are any.
+
+    A task that is mapped over a generator that failed is returned as a whole: the generator begins anew.
+    """
+    failed = [(run.id, entry.task_id, UNMAPPED) for entry in entries if entry.row.outcome in _BAD]
+    whole = _list_maps_of_generators(run, failed)
     found: list[TaskEntry] = []
     for entry in entries:
+        if entry.task_id in whole:
+            found.append(entry)
+            continue
         elements = []
         if entry.row.policy.is_map:
-            elements = board.add_elements(lock_failed_elements(board.connection, entry.run.id, entry.task_id))
+            rows = lock_failed_elements(board.connection, entry.run.id, entry.task_id)
+            elements = _select_counted(board, run, board.add_elements(rows))
         if elements:
             found += elements
         elif entry.row.outcome in _BAD:
             found.append(entry)
     return found
+
+
+def _is_ending(board: Board, entry: TaskEntry) -> bool:
+    """Whether an element's map is about to end, so that the element could not start again."""
+    if entry.map_index == UNMAPPED:
+        return False
+    board.load([(entry.run.id, entry.task_id, UNMAPPED)])
+    head = board.find(entry.run.id, entry.task_id)
+    return head is not None and head.row.state is TaskState.ENDING
+
+
+def _select_counted(board: Board, run: RunEntry, entries: list[TaskEntry]) -> list[TaskEntry]:
+    """Return the elements that belong to their map; after the map began anew, it has not reached the others yet."""
+    created = read_created(board.connection, run.id)
+    return [entry for entry in entries if entry.map_index < created.get(entry.task_id, 0)]
 
 
 def _look_at_elements(board: Board, changed: Iterable[TaskEntry]) -> list[TaskEntry]:
@@ -306,7 +331,7 @@ def _look_at_elements(board: Board, changed: Iterable[TaskEntry]) -> list[TaskEn
 def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext) -> tuple[str, ...]:
     """Set the outcome of tasks; see `MarkTasks`."""
     board, run = _lock_run(connection, request.dag_id, request.run_id, context)
-    entries = _load_entries(board, _select_keys(run, request), request)
+    entries = _load_entries(board, run, _select_keys(run, request), request)
     outcome = TaskOutcome(request.state)
     triggerers = board.find_triggerers(entries)
     marked = [
@@ -346,7 +371,9 @@ def _lock_run(connection: Connection, dag_id: str, run_id: str, context: CallCon
     return board, board.runs[number]
 
 
-def _load_entries(board: Board, keys: list[InstanceKey], request: ClearTasks | MarkTasks) -> list[TaskEntry]:
+def _load_entries(
+    board: Board, run: RunEntry, keys: list[InstanceKey], request: ClearTasks | MarkTasks
+) -> list[TaskEntry]:
     """Lock task instances and return them in the order of their keys.
 
     Raises:
@@ -355,12 +382,13 @@ def _load_entries(board: Board, keys: list[InstanceKey], request: ClearTasks | M
     board.load(keys)
     entries = []
     if request.indexes is not None:
-        for run, name, _ in [key for key in keys if key[1] in _list_names(request)]:
-            entries += board.add_elements(lock_elements(board.connection, run, name, *request.indexes))
+        for _, name, _ in [key for key in keys if key[1] in _list_names(request)]:
+            rows = lock_elements(board.connection, run.id, name, *request.indexes)
+            entries += _select_counted(board, run, board.add_elements(rows))
         keys = [key for key in keys if key[1] not in _list_names(request)]
-    for run, name, index in keys:
-        entry = board.find(run, name, index)
-        if entry is not None:
+    for _, name, index in keys:
+        entry = board.find(run.id, name, index)
+        if entry is not None and (index == UNMAPPED or _select_counted(board, run, [entry])):
             entries.append(entry)
         elif index != UNMAPPED:
             raise _refuse_instance(request.dag_id, request.run_id, name, index)
