@@ -257,6 +257,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "iterator": (lambda: T.expand(x=iter([1])), "an iterator, which can be read only once; pass list"),
     "task": (lambda: T.expand(x=Load(task_id="l", path="a")), "pass the output of a task: `.output`"),
     "unknown argument": (lambda: Load.partial(task_id="t").expand(pat=["a"]), "'pat'; did you mean 'path'?"),
+    "setting of the task in partial": (
+        lambda: T.partial(pool="small").expand(x=[1]),
+        "'pool' is a setting of the task; give it to @task(...) or override(...) instead of partial()",
+    ),
     "unknown parameter": (lambda: T.expand(z=[1]), "add has no parameter 'z', which expand() gives; use one of x, y"),
     "unknown in partial": (lambda: Load.partial(task_id="t", pat=1), "has no argument 'pat'; did you mean 'path'?"),
     "twice": (lambda: Load.partial(task_id="t", path="a").expand(path=["a"]), "'path' is in partial() and in expand()"),

@@ -213,7 +213,7 @@ def test_a_value_that_is_too_large_is_a_final_failure() -> None:
 
     result, emitted = run(generate)
     assert isinstance(result.ending, Failure)
-    assert "element 1 takes 1,048,578 characters" in result.ending.error
+    assert "element 1 has 1,048,578 characters" in result.ending.error
     assert (result.ending.may_retry, emitted) == (False, ["1"])
 
 

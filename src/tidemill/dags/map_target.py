@@ -80,6 +80,7 @@ class MapTarget:
             DagError: An argument is missing.
         """
         if self.function is not None:
+            self._check_no_settings(self.function)
             check_call(self.owner, self.function, [], {**self.shared, **dict.fromkeys(names)})
             return
         missing = list_required(self.operator_class) - set(self.kwargs) - set(defaults) - set(names)
@@ -88,6 +89,19 @@ class MapTarget:
                 f"{self.owner}: {self.operator_class.__name__} needs {min(missing)!r}, which neither partial() nor "
                 f"{call}() gives; add it to partial()"
             )
+
+    def _check_no_settings(self, function: Any) -> None:
+        try:
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            return  # the function has no signature, for example because it is written in C
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        for name in self.shared:
+            if name in _FOR_ALL and name not in parameters and not takes_any:
+                raise DagError(
+                    f"{self.owner}: {name!r} is a setting of the task; give it to @task(...) or override(...) instead "
+                    "of partial()"
+                )
 
     def join(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the class for an element."""

@@ -98,7 +98,7 @@ class _Emitter:
         text = encode(value, f"element {self._put}")
         if len(text) > _MAX_VALUE_BYTES:
             raise TaskFailed(
-                f"element {self._put} takes {len(text):,} characters; at most {_MAX_VALUE_BYTES:,} bytes are stored; "
+                f"element {self._put} has {len(text):,} characters; at most {_MAX_VALUE_BYTES:,} bytes are stored; "
                 "yield a reference"
             )
         with self._changed:

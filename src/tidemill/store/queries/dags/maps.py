@@ -47,6 +47,7 @@ from tidemill.core.tasks.expansion import (
 )
 from tidemill.core.tasks.inputs import Cancel, Channel, Clear, MapTold, Mark, Ready, Remove
 from tidemill.core.tasks.task_row import ENDED, TaskState
+from tidemill.core.wording import format_count
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import IS_BAD_ELEMENT, task_instance, task_map
@@ -354,7 +355,8 @@ def _describe_stop(stored: StoredMap, policy: MapPolicy) -> str:
             f"MapError: the map has {stored.row.arrived:,} elements, and at most {policy.max_length:,} are allowed; "
             "map over parts of the values"
         )
-    return f"MapError: {stored.row.failed} elements failed, and max_failed_elements is {policy.max_failed}"
+    failed = format_count(stored.row.failed, "element")
+    return f"MapError: {failed} failed, and max_failed_elements is {policy.max_failed}"
 
 
 def _tell(board: Board, head: TaskEntry, stored: StoredMap, *, changed: bool) -> None:
