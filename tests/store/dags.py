@@ -127,7 +127,12 @@ async def add_elements(database: Any, run: RunRecord, task_id: str, *states: str
         del row["id"]
         rows = [row | {"map_index": index, "state": state, "pending": 0} for index, state in enumerate(states)]
         statement = insert(task_instance).returning(columns.id)
-        return [int(connection.execute(statement, one).scalar_one()) for one in rows]
+        added = [int(connection.execute(statement, one).scalar_one()) for one in rows]
+        head = connection.execute(select(columns.id).where(own)).scalar_one()
+        if connection.execute(select(task_map.c.task).where(task_map.c.task == head)).first() is None:
+            counts = {"opened": 1, "created": len(states), "made": len(states)}
+            connection.execute(insert(task_map).values(task=head, run=run.id, task_id=task_id, **counts))
+        return added
 
     return list(await database.write(add))
 

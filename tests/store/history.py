@@ -107,6 +107,9 @@ async def copy_elements(database: Database, run: int, task_id: str, count: int) 
         selected = f"SELECT {', '.join(values)} FROM task_instance t, c"
         own = f"t.run = {run} AND t.task_id = '{task_id}' AND t.map_index = -1"
         connection.execute(text(f"INSERT INTO task_instance ({listed}) {numbers} {selected} WHERE {own}"))
+        head = f"SELECT t.id, t.run, t.task_id, 1, {count}, {count} FROM task_instance t"
+        counts = "task, run, task_id, opened, created, made"
+        connection.execute(text(f"INSERT INTO task_map ({counts}) {head} WHERE {own}"))
         if find_dialect(connection) == "postgresql":
             connection.execute(text("ANALYZE task_instance"))
 
