@@ -29,7 +29,7 @@ from tidemill.runtime.link.progress import EngineProgress
 from tidemill.web.formats import format_moment
 from tidemill.web.pipeline.start import open_archive
 from tidemill.web.recorded.filters import parse_time
-from tidemill.web.recorded.models import RecordedMessageView, RecordedTaskView, Told
+from tidemill.web.recorded.models import MessageHistory, RecordedMessageView, RecordedTaskView
 from tidemill.web.recorded.waterfall import draw_waterfall
 from tidemill.web.series import build_series
 
@@ -292,7 +292,9 @@ def test_bars_stay_within_the_picture_even_if_clocks_disagree() -> None:
     task = RecordedTaskView.model_construct(
         task_id="t", attempt=1, queued_at=None, started_at=90.0, ended_at=110.0, kind="ok"
     )
-    told = Told.model_construct(message=finished, tasks=[task], events=[], committed_at=None, committed_exactly=False)
+    told = MessageHistory.model_construct(
+        message=finished, tasks=[task], events=[], committed_at=None, committed_exactly=False
+    )
     bars = draw_waterfall(told)
 
     assert bars
@@ -304,7 +306,9 @@ def test_a_message_without_tasks_has_no_bar_of_tasks() -> None:
     finished = RecordedMessageView.model_construct(
         tasks=0, consumed_at=1.0, arranged_at=2.0, tasks_done_at=2.0, resolved_at=3.0
     )
-    told = Told.model_construct(message=finished, tasks=[], events=[], committed_at=None, committed_exactly=False)
+    told = MessageHistory.model_construct(
+        message=finished, tasks=[], events=[], committed_at=None, committed_exactly=False
+    )
     assert [bar.name for bar in draw_waterfall(told)] == [
         "buffer, window and arrange or transform",
         "hooks and delivery",
