@@ -261,10 +261,10 @@ def _step(board: Board, work: _Work, stored: StoredMap) -> None:
         expansion = feed(stored.row, given, policy, starts)
         stored = stored._replace(row=expansion.row)
         stops = stops or expansion.stops
-    stored = _start_elements(board, work, stored, expansion)
+    stored, missing = _start_elements(board, work, stored, expansion)
     if stops:
         stored = stored._replace(error=_describe_stop(stored, policy))
-    left = left or stops or (stored.row.closed and not before.closed and stored.made > _find_end(stored))
+    left = left or missing > 0 or stops or (stored.row.closed and not before.closed and stored.made > _find_end(stored))
     write_map(board.connection, stored._replace(pending=int(left)))
     if left:
         board.context.left = True
@@ -293,8 +293,12 @@ def _end_source(outcome: TaskOutcome | None) -> tuple[SourceEnded, ...]:
     return () if outcome is None else (SourceEnded(outcome),)
 
 
-def _start_elements(board: Board, work: _Work, stored: StoredMap, expansion: Expansion) -> StoredMap:
-    """Start waiting elements again and create new ones; the map counts them already."""
+def _start_elements(board: Board, work: _Work, stored: StoredMap, expansion: Expansion) -> tuple[StoredMap, int]:
+    """Start waiting elements again and create new ones; the map counts them already.
+
+    Returns:
+        The map, and how many elements began to wait after the step had looked for them: the next step starts them.
+    """
     again = work.waiting[: expansion.again]
     missing = expansion.again - len(again)
     for entry in again:
@@ -313,7 +317,7 @@ def _start_elements(board: Board, work: _Work, stored: StoredMap, expansion: Exp
     row = stored.row
     if missing:
         row = row._replace(waiting=row.waiting + missing, unfinished=row.unfinished - missing)
-    return stored._replace(row=row, made=max(stored.made, expansion.create.stop))
+    return stored._replace(row=row, made=max(stored.made, expansion.create.stop)), missing
 
 
 def _insert_elements(connection: Connection, head: TaskEntry, indexes: Sequence[int], now_us: int) -> list[int]:

@@ -1,0 +1,61 @@
+"""Maps whose elements run again, end in batches, or belong to a former life of the map."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, and_, update
+from tests.store.dags import Player, dag, task
+from tests.store.test_maps import emit, end, fail_indexes, find_head, list_elements, literal, mapped
+
+from tidemill.core.tasks.endings import Failure, Success
+from tidemill.core.tasks.structure import MapSource
+from tidemill.store.calls.people_calls import ClearTasks, MarkTasks, RunRecord
+from tidemill.store.calls.service_calls import SchedulerTurn
+from tidemill.store.calls.task_calls import GetValuePage
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
+from tidemill.store.dag_tables import task_instance, task_map
+from tidemill.store.database import Database
+from tidemill.store.queries.dags import maps
+
+
+@pytest.fixture
+async def player(database: Database) -> Player:
+    return await Player(database).begin()
+
+
+async def count_states(player: Player, run: RunRecord, task_id: str) -> Counter[str]:
+    return Counter(one.state for one in await list_elements(player, run, task_id))
+
+
+async def test_an_element_that_a_worker_gives_back_while_the_map_is_looked_at_runs_again(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await player.create(dag(mapped("m", literal(2), max_outstanding=2), task("z", "m")))
+    first, second = await player.claim()
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester", map_index=1))
+    await player.turn(AttemptReport(first.task, first.epoch, Success()), held=((second.task, second.epoch),))
+    read_maps, given_back = maps.read_maps, []
+
+    def read(connection: Connection, heads: Any, *, locks: bool) -> Any:
+        if locks and not given_back:
+            # A worker commits the end of the cleared element after the scheduler looked for waiting elements.
+            given_back.append(second.task)
+            back = {"state": "none", "pending": 2, "session_id": None, "epoch": task_instance.c.epoch + 1}
+            connection.execute(update(task_instance).where(task_instance.c.id == second.task).values(back))
+            counts = {"waiting": task_map.c.waiting + 1, "unfinished": task_map.c.unfinished - 1, "pending": 1}
+            connection.execute(update(task_map).where(task_map.c.run == run.id).values(counts))
+        return read_maps(connection, heads, locks=locks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(maps, "read_maps", read)
+        await player.schedule()
+
+    (again,) = await player.claim()
+    assert given_back
+    assert (again.map_index, again.try_number) == (1, 2)
+    await player.report(again, Success())
+    await player.play()
+    assert await end(player, run) == {"run": "success", "m": "success", "z": "success"}
