@@ -158,7 +158,7 @@ def _prepare(board: Board, head: TaskEntry, stored: StoredMap) -> _Work:
     work, row = _Work(head), stored.row
     ordered = order_elements(head.row)
     if ordered is not None:
-        wanted = "none" if isinstance(ordered, Remove) else head.row.ending.state.value  # type: ignore[union-attr]
+        wanted = "removed" if isinstance(ordered, Remove) else head.row.ending.state.value  # type: ignore[union-attr]
         _order(board, work, ordered, wanted)
     elif row.stop in (MapStopReason.FAILED_ELEMENTS, MapStopReason.TOO_LONG) and row.unfinished:
         rows = _fetch(board, head, "unstarted", 0, None, ELEMENTS)
@@ -219,8 +219,8 @@ def lock_failed_elements(connection: Connection, run: int, task_id: str) -> list
 def _elements(dialect: str, kind: str) -> Select[Any]:
     """Build the statement that locks elements of a map, in order of their index.
 
-    kind: `waiting`: cleared ones; `open`: unfinished ones that are not ending as `wanted`; `unstarted`: unfinished ones
-    that have not started; `failed`; `present`: those that are not removed; `any`.
+    kind: `waiting`: cleared ones; `open`: unfinished ones that are not ending as `wanted` or to be removed; `unstarted`:
+    unfinished ones that have not started; `failed`; `present`: those that are not removed; `any`.
     """
     mine: list[Any] = [_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task")]
     mine += [_TASK.map_index >= bindparam("first"), _TASK.map_index <= bindparam("last")]
@@ -230,7 +230,8 @@ def _elements(dialect: str, kind: str) -> Select[Any]:
             mine.append(_TASK.pending == literal_column("2"))
         case "open":
             after = func.coalesce(_TASK.ending_outcome, literal_column("'none'"))
-            same = and_(_TASK.state == literal_column("'ending'"), after == bindparam("wanted"))
+            decided = after.in_([bindparam("wanted"), literal_column("'removed'")])
+            same = and_(_TASK.state == literal_column("'ending'"), decided)
             mine += [unfinished, ~same]
         case "unstarted":
             resting = _TASK.state.in_([literal_column("'none'"), literal_column("'ending'")])
