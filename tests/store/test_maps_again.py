@@ -59,3 +59,48 @@ async def test_an_element_that_a_worker_gives_back_while_the_map_is_looked_at_ru
     await player.report(again, Success())
     await player.play()
     assert await end(player, run) == {"run": "success", "m": "success", "z": "success"}
+
+
+async def test_elements_of_a_cleared_map_end_in_batches(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maps, "ELEMENTS", 3)
+    run = await player.create(dag(mapped("m", literal(7), max_outstanding=7), task("z", "m")))
+    attempts = await player.claim()
+    # This one is ending already, but to run again.
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester", map_index=0))
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester"))
+
+    turns = [(await player.store.call(SchedulerTurn(player.scheduler))).more for _ in range(5)]
+
+    assert turns[-1] is False
+    assert await count_states(player, run, "m") == {"ending": 7}
+    # The user decides otherwise; elements that are about to be removed stay so.
+    await player.store.call(MarkTasks(run.dag_id, run.run_id, ("m",), "success", "tester"))
+    turns = [(await player.store.call(SchedulerTurn(player.scheduler))).more for _ in range(5)]
+    assert turns[-1] is False
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester"))
+    assert sorted((await player.turn(held=())).end) == []
+    claimed: list[int] = []
+
+    def note(one: ClaimedAttempt) -> Success:
+        claimed.append(one.map_index)
+        return Success()
+
+    await player.play(note)
+    assert len(attempts) == 7
+    assert sorted(claimed) == [-1, *range(7)]
+    assert await end(player, run) == {"run": "success", "m": "success", "z": "success"}
+
+
+async def test_clearing_one_of_several_failed_elements_does_not_stop_a_run_that_fails_fast(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(3), max_outstanding=3), fail_fast=True))
+    attempts = await player.claim()
+    failure = Failure("no", may_retry=False)
+    await player.turn(*[AttemptReport(one.task, one.epoch, failure) for one in attempts])
+    await player.play()
+    assert await count_states(player, run, "m") == {"failed": 3}
+
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester", map_index=0))
+    await player.play()
+
+    assert await count_states(player, run, "m") == {"failed": 2, "success": 1}
+    assert await end(player, run) == {"run": "failed", "m": "failed"}

@@ -294,7 +294,7 @@ class Board:
             run.changed = True
         structure = entry.plan.structure
         if (
-            TaskOutcome.FAILED in after.kinds
+            TaskOutcome.FAILED in after.kinds - before.kinds
             and run.plan.structure.fail_fast
             and not structure.is_teardown
             and run.stop is None
