@@ -104,3 +104,50 @@ async def test_clearing_one_of_several_failed_elements_does_not_stop_a_run_that_
 
     assert await count_states(player, run, "m") == {"failed": 2, "success": 1}
     assert await end(player, run) == {"run": "failed", "m": "failed"}
+
+
+async def test_failed_elements_of_a_map_that_stopped_itself_run_again(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(9), max_outstanding=4, max_failed_elements=0), task("z", "m")))
+    attempts = await player.claim()
+    failure = Failure("no", may_retry=False)
+    await player.turn(*[AttemptReport(one.task, one.epoch, failure) for one in attempts])
+    await player.play()
+    assert await count_states(player, run, "m") == {"failed": 4}
+
+    clear = ClearTasks(run.dag_id, run.run_id, ("m",), "tester", failed=True, downstream=True)
+    assert len(await player.store.call(clear)) == 5
+    for _ in range(4):
+        await player.schedule()
+        for one in (await player.turn(capacity=1)).claimed:
+            await player.report(one, Success())
+    await player.play()
+
+    assert await count_states(player, run, "m") == {"success": 4}
+    assert (await end(player, run))["m"] == "success"
+    counts = (await find_head(player, run, "m")).elements
+    assert counts is not None
+    assert (counts.success, counts.failed, counts.skipped, counts.stop) == (4, 0, 5, "failed_elements")
+
+
+async def test_a_map_that_stops_itself_ends_its_elements_in_batches_and_once(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maps, "ELEMENTS", 2)
+    run = await player.create(dag(mapped("m", literal(9), max_outstanding=6, max_failed_elements=0)))
+    await player.schedule()
+    (first,) = (await player.turn(capacity=1)).claimed
+    await player.report(first, Failure("no", may_retry=False))
+    await player.store.call(SchedulerTurn(player.scheduler))
+    # A user who clears the failed element in the middle of it has it run again.
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester", map_index=0))
+    await player.schedule()
+    assert await count_states(player, run, "m") in ({"skipped": 5, "scheduled": 1}, {"skipped": 5, "queued": 1})
+    for index in (0, 3):
+        if index:
+            await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester", map_index=index))
+        (again,) = await player.claim()
+        assert again.map_index == index
+        await player.report(again, Success())
+        await player.play()
+    assert await count_states(player, run, "m") == {"skipped": 4, "success": 2}
+    assert await end(player, run) == {"run": "success", "m": "success"}

@@ -25,8 +25,9 @@ from tidemill.store.statements import Statement
 
 _MAP = task_map.c
 _OUTCOMES = tuple(TaskOutcome)
-#: The bits of `told`: one per outcome, whether the map is done, and whether the head tells this, not just its outcome.
-_DONE, _FOLLOWS = 1 << len(_OUTCOMES), 2 << len(_OUTCOMES)
+#: The bits of `told`: one per outcome, whether the map is done, whether the head tells this, not just its outcome, and
+#: whether the map has cancelled the elements that had not started when it stopped itself.
+_DONE, _FOLLOWS, _SWEPT = 1 << len(_OUTCOMES), 2 << len(_OUTCOMES), 4 << len(_OUTCOMES)
 _COUNTS = ("waiting", "unfinished", "retrying", "success", "failed", "upstream_failed", "skipped")
 _DELTAS = RowSet("deltas", run=int, task_id=str, **dict.fromkeys(_COUNTS, int))
 _WOKEN = RowSet("woken", run=int, task_id=str)
@@ -35,13 +36,21 @@ _TEXTS = ("stop", "sources", "error")
 
 
 class StoredMap(NamedTuple):
-    """A row of `task_map`. `row`: what `core.tasks.expansion` changes; `follows`: whether the head tells `row.told`."""
+    """A row of `task_map`.
+
+    Attributes:
+        row: The counts, which `core.tasks.expansion` changes.
+        follows: Whether the head tells `row.told`.
+        swept: Whether the map, after it stopped itself, has cancelled all elements that had not started.
+        made: The number of elements that have a row; some may be of a former life of the map.
+    """
 
     task: int
     run: int
     task_id: str
     row: MapRow
     follows: bool
+    swept: bool
     made: int
     pending: int
     sources: str | None
@@ -132,8 +141,10 @@ class MapWrites:
 @Statement
 def _follow(dialect: str, only_outcome: bool) -> Update:
     statement = update(task_map).where(_MAP.task == bindparam("map_task"))
-    now = _MAP.told.op("&")(_FOLLOWS - 1) if only_outcome else bindparam("told_now")
-    return statement.values(told=now)
+    told = _MAP.told
+    if only_outcome:
+        return statement.values(told=told.bitwise_and(_SWEPT | _FOLLOWS - 1))
+    return statement.values(told=told.bitwise_and(_SWEPT).bitwise_or(bindparam("told_now", type_=told.type)))
 
 
 @Statement
@@ -208,7 +219,7 @@ def _read(values: Iterable[Any]) -> StoredMap:
     task, run, task_id, opened, closed, arrived, created, made, *counts, told, pending, stop, sources, error = values
     said, follows = read_told(told)
     row = MapRow(bool(opened), bool(closed), arrived, created, *counts)._replace(stop=stop, told=said)
-    return StoredMap(task, run, task_id, row, follows, made, pending, sources, error)
+    return StoredMap(task, run, task_id, row, follows, bool(told & _SWEPT), made, pending, sources, error)
 
 
 def write_map(connection: Connection, stored: StoredMap) -> None:
@@ -217,7 +228,7 @@ def write_map(connection: Connection, stored: StoredMap) -> None:
     values: Mapping[str, Any] = {
         **{name: int(getattr(row, name)) for name in ("opened", "closed", "arrived", "created", *_COUNTS)},
         "made": stored.made,
-        "told": write_told(row.told, follows=stored.follows),
+        "told": write_told(row.told, follows=stored.follows) + _SWEPT * stored.swept,
         "pending": stored.pending,
         "stop": row.stop,
         "sources": stored.sources,

@@ -116,6 +116,7 @@ class _Work:
         known: Existing rows of elements that the map is about to create, by index.
         gone: Rows of elements that have no item any more.
         left: Whether more elements have to end than one step changes.
+        sweeps: Whether the map has stopped itself, and this step cancels elements that have not started.
     """
 
     head: TaskEntry
@@ -124,6 +125,7 @@ class _Work:
     known: dict[int, TaskEntry] = field(default_factory=dict)
     gone: list[TaskEntry] = field(default_factory=list)
     left: bool = False
+    sweeps: bool = False
 
 
 def look_at_maps(board: Board, heads: Sequence[TaskEntry]) -> None:
@@ -160,10 +162,11 @@ def _prepare(board: Board, head: TaskEntry, stored: StoredMap) -> _Work:
     if ordered is not None:
         wanted = "removed" if isinstance(ordered, Remove) else head.row.ending.state.value  # type: ignore[union-attr]
         _order(board, work, ordered, wanted)
-    elif row.stop in (MapStopReason.FAILED_ELEMENTS, MapStopReason.TOO_LONG) and row.unfinished:
+    elif _has_to_sweep(stored):
         rows = _fetch(board, head, "unstarted", 0, None, ELEMENTS)
         work.orders = Cancel(request=row.stop or ""), board.add_elements(rows)
         work.left = len(rows) >= ELEMENTS
+        work.sweeps = True
     policy = _get_policy(head)
     if row.waiting and _may_start(head):
         work.waiting = board.add_elements(_fetch(board, head, "waiting", 0, None, policy.max_outstanding))
@@ -176,6 +179,14 @@ def _prepare(board: Board, head: TaskEntry, stored: StoredMap) -> _Work:
         work.gone = board.add_elements(rows)
         work.left = work.left or len(rows) >= ELEMENTS
     return work
+
+
+def _has_to_sweep(stored: StoredMap) -> bool:
+    """Whether a map that stopped itself has to cancel elements that have not started.
+
+    That happens once: elements that a user clears afterwards run again.
+    """
+    return stored.row.stop in (MapStopReason.FAILED_ELEMENTS, MapStopReason.TOO_LONG) and not stored.swept
 
 
 def _find_end(stored: StoredMap) -> int:
@@ -258,7 +269,7 @@ def _step(board: Board, work: _Work, stored: StoredMap) -> None:
     policy, left, stops = _get_policy(head), work.left, False
     expansion = Expansion(stored.row)
     for given in inputs:
-        starts = given is inputs[-1] and _may_start(head)
+        starts = given is inputs[-1] and _may_start(head) and not (work.sweeps and work.left)
         expansion = feed(stored.row, given, policy, starts)
         stored = stored._replace(row=expansion.row)
         stops = stops or expansion.stops
@@ -266,7 +277,8 @@ def _step(board: Board, work: _Work, stored: StoredMap) -> None:
     if stops:
         stored = stored._replace(error=_describe_stop(stored, policy))
     left = left or missing > 0 or stops or (stored.row.closed and not before.closed and stored.made > _find_end(stored))
-    write_map(board.connection, stored._replace(pending=int(left)))
+    swept = stored.swept or (work.sweeps and not work.left)
+    write_map(board.connection, stored._replace(pending=int(left), swept=swept))
     if left:
         board.context.left = True
         board.context.bells.add(Channel.SCHEDULER)
