@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, and_, update
+from sqlalchemy import Connection, update
 from tests.store.dags import Player, dag, task
 from tests.store.test_maps import emit, end, fail_indexes, find_head, list_elements, literal, mapped
 
@@ -151,3 +151,75 @@ async def test_a_map_that_stops_itself_ends_its_elements_in_batches_and_once(
         await player.play()
     assert await count_states(player, run, "m") == {"skipped": 4, "success": 2}
     assert await end(player, run) == {"run": "success", "m": "success"}
+
+
+async def test_results_of_a_former_life_of_a_map_are_gone_before_its_successors_run(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maps, "ELEMENTS", 3)
+    results = (("return_value", "[1, 2, 3, 4, 5, 6, 7, 8]"),)
+    run = await player.create(
+        dag(task("s"), mapped("m", MapSource("xcom", "s", "return_value")), task("z", "m", rule="all_done"))
+    )
+    await player.report(await player.claim_one(), Success(), xcoms=results)
+    for one in await player.claim():
+        await player.report(one, Success(), xcoms=(("return_value", "1"),))
+    await player.play()
+    page = GetValuePage(run.id, "m", count=True)
+    assert (await player.store.call(page)).total == 8
+
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("s",), "tester", downstream=True))
+
+    assert await player.store.call(page) == await player.store.call(GetValuePage(run.id, "nothing", count=True))
+    await player.report(await player.claim_one(), Success(), xcoms=(("return_value", "[9]"),))
+    claimed: list[ClaimedAttempt] = []
+    for _ in range(12):
+        await player.store.call(SchedulerTurn(player.scheduler))
+        claimed += (await player.turn(capacity=10)).claimed
+        for one in claimed:
+            if one.task_id == "m":
+                claimed.remove(one)
+                await player.report(one, Success(), xcoms=(("return_value", "10"),))
+        if claimed:
+            break
+    assert [one.task_id for one in claimed] == ["z"]
+    assert await count_states(player, run, "m") == {"success": 1, "removed": 7}
+    assert (await player.store.call(page)).values == ((0, "10"),)
+    await player.report(claimed[0], Success())
+    await player.play()
+    assert await end(player, run) == {"run": "success", "s": "success", "m": "success", "z": "success"}
+
+
+async def test_an_empty_map_ends_once_the_elements_of_its_former_life_are_removed(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maps, "ELEMENTS", 3)
+    run = await player.create(dag(task("s"), mapped("m", MapSource("xcom", "s", "return_value")), task("z", "m")))
+    await player.report(await player.claim_one(), Success(), xcoms=(("return_value", "[1, 2, 3, 4, 5, 6]"),))
+    await player.play()
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("s",), "tester", downstream=True))
+    await player.report(await player.claim_one(), Success(), xcoms=(("return_value", "[]"),))
+
+    for _ in range(6):
+        await player.store.call(SchedulerTurn(player.scheduler))
+        head, states = await find_head(player, run, "m"), await count_states(player, run, "m")
+        assert head.state == "mapped" or states == {"removed": 6}
+
+    assert await end(player, run) == {"run": "success", "s": "success", "m": "skipped", "z": "skipped"}
+
+
+async def test_a_map_that_stops_in_its_second_life_ends_without_elements_of_the_first(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maps, "ELEMENTS", 2)
+    run = await player.create(dag(mapped("m", literal(9), max_outstanding=2, max_failed_elements=0), task("z", "m")))
+    await player.play()
+    assert await count_states(player, run, "m") == {"success": 9}
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester", downstream=True))
+    await player.play(fail_indexes(0, 1))
+    assert await end(player, run) == {"run": "failed", "m": "failed", "z": "upstream_failed"}
+    states = await count_states(player, run, "m")
+    assert (states["removed"], states["success"]) == (7, 0)
+    counts = (await find_head(player, run, "m")).elements
+    assert counts is not None
+    assert (counts.created, counts.failed, counts.skipped) == (2, states["failed"], 7 + states["skipped"])

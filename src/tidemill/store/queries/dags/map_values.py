@@ -8,11 +8,11 @@ from sqlalchemy import Connection, Select, and_, func, literal_column, select
 
 from tidemill.store.calls.task_calls import GetValuePage, ValuePage
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import map_item, task_instance, xcom
+from tidemill.store.dag_tables import map_item, task_instance, task_map, xcom
 from tidemill.store.queries.dags.map_items import YIELDED, count_items
 from tidemill.store.queries.dags.xcoms import find_read_run
 
-_ITEM, _TASK, _XCOM = map_item.c, task_instance.c, xcom.c
+_ITEM, _MAP, _TASK, _XCOM = map_item.c, task_map.c, task_instance.c, xcom.c
 #: The limits of a page.
 MAX_VALUES = 1_000
 MAX_CHARACTERS = 8 << 20
@@ -59,7 +59,9 @@ def _select_results(run: int, request: GetValuePage) -> Select[Any]:
 
 
 def _are_results(run: int, task_id: str) -> Any:
-    elements = and_(_TASK.run == run, _TASK.task_id == task_id, _TASK.map_index >= 0)
+    # After the map began anew, it has not reached the elements from `created` on: they have results of its former life.
+    created = select(_MAP.created).where(and_(_MAP.run == run, _MAP.task_id == task_id)).scalar_subquery()
+    elements = and_(_TASK.run == run, _TASK.task_id == task_id, _TASK.map_index >= 0, _TASK.map_index < created)
     return and_(elements, _TASK.state == literal_column("'success'"))
 
 

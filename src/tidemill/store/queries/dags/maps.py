@@ -115,6 +115,7 @@ class _Work:
         waiting: Cleared elements that wait, by index.
         known: Existing rows of elements that the map is about to create, by index.
         gone: Rows of elements that have no item any more.
+        empty_from: The index from which on no element is left after this step; None: the step does not know one.
         left: Whether more elements have to end than one step changes.
         sweeps: Whether the map has stopped itself, and this step cancels elements that have not started.
     """
@@ -124,6 +125,7 @@ class _Work:
     waiting: list[TaskEntry] = field(default_factory=list)
     known: dict[int, TaskEntry] = field(default_factory=dict)
     gone: list[TaskEntry] = field(default_factory=list)
+    empty_from: int | None = None
     left: bool = False
     sweeps: bool = False
 
@@ -177,7 +179,8 @@ def _prepare(board: Board, head: TaskEntry, stored: StoredMap) -> _Work:
     if row.closed and row.opened and stored.made > _find_end(stored):
         rows = _fetch(board, head, "present", _find_end(stored), stored.made - 1, ELEMENTS)
         work.gone = board.add_elements(rows)
-        work.left = work.left or len(rows) >= ELEMENTS
+        if len(rows) < ELEMENTS:
+            work.empty_from = _find_end(stored)
     return work
 
 
@@ -192,6 +195,13 @@ def _has_to_sweep(stored: StoredMap) -> bool:
 def _find_end(stored: StoredMap) -> int:
     """Return the index from which on a closed map has no elements."""
     return stored.row.arrived if stored.row.stop is None else stored.row.created
+
+
+def _has_to_remove(work: _Work, stored: StoredMap) -> bool:
+    """Whether a further step has to remove elements of a closed map that have no item any more."""
+    if not stored.row.closed or stored.made <= _find_end(stored):
+        return False
+    return work.empty_from is None or work.empty_from > _find_end(stored)
 
 
 def _order(board: Board, work: _Work, ordered: Mark | Remove, wanted: str) -> None:
@@ -230,8 +240,8 @@ def lock_failed_elements(connection: Connection, run: int, task_id: str) -> list
 def _elements(dialect: str, kind: str) -> Select[Any]:
     """Build the statement that locks elements of a map, in order of their index.
 
-    kind: `waiting`: cleared ones; `open`: unfinished ones that are not ending as `wanted` or to be removed; `unstarted`:
-    unfinished ones that have not started; `failed`; `present`: those that are not removed; `any`.
+    kind: `waiting`: cleared ones; `open`: unfinished ones, except those that are ending as `wanted` or to be removed;
+    `unstarted`: unfinished ones that have not started; `failed`; `present`: those that are not removed; `any`.
     """
     mine: list[Any] = [_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task")]
     mine += [_TASK.map_index >= bindparam("first"), _TASK.map_index <= bindparam("last")]
@@ -276,13 +286,18 @@ def _step(board: Board, work: _Work, stored: StoredMap) -> None:
     stored, missing = _start_elements(board, work, stored, expansion)
     if stops:
         stored = stored._replace(error=_describe_stop(stored, policy))
-    left = left or missing > 0 or stops or (stored.row.closed and not before.closed and stored.made > _find_end(stored))
+    removes = _has_to_remove(work, stored)
+    if removes and stored.row.done:
+        # What follows may read the results of all elements: the map ends once those of its former life are gone.
+        stored = stored._replace(row=stored.row._replace(told=before.told))
+    left = left or missing > 0 or stops or removes
     swept = stored.swept or (work.sweeps and not work.left)
     write_map(board.connection, stored._replace(pending=int(left), swept=swept))
     if left:
         board.context.left = True
         board.context.bells.add(Channel.SCHEDULER)
-    _tell(board, head, stored, changed=stored.row.told != before.told)
+    if not (removes and stored.row.done):
+        _tell(board, head, stored, changed=stored.row.told != before.told)
 
 
 def _find_inputs(connection: Connection, head: TaskEntry, stored: StoredMap) -> tuple[StoredMap, tuple[MapInput, ...]]:
