@@ -223,3 +223,65 @@ async def test_a_map_that_stops_in_its_second_life_ends_without_elements_of_the_
     counts = (await find_head(player, run, "m")).elements
     assert counts is not None
     assert (counts.created, counts.failed, counts.skipped) == (2, states["failed"], 7 + states["skipped"])
+
+
+async def fail_generator(player: Player, *values: str, **details: Any) -> RunRecord:
+    """Play a run whose generator fails after these elements; its elements have not run."""
+    generator = task("g", is_generator=True)
+    run = await player.create(dag(generator, mapped("m", MapSource("generator", "g"), **details), task("z", "m")))
+    source = await player.claim_one()
+    if values:
+        await emit(player, source, 0, *values)
+    await player.report(source, Failure("no", may_retry=False))
+    return run
+
+
+async def test_marking_a_failed_generator_as_a_success_runs_no_element_again(player: Player) -> None:
+    run = await fail_generator(player, "1", "2", "3")
+    await player.play()
+    states = {"run": "failed", "g": "failed", "m": "upstream_failed", "z": "upstream_failed"}
+    assert await end(player, run) == states
+
+    await player.store.call(MarkTasks(run.dag_id, run.run_id, ("g",), "success", "tester"))
+
+    last = await player.claim_one()
+    assert (last.task_id, last.map_index) == ("z", -1)
+    await player.report(last, Success())
+    await player.play()
+    assert await end(player, run) == {"run": "success", "g": "success", "m": "success", "z": "success"}
+
+
+async def test_marking_a_failed_generator_while_its_elements_run_or_after_one_failed(player: Player) -> None:
+    run = await fail_generator(player, "1", "2")
+    first, second = await player.claim()
+    await player.report(first, Failure("no", may_retry=False))
+    await player.schedule()
+    await player.store.call(MarkTasks(run.dag_id, run.run_id, ("g",), "success", "tester"))
+    await player.report(second, Success())
+    await player.play()
+    assert await end(player, run) == {"run": "failed", "g": "success", "m": "failed", "z": "upstream_failed"}
+    counts = (await find_head(player, run, "m")).elements
+    assert counts is not None
+    assert (counts.success, counts.failed, counts.upstream_failed) == (1, 1, 0)
+
+    clear = ClearTasks(run.dag_id, run.run_id, ("m",), "tester", failed=True, downstream=True)
+    assert sorted(await player.store.call(clear)) == ["m[0]", "z"]
+    await player.play()
+    assert await end(player, run) == {"run": "success", "g": "success", "m": "success", "z": "success"}
+
+
+async def test_marking_a_failed_generator_keeps_what_a_user_said_about_its_map(player: Player) -> None:
+    run = await fail_generator(player, "1")
+    await player.play()
+    await player.store.call(MarkTasks(run.dag_id, run.run_id, ("m",), "failed", "tester"))
+    await player.store.call(MarkTasks(run.dag_id, run.run_id, ("g",), "success", "tester"))
+    await player.play()
+    assert await end(player, run) == {"run": "failed", "g": "success", "m": "failed", "z": "upstream_failed"}
+
+
+async def test_marking_a_generator_that_failed_before_its_first_element_skips_the_map(player: Player) -> None:
+    run = await fail_generator(player)
+    await player.play()
+    await player.store.call(MarkTasks(run.dag_id, run.run_id, ("g",), "success", "tester"))
+    await player.play()
+    assert await end(player, run) == {"run": "success", "g": "success", "m": "skipped", "z": "skipped"}

@@ -34,6 +34,7 @@ from tidemill.core.tasks.expansion import (
     Opened,
     Reset,
     SourceEnded,
+    SourceMarked,
     Stopped,
     count_elements,
     feed,
@@ -129,6 +130,19 @@ def test_a_source_that_fails_counts_as_one_element_and_lets_the_others_go_on(out
     expansion = play(*end(S, S), row=expansion.row)
     assert expansion.told == Told(kinds(S, U), done=True)
     assert expansion.told.outcome is U
+
+
+def test_a_source_that_a_user_marks_as_a_success_no_longer_counts_as_a_failure() -> None:
+    marked = ElementsMoved(TaskState.RUNNING, TaskState.UPSTREAM_FAILED)
+    row = play(Opened(3), SourceEnded(F), *end(S, S), marked).row
+    assert (row.upstream_failed, row.told) == (2, Told(kinds(S, U), done=True))
+    expansion = play(SourceMarked(1), row=row)
+    assert (expansion.row.upstream_failed, expansion.told) == (1, None)
+    assert play(SourceMarked(1), row=expansion.row) == Expansion(expansion.row, create=range(3, 3))
+    row = play(Opened(2), SourceEnded(F), *end(S)).row
+    assert play(SourceMarked(0), *end(S), row=row).told == TOLD[S]
+    row = play(Opened(2), *end(S)).row
+    assert play(SourceMarked(0), row=row).row == row, "its source has not ended"
 
 
 def test_inputs_that_are_repeated_change_nothing() -> None:
@@ -440,7 +454,7 @@ class World:
     def step(self, kind: int, number: int) -> None:
         actions = [
             self.arrive, self.end_source, self.begin, self.touch_head, self.clear_element, self.mark_element,
-            self.remove_element, self.change_plain,
+            self.remove_element, self.change_plain, self.mark_source,
         ]  # fmt: skip
         if kind < len(actions):
             actions[kind](number)
@@ -486,6 +500,14 @@ class World:
         if index is not None and self.head.state is not TaskState.ENDING:
             self.cleared = True
             self.feed_element(index, given_input)
+
+    def mark_source(self, number: int) -> None:
+        """Mark the source as a success; the store feeds that to a map whose head says what its elements say."""
+        if self.source not in (F, U) or self.head.state is TaskState.ENDING or self.marked or number % 2:
+            return
+        self.cleared, self.source = True, S
+        states = [self.elements[index].state for index in range(self.row.created)]
+        self.feed_map(SourceMarked(states.count(TaskState.UPSTREAM_FAILED)))
 
     def change_plain(self, number: int) -> None:
         if self.plain:
@@ -602,7 +624,7 @@ class World:
 
 
 #: Kinds of steps; those above them are ends of elements.
-ARRIVE, END_SOURCE, PLAIN = 0, 1, 7
+ARRIVE, END_SOURCE, PLAIN, FIRST_END = 0, 1, 7, 9
 policies = st.builds(
     MapPolicy, st.integers(1, 6), st.none() | st.integers(0, 3), st.sampled_from([1_000_000, 1_000_000, 12])
 )
@@ -662,9 +684,9 @@ def test_many_maps_with_many_elements_end_as_if_all_had_been_upstream_tasks(calm
             arrived=chosen.choice([0, 0, 3, 25]),
             calm=calm,
         )
-        kinds_of_steps = [*[ARRIVE] * 3, END_SOURCE, PLAIN, *range(8, 40)]
+        kinds_of_steps = [*[ARRIVE] * 3, END_SOURCE, PLAIN, *range(FIRST_END, 40)]
         if not calm:
-            kinds_of_steps += range(8)
+            kinds_of_steps += range(FIRST_END)
         go(world, [(chosen.choice(kinds_of_steps), chosen.randint(0, 1_000)) for _ in range(chosen.randint(20, 200))])
         ends[f"{world.head.state.value} {world.row.stop}"] += 1
         assert not (calm and world.cleared)

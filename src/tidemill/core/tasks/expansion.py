@@ -125,6 +125,17 @@ class SourceEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceMarked:
+    """A user marked a source that failed as a success, so it no longer counts as an upstream failure.
+
+    Attributes:
+        elements: The number of elements that failed with their upstream; these alone still count.
+    """
+
+    elements: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ElementsMoved:
     """This many elements changed from one state to another; see `find_count`."""
 
@@ -150,7 +161,7 @@ class Look:
     """The counts were changed in the store, by what `find_count` says, or the map may create elements again."""
 
 
-MapInput = Opened | Arrived | SourceEnded | ElementsMoved | Stopped | Reset | Look
+MapInput = Opened | Arrived | SourceEnded | SourceMarked | ElementsMoved | Stopped | Reset | Look
 
 
 class Expansion(NamedTuple):
@@ -239,6 +250,8 @@ def _apply(row: MapRow, given: MapInput) -> MapRow:
         case SourceEnded(outcome=outcome) if row.opened and not row.closed:
             failed = outcome in (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
             return row._replace(closed=True, upstream_failed=row.upstream_failed + failed)
+        case SourceMarked(elements=elements) if row.closed:
+            return row._replace(upstream_failed=min(row.upstream_failed, elements))
         case Stopped(reason=reason):
             return _stop(row, reason)
         case Reset():

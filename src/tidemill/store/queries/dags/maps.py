@@ -41,6 +41,7 @@ from tidemill.core.tasks.expansion import (
     MapStopReason,
     Opened,
     SourceEnded,
+    SourceMarked,
     Stopped,
     feed,
     find_count,
@@ -314,7 +315,32 @@ def _find_inputs(connection: Connection, head: TaskEntry, stored: StoredMap) -> 
     if head.row.state is TaskState.MAPPED and not stored.row.closed:
         arrived, outcome = look_at_sources(connection, head, read_sources(stored.sources))
         return stored, (Arrived(arrived), *_end_source(outcome))
-    return stored, (Look(),) if stored.row.opened else ()
+    if not stored.row.opened:
+        return stored, ()
+    return stored, (_find_marked_source(connection, head, stored) or Look(),)
+
+
+def _find_marked_source(connection: Connection, head: TaskEntry, stored: StoredMap) -> SourceMarked | None:
+    """Return what a map has to be fed whose generator failed after it had yielded, and was marked as a success since.
+
+    A map whose head a user marked is left alone.
+    """
+    row = stored.row
+    if not (row.closed and row.arrived and row.upstream_failed) or head.row.tells != row.told:
+        return None
+    _, outcome = look_at_sources(connection, head, read_sources(stored.sources))
+    if outcome is not TaskOutcome.SUCCESS:
+        return None
+    given = {"of_run": head.run.id, "of_task": head.task_id, "end": row.created}
+    ((elements,),) = _upstream_failed.fetch(connection, given)
+    return SourceMarked(elements) if elements < row.upstream_failed else None
+
+
+@Statement
+def _upstream_failed(dialect: str) -> Select[Any]:
+    mine = and_(_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task"), text(IS_BAD_ELEMENT))
+    failed = and_(_TASK.state == literal_column("'upstream_failed'"), _TASK.map_index < bindparam("end"))
+    return select(func.count()).select_from(task_instance).where(and_(mine, failed))
 
 
 def _end_source(outcome: TaskOutcome | None) -> tuple[SourceEnded, ...]:

@@ -45,7 +45,7 @@ from tidemill.store.dag_tables import (
 )
 from tidemill.store.queries.dags.map_counts import read_counts
 from tidemill.store.queries.dags.map_items import YIELDED, remove_items
-from tidemill.store.queries.dags.map_rows import read_created
+from tidemill.store.queries.dags.map_rows import read_created, read_maps
 from tidemill.store.queries.dags.maps import lock_elements, lock_failed_elements, look_at_maps
 from tidemill.store.queries.dags.progress import ACTIVE, count_tasks
 from tidemill.store.queries.dags.runs import find_run, queue_run
@@ -311,9 +311,15 @@ def _select_counted(board: Board, run: RunEntry, entries: list[TaskEntry]) -> li
     return [entry for entry in entries if entry.map_index < created.get(entry.task_id, 0)]
 
 
-def _look_at_elements(board: Board, changed: Iterable[TaskEntry]) -> list[TaskEntry]:
-    """Have mapped tasks follow their elements that a user changed; return the mapped tasks."""
-    keys = {
+def _look_at_elements(board: Board, changed: Iterable[TaskEntry], fed: Iterable[InstanceKey] = ()) -> list[TaskEntry]:
+    """Have mapped tasks follow what a user changed; return the mapped tasks.
+
+    Args:
+        board: The board.
+        changed: Changed tasks; mapped tasks follow the elements among them.
+        fed: The mapped tasks whose sources were changed.
+    """
+    keys = set(fed) | {
         (entry.run.id, entry.task_id, UNMAPPED)
         for entry in changed
         if entry.map_index != UNMAPPED and entry.plan.structure.mapped is not None
@@ -339,7 +345,8 @@ def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext)
         for entry in entries
         if isinstance(board.give(entry, Mark(outcome, triggerer=triggerers.get(entry.id)), request.by), Moved)
     ]
-    heads = _look_at_elements(board, marked)
+    sources = [entry for entry in marked if entry.row.outcome is TaskOutcome.SUCCESS and entry.map_index == UNMAPPED]
+    heads = _look_at_elements(board, marked, {(run.id, name, UNMAPPED) for one in sources for name in one.plan.feeds})
     if outcome is TaskOutcome.SUCCESS:
         followed = [head for head in heads if head.row.outcome is TaskOutcome.SUCCESS]
         _clear_followers(board, run, marked + followed, request.by, context)
@@ -357,11 +364,15 @@ def _clear_followers(board: Board, run: RunEntry, marked: list[TaskEntry], by: s
     names = run.plan.list_downstream(entry.task_id for entry in marked if entry.map_index == UNMAPPED)
     board.load((run.id, name, UNMAPPED) for name in names)
     followers = [entry for name in names if (entry := board.find(run.id, name)) is not None]
-    for entry in followers:
-        if entry.row.outcome is TaskOutcome.UPSTREAM_FAILED:
-            board.give(entry, Clear(), by)
-            if run.state in ("success", "failed"):
-                queue_run(run, context)
+    failed = [entry for entry in followers if entry.row.outcome is TaskOutcome.UPSTREAM_FAILED]
+    found = read_maps(board.connection, [entry.id for entry in failed if entry.row.policy.is_map], locks=False)
+    for entry in failed:
+        stored = found.get(entry.id)
+        if stored is not None and stored.row.arrived:
+            continue  # its elements have run; only its source failed, or a user marked elements
+        board.give(entry, Clear(), by)
+        if run.state in ("success", "failed"):
+            queue_run(run, context)
 
 
 def _lock_run(connection: Connection, dag_id: str, run_id: str, context: CallContext) -> tuple[Board, RunEntry]:
