@@ -66,7 +66,7 @@ class UnreadableStructureError(InvariantError):
 
 
 class RunEntry:
-    """A run whose row is locked."""
+    """A run; only if its row is locked it may be changed."""
 
     __slots__ = (
         "changed",
@@ -375,11 +375,17 @@ def _tally_update(dialect: str) -> Update:
     return update(task_instance).where(_TASK.id == given.c.id).values({name: given.c[name] for name in names})
 
 
-def write_runs(connection: Connection, entries: Iterable[RunEntry]) -> None:
-    """Write the changed runs."""
+def write_runs(connection: Connection, entries: Iterable[RunEntry], locked: Collection[int]) -> None:
+    """Write the changed runs.
+
+    Raises:
+        InvariantError: A changed run is not locked, so another transaction may have changed it, too.
+    """
     rows = []
     for run in entries:
         if run.changed:
+            if run.id not in locked:
+                raise InvariantError(f"run {run.id} was changed without being locked")
             times = (run.started_us, run.ended_us, run.deadline_us)
             rows.append((run.id, run.state, run.reason, run.stop, run.unfinished, *times))
         run.changed = False

@@ -83,15 +83,18 @@ def move_held(
 def close_board(board: Board, *, stops: bool = True) -> None:
     """Settle all consequences, up to the board's limit, and write everything.
 
+    Runs that are not locked stay as they are: another transaction stops and ends them, with their last task.
+
     Args:
         board: The board.
         stops: Whether to stop the tasks of runs that are being stopped; the scheduler does it otherwise.
     """
     board.settle()
-    for run in list(board.runs.values()):
+    locked = [run for number, run in board.runs.items() if number in board.locked]
+    for run in locked:
         if run.stop is not None and stops:
             _stop_some(board, run)
-    for run in board.runs.values():
+    for run in locked:
         if not run.unfinished and (run.state == "running" or (run.state == "queued" and run.reason)):
             end_run(board, run)
     if board.left:

@@ -87,7 +87,8 @@ class Board:
         limit: The maximum number of tasks to decide.
         moved: The number of transitions.
         left: Whether undecided tasks are left for the scheduler.
-        runs: The locked runs by id.
+        runs: The runs by id. Those in `locked` may change; the others were only read.
+        locked: The ids of the runs that this transaction has locked.
         tasks: The locked tasks by id.
         maps: The changes to the maps of mapped tasks.
     """
@@ -98,6 +99,7 @@ class Board:
     moved: int = 0
     left: bool = False
     runs: dict[int, RunEntry] = field(default_factory=dict)
+    locked: set[int] = field(default_factory=set)
     tasks: dict[int, TaskEntry] = field(default_factory=dict)
     maps: MapWrites = field(default_factory=MapWrites)
     _named: dict[InstanceKey, TaskEntry] = field(default_factory=dict)
@@ -110,7 +112,9 @@ class Board:
     def lock(self, tasks: Collection[int], runs: Collection[int] = ()) -> None:
         """Lock the runs, including the runs of the tasks, and then the tasks. Call this first, and only once."""
         if tasks or runs:
-            self._keep_runs(lock_runs(self.connection, runs, tasks))
+            found = lock_runs(self.connection, runs, tasks)
+            self.locked |= found[0].keys()
+            self._keep_runs(found)
         self.add(tasks)
 
     def take(self, rows: Iterable[TaskValues]) -> list[TaskEntry]:
@@ -426,6 +430,6 @@ class Board:
         write_tasks(self.connection, self.tasks.values())
         effects, self._effects = self._effects, Effects()
         write_effects(self.connection, effects, self.context)
-        write_runs(self.connection, self.runs.values())
+        write_runs(self.connection, self.runs.values(), self.locked)
         if self.maps.write(self.connection, self.tasks.values()):
             self.context.bells.add(Channel.SCHEDULER)

@@ -1,0 +1,89 @@
+"""Mapped tasks and their runs: elements change no run, and runs that wait, stop or go on count them right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, select, text
+from tests.store.dags import Player, dag, task
+
+from tidemill.core.errors import InvariantError
+from tidemill.core.tasks.endings import Success
+from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
+from tidemill.store.calls.people_calls import CancelRun
+from tidemill.store.calls.setting_calls import SetPool
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
+from tidemill.store.ciphers import Cipher
+from tidemill.store.context import build_context
+from tidemill.store.dag_tables import dag_run
+from tidemill.store.database import Database
+from tidemill.store.queries.dags import transition
+from tidemill.store.queries.dags.task_rows import read_runs
+from tidemill.store.queries.dags.transition import Board
+
+
+@pytest.fixture
+async def player(database: Database) -> Player:
+    return await Player(database).begin()
+
+
+def over(id: str, length: int) -> TaskStructure:
+    """A task that is mapped over a literal list, with a window for all its elements."""
+    structure = MapStructure(("x",), (MapSource("literal", length=length),), max_outstanding=length)
+    return task(id, mapped=structure)
+
+
+def read_run(connection: Connection) -> tuple[str | None, int]:
+    return tuple(connection.execute(select(dag_run.c.stop, dag_run.c.unfinished)).one())
+
+
+async def claim_all(player: Player) -> list[ClaimedAttempt]:
+    found: list[ClaimedAttempt] = []
+    while claimed := await player.claim(100):
+        found += claimed
+    return found
+
+
+async def test_the_report_of_an_element_leaves_a_stopping_run_to_the_scheduler(
+    player: Player, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await player.store.call(SetPool("default_pool", 2000))
+    run = await player.create(dag(over("m", 520), task("t")))
+    attempts = await claim_all(player)
+    await player.store.call(CancelRun(run.dag_id, run.run_id, "tester"))
+    assert await database.read(read_run) == ("cancel", 2), "more tasks than one transaction stops"
+    late = max((one for one in attempts if one.map_index >= 0), key=lambda one: one.map_index)
+
+    def read_before_the_other_task_ends(connection: Connection, ids: set[int]) -> Any:
+        found = read_runs(connection, ids)
+        end = "UPDATE task_instance SET state = 'failed', session_id = NULL, ending_outcome = NULL, epoch = epoch + 1"
+        connection.execute(text(f"{end} WHERE task_id = 't'"))
+        connection.execute(text("UPDATE dag_run SET unfinished = 1"))
+        monkeypatch.setattr(transition, "read_runs", read_runs)
+        return found
+
+    monkeypatch.setattr(transition, "read_runs", read_before_the_other_task_ends)
+    held = tuple((one.task, one.epoch) for one in attempts if one is not late)
+    await player.turn(AttemptReport(late.task, late.epoch, Success()), held=held)
+
+    assert await database.read(read_run) == ("cancel", 1)
+    await player.schedule()
+    await player.turn(held=())
+    await player.schedule()
+    assert await database.read(read_run) == (None, 0)
+    assert (await player.run(run)).state == "failed"
+
+
+async def test_a_run_that_is_not_locked_is_never_written(player: Player, database: Database) -> None:
+    run = await player.create(dag(over("m", 1)))
+    attempt = await player.claim_one()
+
+    def change(connection: Connection) -> None:
+        board = Board(connection, build_context(connection, Cipher()))
+        board.lock([attempt.task])
+        board.runs[run.id].changed = True
+        board.flush()
+
+    with pytest.raises(InvariantError):
+        await database.write(change)
