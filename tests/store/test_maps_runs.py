@@ -9,9 +9,9 @@ from sqlalchemy import Connection, select, text
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.errors import InvariantError
-from tidemill.core.tasks.endings import Success
+from tidemill.core.tasks.endings import Failure, Success
 from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
-from tidemill.store.calls.people_calls import CancelRun
+from tidemill.store.calls.people_calls import CancelRun, ClearTasks
 from tidemill.store.calls.setting_calls import SetPool
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.ciphers import Cipher
@@ -87,3 +87,16 @@ async def test_a_run_that_is_not_locked_is_never_written(player: Player, databas
 
     with pytest.raises(InvariantError):
         await database.write(change)
+
+
+async def test_clearing_one_of_several_failed_elements_runs_it_in_a_fail_fast_dag(player: Player) -> None:
+    run = await player.create(dag(over("m", 3), fail_fast=True))
+    failed = [AttemptReport(one.task, one.epoch, Failure("no", may_retry=False)) for one in await player.claim()]
+    await player.turn(*failed)
+    await player.play()
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester", map_index=0))
+
+    await player.play()
+
+    assert await player.states(run) == {"m": "failed", "m[0]": "success", "m[1]": "failed", "m[2]": "failed"}
+    assert (await player.run(run)).state == "failed"

@@ -297,6 +297,7 @@ class Board:
             run.unfinished += before.done - after.done
             run.changed = True
         structure = entry.plan.structure
+        # A task that was cleared while others of its map stay failed has not failed again.
         if (
             TaskOutcome.FAILED in after.kinds - before.kinds
             and run.plan.structure.fail_fast
