@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, select, text
-from tests.store.dags import Player, dag, task
+from tests.store.dags import Player, dag, fail_these, mapped, task
 
 from tidemill.core.errors import InvariantError
 from tidemill.core.tasks.endings import Failure, Success
 from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
-from tidemill.store.calls.people_calls import CancelRun, ClearTasks
+from tidemill.store.calls.people_calls import CancelRun, ClearTasks, CreateRun
 from tidemill.store.calls.setting_calls import SetPool
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.ciphers import Cipher
@@ -100,3 +100,19 @@ async def test_clearing_one_of_several_failed_elements_runs_it_in_a_fail_fast_da
 
     assert await player.states(run) == {"m": "failed", "m[0]": "success", "m[1]": "failed", "m[2]": "failed"}
     assert (await player.run(run)).state == "failed"
+
+
+async def test_a_run_that_waits_for_an_earlier_one_yields_its_slot_although_a_map_is_open(player: Player) -> None:
+    structure = dag(task("s", depends_on_past=True), mapped("m", "s"), max_active_runs=1)
+    one = await player.create(structure, run_id="one", logical_us=1)
+    await player.play(fail_these(["s"]))
+    two = await player.store.call(CreateRun(structure.id, run_id="two", logical_us=2))
+    await player.play()
+    assert (await player.states(two))["m"] == "mapped"
+    await player.store.call(ClearTasks(structure.id, "one", (), "tester", failed=True, downstream=True))
+
+    await player.play()
+
+    assert (await player.states(one))["s"] == "success"
+    assert (await player.states(two))["s"] == "success"
+    assert {(await player.run(run)).state for run in (one, two)} <= {"failed", "success"}

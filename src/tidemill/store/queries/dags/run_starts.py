@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, literal_column, or_, select, union
 
 from tidemill.core.tasks.run_starts import StartCandidate, find_yielding, plan_starts
 from tidemill.core.tasks.task_row import STATES, TaskState
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import dag, dag_run, task_instance
+from tidemill.store.dag_tables import dag, dag_run, task_instance, task_map
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, queue_run, start_runs
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.isolation import work_on_runs
 
 _RUN, _DAG, _TASK = dag_run.c, dag.c, task_instance.c
 #: The states of tasks that change only through other tasks, unless they are pending.
-_RESTING = (TaskState.NONE.value, *(state.value for state in STATES.values()))
+_RESTING = tuple(state.value for state in (TaskState.NONE, TaskState.MAPPED, TaskState.REMOVED, *STATES.values()))
 
 
 def start_waiting_runs(connection: Connection, context: CallContext, limit: int, skip: Collection[int] = ()) -> int:
@@ -98,8 +98,10 @@ def _fetch_candidates(connection: Connection, wanted: ColumnElement[bool], limit
 
 
 def _find_idle(connection: Connection, runs: Collection[int]) -> set[int]:
-    """Return the locked runs that have no active and no pending task."""
+    """Return the locked runs that have no active and no pending task, and no map that the scheduler has to look at."""
     if not runs:
         return set()
-    busy = and_(_TASK.run.in_(sorted(runs)), or_(_TASK.state.not_in(_RESTING), _TASK.pending == 1))
-    return set(runs) - set(connection.execute(select(_TASK.run).where(busy).distinct()).scalars())
+    busy = and_(_TASK.run.in_(sorted(runs)), or_(_TASK.state.not_in(_RESTING), _TASK.pending > 0))
+    marked = and_(task_map.c.run.in_(sorted(runs)), task_map.c.pending == 1)
+    found = union(select(_TASK.run).where(busy), select(task_map.c.run).where(marked))
+    return set(runs) - set(connection.execute(found).scalars())
