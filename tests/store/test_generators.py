@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import Connection
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.task_calls import EmitItems, GetValuePage
 from tidemill.store.database import Database
+from tidemill.store.queries.dags import map_items
+from tidemill.store.queries.dags.map_items import read_range
 
 GENERATOR = task("g", is_generator=True)
 OVER_IT = MapStructure(("x",), (MapSource("generator", "g"),))
@@ -38,3 +41,24 @@ async def test_a_generator_goes_on_while_a_task_may_read_it(player: Player, othe
 
     page = await player.store.call(GetValuePage(attempt.run, "g", count=True))
     assert (page.total, page.values) == (4, ((0, "1"), (1, "2"), (2, "1"), (3, "2")))
+
+
+async def test_a_retry_reads_only_as_many_stored_values_as_it_yields(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await player.create(dag(GENERATOR))
+    attempt = await player.claim_one()
+    await player.store.call(EmitItems(attempt.task, attempt.epoch, 0, tuple(str(number) for number in range(900))))
+    asked: list[int] = []
+
+    def read(connection: Connection, task: int, key: str, first: int, number: int) -> list[str]:
+        found = read_range(connection, task, key, first, number)
+        asked.append(len(found))
+        return found
+
+    monkeypatch.setattr(map_items, "read_range", read)
+
+    for first in (0, 1, 899):
+        stored = await player.store.call(EmitItems(attempt.task, attempt.epoch, first, (str(first), str(first + 1))))
+
+    assert (asked, stored.total) == ([2, 2, 1], 901)

@@ -38,7 +38,8 @@ def emit_items(connection: Connection, request: EmitItems, context: CallContext)
             RefusalKind.INVALID,
             f"element {request.first} follows element {total - 1}: elements between them are missing",
         )
-    known = read_range(connection, request.task, YIELDED, request.first, total - request.first)
+    number = min(total - request.first, len(request.values))
+    known = read_range(connection, request.task, YIELDED, request.first, number)
     for number, (stored, value) in enumerate(zip(known, request.values, strict=False), request.first):
         if stored != value:
             raise CallRefusedError(
