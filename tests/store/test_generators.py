@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import Connection
 from tests.store.dags import Player, dag, task
 
+from tidemill.core.tasks.endings import Skip
 from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.task_calls import EmitItems, GetValuePage
 from tidemill.store.database import Database
@@ -62,3 +63,17 @@ async def test_a_retry_reads_only_as_many_stored_values_as_it_yields(
         stored = await player.store.call(EmitItems(attempt.task, attempt.epoch, first, (str(first), str(first + 1))))
 
     assert (asked, stored.total) == ([2, 2, 1], 901)
+
+
+async def test_a_generator_ends_if_its_map_was_skipped_before_it_opened(player: Player) -> None:
+    run = await player.create(dag(GENERATOR, task("first"), task("m", "g", "first", mapped=OVER_IT)))
+    attempts = {one.task_id: one for one in await player.claim()}
+    generator = attempts["g"]
+    assert (await player.store.call(EmitItems(generator.task, generator.epoch, 0, ("1",)))).wanted
+    await player.report(attempts["first"], Skip())
+    await player.schedule()
+    assert (await player.states(run))["m"] == "skipped"
+
+    stored = await player.store.call(EmitItems(generator.task, generator.epoch, 1, ("2",)))
+
+    assert not stored.wanted

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Insert, Select, and_, bindparam, delete, func, insert, select, update
 
 from tidemill.core.tasks.inputs import Channel
+from tidemill.core.tasks.task_row import ENDED
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.task_calls import EmitItems, ItemsStored
@@ -24,6 +25,7 @@ from tidemill.store.statements import Statement
 #: The key of the items of a generator, which is the key of its XCom.
 YIELDED = "return_value"
 _ITEM, _TASK, _MAP = map_item.c, task_instance.c, task_map.c
+_ENDED = tuple(sorted(state.value for state in ENDED))
 _NEW = RowSet("new_items", number=int, value=str)
 _WANTED = RowSet("wanted_items", task=int, key=str, number=int)
 
@@ -74,7 +76,10 @@ def _wake_maps(connection: Connection, task: int, context: CallContext, *, rings
         context.bells.add(Channel.SCHEDULER)
     if set(plan.downstream) - set(plan.feeds):
         return True
-    return connection.execute(select(_MAP.task).where(and_(fed, _MAP.stop.is_(None))).limit(1)).first() is not None
+    # The rule of a map may have skipped or failed it before it opened.
+    open_ = and_(fed, _MAP.stop.is_(None), _TASK.state.not_in(_ENDED))
+    statement = select(_MAP.task).join(task_instance, _TASK.id == _MAP.task).where(open_).limit(1)
+    return connection.execute(statement).first() is not None
 
 
 @Statement
