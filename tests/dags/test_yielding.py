@@ -117,7 +117,11 @@ class Refusing(Services):
 
 @pytest.mark.parametrize(
     ("error", "may_retry"),
-    [(TidemillError("element 5 differs"), False), (RemoteError("the store is away"), True), (ValueError("bug"), True)],
+    [
+        (TidemillError("element 5 differs"), False),
+        (RemoteError("the store is away"), True),
+        (ValueError("bug"), True),
+    ],
 )
 def test_a_refusal_of_the_store_closes_the_generator_and_is_final(error: Exception, may_retry: bool) -> None:
     closed = threading.Event()
@@ -161,6 +165,39 @@ def test_a_generator_of_which_nobody_wants_more_is_closed_and_succeeds(is_async:
 def test_a_refusal_of_the_last_value_fails_the_attempt() -> None:
     result, _ = run(count(3), Refusing(TidemillError("element 2 differs"), 2))
     assert result.ending == Failure("TaskFailed: element 2 differs", may_retry=False)
+
+
+class Retried(Services):
+    """A store in which an earlier try has left values."""
+
+    def __init__(self, left: int, wanted: bool = True) -> None:
+        super().__init__()
+        self.left, self.wanted = left, wanted
+
+    def emit(self, first: int, values: tuple[str, ...]) -> Stored:
+        super().emit(first, values)
+        return Stored(max(self.left, first + len(values)), self.wanted)
+
+
+@pytest.mark.parametrize("yields", [0, 1])
+def test_a_try_that_yields_fewer_values_than_an_earlier_one_is_a_final_failure(yields: int) -> None:
+    result, _ = run(count(yields), Retried(3))
+    assert isinstance(result.ending, Failure)
+    assert f"ended after {yields} element" in result.ending.error
+    assert "an earlier try yielded 3;" in result.ending.error
+    assert result.ending.may_retry is False
+    assert run(count(yields), Retried(3, wanted=False))[0].ending == Success(), "no map wanted more"
+    assert run(count(3), Retried(3))[0].ending == Success()
+
+
+def test_a_generator_that_fails_before_it_yielded_as_much_as_before_is_retried() -> None:
+    def generate() -> Any:
+        yield 1
+        raise ValueError("broken")
+
+    result, _ = run(generate, Retried(3))
+    assert isinstance(result.ending, Failure)
+    assert (result.ending.error, result.ending.may_retry) == ("ValueError: broken", True)
 
 
 def test_the_generator_waits_for_a_slow_store() -> None:

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, Final
 
 from tidemill.core.errors import RemoteError, TidemillError
+from tidemill.core.wording import format_count
 from tidemill.dags.exceptions import TaskFailed
 from tidemill.dags.task_services import TaskServices
 from tidemill.runtime.json.codec import encode
@@ -29,7 +30,8 @@ def emit_all(results: Generator[Any, Any, Any] | AsyncGenerator[Any, Any], servi
     """Run a generator to its end, or until no map wants more of its values, and store each value as an element.
 
     Raises:
-        TaskFailed: The store refuses a value, for example because the task yielded another at its index before.
+        TaskFailed: The store refuses a value, for example because the task yielded another at its index before; or an
+            earlier try yielded more values.
         EncodingError: A value cannot be serialized; the message has its index.
         BaseException: An exception of the generator; the values before it are stored.
     """
@@ -87,6 +89,8 @@ class _Emitter:
         self._waiting_bytes = 0
         #: The index of the next value to put, and of the next one to send.
         self._put = self._sent = 0
+        #: The number of values that the store has, including those of earlier tries.
+        self._stored = 0
         self._is_finishing = False
         #: Nothing more is sent: the store has refused a value, or wants no more.
         self.is_ended = False
@@ -125,18 +129,29 @@ class _Emitter:
         """Wait until all values are stored.
 
         Args:
-            raises: Whether to raise the error of a value.
+            raises: Whether to raise the error of a value, or an error because values are missing at the end.
 
         Raises:
-            TaskFailed: The store refused a value.
+            TaskFailed: The store refused a value, or has more values.
         """
         with self._changed:
             self._is_finishing = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        if raises and self._error is not None:
+        if not raises:
+            return
+        if self._error is not None:
             raise self._error
+        if self._thread is None:
+            # This try yielded nothing, but an earlier one may have.
+            answer = self._services.emit(0, ())
+            self._stored, self.is_ended = answer.total, not answer.wanted
+        if not self.is_ended and self._stored > self._sent:
+            raise TaskFailed(
+                f"the generator ended after {format_count(self._sent, 'element')}, but an earlier try yielded "
+                f"{self._stored:,}; make it yield the same elements again, or clear it to begin anew"
+            )
 
     def abandon(self) -> None:
         """Send nothing more; a call under way is waited for, because the attempt's report uses the same connection."""
@@ -176,7 +191,7 @@ class _Emitter:
     def _emit(self, values: tuple[str, ...]) -> tuple[Exception | None, bool]:
         """Send values; return an error, and whether more are wanted."""
         try:
-            return None, self._services.emit(self._sent, values).wanted
+            answer = self._services.emit(self._sent, values)
         except RemoteError as error:
             return error, False
         except TidemillError as error:
@@ -186,3 +201,5 @@ class _Emitter:
             return refusal, False
         except Exception as error:
             return error, False
+        self._stored = answer.total
+        return None, answer.wanted
