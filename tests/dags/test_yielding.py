@@ -11,7 +11,7 @@ import pytest
 from tests.dags.attempts import Services, Stored, attempt
 from tests.until import wait_until
 
-from tidemill.core.errors import RemoteError, TidemillError
+from tidemill.core.errors import InvariantError, RemoteError, TidemillError
 from tidemill.core.tasks.endings import Failure, Success
 from tidemill.dags import DAG, TaskTimeout, task
 from tidemill.dags.results import AttemptResult
@@ -120,6 +120,7 @@ class Refusing(Services):
     [
         (TidemillError("element 5 differs"), False),
         (RemoteError("the store is away"), True),
+        (InvariantError("a fault of the store"), True),
         (ValueError("bug"), True),
     ],
 )

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, Final
 
-from tidemill.core.errors import RemoteError, TidemillError
+from tidemill.core.errors import InvariantError, RemoteError, TidemillError
 from tidemill.core.wording import format_count
 from tidemill.dags.exceptions import TaskFailed
 from tidemill.dags.task_services import TaskServices
@@ -192,7 +192,7 @@ class _Emitter:
         """Send values; return an error, and whether more are wanted."""
         try:
             answer = self._services.emit(self._sent, values)
-        except RemoteError as error:
+        except (RemoteError, InvariantError) as error:
             return error, False
         except TidemillError as error:
             # The store refuses the value again whenever the task yields it.

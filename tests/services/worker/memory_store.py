@@ -16,9 +16,11 @@ from tidemill.store.calls.service_calls import BeatSession
 from tidemill.store.calls.task_calls import (
     AppendLog,
     ConnectionRecord,
+    EmitItems,
     GetConnection,
     GetVariable,
     GetXCom,
+    ItemsStored,
     PushXCom,
     SetVariable,
 )
@@ -74,6 +76,8 @@ class MemoryStore:
         self.to_end: set[tuple[int, int]] = set()
         self.away = self.ended = False
         self.refused: Counter[str] = Counter()
+        #: What is raised for values of generators.
+        self.fault: Exception | None = None
         self._answers: dict[int, WorkerAnswer] = {}
         self._rung = asyncio.Event()
         self._changed = asyncio.Event()
@@ -117,6 +121,10 @@ class MemoryStore:
                 if task < 0:
                     raise CallRefusedError(RefusalKind.FENCED, "the attempt has been replaced")
                 self.xcoms[key] = value
+            case EmitItems(first=first, values=values):
+                if self.fault is not None:
+                    raise self.fault
+                return ItemsStored(first + len(values), wanted=True)
             case SetVariable(key, value):
                 self.variables[key] = value
             case GetVariable(key):

@@ -11,9 +11,11 @@ from tests.services.worker.conftest import RunningWorker, StartWorker
 from tests.services.worker.memory_store import make_attempt
 from tests.until import until
 
-from tidemill.core.tasks.endings import Deferral, Loss, Skip, Success
+from tidemill.core.errors import InvariantError
+from tidemill.core.tasks.endings import Deferral, Failure, Loss, Skip, Success
 from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.runtime.process.table import is_running
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.worker_calls import ResumeWith
 
 #: A DAG whose tasks do what their names say.
@@ -90,6 +92,25 @@ async def test_what_the_store_refuses_is_an_error_in_the_task(worker: RunningWor
     assert isinstance((await worker.report(1)).result, Success)
     worker.store.queue(make_attempt(-7, "run"))
     assert "has been replaced" in await worker.error(-7)
+
+
+@pytest.mark.parametrize(
+    ("fault", "may_retry"),
+    [
+        pytest.param(CallRefusedError(RefusalKind.INVALID, "element 0 differs"), False, id="refusal"),
+        pytest.param(InvariantError("a fault of the store"), True, id="known fault"),
+        pytest.param(KeyError("a fault of the worker"), True, id="unknown fault"),
+    ],
+)
+async def test_a_value_that_the_store_refuses_is_a_final_failure_but_a_fault_of_tidemill_is_none(
+    worker: RunningWorker, fault: Exception, may_retry: bool
+) -> None:
+    worker.store.fault = fault
+    await make(worker, "yield 1")
+    result = (await worker.report(1)).result
+    assert isinstance(result, Failure)
+    assert result.may_retry is may_retry
+    assert str(fault.args[0]) in result.error
 
 
 async def test_an_attempt_that_raises_fails_with_its_traceback_in_the_log(worker: RunningWorker) -> None:

@@ -66,10 +66,17 @@ class StoreAnswered(msgspec.Struct, frozen=True, tag=True):
 
 
 class StoreNotAnswered(msgspec.Struct, frozen=True, tag=True):
-    """The store refused the call; repeating it does not help."""
+    """The store did not answer the call.
+
+    Attributes:
+        number: The number of the call.
+        error: Why, for people.
+        refused: Whether the store refused the call, so that it would refuse it again; if not, tidemill has a fault.
+    """
 
     number: int
     error: str
+    refused: bool = True
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):

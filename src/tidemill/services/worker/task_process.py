@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from tidemill.core.errors import TidemillError, describe_error
+from tidemill.core.errors import InvariantError, TidemillError, describe_error
 from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure
 from tidemill.dags.current import note_interrupted
 from tidemill.dags.exceptions import TaskTimeout
@@ -251,6 +251,7 @@ class TaskProcess:
 
         Raises:
             TidemillError: The store refuses the call, for example because the attempt has been replaced.
+            InvariantError: The call failed because of a fault in tidemill.
             TaskTimeout: The attempt was interrupted meanwhile.
         """
         if os.getpid() != self._pid:
@@ -269,7 +270,7 @@ class TaskProcess:
             if is_main:
                 self._armed = armed and self._interruption is None
         if isinstance(answer, StoreNotAnswered):
-            raise TidemillError(answer.error)
+            raise TidemillError(answer.error) if answer.refused else InvariantError(answer.error)
         found: A = decode_answer(call, answer.value)
         return found
 

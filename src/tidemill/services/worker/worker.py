@@ -339,10 +339,10 @@ class Worker:
         try:
             value = await call_patiently(self._calls, call)
         except TidemillError as error:
-            handle.tell(StoreNotAnswered(ask.number, str(error)))
+            handle.tell(StoreNotAnswered(ask.number, str(error), refused=not isinstance(error, InvariantError)))
         except Exception as error:
             log.exception("a call of a task failed", call=type(call).__name__)
-            handle.tell(StoreNotAnswered(ask.number, describe_error(error)))
+            handle.tell(StoreNotAnswered(ask.number, describe_error(error), refused=False))
         else:
             self._secrets.add(handle.task.file, find_secrets(call, value))
             handle.tell(StoreAnswered(ask.number, encode_answer(value)))
