@@ -332,7 +332,7 @@ async def test_retention_removes_a_map_with_its_elements_and_items(player: Playe
     await player.play()
     assert (await player.run(run)).state == "success"
     later_us = (await player.run(run)).created_us + 86_400_000_000
-    while await player.store.write(lambda c: remove_part(c, run.id, later_us)) is not RunRemoval.DONE:
+    while (await player.store.write(lambda c: remove_part(c, run.id, later_us))).removal is not RunRemoval.DONE:
         pass
     for table in (map_item, task_map, task_instance, task_journal):
         assert (

@@ -6,8 +6,8 @@ import time
 from functools import partial
 
 import pytest
-from sqlalchemy import Connection, func, select, update
-from tests.store.dags import Player, dag, encode, task
+from sqlalchemy import Connection, func, select, text, update
+from tests.store.dags import Player, add_elements, dag, encode, task
 
 from tidemill.config.triggerer_settings import StoreSettings
 from tidemill.core.tasks.endings import Deferral, Failure, Success
@@ -20,6 +20,7 @@ from tidemill.store.calls.worker_calls import CallbackReport, LogPart
 from tidemill.store.dag_tables import (
     dag_run,
     dag_version,
+    map_item,
     task_callback,
     task_instance,
     task_journal,
@@ -28,7 +29,7 @@ from tidemill.store.dag_tables import (
     xcom,
 )
 from tidemill.store.database import Database
-from tidemill.store.queries.dags.run_retention import RunRemoval, remove_part
+from tidemill.store.queries.dags.run_retention import TASKS, RemovedPart, RunRemoval, remove_part
 from tidemill.store.run_retention import RunRetention
 from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_identity
 
@@ -129,19 +130,43 @@ async def test_what_is_large_is_removed_in_parts_and_a_run_that_is_cleared_meanw
 
     first = await player.store.write(lambda c: remove_part(c, number, before_us))
 
-    assert first is RunRemoval.PART
+    assert first.removal is RunRemoval.PART
     assert (await player.store.read(count_all))["task_log"] == 502 + 2 - 200
     assert "old" in await names(player)
     await player.store.call(ClearTasks("dag", "old", (), "me"))
-    assert await player.store.write(lambda c: remove_part(c, number, before_us)) is RunRemoval.KEPT
+    assert await player.store.write(lambda c: remove_part(c, number, before_us)) == RemovedPart(RunRemoval.KEPT)
     assert await retention(player).remove_old(before_us) == 0
     for attempt in await player.claim(2):
         await player.report(attempt, Success())
     callbacks = await player.claim(9)
-    assert await player.store.write(lambda c: remove_part(c, number, before_us)) is RunRemoval.KEPT, "a callback runs"
+    kept = await player.store.write(lambda c: remove_part(c, number, before_us))
+    assert kept.removal is RunRemoval.KEPT, "a callback runs"
     await player.turn(callbacks=tuple(CallbackReport(one.callback.id) for one in callbacks if one.callback))
     assert await retention(player).remove_old(later(2)) == 1
     assert await names(player) == ["new"]
+
+
+async def test_the_data_of_many_elements_is_removed_page_by_page(player: Player) -> None:
+    run = await player.create(dag(task("a"), task("m"), task("z")))
+    await player.play()
+    await add_elements(player.store, run, "m", *["success"] * (2 * TASKS))
+
+    def fill(connection: Connection) -> None:
+        for table, columns in ((xcom, "task, key, value, created_us"), (map_item, "task, key, number, value")):
+            values = "id, 'return_value', '1', 0" if table is xcom else "id, 'return_value', 0, '1'"
+            connection.execute(text(f"INSERT INTO {table.name} ({columns}) SELECT {values} FROM task_instance"))
+
+    await player.store.write(fill)
+    part, parts, before_us = RemovedPart(RunRemoval.PART), [], later(2)
+    while part.removal is RunRemoval.PART:
+        part = await player.store.write(lambda c, after=part.after: remove_part(c, run.id, before_us, after))
+        parts.append(part.after)
+
+    pages = (2 * TASKS + 3) / TASKS
+    assert len(parts) <= 2 * 2 * TASKS / 50 + 3 * pages
+    assert set(parts) == {None, ("m", TASKS - 3), ("m", 2 * TASKS - 3), ("z", -1)}
+    assert set((await player.store.read(count_all)).values()) == {0}
+    assert await player.store.read(lambda c: c.execute(select(map_item)).all()) == []
 
 
 async def test_versions_that_no_run_has_are_removed_except_the_last_one(player: Player) -> None:

@@ -21,8 +21,10 @@ from tidemill.core.errors import RemoteError
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.database import Database
 from tidemill.store.queries.dags.run_retention import (
+    RemovedPart,
     RunRemoval,
     RunRetentionPage,
+    TaskName,
     count_runs,
     find_guarded,
     look_at_runs,
@@ -119,10 +121,10 @@ class RunRetention:
         return total
 
     async def _remove(self, run: int, before_us: int) -> int:
-        while True:
-            removal = await self._write(lambda c: remove_part(c, run, before_us))
-            if removal is not RunRemoval.PART:
-                return int(removal is RunRemoval.DONE)
+        part = RemovedPart(RunRemoval.PART)
+        while part.removal is RunRemoval.PART:
+            part = await self._write(partial(_remove, run, before_us, part.after))
+        return int(part.removal is RunRemoval.DONE)
 
     async def _write(self, work: Callable[[Connection], T]) -> T:
         result = await self._database.write(work)
@@ -132,3 +134,7 @@ class RunRetention:
 
 def _look(before_us: int, after: int, connection: Connection) -> RunRetentionPage:
     return look_at_runs(connection, before_us, after)
+
+
+def _remove(run: int, before_us: int, after: TaskName | None, connection: Connection) -> RemovedPart:
+    return remove_part(connection, run, before_us, after)

@@ -1,9 +1,10 @@
 """Removes old finished runs with all their data, and the DAG versions that no run uses.
 
 Invariants: retention never removes an unfinished run, the last runs of a DAG, or a run that a task of a later run may
-still depend on (`depends_on_past`). Each transaction locks one run and removes a bounded number of its rows. The rows
-of the run and its tasks are removed last, in one transaction, so a visible run always has all its tasks. A run that is
-cleared in the meantime stays.
+still depend on (`depends_on_past`). Each transaction locks one run and removes a bounded number of its rows. The data
+of many tasks is removed page by page, so that the cost of a transaction does not grow with the number of elements. The
+rows of the run and its tasks are removed last, in one transaction, so a visible run always has all its tasks. A run
+that is cleared in the meantime stays.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigge
 
 #: The number of runs examined per transaction.
 PAGE = 500
+#: The number of tasks whose data is removed together, in a run that has more.
+TASKS = 500
 #: The maximum number of DAG versions removed per transaction.
 VERSIONS = 100
 _ENDED = ("success", "failed")
@@ -48,6 +51,17 @@ class RunRemoval(enum.Enum):
     PART = "part"
     DONE = "done"
     KEPT = "kept"
+
+
+#: A task instance of a run: task and map index.
+TaskName = tuple[str, int]
+
+
+class RemovedPart(NamedTuple):
+    """The result of `remove_part`. `after`: the task after which the next transaction goes on; None: at the first."""
+
+    removal: RunRemoval
+    after: TaskName | None = None
 
 
 class SeenRun(NamedTuple):
@@ -112,35 +126,51 @@ def _is_old(row: Any, before_us: int) -> bool:
     return row.state in _ENDED and row.ended_us is not None and row.ended_us < before_us
 
 
-def remove_part(connection: Connection, run: int, before_us: int) -> RunRemoval:
+def remove_part(connection: Connection, run: int, before_us: int, after: TaskName | None = None) -> RemovedPart:
     """Remove a bounded part of a run and finally the run itself; call it until the run is removed.
 
     Args:
         connection: A connection inside a transaction.
         run: The run.
         before_us: Remove it only if it ended before this time, in UTC microseconds since the epoch.
+        after: `RemovedPart.after` of the previous transaction.
     """
     statement = select(_RUN.state, _RUN.ended_us).where(_RUN.id == run).with_for_update(skip_locked=True)
     row = connection.execute(statement).first()
     busy = exists().where(and_(task_callback.c.run == run, task_callback.c.state.in_(("due", "running"))))
     if row is None or not _is_old(row, before_us) or connection.execute(select(busy)).scalar():
-        return RunRemoval.KEPT
-    if any(_remove_rows(connection, table, limit, condition) for table, limit, condition in _list_parts(run)):
-        return RunRemoval.PART
-    connection.execute(delete(trigger).where(trigger.c.task_id.in_(_select_tasks(run))))
+        return RemovedPart(RunRemoval.KEPT)
+    page = _fetch_page(connection, run, after)
+    if len(page) == TASKS or (page and after is not None):
+        left = _remove_data(connection, [number for number, *_ in page])
+        return RemovedPart(RunRemoval.PART, after if left else page[-1][1:])
+    # The last look finds what was stored meanwhile for tasks of earlier pages.
+    if _remove_data(connection, select(_TASK.id).where(_TASK.run == run)):
+        return RemovedPart(RunRemoval.PART, after)
+    connection.execute(delete(trigger).where(trigger.c.task_id.in_(select(_TASK.id).where(_TASK.run == run))))
     connection.execute(delete(task_callback).where(task_callback.c.run == run))
     connection.execute(delete(task_map).where(task_map.c.run == run))
     connection.execute(delete(task_instance).where(_TASK.run == run))
     connection.execute(delete(dag_run).where(_RUN.id == run))
-    return RunRemoval.DONE
+    return RemovedPart(RunRemoval.DONE)
 
 
-def _select_tasks(run: int) -> Select[tuple[int]]:
-    return select(_TASK.id).where(_TASK.run == run)
+def _fetch_page(connection: Connection, run: int, after: TaskName | None) -> list[tuple[int, str, int]]:
+    """Return the next tasks of a run, as id, task and map index."""
+    mine = _TASK.run == run
+    if after is not None:
+        mine = and_(mine, tuple_(_TASK.task_id, _TASK.map_index) > tuple_(*after))
+    statement = select(_TASK.id, _TASK.task_id, _TASK.map_index).where(mine)
+    rows = connection.execute(statement.order_by(_TASK.task_id, _TASK.map_index).limit(TASKS))
+    return [(number, task_id, map_index) for number, task_id, map_index in rows]
 
 
-def _list_parts(run: int) -> Iterator[tuple[Table, int, Any]]:
-    tasks = _select_tasks(run)
+def _remove_data(connection: Connection, tasks: Select[tuple[int]] | list[int]) -> bool:
+    """Remove data of tasks; return whether there may be more."""
+    return any(_remove_rows(connection, table, limit, condition) for table, limit, condition in _list_parts(tasks))
+
+
+def _list_parts(tasks: Select[tuple[int]] | list[int]) -> Iterator[tuple[Table, int, Any]]:
     for table, limit in _OF_TASKS:
         yield table, limit, table.c.task.in_(tasks)
     triggers = select(trigger.c.id).where(trigger.c.task_id.in_(tasks))
