@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, func, select, text
 from tests.store.dags import Player, dag, fail_these, mapped, task
 
 from tidemill.core.errors import InvariantError
@@ -16,9 +16,11 @@ from tidemill.store.calls.setting_calls import SetPool
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.ciphers import Cipher
 from tidemill.store.context import build_context
-from tidemill.store.dag_tables import dag_run
+from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.database import Database
 from tidemill.store.queries.dags import transition
+from tidemill.store.queries.dags.maps import expand_maps
+from tidemill.store.queries.dags.runs import start_runs
 from tidemill.store.queries.dags.task_rows import read_runs
 from tidemill.store.queries.dags.transition import Board
 
@@ -116,3 +118,21 @@ async def test_a_run_that_waits_for_an_earlier_one_yields_its_slot_although_a_ma
     assert (await player.states(one))["s"] == "success"
     assert (await player.states(two))["s"] == "success"
     assert {(await player.run(run)).state for run in (one, two)} <= {"failed", "success"}
+
+
+async def test_a_turn_creates_a_limited_number_of_elements_and_goes_on_in_the_next(
+    player: Player, database: Database
+) -> None:
+    run = await player.create(dag(over("a", 8), over("b", 4)))
+
+    def expand(connection: Connection) -> tuple[bool, int]:
+        context = build_context(connection, Cipher())
+        expand_maps(connection, context, most=5)
+        created = select(func.count()).select_from(task_instance).where(task_instance.c.map_index >= 0)
+        return context.left, connection.execute(created).scalar_one()
+
+    await database.write(lambda c: start_runs(c, [run.id], build_context(c, Cipher())))
+
+    assert [await database.write(expand) for _ in range(4)] == [(True, 5), (True, 10), (False, 12), (False, 12)]
+    await player.play()
+    assert (await player.run(run)).state == "success"

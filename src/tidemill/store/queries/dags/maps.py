@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
@@ -65,6 +65,8 @@ from tidemill.store.statements import Statement
 MAX_OUTSTANDING, MAX_LENGTH = 128, 1_000_000
 #: The most maps that one turn looks at, and the most elements of a map that one step changes, besides new ones.
 MAPS, ELEMENTS = 50, 500
+#: The most elements that one turn creates or starts again.
+STARTED = 5_000
 _TASK, _MAP = task_instance.c, task_map.c
 _ENDED = tuple(sorted(state.value for state in ENDED))
 _BY = "scheduler"
@@ -83,19 +85,55 @@ _CONSTANT = {
 }
 
 
-def expand_maps(connection: Connection, context: CallContext, skip: Collection[int] = ()) -> int:
-    """Look at the maps that are marked; return their number."""
+class _Marked(NamedTuple):
+    """A map that is marked, and the counts that say how many elements it may start."""
+
+    head: int
+    opened: int
+    closed: int
+    arrived: int
+    created: int
+    waiting: int
+    unfinished: int
+    retrying: int
+
+
+def expand_maps(connection: Connection, context: CallContext, skip: Collection[int] = (), most: int = STARTED) -> int:
+    """Look at the maps that are marked; return their number.
+
+    Args:
+        connection: A connection inside a transaction.
+        context: The transaction's context.
+        skip: Runs to skip.
+        most: The maximum number of elements to create or to start again.
+    """
     given = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
     found = _pending.fetch(connection, {"most": MAPS, **given}, bool(skip))
 
-    def expand(heads: list[int]) -> int:
+    def expand(marked: list[_Marked]) -> int:
+        nonlocal most
         board = Board(connection, context)
-        board.lock(heads)
-        look_at_maps(board, [board.tasks[head] for head in heads if head in board.tasks])
+        board.lock([one.head for one in marked])
+        heads, limited = [], []
+        for one in marked:
+            head = board.tasks.get(one.head)
+            if head is None:
+                continue
+            wanted = _estimate_starts(head, one)
+            if wanted > most:
+                context.left = True
+                if not most:
+                    continue  # it stays marked
+                head.window = one.unfinished + _count_retrying(head, one.retrying) + most
+                limited.append(head)
+            most -= min(wanted, most)
+            heads.append(head)
+        look_at_maps(board, heads)
+        _mark_again(board, limited)
         close_board(board, stops=False)
-        return len(heads)
+        return len(marked)
 
-    return work_on_runs(connection, context, [(run, head) for run, head in found], expand)
+    return work_on_runs(connection, context, [(run, _Marked(*values)) for run, *values in found], expand)
 
 
 @Statement
@@ -103,7 +141,35 @@ def _pending(dialect: str, skips: bool) -> Select[Any]:
     wanted = [_MAP.pending == literal_column("1")]
     if skips:
         wanted.append(_MAP.run.not_in(select(SKIPPED.build_source(dialect).c.id)))
-    return select(_MAP.run, _MAP.task).where(and_(*wanted)).order_by(_MAP.task).limit(bindparam("most"))
+    counts = [_MAP[name] for name in _Marked._fields if name != "head"]
+    return select(_MAP.run, _MAP.task, *counts).where(and_(*wanted)).order_by(_MAP.task).limit(bindparam("most"))
+
+
+def _estimate_starts(head: TaskEntry, one: _Marked) -> int:
+    """Return how many elements a map creates or starts again at most."""
+    if not _may_start(head):
+        return 0
+    room = _get_policy(head).max_outstanding - one.unfinished - _count_retrying(head, one.retrying)
+    if one.opened and one.closed:
+        room = min(room, one.arrived - one.created + one.waiting)
+    return max(room, 0)
+
+
+def _count_retrying(head: TaskEntry, retrying: int) -> int:
+    """Return how many elements that wait for a retry count in the window, at most."""
+    return min(retrying, (_get_policy(head).max_outstanding + 1) // 2)
+
+
+def _mark_again(board: Board, heads: Sequence[TaskEntry]) -> None:
+    """Mark maps whose window has more room than this transaction could use."""
+    stored = read_maps(board.connection, [head.id for head in heads], locks=False) if heads else {}
+    for head in heads:
+        head.window = None
+        row = stored[head.id].row
+        left = row.waiting or (row.stop is None and row.created < row.arrived)
+        room = _get_policy(head).max_outstanding - row.unfinished - _count_retrying(head, row.retrying)
+        if left and room > 0 and _may_start(head):
+            board.maps.wake(head.run.id, head.task_id)
 
 
 @dataclass(slots=True)
@@ -151,7 +217,7 @@ def look_at_maps(board: Board, heads: Sequence[TaskEntry]) -> None:
 def _get_policy(head: TaskEntry) -> MapPolicy:
     policy = head.plan.build_map_policy(MAX_OUTSTANDING, MAX_LENGTH)
     assert policy is not None
-    return policy
+    return policy if head.window is None else policy._replace(max_outstanding=head.window)
 
 
 def _may_start(head: TaskEntry) -> bool:

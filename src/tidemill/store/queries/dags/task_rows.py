@@ -128,6 +128,7 @@ class TaskEntry:
         "started_us",
         "tallied",
         "task_id",
+        "window",
     )
 
     def __init__(self, row: TaskValues, run: RunEntry) -> None:
@@ -149,6 +150,8 @@ class TaskEntry:
         )  # fmt: skip
         #: The count of the map that an element belongs to, as the map knows it.
         self.counted: str | None = None if self.map_index == UNMAPPED else find_count(self.row.state)
+        #: The window of a map in this transaction, if it is smaller than the map's own.
+        self.window: int | None = None
         self.counts: Counts = read_counts(tallies)
         self.pending: int = pending
         self.skip_votes: int = skip_votes
