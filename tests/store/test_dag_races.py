@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import asyncpg
 import pytest
@@ -11,9 +12,12 @@ from tests.store.dags import Player, dag, task
 from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.endings import Deferral, Success
+from tidemill.core.tasks.structure import MapSource, MapStructure
+from tidemill.store.calls.call import Call
 from tidemill.store.calls.people_calls import ClearTasks, CreateRun
 from tidemill.store.calls.service_calls import LoseSession, SchedulerTurn
 from tidemill.store.calls.setting_calls import ListPools, SetPool
+from tidemill.store.calls.task_calls import EmitItems
 from tidemill.store.calls.trigger_calls import ClaimTriggers
 from tidemill.store.calls.worker_calls import AttemptReport, OutcomeKind, WorkerTurn
 from tidemill.store.engines.opening import open_store
@@ -49,6 +53,18 @@ class HeldRuns:
 
     async def release(self) -> None:
         await self._connection.execute("COMMIT")
+
+
+async def is_free(address: str, mapped_task: str) -> bool:
+    """Return whether a transaction can lock a map at once."""
+    connection = await asyncpg.connect(address)
+    try:
+        await connection.execute(f"SELECT FROM task_map WHERE task_id = '{mapped_task}' FOR UPDATE NOWAIT")
+    except asyncpg.LockNotAvailableError:
+        return False
+    finally:
+        await connection.close()
+    return True
 
 
 @pytest.fixture
@@ -98,6 +114,38 @@ async def test_a_run_that_ends_while_it_is_to_give_its_place_is_not_begun_again(
     assert (await players[0].run(later)).state == "success"
     await players[0].play()
     assert (await players[0].run(earlier)).state == "success"
+
+
+@pytest.mark.parametrize("clears", [False, True])
+async def test_maps_that_change_together_are_locked_in_one_order(address: str, clears: bool) -> None:
+    connection = await asyncpg.connect(address)
+    name = await connection.fetchval("SELECT current_database()")
+    for scan in ("indexscan", "indexonlyscan", "bitmapscan"):
+        await connection.execute(f"ALTER DATABASE {name} SET enable_{scan} = off")
+    store = await open_store(address)
+    player = await Player(store).begin()
+    over = MapStructure(("x",), (MapSource("generator", "g"),))
+    run = await player.create(dag(task("g", is_generator=True), *[task(one, "g", mapped=over) for one in "az"]))
+    attempt = await player.claim_one()
+    first, other = [row["task_id"] for row in await connection.fetch("SELECT task_id FROM task_map ORDER BY task")]
+    call: Call[Any] = EmitItems(attempt.task, attempt.epoch, 0, ("1",))
+    if clears:
+        await player.report(attempt, Success())
+        await player.play()
+        call = ClearTasks(run.dag_id, run.run_id, ("a", "z"), "tester")
+    # A scan finds the rows in another order than that of their ids now.
+    await connection.execute("UPDATE task_map SET made = made WHERE task_id = $1", first)
+    await connection.execute(f"BEGIN; SELECT FROM task_map WHERE task_id = '{first}' FOR UPDATE")
+    held = HeldRuns(connection)
+    calling = asyncio.create_task(store.call(call))
+    await held.wait_for(1)
+
+    assert await is_free(address, other)
+
+    await held.release()
+    await calling
+    await connection.close()
+    await store.close()
 
 
 async def test_workers_that_claim_at_once_get_different_tasks(players: list[Player]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Select, and_, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Insert, Select, and_, bindparam, delete, func, insert, select
 
 from tidemill.core.tasks.inputs import Channel
 from tidemill.core.tasks.task_row import ENDED
@@ -17,6 +17,7 @@ from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.task_calls import EmitItems, ItemsStored
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, dag_version, map_item, task_instance, task_map
+from tidemill.store.queries.dags.map_rows import wake_maps
 from tidemill.store.queries.dags.task_rows import load_plan
 from tidemill.store.queries.dags.task_values import check_attempt
 from tidemill.store.queries.dags.xcoms import find_fault
@@ -69,13 +70,13 @@ def _wake_maps(connection: Connection, task: int, context: CallContext, *, rings
     plan = load_plan(connection, version, digest).tasks[name]
     if not plan.feeds:
         return True
-    fed = and_(_MAP.run == run, _MAP.task_id.in_(plan.feeds))
     if rings:
         # Unconditionally: a scheduler that is about to unset the mark has not seen the new items.
-        connection.execute(update(task_map).where(fed).values(pending=1))
+        wake_maps(connection, {(run, name) for name in plan.feeds})
         context.bells.add(Channel.SCHEDULER)
     if set(plan.downstream) - set(plan.feeds):
         return True
+    fed = and_(_MAP.run == run, _MAP.task_id.in_(plan.feeds))
     # The rule of a map may have skipped or failed it before it opened.
     open_ = and_(fed, _MAP.stop.is_(None), _TASK.state.not_in(_ENDED))
     statement = select(_MAP.task).join(task_instance, _TASK.id == _MAP.task).where(open_).limit(1)

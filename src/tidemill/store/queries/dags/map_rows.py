@@ -100,11 +100,16 @@ class MapWrites:
     def write(self, connection: Connection, entries: Iterable[TaskEntry]) -> bool:
         """Write all changes, with the counts that the elements have changed; return whether a map was woken."""
         deltas: dict[tuple[int, str], Counter[str]] = {}
+        follows: list[TaskEntry] = []
+        changed_heads: set[tuple[int, str]] = set()
         self.told.update(dict.fromkeys(self.reset))
         for entry in entries:
             if entry.map_index == UNMAPPED:
                 if entry.row.policy.is_map and entry.row.told != self.told.get(entry.id):
-                    self._follow(connection, entry)
+                    follows.append(entry)
+                    changed_heads.add((entry.run.id, entry.task_id))
+                elif entry.id in self.reset:
+                    changed_heads.add((entry.run.id, entry.task_id))
                 continue
             count = find_count(entry.row.state)
             if count != entry.counted:
@@ -115,11 +120,12 @@ class MapWrites:
                     changed[count] += 1
                 entry.counted = count
         dialect = find_dialect(connection)
+        _lock(connection, {*changed_heads, *self.woken, *deltas})
+        for entry in follows:
+            self._follow(connection, entry)
         if self.reset:
             _reset.fetch(connection, IDS.build_parameters(dialect, build_id_rows(self.reset)))
         woken = sorted(self.woken - deltas.keys())
-        if len(woken) + len(deltas) > 1:
-            _lock_named.fetch(connection, _WOKEN.build_parameters(dialect, sorted({*woken, *deltas})))
         if deltas:
             rows: list[tuple[int | str, ...]] = [
                 (*key, *(changed[name] for name in _COUNTS)) for key, changed in sorted(deltas.items())
@@ -181,9 +187,29 @@ def _reset(dialect: str) -> Update:
     return update(task_map).where(_MAP.task.in_(wanted)).values(zero | {"pending": 1})
 
 
+def wake_maps(connection: Connection, maps: Collection[tuple[int, str]]) -> None:
+    """Have the scheduler look at maps, given as run and task."""
+    _lock(connection, maps)
+    _wake.fetch(connection, _WOKEN.build_parameters(find_dialect(connection), sorted(maps)))
+
+
+def _lock(connection: Connection, maps: Collection[tuple[int, str]]) -> None:
+    """Lock maps that statements change together, because an UPDATE locks its rows in any order."""
+    if len(maps) > 1:
+        _lock_named.fetch(connection, _WOKEN.build_parameters(find_dialect(connection), sorted(maps)))
+
+
 def wake_maps_of_runs(connection: Connection, runs: Collection[int]) -> None:
     """Have the scheduler look at all maps of runs."""
-    _wake_runs.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(runs)))
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(runs))
+    _lock_runs.fetch(connection, given)
+    _wake_runs.fetch(connection, given)
+
+
+@Statement
+def _lock_runs(dialect: str) -> Select[Any]:
+    mine = _MAP.run.in_(select(IDS.build_source(dialect).c.id))
+    return select(_MAP.task).where(mine).order_by(_MAP.task).with_for_update()
 
 
 @Statement
