@@ -148,6 +148,25 @@ async def test_maps_that_change_together_are_locked_in_one_order(address: str, c
     await store.close()
 
 
+async def test_a_turn_that_reports_an_element_locks_runs_before_its_map(
+    address: str, players: list[Player], held_runs: Callable[[], Awaitable[HeldRuns]]
+) -> None:
+    structure = MapStructure(("x",), (MapSource("literal", length=1),))
+    run = await players[0].create(dag(task("m", mapped=structure), task("t")))
+    attempts = {one.task_id: one for one in await players[0].claim()}
+    await players[0].store.call(ClearTasks(run.dag_id, run.run_id, ("t",), "tester"))
+    held = await held_runs()
+    reporting = asyncio.create_task(players[0].report(attempts["m"], Success()))
+    await held.wait_for(1)
+
+    assert await is_free(address, "m")
+
+    await held.release()
+    assert (await reporting).kind is OutcomeKind.MOVED
+    await players[0].play()
+    assert (await players[0].run(run)).state == "success"
+
+
 async def test_workers_that_claim_at_once_get_different_tasks(players: list[Player]) -> None:
     run = await players[0].create(dag(*[task(f"t{number:02}") for number in range(60)]))
     await players[0].schedule()

@@ -32,7 +32,7 @@ from sqlalchemy import (
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Moved
-from tidemill.core.tasks.inputs import Claim, Ended
+from tidemill.core.tasks.inputs import Claim
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.runtime.log.setup import throttle
@@ -44,7 +44,6 @@ from tidemill.store.dag_tables import dag, dag_file, dag_run, dag_version, task_
 from tidemill.store.queries.dags.map_elements import find_elements
 from tidemill.store.queries.dags.run_params import build_params
 from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, load_plan
-from tidemill.store.queries.dags.tasks import move_held
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.triggers.cursors import IDS, SKIPPED, build_id_rows
 from tidemill.store.statements import Statement
@@ -58,31 +57,43 @@ _RUN_STATES = {"on_success": "success", "on_failure": "failed"}
 _LOOKS = 20
 
 
-def claim_work(connection: Connection, turn: WorkerTurn, context: CallContext) -> tuple[ClaimedAttempt, ...]:
-    """Claim attempts and callbacks for a worker; a repeated request gets the same ones again and nothing else."""
-    tasks, callbacks, ending = _find_claimed(connection, turn)
-    _note_ended(connection, turn, ending, context)
+class FoundClaims(NamedTuple):
+    """The claims of a worker before its turn.
+
+    Attributes:
+        tasks: The tasks that this request claimed before.
+        callbacks: The callbacks that it claimed before.
+        gone: Tasks that are ending, and whose attempts the worker no longer holds, or whose claim it never received.
+    """
+
+    tasks: list[int]
+    callbacks: list[int]
+    gone: set[int]
+
+
+def claim_work(
+    connection: Connection, turn: WorkerTurn, found: FoundClaims, context: CallContext
+) -> tuple[ClaimedAttempt, ...]:
+    """Claim attempts and callbacks for a worker; a repeated request gets the same ones again and nothing else.
+
+    Rows that other transactions have locked are skipped, so this may follow when maps are locked.
+    """
+    callbacks = found.callbacks
     board = Board(connection, context)
-    if tasks or callbacks:
-        board.read(tasks)
-        entries = [board.tasks[task] for task in tasks if task in board.tasks]
+    if found.tasks or callbacks:
+        board.read(found.tasks)
+        entries = [board.tasks[task] for task in found.tasks if task in board.tasks]
     else:
         callbacks = _claim_callbacks(connection, turn)
         entries = _claim_tasks(board, turn, turn.capacity - len(callbacks))
     return _build_attempts(board, entries, callbacks)
 
 
-def _find_claimed(connection: Connection, turn: WorkerTurn) -> tuple[list[int], list[int], list[int]]:
-    """Return the tasks and callbacks that this request claimed before, and the worker's tasks that are ending."""
+def find_claims(connection: Connection, turn: WorkerTurn) -> FoundClaims:
+    """Return what this request claimed before, and the worker's tasks whose ending is complete."""
     found = _claimed.fetch(connection, {"session": turn.session, "request": turn.request})
     tasks, callbacks, ending = ([number for kind, number in found if kind == wanted] for wanted in (0, 1, 2))
-    return tasks, callbacks, ending
-
-
-def _note_ended(connection: Connection, turn: WorkerTurn, ending: Sequence[int], context: CallContext) -> None:
-    """Complete the ending of tasks whose old attempts the worker no longer holds, or whose claim it never received."""
-    gone = set(ending) - {task for task, _ in turn.held}
-    move_held(connection, gone, turn.session, Ended, context, f"worker {turn.session}")
+    return FoundClaims(tasks, callbacks, set(ending) - {task for task, _ in turn.held})
 
 
 @Statement

@@ -5,7 +5,7 @@ Invariants: a repeated report changes nothing. A report whose content the databa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import structlog
 from sqlalchemy import Connection, Update, and_, update
@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Update, and_, update
 from tidemill.core.errors import describe_error
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved, Refused
 from tidemill.core.tasks.endings import Deferral, Failure, Skip, Success
-from tidemill.core.tasks.inputs import Deferred, Failed, Input, Lost, Skipped, Succeeded
+from tidemill.core.tasks.inputs import Deferred, Ended, Failed, Input, Lost, Skipped, Succeeded
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.worker_calls import (
@@ -26,10 +26,10 @@ from tidemill.store.calls.worker_calls import (
 )
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance
-from tidemill.store.queries.dags.claims import claim_work, find_ended
+from tidemill.store.queries.dags.claims import claim_work, find_claims, find_ended
 from tidemill.store.queries.dags.effects import PackedTrigger, pack_trigger
 from tidemill.store.queries.dags.task_logs import store_log_parts
-from tidemill.store.queries.dags.tasks import close_board, draw_bits
+from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_held
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.dags.xcoms import find_fault
 from tidemill.store.queries.isolation import is_fault_of_content
@@ -51,25 +51,34 @@ _KINDS = {
 def take_worker_turn(connection: Connection, turn: WorkerTurn, context: CallContext) -> WorkerAnswer:
     """Store reports and claim new work; see `WorkerTurn`."""
     lock_session(connection, turn.session)
-    outcomes = _store_reports(connection, turn, context)
+    found = find_claims(connection, turn)
+    outcomes = _store_reports(connection, turn, found.gone, context)
     _store_callbacks(connection, turn, context)
     ends = [one.log_end for one in turn.reports] + [one.log_end for one in turn.callbacks]
     store_log_parts(connection, [part for part in ends if part is not None])
-    claimed = claim_work(connection, turn, context)
+    claimed = claim_work(connection, turn, found, context)
     return WorkerAnswer(outcomes, claimed, find_ended(connection, turn.session, turn.held), context.now_us)
 
 
-def _store_reports(connection: Connection, turn: WorkerTurn, context: CallContext) -> tuple[AttemptReportOutcome, ...]:
-    """Store all reports together; if that fails, store them one by one and refuse those that fail."""
-    if not turn.reports:
+def _store_reports(
+    connection: Connection, turn: WorkerTurn, gone: Collection[int], context: CallContext
+) -> tuple[AttemptReportOutcome, ...]:
+    """Store all reports together, and that attempts are gone; if that fails, store the reports one by one and refuse
+    those that fail.
+
+    Together, because the maps of elements are locked after all runs and tasks.
+    """
+    if not turn.reports and not gone:
         return ()
     try:
         with savepoint(connection):
-            return _store_some(connection, turn, turn.reports, context)
+            return _store_some(connection, turn, turn.reports, context, gone)
     except Exception as error:
-        if not is_fault_of_content(error):
+        if not turn.reports or not is_fault_of_content(error):
             raise
-    return tuple(_store_one(connection, turn, report, context) for report in turn.reports)
+    outcomes = tuple(_store_one(connection, turn, report, context) for report in turn.reports)
+    move_held(connection, gone, turn.session, Ended, context, f"worker {turn.session}")
+    return outcomes
 
 
 def _store_one(
@@ -87,17 +96,26 @@ def _store_one(
 
 
 def _store_some(
-    connection: Connection, turn: WorkerTurn, reports: Sequence[AttemptReport], context: CallContext
+    connection: Connection,
+    turn: WorkerTurn,
+    reports: Sequence[AttemptReport],
+    context: CallContext,
+    gone: Collection[int] = (),
 ) -> tuple[AttemptReportOutcome, ...]:
     board = Board(connection, context)
-    board.lock({report.task for report in reports})
+    board.lock({*gone, *(report.task for report in reports)})
     for report in reports:
         entry = board.tasks.get(report.task)
         current = entry is not None and entry.row.state is TaskState.RUNNING and entry.row.epoch == report.epoch
         if entry is not None and current and isinstance(report.result, Success):
             board.note_skips(entry, report.skip, report.skip_all_downstream)
     given = [(report.task, _build_input(report, context)) for report in reports]
-    answers = board.give_all(given, f"worker {turn.session}")
+    by = f"worker {turn.session}"
+    answers = board.give_all(given, by)
+    # A user may have cleared or marked a task again since it was found.
+    mine = [board.tasks[task] for task in sorted(gone) if task in board.tasks]
+    ended = [entry for entry in mine if entry.row.session == turn.session and entry.row.state is TaskState.ENDING]
+    board.give_all([(entry.id, Ended(entry.row.epoch)) for entry in ended], by)
     close_board(board)
     _write_labels(connection, reports, answers)
     return tuple(_build_outcome(report, answer) for report, answer in zip(reports, answers, strict=True))
