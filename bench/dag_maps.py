@@ -29,7 +29,7 @@ from tests.store.server import PostgresServer
 
 from tidemill.runtime.json.codec import decode, encode_sorted
 from tidemill.runtime.process.table import read_command
-from tidemill.store.calls.people_calls import CreateRun, GetRun, RunRecord
+from tidemill.store.calls.run_calls import CreateRun, GetRun, RunRecord
 from tidemill.store.calls.task_calls import GetValuePage
 
 ELEMENTS = 5_000

@@ -19,7 +19,8 @@ from tests.store.dags import Player, dag, encode, task
 from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.endings import Success
-from tidemill.store.calls.people_calls import CountStore, CreateRun
+from tidemill.store.calls.count_calls import CountStore
+from tidemill.store.calls.run_calls import CreateRun
 from tidemill.store.calls.service_calls import SchedulerTurn, StoreFile
 from tidemill.store.calls.worker_calls import AttemptReport, LogPart, WorkerTurn
 from tidemill.store.engines.opening import open_store

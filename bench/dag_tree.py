@@ -35,8 +35,10 @@ from bench.harness import chosen, report, tree, tree_cpu_seconds
 
 from tidemill.runtime.json.codec import decode, encode_sorted
 from tidemill.services.worker.preloads import PRELOADS
-from tidemill.store.calls.people_calls import CreateRun, GetDag, GetRun, ListXComs, RunRecord
+from tidemill.store.calls.dag_calls import GetDag
+from tidemill.store.calls.run_calls import CreateRun, GetRun, RunRecord
 from tidemill.store.calls.service_calls import ListFiles
+from tidemill.store.calls.xcom_calls import ListXComs
 from tidemill.store.ciphers import build_cipher
 from tidemill.store.database import StoreClient
 from tidemill.store.engines.opening import open_caller

@@ -26,7 +26,8 @@ from tests.store.dags import Player, dag, task
 from tidemill.core.tasks.endings import Deferral, Success
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.json.codec import decode, encode_sorted
-from tidemill.store.calls.people_calls import RunRecord, TaskHistory
+from tidemill.store.calls.instance_calls import TaskHistory
+from tidemill.store.calls.run_calls import RunRecord
 from tidemill.store.calls.service_calls import ListSessions
 from tidemill.store.calls.setting_calls import SetPool
 from tidemill.store.calls.worker_calls import AttemptReport

@@ -12,7 +12,8 @@ from sqlalchemy import Connection, and_, delete, insert, select, update
 from tidemill.core.tasks.endings import AttemptEnding, Success
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.structure import DagStructure, MapSource, MapStructure, TaskStructure
-from tidemill.store.calls.people_calls import CreateRun, GetRun, ListTasks, RunRecord, TaskRecord
+from tidemill.store.calls.instance_calls import ListTasks, TaskRecord
+from tidemill.store.calls.run_calls import CreateRun, GetRun, RunRecord
 from tidemill.store.calls.service_calls import BeginSession, SchedulerAnswer, SchedulerTurn, StoreFile
 from tidemill.store.calls.worker_calls import (
     AttemptReport,

@@ -7,7 +7,8 @@ from tests.store.dags import Player, dag, encode, task
 
 from tidemill.core.tasks.endings import Deferral, Failure, Success
 from tidemill.core.tasks.structure import ScheduleStructure
-from tidemill.store.calls.people_calls import ListRuns, RunRecord, TaskHistory
+from tidemill.store.calls.instance_calls import TaskHistory
+from tidemill.store.calls.run_calls import ListRuns, RunRecord
 from tidemill.store.calls.service_calls import StoreFile
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
 from tidemill.store.database import Database

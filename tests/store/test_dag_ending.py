@@ -6,7 +6,8 @@ import pytest
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.tasks.endings import Deferral, Success
-from tidemill.store.calls.people_calls import CancelRun, ClearTasks, MarkTasks, RunRecord
+from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
+from tidemill.store.calls.run_calls import CancelRun, RunRecord
 from tidemill.store.calls.service_calls import LoseSession
 from tidemill.store.calls.setting_calls import ListPools
 from tidemill.store.calls.trigger_calls import ClaimedTrigger, ClaimTriggers, FailTrigger, HeldTriggers, ReleaseTriggers

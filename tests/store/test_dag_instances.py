@@ -12,18 +12,13 @@ from tidemill.core.tasks.endings import Deferral, Success
 from tidemill.core.tasks.instance import format_instance
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.callback_calls import ListCallbacks
-from tidemill.store.calls.people_calls import (
-    ClearTasks,
-    ListTasks,
-    ListXComs,
-    MarkTasks,
-    ReadLog,
-    RunRecord,
-    TaskHistory,
-)
+from tidemill.store.calls.instance_calls import ClearTasks, ListTasks, MarkTasks, TaskHistory
+from tidemill.store.calls.log_calls import ReadLog
+from tidemill.store.calls.run_calls import RunRecord
 from tidemill.store.calls.task_calls import AppendLog, GetXCom, PushXCom
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
 from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, LogPart
+from tidemill.store.calls.xcom_calls import ListXComs
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.database import Database
 

@@ -14,16 +14,10 @@ from tidemill.core.tasks.inputs import Channel
 from tidemill.core.tasks.structure import DagStructure
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.callback_calls import ListCallbacks, ReadCallbackLog
-from tidemill.store.calls.people_calls import (
-    CancelRun,
-    ClearTasks,
-    CreateRun,
-    ListXComs,
-    MarkTasks,
-    PauseDag,
-    ReadLog,
-    TaskHistory,
-)
+from tidemill.store.calls.dag_calls import PauseDag
+from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks, TaskHistory
+from tidemill.store.calls.log_calls import ReadLog
+from tidemill.store.calls.run_calls import CancelRun, CreateRun
 from tidemill.store.calls.service_calls import LoseSession, StoreFile
 from tidemill.store.calls.setting_calls import ListPools, SetConnection, SetPool
 from tidemill.store.calls.task_calls import GetXCom, PushXCom, SetVariable
@@ -37,6 +31,7 @@ from tidemill.store.calls.worker_calls import (
     ResumeWith,
     WorkerTurn,
 )
+from tidemill.store.calls.xcom_calls import ListXComs
 from tidemill.store.database import Database
 
 

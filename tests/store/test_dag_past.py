@@ -6,7 +6,7 @@ import pytest
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.tasks.endings import Failure, Success
-from tidemill.store.calls.people_calls import CreateRun, RunRecord, WatchRuns
+from tidemill.store.calls.run_calls import CreateRun, RunRecord, WatchRuns
 from tidemill.store.calls.task_calls import GetEarlierRun, GetXCom
 from tidemill.store.database import Database
 

@@ -14,7 +14,8 @@ from tests.store.server import PostgresServer
 from tidemill.core.tasks.endings import Deferral, Success
 from tidemill.core.tasks.structure import MapSource, MapStructure
 from tidemill.store.calls.call import Call
-from tidemill.store.calls.people_calls import ClearTasks, CreateRun
+from tidemill.store.calls.instance_calls import ClearTasks
+from tidemill.store.calls.run_calls import CreateRun
 from tidemill.store.calls.service_calls import LoseSession, SchedulerTurn
 from tidemill.store.calls.setting_calls import ListPools, SetPool
 from tidemill.store.calls.task_calls import EmitItems

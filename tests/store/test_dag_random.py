@@ -22,7 +22,8 @@ from tests.store.server import PostgresServer
 from tidemill.core.tasks.dependencies import OutcomeTally, Readiness, TaskOutcome, TriggerRule, Upstream, decide
 from tidemill.core.tasks.endings import Deferral, Failure, Loss, Skip, Success
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
-from tidemill.store.calls.people_calls import CancelRun, ClearTasks, MarkTasks, RunRecord
+from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
+from tidemill.store.calls.run_calls import CancelRun, RunRecord
 from tidemill.store.calls.service_calls import LoseSession
 from tidemill.store.calls.setting_calls import ListPools
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FailTrigger, FiredEvent, StoreEvents

@@ -11,7 +11,8 @@ from tests.store.dags import Player, dag, encode, task
 from tidemill.core.tasks.endings import Success
 from tidemill.core.tasks.structure import ParamStructure, ScheduleStructure
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
-from tidemill.store.calls.people_calls import CreateRun, GetDag, ListDags, ListRuns, PauseDag
+from tidemill.store.calls.dag_calls import GetDag, ListDags, PauseDag
+from tidemill.store.calls.run_calls import CreateRun, ListRuns
 from tidemill.store.calls.service_calls import ListFiles, RemoveFile, StoredDag, StoreFile
 from tidemill.store.database import Database
 

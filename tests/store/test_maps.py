@@ -11,17 +11,10 @@ from tests.store.dags import Player, dag, task
 from tidemill.core.tasks.endings import Deferral, Failure, Skip, Success
 from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.call import CallRefusedError
-from tidemill.store.calls.people_calls import (
-    CancelRun,
-    ClearTasks,
-    CountStore,
-    ListElements,
-    ListTasks,
-    MarkTasks,
-    RunRecord,
-    TaskRecord,
-    WatchRuns,
-)
+from tidemill.store.calls.count_calls import CountStore
+from tidemill.store.calls.element_calls import ListElements
+from tidemill.store.calls.instance_calls import ClearTasks, ListTasks, MarkTasks, TaskRecord
+from tidemill.store.calls.run_calls import CancelRun, RunRecord, WatchRuns
 from tidemill.store.calls.service_calls import LoseSession
 from tidemill.store.calls.task_calls import EmitItems, GetValuePage
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents

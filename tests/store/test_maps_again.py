@@ -12,7 +12,8 @@ from tests.store.test_maps import emit, end, fail_indexes, find_head, list_eleme
 
 from tidemill.core.tasks.endings import Failure, Success
 from tidemill.core.tasks.structure import MapSource
-from tidemill.store.calls.people_calls import ClearTasks, MarkTasks, RunRecord
+from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
+from tidemill.store.calls.run_calls import RunRecord
 from tidemill.store.calls.service_calls import SchedulerTurn
 from tidemill.store.calls.task_calls import GetValuePage
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt

@@ -19,7 +19,8 @@ from tidemill.core.tasks.expansion import find_count
 from tidemill.core.tasks.structure import MapSource
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.call import CallRefusedError
-from tidemill.store.calls.people_calls import CancelRun, ClearTasks, MarkTasks
+from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
+from tidemill.store.calls.run_calls import CancelRun
 from tidemill.store.calls.task_calls import EmitItems
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.dag_tables import task_instance, task_map

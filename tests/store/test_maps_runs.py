@@ -11,7 +11,8 @@ from tests.store.dags import Player, dag, fail_these, mapped, task
 from tidemill.core.errors import InvariantError
 from tidemill.core.tasks.endings import Failure, Success
 from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
-from tidemill.store.calls.people_calls import CancelRun, ClearTasks, CreateRun
+from tidemill.store.calls.instance_calls import ClearTasks
+from tidemill.store.calls.run_calls import CancelRun, CreateRun
 from tidemill.store.calls.setting_calls import SetPool
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.ciphers import Cipher

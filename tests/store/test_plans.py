@@ -14,27 +14,13 @@ from tidemill.core.tasks.endings import Deferral, Failure, Loss, Success
 from tidemill.core.tasks.structure import DagStructure, MapSource, MapStructure, ScheduleStructure
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.callback_calls import ListCallbacks, ReadCallbackLog
+from tidemill.store.calls.count_calls import CountStore
+from tidemill.store.calls.dag_calls import GetDag, ListDags, PauseDag
 from tidemill.store.calls.dispatch import list_kinds
-from tidemill.store.calls.people_calls import (
-    CancelRun,
-    ClearTasks,
-    CountStore,
-    DescribeTriggers,
-    GetDag,
-    GetRun,
-    GroupElementFailures,
-    ListDags,
-    ListElements,
-    ListRuns,
-    ListTasks,
-    ListXComs,
-    MarkTasks,
-    PauseDag,
-    ReadLog,
-    RunRecord,
-    TaskHistory,
-    WatchRuns,
-)
+from tidemill.store.calls.element_calls import GroupElementFailures, ListElements
+from tidemill.store.calls.instance_calls import ClearTasks, DescribeTriggers, ListTasks, MarkTasks, TaskHistory
+from tidemill.store.calls.log_calls import ReadLog
+from tidemill.store.calls.run_calls import CancelRun, GetRun, ListRuns, RunRecord, WatchRuns
 from tidemill.store.calls.service_calls import (
     BeatSession,
     EndSession,
@@ -81,6 +67,7 @@ from tidemill.store.calls.trigger_calls import (
     StoreEvents,
 )
 from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, LogPart
+from tidemill.store.calls.xcom_calls import ListXComs
 from tidemill.store.dag_tables import task_instance
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store

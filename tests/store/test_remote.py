@@ -15,7 +15,8 @@ from tests.store.dags import Player, dag, encode, task
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.tasks.inputs import Channel
 from tidemill.store.calls.call import CallRefusedError
-from tidemill.store.calls.people_calls import CreateRun, GetDag, ListDags
+from tidemill.store.calls.dag_calls import GetDag, ListDags
+from tidemill.store.calls.run_calls import CreateRun
 from tidemill.store.calls.service_calls import StoreFile
 from tidemill.store.calls.setting_calls import ListVariables
 from tidemill.store.calls.task_calls import GetVariable, SetVariable

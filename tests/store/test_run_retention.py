@@ -12,7 +12,8 @@ from tests.store.dags import Player, add_elements, dag, encode, task
 from tidemill.config.triggerer_settings import StoreSettings
 from tidemill.core.tasks.endings import Deferral, Failure, Success
 from tidemill.store import run_retention
-from tidemill.store.calls.people_calls import ClearTasks, ListRuns
+from tidemill.store.calls.instance_calls import ClearTasks
+from tidemill.store.calls.run_calls import ListRuns
 from tidemill.store.calls.service_calls import StoreFile
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents

@@ -91,7 +91,7 @@ class AttemptClaim(Protocol):
 
 
 class PastRun(Protocol):
-    """A run of this DAG or of another; `store.calls.people_calls.RunRecord` documents the fields."""
+    """A run of this DAG or of another; `store.calls.run_calls.RunRecord` documents the fields."""
 
     @property
     def dag_id(self) -> str: ...

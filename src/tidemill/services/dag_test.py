@@ -38,7 +38,8 @@ from tidemill.services.triggerer.hosting.ending import explain_fault
 from tidemill.services.triggerer.hosting.loading import create_trigger, encode_payload
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.calls.call import Call, CallRefusedError
-from tidemill.store.calls.people_calls import CreateRun, GetRun, ListTasks, RunRecord
+from tidemill.store.calls.instance_calls import ListTasks
+from tidemill.store.calls.run_calls import CreateRun, GetRun, RunRecord
 from tidemill.store.calls.service_calls import BeginSession, SchedulerAnswer, SchedulerTurn, StoreFile
 from tidemill.store.calls.setting_calls import SetPool
 from tidemill.store.calls.task_calls import GetConnection, GetVariable

@@ -14,7 +14,8 @@ import pytest
 from tests.cli.dags.conftest import DevSite
 from tests.until import wait_until
 
-from tidemill.store.calls.people_calls import CreateRun, ListRuns, RunRecord, TaskHistory
+from tidemill.store.calls.instance_calls import TaskHistory
+from tidemill.store.calls.run_calls import CreateRun, ListRuns, RunRecord
 from tidemill.store.ciphers import build_cipher
 from tidemill.store.engines.opening import open_caller
 

@@ -9,7 +9,8 @@ import pytest
 from tidemill.cli.dags.dev_screen import DevScreen, format_runs, list_parts
 from tidemill.cli.terminal.status_text import count_cells
 from tidemill.core.errors import RemoteError
-from tidemill.store.calls.people_calls import CountStore, RunProgress, RunRecord, StoreCounts
+from tidemill.store.calls.count_calls import CountStore, StoreCounts
+from tidemill.store.calls.run_calls import RunProgress, RunRecord
 
 NOW = 1_000_000.0
 

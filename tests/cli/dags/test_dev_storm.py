@@ -19,7 +19,8 @@ from tests.cli.dags.conftest import DevSite
 from tests.until import wait_until
 
 from tidemill.runtime.process.table import find_descendants, find_marked, read_command
-from tidemill.store.calls.people_calls import CreateRun, ListRuns, ListTasks, TaskHistory
+from tidemill.store.calls.instance_calls import ListTasks, TaskHistory
+from tidemill.store.calls.run_calls import CreateRun, ListRuns
 from tidemill.store.ciphers import build_cipher
 from tidemill.store.database import StoreClient
 from tidemill.store.engines.opening import open_caller

@@ -18,7 +18,7 @@ from tidemill.runtime.metrics.exposition import write_families
 from tidemill.runtime.metrics.families import Family
 from tidemill.services.dev.metrics import DEFINITIONS, CallMeter, DagMetrics, MeasuredStore, find_delay
 from tidemill.services.dev.web_ui import serve_dags_metrics
-from tidemill.store.calls.people_calls import DagRecord
+from tidemill.store.calls.dag_calls import DagRecord
 from tidemill.store.calls.service_calls import BeatSession, BeginSession, EndSession, StoreFile
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
 from tidemill.store.calls.worker_calls import AttemptReport, WorkerTurn

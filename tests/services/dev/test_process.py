@@ -18,7 +18,8 @@ from tidemill.runtime.process.table import find_descendants, is_running
 from tidemill.services.dev import process, silence
 from tidemill.services.dev.process import Dev, DevFolder
 from tidemill.services.zygote.client import ZygoteClient
-from tidemill.store.calls.people_calls import CreateRun, GetRun, ListDags
+from tidemill.store.calls.dag_calls import ListDags
+from tidemill.store.calls.run_calls import CreateRun, GetRun
 from tidemill.store.calls.service_calls import ListSessions
 from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
 from tidemill.store.wire.call_server import CallServer

@@ -17,7 +17,9 @@ from tidemill.dags.loading import load_file
 from tidemill.dags.results import AttemptResult
 from tidemill.dags.running import run_attempt
 from tidemill.services.worker.task_services import StoreServices
-from tidemill.store.calls.people_calls import CreateRun, ListDags, ListTasks
+from tidemill.store.calls.dag_calls import ListDags
+from tidemill.store.calls.instance_calls import ListTasks
+from tidemill.store.calls.run_calls import CreateRun
 from tidemill.store.calls.service_calls import ListFiles, SchedulerTurn
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, WorkerTurn
 from tidemill.store.engines.opening import open_store

@@ -11,7 +11,8 @@ from tests.store.dags import Player, dag, task
 
 from tidemill.core.tasks.endings import Deferral
 from tidemill.runtime.json.codec import encode_sorted
-from tidemill.store.calls.people_calls import ListTasks, RunRecord, TaskRecord
+from tidemill.store.calls.instance_calls import ListTasks, TaskRecord
+from tidemill.store.calls.run_calls import RunRecord
 from tidemill.store.calls.setting_calls import SetPool
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.database import StoreClient

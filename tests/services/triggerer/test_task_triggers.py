@@ -26,7 +26,9 @@ from tidemill.runtime.log.task_lines import decode_lines
 from tidemill.services.dev.child import stop_service
 from tidemill.services.triggerer.tasks.folder_code import FolderCode
 from tidemill.services.triggerer.tasks.host import TaskHost
-from tidemill.store.calls.people_calls import CancelRun, ClearTasks, ReadLog
+from tidemill.store.calls.instance_calls import ClearTasks
+from tidemill.store.calls.log_calls import ReadLog
+from tidemill.store.calls.run_calls import CancelRun
 from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
 from tidemill.store.calls.trigger_calls import ListOwnedTriggers
 from tidemill.store.database import Database, StoreClient

@@ -29,7 +29,8 @@ from tidemill.runtime.process.table import (
     read_environment,
 )
 from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE
-from tidemill.store.calls.people_calls import ReadLog, RunRecord
+from tidemill.store.calls.log_calls import ReadLog
+from tidemill.store.calls.run_calls import RunRecord
 from tidemill.store.calls.service_calls import ListSessions, LoseSession
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store

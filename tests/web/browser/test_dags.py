@@ -13,7 +13,7 @@ from tests.web.dags.played import DAG, PlayedStore, played_store
 from tests.web.dags.test_dag_pages import BASE
 
 from tidemill.services.dev.web_ui import serve_dags_web
-from tidemill.store.calls.people_calls import ListRuns
+from tidemill.store.calls.run_calls import ListRuns
 
 PAGES = {
     "dags": "/dags",

@@ -20,7 +20,7 @@ from tests.web.scripted_pipeline import SCRIPT, SECRET
 from tests.web.serving import KEY, ORIGIN, PORT
 
 from tidemill.services.dev import web_ui
-from tidemill.store.calls.people_calls import TaskHistory
+from tidemill.store.calls.instance_calls import TaskHistory
 from tidemill.store.calls.service_calls import BeginSession, EndSession, ListSessions
 from tidemill.store.calls.setting_calls import SetConnection
 from tidemill.web.access.hashes import hash_token
@@ -205,7 +205,7 @@ async def test_a_log_is_followed_with_its_cursor(store: PlayedStore) -> None:
 
 
 async def _find_run(store: PlayedStore):  # type: ignore[no-untyped-def]
-    from tidemill.store.calls.people_calls import GetRun
+    from tidemill.store.calls.run_calls import GetRun
 
     return await store.database.call(GetRun(DAG, RUN))
 

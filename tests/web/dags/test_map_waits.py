@@ -8,7 +8,8 @@ import pytest
 
 from tidemill.core.tasks.alive import SeenService, find_alive
 from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
-from tidemill.store.calls.people_calls import MapCounts, RunRecord, TaskRecord
+from tidemill.store.calls.instance_calls import MapCounts, TaskRecord
+from tidemill.store.calls.run_calls import RunRecord
 from tidemill.web.dags.waiting import Around, describe_wait
 
 RUN = RunRecord(1, "d", "r", "manual", "running", None, 1, None, None, None, "{}", "me", 0, 0, None)

@@ -18,7 +18,7 @@ from tidemill.core.times import parse_moment
 from tidemill.runtime.process.exitcode import ExitCode
 
 if TYPE_CHECKING:
-    from tidemill.store.calls.people_calls import RunRecord
+    from tidemill.store.calls.run_calls import RunRecord
 
 app = App(help="Show, run and pause DAGs.")
 
@@ -51,7 +51,7 @@ def list_(
     """List DAGs by id."""
     with reporting():
         from tidemill.cli.dags.views import DAG_COLUMNS, build_dag_row, encode_dag, show_rows
-        from tidemill.store.calls.people_calls import ListDags
+        from tidemill.store.calls.dag_calls import ListDags
 
         with asking(config, folder) as store:
             pages = store.ask_pages(lambda after: ListDags(after=after, inactive=inactive, tag=tag))
@@ -83,7 +83,7 @@ def show(dag: DagId, config: Config = None, folder: Folder = None, as_json: AsJs
     with reporting():
         from tidemill.cli.dags.structure_view import format_structure
         from tidemill.cli.dags.views import encode_dag
-        from tidemill.store.calls.people_calls import GetDag
+        from tidemill.store.calls.dag_calls import GetDag
 
         with asking(config, folder) as store:
             found = store.ask(GetDag(dag))
@@ -140,7 +140,7 @@ def trigger(
     with reporting():
         from tidemill.cli.dags.views import encode_run
         from tidemill.cli.dags.waits import find_services
-        from tidemill.store.calls.people_calls import CreateRun
+        from tidemill.store.calls.run_calls import CreateRun
 
         call = CreateRun(
             dag,
@@ -167,7 +167,7 @@ def trigger(
 
 
 def _wait_for_end(store: StoreAsker, run: RunRecord) -> RunRecord:
-    from tidemill.store.calls.people_calls import GetRun
+    from tidemill.store.calls.run_calls import GetRun
 
     while run.ended_us is None:
         store.wait(_WAIT_SECONDS)
@@ -222,7 +222,7 @@ def unpause(dag: DagId, config: Config = None, folder: Folder = None) -> None:
 
 def _set_paused(dag: str, config: Path | None, folder: Path | None, *, paused: bool) -> None:
     with reporting():
-        from tidemill.store.calls.people_calls import PauseDag
+        from tidemill.store.calls.dag_calls import PauseDag
 
         with asking(config, folder) as store:
             changed = store.ask(PauseDag(dag, paused, find_user()))

@@ -11,7 +11,8 @@ from tidemill.cli.terminal.status_text import count_cells
 from tidemill.cli.terminal.tables import Column, format_age, format_table
 from tidemill.core.errors import RemoteError
 from tidemill.core.wording import format_count
-from tidemill.store.calls.people_calls import CountStore, RunProgress, StoreCounts, WatchRuns
+from tidemill.store.calls.count_calls import CountStore, StoreCounts
+from tidemill.store.calls.run_calls import RunProgress, WatchRuns
 
 if TYPE_CHECKING:
     from tidemill.services.dev.process import Dev

@@ -13,7 +13,7 @@ from tidemill.runtime.log.task_lines import TaskLine, decode_lines, overwrite_li
 
 if TYPE_CHECKING:
     from tidemill.cli.dags.asking import StoreAsker
-    from tidemill.store.calls.people_calls import RunRecord
+    from tidemill.store.calls.run_calls import RunRecord
 
 _ENDED = ("success", "failed", "skipped", "upstream_failed")
 
@@ -24,7 +24,7 @@ def has_ended(store: StoreAsker, run: RunRecord, task: str, map_index: int) -> b
     Raises:
         ConfigError: The run has no such instance.
     """
-    from tidemill.store.calls.people_calls import ListTasks
+    from tidemill.store.calls.instance_calls import ListTasks
 
     found = store.ask(ListTasks(run.dag_id, run.run_id, task_id=task, map_index=map_index)).rows
     if not found:
@@ -48,7 +48,7 @@ def read_log(
         try_number: The number of the try; None: the last one.
         after: The last part read so far; None: read from the beginning.
     """
-    from tidemill.store.calls.people_calls import ReadLog
+    from tidemill.store.calls.log_calls import ReadLog
 
     lines: list[TaskLine] = []
     while True:

@@ -14,7 +14,8 @@ from tidemill.core.tasks.instance import UNMAPPED
 
 if TYPE_CHECKING:
     from tidemill.store.calls.callback_calls import CallbackRecord
-    from tidemill.store.calls.people_calls import RunRecord, TaskRecord
+    from tidemill.store.calls.instance_calls import TaskRecord
+    from tidemill.store.calls.run_calls import RunRecord
 
 app = App(help="Show and cancel runs of DAGs.")
 
@@ -40,7 +41,7 @@ def list_(
     """List runs, newest first."""
     with reporting():
         from tidemill.cli.dags.views import RUN_COLUMNS, build_run_row, encode_run, show_rows
-        from tidemill.store.calls.people_calls import ListRuns
+        from tidemill.store.calls.run_calls import ListRuns
 
         states = check_states(state or [], ("queued", "running", "success", "failed"))
         with asking(config, folder) as store:
@@ -66,7 +67,7 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
         )
         from tidemill.cli.dags.waits import describe_waits, find_services
         from tidemill.cli.terminal.tables import Column
-        from tidemill.store.calls.people_calls import ListTasks
+        from tidemill.store.calls.instance_calls import ListTasks
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
@@ -131,7 +132,7 @@ def cancel(dag: DagId, run: Run = None, config: Config = None, folder: Folder = 
     """Cancel a run: tasks that have started fail; the others are skipped."""
     with reporting():
         from tidemill.cli.dags.views import encode_run
-        from tidemill.store.calls.people_calls import CancelRun
+        from tidemill.store.calls.run_calls import CancelRun
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
@@ -159,7 +160,8 @@ def find_run(store: StoreAsker, dag: str, run: str | None) -> RunRecord:
         ConfigError: There is no such run.
     """
     from tidemill.core.errors import ConfigError
-    from tidemill.store.calls.people_calls import GetDag, GetRun
+    from tidemill.store.calls.dag_calls import GetDag
+    from tidemill.store.calls.run_calls import GetRun
 
     found = store.ask(GetRun(dag, run))
     if found is not None:

@@ -10,7 +10,7 @@ from tidemill.cli.terminal.tables import Column, find_width, format_table
 from tidemill.core.tasks.structure import DagStructure, ParamStructure, TaskStructure
 
 if TYPE_CHECKING:
-    from tidemill.store.calls.people_calls import DagDetails
+    from tidemill.store.calls.dag_calls import DagDetails
 
 _COLUMNS = (
     Column("TASK", cut=True),

@@ -50,7 +50,7 @@ def states(
     """Show the state of each task of a run, and since when; of a mapped task, the counts of its elements."""
     with reporting():
         from tidemill.cli.dags.views import TASK_COLUMNS, build_task_row, encode_task, show_rows
-        from tidemill.store.calls.people_calls import ListTasks
+        from tidemill.store.calls.instance_calls import ListTasks
 
         wanted = check_states(state or [], _STATES)
         with asking(config, folder) as store:
@@ -75,7 +75,7 @@ def elements(
     """Show the elements of a mapped task, by index."""
     with reporting():
         from tidemill.cli.dags.views import ELEMENT_COLUMNS, build_element_row, encode_task, show_rows
-        from tidemill.store.calls.people_calls import ListElements
+        from tidemill.store.calls.element_calls import ListElements
 
         wanted = check_states(state or [], _ELEMENT_STATES)
         first, last = _parse_range(index) or (None, None)
@@ -101,7 +101,7 @@ def history(
     """Show the history of a task: each change of its state, with the reason and the cause."""
     with reporting():
         from tidemill.cli.dags.views import HISTORY_COLUMNS, build_change_row, encode_change, show_rows
-        from tidemill.store.calls.people_calls import TaskHistory
+        from tidemill.store.calls.instance_calls import TaskHistory
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
@@ -129,7 +129,7 @@ def xcoms(
     """Show the values that the tasks of a run have returned and pushed."""
     with reporting():
         from tidemill.cli.dags.views import XCOM_COLUMNS, build_xcom_row, encode_xcom, show_rows
-        from tidemill.store.calls.people_calls import ListXComs
+        from tidemill.store.calls.xcom_calls import ListXComs
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
@@ -190,7 +190,7 @@ def clear(
 ) -> None:
     """Clear tasks so that they run again from the beginning; a run that has ended continues."""
     with reporting():
-        from tidemill.store.calls.people_calls import ClearTasks
+        from tidemill.store.calls.instance_calls import ClearTasks
 
         number, indexes = _choose_elements(index)
         with asking(config, folder) as store:
@@ -222,7 +222,7 @@ def retry_failed(
 ) -> None:
     """Run the failed elements of a mapped task again, and the tasks that failed because of them."""
     with reporting():
-        from tidemill.store.calls.people_calls import ClearTasks
+        from tidemill.store.calls.instance_calls import ClearTasks
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
@@ -245,7 +245,7 @@ def mark(
     """Mark tasks as success, failed or skipped; a running task is stopped."""
     with reporting():
         from tidemill.core.errors import ConfigError
-        from tidemill.store.calls.people_calls import MarkTasks
+        from tidemill.store.calls.instance_calls import MarkTasks
 
         outcomes: dict[str, Literal["success", "failed", "skipped"]] = {
             "success": "success",

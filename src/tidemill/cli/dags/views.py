@@ -17,7 +17,10 @@ from tidemill.core.wording import shorten
 
 if TYPE_CHECKING:
     from tidemill.store.calls.callback_calls import CallbackRecord
-    from tidemill.store.calls.people_calls import DagRecord, HistoryRecord, MapCounts, RunRecord, TaskRecord, XComRecord
+    from tidemill.store.calls.dag_calls import DagRecord
+    from tidemill.store.calls.instance_calls import HistoryRecord, MapCounts, TaskRecord
+    from tidemill.store.calls.run_calls import RunRecord
+    from tidemill.store.calls.xcom_calls import XComRecord
 
 T = TypeVar("T")
 

@@ -10,7 +10,8 @@ from tidemill.cli.dags.views import format_clock
 if TYPE_CHECKING:
     from tidemill.cli.dags.asking import StoreAsker
     from tidemill.core.tasks.alive import AliveServices
-    from tidemill.store.calls.people_calls import RunRecord, TaskRecord
+    from tidemill.store.calls.instance_calls import TaskRecord
+    from tidemill.store.calls.run_calls import RunRecord
     from tidemill.web.dags.models import TaskWaitView
 
 #: The number of triggers that one call describes.
@@ -29,7 +30,8 @@ def describe_waits(store: StoreAsker, run: RunRecord, tasks: Sequence[TaskRecord
 
     from tidemill.core.tasks.instance import UNMAPPED
     from tidemill.core.tasks.structure import DagStructure
-    from tidemill.store.calls.people_calls import DescribeTriggers, GetDag
+    from tidemill.store.calls.dag_calls import GetDag
+    from tidemill.store.calls.instance_calls import DescribeTriggers
     from tidemill.store.calls.setting_calls import ListPools
     from tidemill.web.dags.waiting import ENDED, Around, describe_wait
 

@@ -20,7 +20,8 @@ from tidemill.runtime.loop.loop_calls import await_on_loop
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, Family
 from tidemill.store.calls.call import Call
-from tidemill.store.calls.people_calls import CountStore, DagRecord, ListDags, StoreCounts
+from tidemill.store.calls.count_calls import CountStore, StoreCounts
+from tidemill.store.calls.dag_calls import DagRecord, ListDags
 from tidemill.store.calls.service_calls import BeatSession, BeginSession, EndSession
 from tidemill.store.calls.setting_calls import ListPools, PoolRecord
 from tidemill.store.calls.trigger_calls import ClaimTriggers, EventOutcomeKind, StoreEvents

@@ -13,7 +13,7 @@ import msgspec
 from tidemill.core.tasks.endings import AttemptEnding
 from tidemill.runtime.framing import add_length
 from tidemill.store.calls.call import Call, find_answer_type
-from tidemill.store.calls.people_calls import GetRun
+from tidemill.store.calls.run_calls import GetRun
 from tidemill.store.calls.task_calls import (
     ClearTaskState,
     DeleteTaskState,

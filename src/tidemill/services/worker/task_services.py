@@ -8,7 +8,7 @@ import msgspec
 
 from tidemill.dags.exceptions import TaskError
 from tidemill.store.calls.call import Call
-from tidemill.store.calls.people_calls import GetRun, RunRecord
+from tidemill.store.calls.run_calls import GetRun, RunRecord
 from tidemill.store.calls.task_calls import (
     ClearTaskState,
     DeleteTaskState,

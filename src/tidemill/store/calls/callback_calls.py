@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tidemill.store.calls.call import PAGE, Call, Listed, answered_by
-from tidemill.store.calls.people_calls import LogPartRecord
+from tidemill.store.calls.log_calls import LogPartRecord
 
 
 class CallbackRecord(msgspec.Struct, frozen=True):

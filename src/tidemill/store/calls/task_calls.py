@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tidemill.store.calls.call import Call, answered_by
-from tidemill.store.calls.people_calls import RunRecord
+from tidemill.store.calls.run_calls import RunRecord
 from tidemill.store.calls.worker_calls import LogPart
 
 #: The maximum size of an encoded XCom value, in bytes.

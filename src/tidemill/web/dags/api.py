@@ -11,7 +11,9 @@ from starlette.requests import Request
 from tidemill.core.tasks.instance import MAX_INDEX
 from tidemill.core.wording import format_count
 from tidemill.runtime.json.codec import EncodingError, encode
-from tidemill.store.calls.people_calls import CancelRun, ClearTasks, CreateRun, MarkTasks, PauseDag
+from tidemill.store.calls.dag_calls import PauseDag
+from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
+from tidemill.store.calls.run_calls import CancelRun, CreateRun
 from tidemill.web.dags import models
 from tidemill.web.dags.desk import PAGE_ROWS, Desk, describe_run
 from tidemill.web.problems import RequestProblem

@@ -17,26 +17,14 @@ from tidemill.runtime.log.task_lines import decode_lines
 from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.store.calls.call import Call, CallRefusedError, Listed, RefusalKind
 from tidemill.store.calls.callback_calls import ListCallbacks, ReadCallbackLog
-from tidemill.store.calls.people_calls import (
-    DagRecord,
-    DescribeTriggers,
-    GetDag,
-    GetRun,
-    GroupElementFailures,
-    HistoryRecord,
-    ListDags,
-    ListElements,
-    ListRuns,
-    ListTasks,
-    ListXComs,
-    LogPartRecord,
-    ReadLog,
-    RunRecord,
-    TaskHistory,
-    TaskRecord,
-)
+from tidemill.store.calls.dag_calls import DagRecord, GetDag, ListDags
+from tidemill.store.calls.element_calls import GroupElementFailures, ListElements
+from tidemill.store.calls.instance_calls import DescribeTriggers, HistoryRecord, ListTasks, TaskHistory, TaskRecord
+from tidemill.store.calls.log_calls import LogPartRecord, ReadLog
+from tidemill.store.calls.run_calls import GetRun, ListRuns, RunRecord
 from tidemill.store.calls.service_calls import ListFiles, ListSessions
 from tidemill.store.calls.setting_calls import ListPools
+from tidemill.store.calls.xcom_calls import ListXComs
 from tidemill.web.dags import models
 from tidemill.web.dags.element_counts import compute_rate
 from tidemill.web.dags.waiting import Around, describe_wait, list_alive

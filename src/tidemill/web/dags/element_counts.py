@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from tidemill.store.calls.people_calls import TaskRecord
+from tidemill.store.calls.instance_calls import TaskRecord
 
 
 class CountsOfElements(Protocol):
@@ -70,7 +70,7 @@ def format_counts(counts: CountsOfElements) -> str:
     """Return the counts of a mapped task in one line.
 
     Example:
-        >>> from tidemill.store.calls.people_calls import MapCounts
+        >>> from tidemill.store.calls.instance_calls import MapCounts
         >>> format_counts(MapCounts(1200, False, 30, 10, 8, 18, 2, 0, 0, None))
         '20 of 1,200 so far: 18 success, 2 failed, 8 running, 1,172 waiting'
         >>> format_counts(MapCounts(0, True, 0, 0, 0, 0, 0, 0, 0, None))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from tidemill.core.tasks.instance import MAX_INDEX, UNMAPPED
-from tidemill.store.calls.people_calls import MapCounts
+from tidemill.store.calls.instance_calls import MapCounts
 
 _Time = float | None
 _Index = Annotated[int, Field(ge=0, le=MAX_INDEX)]

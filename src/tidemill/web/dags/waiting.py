@@ -9,7 +9,8 @@ from tidemill.core.tasks.alive import AliveServices, SeenService, find_alive
 from tidemill.core.tasks.expansion import MapPolicy
 from tidemill.core.tasks.structure import TaskStructure
 from tidemill.core.wording import format_count
-from tidemill.store.calls.people_calls import MapCounts, RunRecord, TaskRecord, TriggerAbout
+from tidemill.store.calls.instance_calls import MapCounts, TaskRecord, TriggerAbout
+from tidemill.store.calls.run_calls import RunRecord
 from tidemill.store.calls.service_calls import ServiceSession
 from tidemill.store.calls.setting_calls import PoolRecord
 from tidemill.web.dags.models import TaskTriggerView, TaskWaitView

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, and_, or_, select
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.calls.callback_calls import CallbackRecord, ListCallbacks, ReadCallbackLog
-from tidemill.store.calls.people_calls import LogPartRecord
+from tidemill.store.calls.log_calls import LogPartRecord
 from tidemill.store.calls.worker_calls import PART_BASE
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance, task_log

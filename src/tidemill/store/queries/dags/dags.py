@@ -17,7 +17,7 @@ from tidemill.core.tasks.structure import DagStructure, ScheduleStructure
 from tidemill.core.tasks.structure_changes import describe_changes
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
-from tidemill.store.calls.people_calls import DagDetails, DagRecord, GetDag, ListDags, PauseDag
+from tidemill.store.calls.dag_calls import DagDetails, DagRecord, GetDag, ListDags, PauseDag
 from tidemill.store.calls.service_calls import FileRecord, ListFiles, RemoveFile, StoredDag, StoreFile
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import compute_digest, read_structure

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, func, literal_column, select, text
 
-from tidemill.store.calls.people_calls import MapCounts
+from tidemill.store.calls.instance_calls import MapCounts
 from tidemill.store.dag_tables import HOLDS_SLOTS, task_instance, task_map
 from tidemill.store.statements import Statement
 

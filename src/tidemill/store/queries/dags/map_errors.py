@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, bindparam, func, select, text
 
-from tidemill.store.calls.people_calls import ElementFailureCount, ElementFailures, GroupElementFailures
+from tidemill.store.calls.element_calls import ElementFailureCount, ElementFailures, GroupElementFailures
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import IS_BAD_ELEMENT, task_instance
 from tidemill.store.queries.dags.runs import find_run

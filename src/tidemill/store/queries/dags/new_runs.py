@@ -32,7 +32,7 @@ from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
-from tidemill.store.calls.people_calls import CreateRun, RunRecord
+from tidemill.store.calls.run_calls import CreateRun, RunRecord
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import NO_COUNTS, DagPlan, TaskPlan
 from tidemill.store.dag_tables import dag, dag_run, dag_version, task_instance, task_map

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, and_, func, literal_column, select, text, union_all
 
 from tidemill.core.tasks.task_row import TaskState
-from tidemill.store.calls.people_calls import RunProgress, RunRecord, WatchRuns
+from tidemill.store.calls.run_calls import RunProgress, RunRecord, WatchRuns
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import HOLDS_SLOTS, IS_DEFERRED, IS_UNMAPPED, dag_run, task_instance, task_map
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, RUNS, read_run

@@ -19,7 +19,7 @@ from sqlalchemy import (
 
 from tidemill.core.tasks.inputs import Channel
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
-from tidemill.store.calls.people_calls import CancelRun, GetRun, ListRuns, RunRecord
+from tidemill.store.calls.run_calls import CancelRun, GetRun, ListRuns, RunRecord
 from tidemill.store.calls.task_calls import GetEarlierRun
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run, dag_version

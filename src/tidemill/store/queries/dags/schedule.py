@@ -25,7 +25,7 @@ from sqlalchemy import (
 from tidemill.core.tasks.structure import ScheduleStructure
 from tidemill.core.tasks.timetable import next_time
 from tidemill.store.calls.call import CallRefusedError
-from tidemill.store.calls.people_calls import CreateRun
+from tidemill.store.calls.run_calls import CreateRun
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import read_structure
 from tidemill.store.dag_tables import dag, dag_run, dag_version

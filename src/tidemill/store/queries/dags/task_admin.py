@@ -16,20 +16,18 @@ from tidemill.core.tasks.inputs import Clear, Mark
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
-from tidemill.store.calls.people_calls import (
+from tidemill.store.calls.count_calls import CountStore, StoreCounts
+from tidemill.store.calls.element_calls import ListElements
+from tidemill.store.calls.instance_calls import (
     ClearTasks,
-    CountStore,
     HistoryRecord,
-    ListElements,
     ListTasks,
-    LogPartRecord,
     MapCounts,
     MarkTasks,
-    ReadLog,
-    StoreCounts,
     TaskHistory,
     TaskRecord,
 )
+from tidemill.store.calls.log_calls import LogPartRecord, ReadLog
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan
 from tidemill.store.dag_tables import (

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Executable, and_, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.store.calls.call import Listed
-from tidemill.store.calls.people_calls import LogPartRecord
+from tidemill.store.calls.log_calls import LogPartRecord
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.worker_calls import LogPart
 from tidemill.store.context import CallContext

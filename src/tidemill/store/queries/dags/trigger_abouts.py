@@ -15,7 +15,7 @@ from tidemill.config.redaction import is_secret, redact
 from tidemill.core.errors import ConfigError
 from tidemill.store.calls.asked_secrets import find_secrets
 from tidemill.store.calls.call import Call
-from tidemill.store.calls.people_calls import DescribeTriggers, TriggerAbout
+from tidemill.store.calls.instance_calls import DescribeTriggers, TriggerAbout
 from tidemill.store.calls.task_calls import ConnectionRecord, GetConnection, GetVariable
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import connections, variable

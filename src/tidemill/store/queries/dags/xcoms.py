@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, or_, select
 
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
-from tidemill.store.calls.people_calls import ListXComs, XComRecord
 from tidemill.store.calls.task_calls import MAX_XCOM_BYTES, GetXCom
+from tidemill.store.calls.xcom_calls import ListXComs, XComRecord
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, task_instance, xcom
 from tidemill.store.queries.dags.runs import find_run, select_dag

@@ -1,0 +1,215 @@
+"""The calls of the command line and the web pages about task instances: their states, history and triggers.
+
+Invariants: instances and changes are listed in keyset pages in a stable order; `after` is the `next` of the previous
+page. `by` names the user who makes a change and is recorded in the journal. Times are UTC microseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tidemill.store.calls.call import Call, Listed, answered_by
+
+
+class MapCounts(msgspec.Struct, frozen=True):
+    """The elements of a mapped task.
+
+    Attributes:
+        arrived: The number of items that its source has given so far.
+        closed: Whether its source gives no more.
+        created: The number of elements that were created, or skipped because the map was stopped.
+        unfinished: The number of created elements that have not ended.
+        running: The number of elements that run or are ending.
+        success: The number of elements that succeeded.
+        failed: The number of elements whose own attempts failed.
+        upstream_failed: The number of elements that failed because of their source.
+        skipped: The number of elements that were skipped.
+        stop: Why no more are created; None: it was not stopped.
+    """
+
+    arrived: int
+    closed: bool
+    created: int
+    unfinished: int
+    running: int
+    success: int
+    failed: int
+    upstream_failed: int
+    skipped: int
+    stop: str | None
+
+
+class TaskRecord(msgspec.Struct, frozen=True):
+    """A task of a run.
+
+    Attributes:
+        id: Its row id.
+        run: The row id of its run.
+        dag_id: Its DAG.
+        run_id: The name of its run.
+        task_id: Its name.
+        map_index: The map index; -1: it is not mapped.
+        state: A `core.tasks.task_row.TaskState`.
+        epoch: How often its state has changed.
+        tries: How many tries have started.
+        max_tries: The number of tries after which a failure is final.
+        operator: The name of its operator class.
+        queue: The queue whose workers may run it.
+        pool: Its pool.
+        pool_slots: The number of pool slots that it needs.
+        priority: Its priority; higher ones are admitted first.
+        since_us: When it entered its state.
+        started_us: When its last try started.
+        ended_us: When it ended.
+        due_us: The time of its next retry or deadline.
+        worker: The worker that runs it, for display; None: no worker runs it.
+        trigger: The id of the trigger that it waits for; None: it is not deferred.
+        error: The error of its last failure.
+        elements: The counts of its elements; None: it is not mapped, or is an element itself.
+        label: The rendered `map_index_template` of an element; None: it has none.
+    """
+
+    id: int
+    run: int
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+    state: str
+    epoch: int
+    tries: int
+    max_tries: int
+    operator: str
+    queue: str
+    pool: str
+    pool_slots: int
+    priority: int
+    since_us: int
+    started_us: int | None
+    ended_us: int | None
+    due_us: int | None
+    worker: str | None
+    trigger: int | None
+    error: str | None
+    elements: MapCounts | None = None
+    label: str | None = None
+
+
+class TriggerAbout(msgspec.Struct, frozen=True):
+    """The trigger of a deferred task, for display.
+
+    Attributes:
+        id: Its id.
+        classpath: The import path of its class.
+        arguments: Its arguments as text, with secrets masked.
+        due_us: The time that it waits for; None: it waits for something else.
+        triggerer: The triggerer that runs it, for display; None: no triggerer runs it.
+    """
+
+    id: int
+    classpath: str
+    arguments: str
+    due_us: int | None
+    triggerer: str | None
+
+
+@answered_by("dags.trigger_abouts:describe_triggers", reads=True)
+class DescribeTriggers(Call[tuple[TriggerAbout, ...]], frozen=True):
+    """Describe triggers of deferred tasks by id; finished triggers may be missing from the answer."""
+
+    triggers: tuple[int, ...]
+
+
+@answered_by("dags.task_admin:list_tasks", reads=True)
+class ListTasks(Call[Listed[TaskRecord]], frozen=True):
+    """Return the task instances of a run, by name and map index.
+
+    Attributes:
+        dag_id: The DAG.
+        run_id: The run.
+        states: Only instances in these states; empty: in all.
+        after: The `next` of the previous page.
+        limit: The maximum number of instances.
+        task_id: Only instances of this task; None: of all.
+        map_index: Only instances with this index; None: with any. -1: no elements of mapped tasks.
+    """
+
+    dag_id: str
+    run_id: str
+    states: tuple[str, ...] = ()
+    after: str | None = None
+    limit: int = 1000
+    task_id: str | None = None
+    map_index: int | None = -1
+
+
+class HistoryRecord(msgspec.Struct, frozen=True):
+    """A change of a task's state. `given`: the input that caused it; `by`: its sender; `detail`: more text."""
+
+    epoch: int
+    before: str
+    after: str
+    given: str
+    at_us: int
+    by: str
+    detail: str | None
+
+
+@answered_by("dags.task_admin:list_history", reads=True)
+class TaskHistory(Call[Listed[HistoryRecord]], frozen=True):
+    """Return the state changes of a task, oldest first."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+    after: str | None = None
+    limit: int = 1000
+
+
+@answered_by("dags.task_admin:clear_tasks")
+class ClearTasks(Call[tuple[str, ...]], frozen=True):
+    """Reset tasks so that they run again; return their names. A finished run becomes active again.
+
+    Elements of a mapped task are named `task[index]`. A mapped task that is cleared as a whole expands again from its
+    sources. A generator is cleared together with the tasks that are mapped over it.
+
+    Attributes:
+        dag_id: The DAG.
+        run_id: The run.
+        task_ids: The tasks; empty: all.
+        by: The user who clears them.
+        downstream: Whether to clear downstream tasks as well.
+        failed: Whether to clear only tasks that failed or whose upstream failed; of a mapped task, only such elements.
+        dry_run: Whether to only return the names.
+        map_index: The index of the instances of `task_ids`; -1: they are not elements of mapped tasks.
+        indexes: Clear only these elements of mapped tasks, from the first to the last index; None: whole tasks.
+    """
+
+    dag_id: str
+    run_id: str
+    task_ids: tuple[str, ...]
+    by: str
+    downstream: bool = False
+    failed: bool = False
+    dry_run: bool = False
+    map_index: int = -1
+    indexes: tuple[int, int] | None = None
+
+
+@answered_by("dags.task_admin:mark_tasks")
+class MarkTasks(Call[tuple[str, ...]], frozen=True):
+    """Set the outcome of tasks and return the names of the tasks that changed.
+
+    `task_ids`, `map_index` and `indexes`: as in `ClearTasks`.
+    """
+
+    dag_id: str
+    run_id: str
+    task_ids: tuple[str, ...]
+    state: Literal["success", "failed", "skipped"]
+    by: str
+    map_index: int = -1
+    indexes: tuple[int, int] | None = None

@@ -1,0 +1,138 @@
+"""The calls of the command line and the web pages about runs of DAGs.
+
+Invariants: runs are listed in keyset pages in a stable order; `after` is the `next` of the previous page. `by` names
+the user who makes a change and is recorded in the journal. Times are UTC microseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tidemill.store.calls.call import PAGE, Call, Listed, answered_by
+
+RunKind = Literal["manual", "scheduled", "dev"]
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """A run of a DAG.
+
+    Attributes:
+        id: Its row id.
+        dag_id: Its DAG.
+        run_id: Its name, unique within the DAG.
+        kind: `manual`, `scheduled` or `dev`.
+        state: `queued`, `running`, `success` or `failed`.
+        reason: Why it failed if not because of its tasks: it was cancelled or exceeded its timeout.
+        version: The version of the DAG that it uses.
+        logical_us: Its logical date; None: it has none.
+        interval_start_us: The start of its data interval.
+        interval_end_us: The end of its data interval.
+        conf: Its configuration, encoded.
+        by: The user or service that created it.
+        created_us: When it was created.
+        started_us: When it started.
+        ended_us: When it ended.
+        warnings: Likely mistakes in its configuration; only in the answer to `CreateRun`.
+    """
+
+    id: int
+    dag_id: str
+    run_id: str
+    kind: str
+    state: str
+    reason: str | None
+    version: int
+    logical_us: int | None
+    interval_start_us: int | None
+    interval_end_us: int | None
+    conf: str
+    by: str
+    created_us: int
+    started_us: int | None
+    ended_us: int | None
+    warnings: tuple[str, ...] = ()
+
+
+@answered_by("dags.new_runs:create_run")
+class CreateRun(Call[RunRecord], frozen=True):
+    """Create a run and return it. Refused if the DAG is unknown or inactive, or already has such a run (CONFLICT).
+
+    Attributes:
+        dag_id: The DAG.
+        run_id: Its name; None: generated from its kind and time.
+        logical_us: Its logical date; None: it has none.
+        conf: Its configuration, encoded.
+        kind: `manual`, `scheduled` or `dev`.
+        by: The user or service that creates it.
+        request: An idempotency key: a repeated call with the same key returns the same run; empty: not idempotent.
+        interval_start_us: The start of its data interval; None: derived from its logical date.
+        interval_end_us: The end of its data interval; None: derived from its logical date.
+    """
+
+    dag_id: str
+    run_id: str | None = None
+    logical_us: int | None = None
+    conf: str = "{}"
+    kind: RunKind = "manual"
+    by: str = ""
+    request: str = ""
+    interval_start_us: int | None = None
+    interval_end_us: int | None = None
+
+
+@answered_by("dags.runs:cancel_run")
+class CancelRun(Call[RunRecord], frozen=True):
+    """Cancel a run: started tasks fail, the others are skipped, and the run fails. A finished run stays unchanged."""
+
+    dag_id: str
+    run_id: str
+    by: str
+
+
+@answered_by("dags.runs:list_runs", reads=True)
+class ListRuns(Call[Listed[RunRecord]], frozen=True):
+    """Return runs, newest first. `dag_id`: None for all DAGs. `states`: empty for all."""
+
+    dag_id: str | None = None
+    states: tuple[str, ...] = ()
+    after: str | None = None
+    limit: int = PAGE
+
+
+class RunProgress(msgspec.Struct, frozen=True):
+    """The progress of a run.
+
+    Attributes:
+        run: The run.
+        total: The number of its tasks, and of the elements of mapped tasks as far as their sources have given them.
+        done: How many of them have ended.
+        running: How many of them are running.
+        waiting: The rest: tasks that wait for upstream tasks, slots, workers, triggers or a retry.
+    """
+
+    run: RunRecord
+    total: int
+    done: int
+    running: int
+    waiting: int
+
+
+@answered_by("dags.progress:watch_runs", reads=True)
+class WatchRuns(Call[tuple[RunProgress, ...]], frozen=True):
+    """Return the progress of runs: running ones first, then queued ones, then the last finished ones; newest first.
+
+    Attributes:
+        limit: The maximum number of runs.
+    """
+
+    limit: int = 10
+
+
+@answered_by("dags.runs:get_run", reads=True)
+class GetRun(Call[RunRecord | None], frozen=True):
+    """Return a run; None if there is none. `run_id`: None for the newest run of the DAG."""
+
+    dag_id: str
+    run_id: str | None = None
