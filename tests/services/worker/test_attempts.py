@@ -402,13 +402,13 @@ async def test_an_attempt_whose_task_has_moved_on_is_ended_without_a_report(work
     worker.write(KILLABLE.replace("CODE", "print('begun', flush=True); time.sleep(60)"))
     worker.store.queue(make_attempt(1, "run"))
     await until(lambda: "begun" in worker.store.text_of(1), what="it has begun")
-    pid, *_ = worker.worker.pids
+    pid, *_ = worker.worker.processes.pids
     worker.store.end(1)
-    await until(lambda: not worker.worker.running, what="it is ended")
+    await until(lambda: not worker.worker.processes.running, what="it is ended")
     await until(lambda: "on_kill was called" in worker.store.text_of(1), what="on_kill was called")
     assert not worker.store.reports
     await until(lambda: not worker.store.turns[-1].held, what="the worker holds it no more")
-    assert pid not in worker.worker.pids, "until its process had ended, the worker held it"
+    assert pid not in worker.worker.processes.pids, "until its process had ended, the worker held it"
 
 
 async def test_callbacks_run_in_attempts_of_their_own(worker: RunningWorker) -> None:
@@ -471,7 +471,7 @@ async def test_what_still_runs_at_the_end_is_given_back(worker: RunningWorker) -
     await worker.running
     assert isinstance(worker.store.reports[1].result, Loss)
     assert "on_kill was called" in worker.store.text_of(1)
-    assert not worker.worker.pids
+    assert not worker.worker.processes.pids
 
 
 async def test_attempts_run_on_while_the_store_is_away(worker: RunningWorker) -> None:
@@ -479,7 +479,7 @@ async def test_attempts_run_on_while_the_store_is_away(worker: RunningWorker) ->
     worker.store.queue(make_attempt(1, "run"))
     await until(lambda: "begun" in worker.store.text_of(1), what="it has begun")
     worker.store.away = True
-    await until(lambda: not worker.worker.running, what="it has ended")
+    await until(lambda: not worker.worker.processes.running, what="it has ended")
     worker.store.away = False
     assert (await worker.report(1)).xcoms == (("return_value", "5"),)
 
@@ -520,7 +520,7 @@ async def test_what_a_task_asked_is_not_done_once_its_attempt_is_over(worker: Ru
     worker.store.away = True
     go.touch()
     await until(lambda: worker.store.refused["SetVariable"] >= 2, what="it was asked again")
-    await until(lambda: not worker.worker.running, what="it was interrupted")
+    await until(lambda: not worker.worker.processes.running, what="it was interrupted")
     worker.store.away = False
     assert "TaskTimeout" in await worker.error(1)
     worker.store.queue(make_attempt(2, "run"))
@@ -538,7 +538,7 @@ async def test_a_worker_whose_service_has_ended_ends_everything(worker: RunningW
     worker.store.ended = True
     with pytest.raises(WorkerFencedError):
         await worker.running
-    assert not worker.worker.pids
+    assert not worker.worker.processes.pids
     assert not worker.store.reports
 
 

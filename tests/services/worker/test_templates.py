@@ -56,7 +56,7 @@ async def run(worker: RunningWorker, first: int, last: int) -> list[str]:
 
 
 def find_templates(worker: RunningWorker) -> list[int]:
-    return [pid for pid in worker.zygote.processes if pid not in worker.worker.pids]
+    return [pid for pid in worker.zygote.processes if pid not in worker.worker.processes.pids]
 
 
 async def use_template(worker: RunningWorker, first: int = 1) -> int:
@@ -117,7 +117,7 @@ async def test_a_file_that_changed_gets_another_template_and_the_old_one_ends_af
     old = await use_template(worker)
     gate.touch()
     worker.store.queue(make_attempt(501, "run"))
-    await until(lambda: worker.worker.running == 1)
+    await until(lambda: worker.worker.processes.running == 1)
     (worker.folder / "helper.py").write_text("VALUE = 7")
     write(worker, "import helper", "return helper.VALUE")
     gate.unlink()
@@ -195,8 +195,8 @@ async def test_what_a_killed_template_has_forked_is_given_back_and_the_file_gets
     template = await use_template(worker)
     gate.touch()
     worker.store.queue(make_attempt(501, "run"))
-    await until(lambda: worker.worker.running == 1)
-    pids = worker.worker.pids
+    await until(lambda: worker.worker.processes.running == 1)
+    pids = worker.worker.processes.pids
     os.kill(template, signal.SIGKILL)
 
     assert isinstance((await worker.report(501)).result, Loss)
@@ -214,7 +214,7 @@ async def test_a_template_that_a_task_has_stopped_is_killed_and_its_attempts_are
     template = await use_template(worker)
     gate.touch()
     worker.store.queue(make_attempt(501, "run", deadline_us=time.time_ns() // 1000 + 2_000_000))
-    await until(lambda: worker.worker.running == 1)
+    await until(lambda: worker.worker.processes.running == 1)
     monkeypatch.setattr(link, "LOOK_SECONDS", 0.3)
     os.kill(template, signal.SIGSTOP)
 

@@ -151,7 +151,7 @@ async def _serve(worker: Worker, drain_seconds: float, grace_seconds: float, sto
             worker.drain()
             await asyncio.wait({running}, timeout=drain_seconds)
         if not running.done():
-            log.warning("tasks are still running; queueing them again", tasks=worker.running)
+            log.warning("tasks are still running; queueing them again", tasks=worker.processes.running)
             worker.end_all()
             await asyncio.wait({running}, timeout=grace_seconds + _LAST_SECONDS)
         if running.done():

@@ -55,7 +55,7 @@ FindLink = Callable[[], Awaitable[tuple[ForkLink, FileLoaded | None]]]
 
 
 class Listener(Protocol):
-    """Receives the events of task processes; the worker implements it."""
+    """Receives the events of task processes; `AttemptProcesses` implements it."""
 
     def on_loaded(self, handle: TaskHandle, loaded: FileLoaded) -> None:
         """The process has imported its file."""
