@@ -90,7 +90,8 @@ class Player:
     ) -> None:
         """Run everything until nothing is left to run."""
         for _ in range(rounds):
-            attempts = await self.claim()
+            # A turn that ends attempts which are gone may make tasks ready, for the turn after it.
+            attempts = await self.claim() or await self.claim()
             if not attempts:
                 return
             await self.turn(

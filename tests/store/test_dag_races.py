@@ -222,7 +222,8 @@ async def test_reports_clears_claims_and_turns_at_once_leave_nothing_stuck(playe
                 await player.store.call(clear)
 
     await asyncio.gather(*[work(player, number) for number, player in enumerate(players)])
-    await players[0].play()
+    for player in players:
+        await player.play()
 
     assert set((await players[0].states(run)).values()) == {"success"}
     assert (await players[0].run(run)).state == "success"
