@@ -45,8 +45,8 @@ class MapSource:
     Attributes:
         kind: `literal`: a list or dict in the DAG's file; `xcom`: an XCom of another task; `param`: a parameter or an
             entry of the run's conf; `generator`: the values that another task yields, one by one; `zip`: the items of
-            `parts`, paired by index.
-        task: The task that gives the values, if `kind` is `xcom` or `generator`.
+            `parts`, paired by index; `group`: the items of the mapped group `task`, of which the task is a part.
+        task: The task that gives the values, if `kind` is `xcom` or `generator`; the group, if it is `group`.
         key: The key of the XCom, or the name of the parameter.
         length: The number of values, if `kind` is `literal`.
         parts: The sources that are paired, if `kind` is `zip`.
@@ -93,7 +93,7 @@ class MapStructure:
     @property
     def sources(self) -> tuple[str, ...]:
         """The tasks that give the items, sorted."""
-        return tuple(sorted({leaf.task for leaf in self.leaves if leaf.task}))
+        return tuple(sorted({leaf.task for leaf in self.leaves if leaf.task and leaf.kind != "group"}))
 
     @property
     def slowest(self) -> int:
@@ -138,6 +138,10 @@ class TaskStructure:
         template_fields: The names of its arguments that are rendered as templates.
         mapped: How it is mapped; None: it is not mapped.
         is_generator: Whether it yields its result value by value.
+        is_group: Whether it stands for a mapped group of tasks; its elements are the units of the group. It has the
+            id of the group and no operator.
+        mapped_group: The mapped group that it belongs to, directly or through its other groups; empty: none. Such a
+            task is mapped over its group alone (`MapSource.kind` is `group`).
     """
 
     id: str
@@ -172,6 +176,8 @@ class TaskStructure:
     template_fields: tuple[str, ...] = ()
     mapped: MapStructure | None = None
     is_generator: bool = False
+    is_group: bool = False
+    mapped_group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
