@@ -168,6 +168,17 @@ def test_expand_kwargs_names_what_is_wrong_with_an_element() -> None:
         assert text in failure(element(dag, name, 0, (0, item))).error, name
 
 
+def test_an_element_of_a_branch_and_of_a_short_circuit_says_what_it_skips() -> None:
+    with DAG("d") as dag:
+        chosen = task.branch(task_id="choose")(lambda x: x).expand(x=source())
+        chosen >> [task(task_id=name)(lambda: None)() for name in ("a", "b")]
+        task.short_circuit(task_id="go")(lambda x: x).expand(x=source())
+    assert element(dag, "choose", 1, (1, "a")).skip == ("b",)
+    assert element(dag, "choose", 1, (1, None)).skip == ("a", "b")
+    assert element(dag, "go", 0, (0, False)).skip_all_downstream
+    assert not element(dag, "go", 0, (0, True)).skip_all_downstream
+
+
 def test_a_changed_file_is_named() -> None:
     with DAG("d") as dag:
         show.expand(x=[1])

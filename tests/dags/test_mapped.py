@@ -204,8 +204,36 @@ def test_literals_can_be_empty_or_any_sequence() -> None:
     assert [find(dag, name).mapped.factors[0].length for name in ("add", "range")] == [0, 1_000_000]  # type: ignore[union-attr]
 
 
-def expand_branch() -> None:
-    BranchPythonOperator.partial(task_id="t", python_callable=lambda x: None).expand(op_args=[[1]])
+def test_branches_and_short_circuits_can_be_mapped() -> None:
+    with DAG("d") as dag:
+        task.branch(task_id="a")(lambda x: None).expand(x=[1])
+        task.short_circuit(task_id="b")(lambda x: x).expand(x=[1])
+        BranchPythonOperator.partial(task_id="c", python_callable=lambda x: None).expand(op_args=[[1]])
+        ShortCircuitOperator.partial(task_id="e", python_callable=bool).expand(op_args=[[1]])
+    operators = [find(dag, name).operator for name in "abce"]
+    assert operators == ["BranchPythonOperator", "ShortCircuitOperator"] * 2
+
+
+def test_setups_and_teardowns_can_be_mapped() -> None:
+    with DAG("d") as dag:
+        up = setup(add.override()).expand(x=[1, 2])
+        with Load.partial(task_id="down").expand(path=["a"]).as_teardown(setups=up, on_failure_fail_dagrun=True):
+            Load(task_id="work", path="a")
+        teardown(on_failure_fail_dagrun=True)(add.override(task_id="other")).expand_kwargs([{"x": 1}])
+        Load.partial(task_id="late").expand(path=["a"]).as_setup()
+    assert [(find(dag, name).is_setup, find(dag, name).is_teardown) for name in ("add", "down", "other", "late")] == [
+        (True, False),
+        (False, True),
+        (False, True),
+        (True, False),
+    ]
+    down = find(dag, "down")
+    assert (down.setups, down.upstream, down.fails_run) == (("add",), ("add", "work"), True)
+    assert (down.rule, find(dag, "other").rule, find(dag, "other").fails_run) == (*["all_done_setup_success"] * 2, True)
+    operator = dag.task_dict["down"].unmap({"path": "b"})  # type: ignore[attr-defined]
+    assert (operator.is_teardown, operator.trigger_rule) == (True, "all_done_setup_success")
+    with pytest.raises(DagError):
+        dag.task_dict["down"].as_setup()
 
 
 def in_two_dags() -> None:
@@ -216,18 +244,6 @@ def in_two_dags() -> None:
 
 def unexpanded() -> None:
     Load.partial(task_id="t", path="a")
-
-
-def with_setup() -> None:
-    setup(task(task_id="t")(add.function)).expand(x=[1])
-
-
-def with_teardown() -> None:
-    teardown(task(task_id="t")(add.function)).expand(x=[1])
-
-
-def after_the_fact() -> None:
-    Load.partial(task_id="t").expand(path=["a"]).as_setup()
 
 
 def in_a_group() -> None:
@@ -297,23 +313,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "'x' of expand() is the output of the mapped task 'add': mapping over a map is not supported yet",
     ),
     "group": (in_a_group, "group 't': expand() of a @task_group is not supported yet"),
-    "branch": (expand_branch, "expand() of a BranchPythonOperator is not supported yet"),
-    "decorated branch": (
-        lambda: task.branch(task_id="t")(lambda x: None).expand(x=[1]),
-        "expand() of a BranchPythonOperator is not supported yet",
+    "operator with its arguments": (
+        lambda: BashOperator(task_id="t", bash_command="true").expand(env=[{}]),
+        "write BashOperator.partial(task_id='t', ...).expand(...)",
     ),
-    "short circuit": (
-        lambda: ShortCircuitOperator.partial(task_id="t", python_callable=bool).expand(op_args=[[1]]),
-        "expand() of a ShortCircuitOperator is not supported yet",
+    "kwargs of an operator": (
+        lambda: Load(task_id="t", path="a").expand_kwargs([{}]),
+        "write Load.partial(task_id='t', ...).expand",
+    ),
+    "mapped twice": (
+        lambda: Load.partial(task_id="t").expand(path=["a"]).expand(mode=["b"]),
+        "write Load.partial(task_id='t', ...)",
     ),
     "mapped generator": (
         lambda: task(task_id="t")(lambda x: (yield x)).expand(x=[1]),
         "expand() of a generator function is not supported yet",
     ),
-    "setup": (with_setup, "a mapped setup is not supported yet"),
-    "teardown": (with_teardown, "a mapped teardown is not supported yet"),
-    "as_setup": (after_the_fact, "a mapped setup is not supported yet"),
-    "as_teardown": (lambda: T.expand(x=[1]).as_teardown(), "a mapped teardown is not supported yet"),
     "itself": (with_cycle, "task 't' cannot depend on itself"),
     "other DAG": (in_two_dags, "argument 'x' of expand() is the output of task 'numbers' of DAG 'other'; read it in a"),
     "not expanded": (unexpanded, "partial() alone creates no task; call .expand(...) on it, or remove it"),

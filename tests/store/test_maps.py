@@ -468,3 +468,49 @@ async def test_clearing_what_failed_begins_a_map_anew_with_its_generator(player:
         await player.report(one, Success())
     await player.play()
     assert await end(player, run) == {"run": "success", "g": "success", "m": "success"}
+
+
+async def test_an_element_that_skips_tasks_skips_none_that_all_elements_share(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(2)), task("a", "m"), task("b", "m")))
+    first, second = await player.claim()
+
+    await player.report(first, Success(), skip=("a",))
+    await player.report(second, Success(), skip_all_downstream=True)
+    await player.play()
+
+    assert await end(player, run) == {"run": "success", "m": "success", "a": "success", "b": "success"}
+
+
+async def test_a_mapped_teardown_runs_if_an_element_of_the_setup_succeeded(player: Player) -> None:
+    up = mapped("up", literal(2), is_setup=True)
+    work = task("work", "up", setups=("up",))
+    teardown = {"rule": "all_done_setup_success", "is_teardown": True, "setups": ("up",), "fails_run": True}
+    run = await player.create(dag(up, work, mapped("down", literal(3), upstream=("up", "work"), **teardown)))
+
+    await player.play(lambda one: Failure("no") if (one.task_id, one.map_index) == ("up", 1) else Success())
+
+    assert await end(player, run) == {
+        "run": "success",
+        "up": "failed",
+        "work": "upstream_failed",
+        "down": "success",
+    }
+    assert len(await list_elements(player, run, "down", "success")) == 3
+
+
+async def test_a_mapped_teardown_cleans_up_after_a_fail_fast_stop(player: Player) -> None:
+    up = mapped("up", literal(2), is_setup=True)
+    teardown = {"rule": "all_done_setup_success", "is_teardown": True, "setups": ("up",)}
+    down = mapped("down", literal(3), upstream=("up", "work"), max_outstanding=2, **teardown)
+    tasks = [up, mapped("work", literal(4), upstream=("up",), max_outstanding=2), down]
+    run = await player.create(dag(*tasks, fail_fast=True))
+
+    await player.play(lambda one: Failure("no", may_retry=False) if one.task_id == "work" else Success())
+
+    assert await end(player, run) == {
+        "run": "failed",
+        "up": "success",
+        "work": "failed",
+        "down": "success",
+    }
+    assert len(await list_elements(player, run, "down", "success")) == 3

@@ -76,6 +76,10 @@ class TaskFunction:
             op_kwargs={key: _unwrap(value) for key, value in {**self.shared, **kwargs}.items()},
             **options,
         )
+        return self._close(operator)
+
+    def _close(self, operator: Any) -> PlainXComArg:
+        """Make a new task a setup or a teardown, if the function is one, and return its output."""
         if self.is_setup:
             operator.as_setup()
         if self.is_teardown:
@@ -122,8 +126,7 @@ class TaskFunction:
         Raises:
             DagError: An argument is invalid.
         """
-        output: PlainXComArg = self._expanding.expand(self._target, args, sources).output
-        return output
+        return self._close(self._expanding.expand(self._target, args, sources))
 
     def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> PlainXComArg:
         """Create a mapped task, and return its output; see `tidemill.dags.expanding.OperatorPartial.expand_kwargs`.
@@ -131,8 +134,7 @@ class TaskFunction:
         Raises:
             DagError: An argument is invalid.
         """
-        output: PlainXComArg = self._expanding.expand_kwargs(self._target, kwargs, strict).output
-        return output
+        return self._close(self._expanding.expand_kwargs(self._target, kwargs, strict))
 
     @property
     def _expanding(self) -> Any:
@@ -145,9 +147,6 @@ class TaskFunction:
     @property
     def _target(self) -> Any:
         """The operator and the arguments that all elements share."""
-        if self.is_setup or self.is_teardown:
-            what = "setup" if self.is_setup else "teardown"
-            raise DagError(f"{self._owner}: a mapped {what} is not supported yet; do all of it in one task")
         options = {**self._defaults, **self.options}
         options["task_id"] = _number_id(options)
         given = {"python_callable": self.function, "op_args": [], "op_kwargs": self.shared, **options}

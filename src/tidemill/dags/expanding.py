@@ -19,7 +19,7 @@ from tidemill.dags.operator_arguments import (
     list_names,
     name_task,
 )
-from tidemill.dags.operators.python import BranchPythonOperator, ShortCircuitOperator, is_generator
+from tidemill.dags.operators.python import is_generator
 from tidemill.dags.scope import open_dags
 from tidemill.dags.xcom_arg import DagParam, XComArg
 
@@ -131,8 +131,8 @@ def expand_kwargs(target: MapTarget, kwargs: Any, strict: bool) -> MappedOperato
 
 
 def _create(target: MapTarget, expand_input: ExpandInput) -> MappedOperator:
-    cls, owner = target.operator_class, target.owner
-    _check_mappable(owner, target)
+    cls = target.operator_class
+    _check_mappable(target.owner, target)
     defaults = collect_defaults(target.kwargs)
     names, _ = list_names(cls, BaseOperator)
     base = list_names(BaseOperator, BaseOperator)[0]
@@ -152,13 +152,7 @@ def _create(target: MapTarget, expand_input: ExpandInput) -> MappedOperator:
 
 
 def _check_mappable(owner: str, target: MapTarget) -> None:
-    """Reject tasks whose elements would have an effect on more than themselves."""
-    cls = target.operator_class
-    if issubclass(cls, BranchPythonOperator | ShortCircuitOperator):
-        raise DagError(
-            f"{owner}: expand() of a {cls.__name__} is not supported yet: an element would skip tasks that all "
-            "elements share; decide in an unmapped task, or raise AirflowSkipException in a mapped one"
-        )
+    """Reject functions whose elements would have elements of their own."""
     function = target.kwargs.get("python_callable")
     if function is not None and is_generator(function):
         raise DagError(

@@ -7,7 +7,7 @@ Invariants: every argument is checked when the file is parsed, as far as its val
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final
 
 from tidemill.core.tasks.structure import MapSource, MapStructure
 from tidemill.dags.arguments import check_bool, check_int, check_optional_int, check_text
@@ -149,16 +149,11 @@ class MappedOperator(BaseOperator):
         """Give an operator the place of this task in the DAG."""
         operator.task_id, operator.label = self.task_id, self.label
         operator._dag, operator.task_group = self._dag, self.task_group
+        operator.trigger_rule = self.trigger_rule
+        operator.is_setup, operator.is_teardown = self.is_setup, self.is_teardown
+        operator.on_failure_fail_dagrun = self.on_failure_fail_dagrun
         operator.upstream_task_ids, operator.downstream_task_ids = self.upstream_task_ids, self.downstream_task_ids
         return operator
-
-    def as_setup(self) -> NoReturn:
-        """Raise an error: see `as_teardown`."""
-        raise DagError(f"task {self.task_id!r}: a mapped setup is not supported yet; do all of it in one task")
-
-    def as_teardown(self, **_: Any) -> NoReturn:
-        """Raise an error: setups and teardowns are not mapped."""
-        raise DagError(f"task {self.task_id!r}: a mapped teardown is not supported yet; do all of it in one task")
 
     def __getattr__(self, name: str) -> Any:
         """Return an argument that all elements share."""

@@ -209,6 +209,18 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         # That module imports this one, and few files need it.
         return importlib.import_module("tidemill.dags.expanding").make_partial(cls, args, kwargs)
 
+    def expand(self, *_args: Any, **_sources: Any) -> NoReturn:
+        """Raise an error: a task that exists cannot be mapped, only what `partial` returns."""
+        name = self.task_type
+        raise DagError(
+            f"task {self.task_id!r}: expand() maps no task that {name}(...) has created; write "
+            f"{name}.partial(task_id={self.label!r}, ...).expand(...)"
+        )
+
+    def expand_kwargs(self, *_args: Any, **_options: Any) -> NoReturn:
+        """Raise an error: see `expand`."""
+        self.expand()
+
     # -- membership and edges
     # ----------------------------------------------------------------------------------------------
 

@@ -221,7 +221,10 @@ def _get_policy(head: TaskEntry) -> MapPolicy:
 
 
 def _may_start(head: TaskEntry) -> bool:
-    return head.row.state is not TaskState.ENDING and head.run.state == "running" and head.run.stop is None
+    stop = head.run.stop
+    # Teardowns clean up after a fail-fast stop.
+    goes_on = stop is None or (stop == "fail_fast" and head.plan.structure.is_teardown)
+    return goes_on and head.row.state is not TaskState.ENDING and head.run.state == "running"
 
 
 def _prepare(board: Board, head: TaskEntry, stored: StoredMap) -> _Work:
