@@ -242,13 +242,29 @@ def test_an_element_defers_and_resumes_with_its_values() -> None:
     assert (value_of(resumed), resumed.label) == (["a", 3], "a")
 
 
-def test_callbacks_see_the_mapped_task() -> None:
+@pytest.mark.parametrize("name", ["on_success", "on_failure", "on_retry", "on_skipped"])
+def test_callbacks_of_an_element_see_its_operator_and_its_index(name: str) -> None:
     seen: list[Any] = []
     with DAG("d") as dag:
-        Show.partial(task_id="t", plain=3, on_failure_callback=seen.append).expand(text=source())
-    attempt(dag, "t", map_index=2, callback=Callback("on_failure", "broken"))
+        Show.partial(task_id="t", plain=3, **{f"{name}_callback": seen.append}).expand(text=source().map(str.upper))
+    element(dag, "t", 2, (2, "a"), callback=Callback(name, "broken"), map_length=4)
+    (context,) = seen
+    task = context["task"]
+    assert (type(task), task.text, task.plain, task.task_id, context["ti"].task is task) == (Show, "A", 3, "t", True)
+    assert (context["ti"].map_index, context["ti"].operator, context["expanded_ti_count"]) == (2, "Show", 4)
+
+
+@pytest.mark.parametrize("leaves", [(), ((2, 5),)])
+def test_callbacks_of_an_element_whose_arguments_cannot_be_found_see_the_mapped_task(
+    leaves: tuple[tuple[int, Any], ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Any] = []
+    with DAG("d") as dag:
+        Show.partial(task_id="t", plain=3, on_failure_callback=seen.append).expand(text=source().map(str.upper))
+    element(dag, "t", 2, *leaves, callback=Callback("on_failure", "broken"))
     (context,) = seen
     assert (context["ti"].map_index, context["task"].plain, context["ti"].operator) == (2, 3, "Show")
+    assert "the arguments of element 2 are not known to its callbacks" in caplog.text
 
 
 # -- what other tasks read ---------------------------------------------------------------------------------------------

@@ -514,3 +514,18 @@ async def test_a_mapped_teardown_cleans_up_after_a_fail_fast_stop(player: Player
         "down": "success",
     }
     assert len(await list_elements(player, run, "down", "success")) == 3
+
+
+async def test_a_callback_of_an_element_is_claimed_with_the_items_of_the_element(player: Player) -> None:
+    values = MapSource("xcom", "a", "return_value")
+    run = await player.create(dag(task("a"), mapped("m", values, callbacks=("on_failure",))))
+    await player.report(await player.claim_one(), Success(), xcoms=(("return_value", '["x","y"]'),))
+    for one in await player.claim():
+        await player.report(one, Failure("no", may_retry=False) if one.map_index else Success())
+
+    (callback,) = await player.claim()
+
+    assert callback.callback is not None
+    assert (callback.map_index, callback.elements, callback.leaf_indexes) == (1, ('"y"',), (1,))
+    assert callback.map_length == 2
+    assert (await end(player, run))["m"] == "failed"

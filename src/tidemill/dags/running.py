@@ -80,6 +80,8 @@ def _run(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult
     if claim.callback is not None:
         # There is no current operator: if a callback times out, `on_kill` must not stop the task's work.
         with running(None, context, services):
+            if original.is_mapped and claim.map_index >= 0:
+                _find_element(original, claim, context)
             return _run_callbacks(task, claim.callback, context)
     if original.is_mapped:
         return _run_element(dag, original, claim, context, services)
@@ -124,21 +126,39 @@ def _run_task(
 
 def _run_element(dag: Any, mapped: Any, claim: AttemptClaim, context: Context, services: TaskServices) -> AttemptResult:
     """Create the operator of an element, and run it."""
-    leaves = [LeafItem(index, text) for index, text in zip(claim.leaf_indexes, claim.elements, strict=True)]
     # The functions of `.map` are the user's code, as is the operator's constructor.
     with running(None, context, services):
         try:
-            values, data = mapped.evaluate(leaves, context["ti"])
-            task = mapped.unmap(values)
+            task, data = _make_element(mapped, claim, context)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             return AttemptResult(_classify(error))
-    context["task"] = context["ti"].task = task
     result = _run_task(dag, task, claim, context, services, find_texts(data))
     if result.ending.__class__ is Deferral or not mapped.map_index_template:
         return result
     return replace(result, label=_render_label(dag, mapped.map_index_template, context, services))
+
+
+def _make_element(mapped: Any, claim: AttemptClaim, context: Context) -> tuple[Any, Any]:
+    """Create the operator of an element, which the context gets, and return it with its values that are data."""
+    leaves = [LeafItem(index, text) for index, text in zip(claim.leaf_indexes, claim.elements, strict=True)]
+    values, data = mapped.evaluate(leaves, context["ti"])
+    task = mapped.unmap(values)
+    context["task"] = context["ti"].task = task
+    return task, data
+
+
+def _find_element(mapped: Any, claim: AttemptClaim, context: Context) -> None:
+    """Give the context of a callback the operator of its element; without it, the callback sees the mapped task."""
+    try:
+        _make_element(mapped, claim, context)
+    except (KeyboardInterrupt, TaskTimeout):
+        raise
+    except BaseException as error:  # the cause of the failure that the callback is told of, perhaps
+        log.warning(
+            "the arguments of element %d are not known to its callbacks: %s", claim.map_index, describe_error(error)
+        )
 
 
 def _render_label(dag: Any, template: str, context: Context, services: TaskServices) -> str | None:
