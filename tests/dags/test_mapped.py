@@ -248,7 +248,8 @@ def unexpanded() -> None:
 
 def in_a_group() -> None:
     @task_group(group_id="t")
-    def group(x: Any) -> None: ...
+    def group(x: Any) -> None:
+        numbers()
 
     group.expand(x=[1])
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
         TaskSkipped,
         TaskTimeout,
     )
-    from tidemill.dags.group import TaskGroup, task_group
+    from tidemill.dags.group import TaskGroup
+    from tidemill.dags.group_function import task_group
     from tidemill.dags.lazy_context import Context
     from tidemill.dags.lazy_sequence import LazySequence
     from tidemill.dags.operator import BaseOperator
@@ -83,7 +84,8 @@ _MODULES = {
         "TaskSkipped",
         "TaskTimeout",
     ),
-    ".group": ("TaskGroup", "task_group"),
+    ".group": ("TaskGroup",),
+    ".group_function": ("task_group",),
     ".operator": ("BaseOperator",),
     ".operators.bash": ("BashOperator",),
     ".operators.empty": ("EmptyOperator",),

@@ -13,10 +13,17 @@ from typing import Any, Final
 import msgspec
 
 from tidemill.core.errors import describe_error
-from tidemill.core.tasks.structure import DagStructure, ParamStructure, ScheduleStructure, TaskStructure
+from tidemill.core.tasks.structure import (
+    DagStructure,
+    MapSource,
+    MapStructure,
+    ParamStructure,
+    ScheduleStructure,
+    TaskStructure,
+)
 from tidemill.dags.arguments import check_duration
 from tidemill.dags.exceptions import DagError
-from tidemill.dags.order import sort_tasks
+from tidemill.dags.order import Linked, sort_tasks
 from tidemill.dags.params import Param
 from tidemill.dags.structures import read_structure, write_structure
 from tidemill.runtime.json.codec import encode_sorted
@@ -55,14 +62,15 @@ def serialize_dag(dag: Any) -> bytes:
 def build_structure(dag: Any) -> DagStructure:
     """Return the structure of a validated DAG."""
     name = f"DAG {dag.dag_id!r}"
-    priorities = _Priorities(dag.task_dict)
+    priorities = _Priorities(dag.task_dict, dag.links)
     scopes = _find_scopes(dag.task_dict)
+    tasks = (
+        _build_task(task, priorities.find(task_id), scopes.get(task_id, set()))
+        for task_id, task in dag.task_dict.items()
+    )
     return DagStructure(
         id=dag.dag_id,
-        tasks=tuple(
-            _build_task(dag.task_dict[task_id], priorities.find(task_id), scopes.get(task_id, set()))
-            for task_id in sorted(dag.task_dict)
-        ),
+        tasks=tuple(sorted((*tasks, *map(_build_group, dag.mapped_groups)), key=lambda task: task.id)),
         schedule=_build_schedule(dag),
         params=tuple(_build_param(name, key, param) for key, param in sorted(dag.params.items())),
         tags=tuple(sorted(dag.tags)),
@@ -80,6 +88,7 @@ def build_structure(dag: Any) -> DagStructure:
 def _build_task(task: Any, priority: int, scope: set[str]) -> TaskStructure:
     tasks = task.dag.task_dict
     upstream = tuple(sorted(task.upstream_task_ids))
+    group = task.mapped_group
     labels = {after: task.dag.edge_labels.get((task.task_id, after)) for after in sorted(task.downstream_task_ids)}
     return TaskStructure(
         id=task.task_id,
@@ -112,8 +121,27 @@ def _build_task(task: Any, priority: int, scope: set[str]) -> TaskStructure:
         edge_labels={after: label for after, label in labels.items() if label},
         is_sensor=task.is_sensor,
         template_fields=tuple(task.template_fields),
-        mapped=task.map_structure if task.is_mapped else None,
+        mapped=task.map_structure if task.is_mapped else None if group is None else _map_over_group(group),
         is_generator=task.is_generator,
+        mapped_group="" if group is None else group.group_id,
+    )
+
+
+def _map_over_group(group: Any) -> MapStructure:
+    return MapStructure((), (MapSource("group", task=group.group_id),))
+
+
+def _build_group(group: Any) -> TaskStructure:
+    """Return the task that stands for a mapped group."""
+    return TaskStructure(
+        id=group.group_id,
+        upstream=tuple(sorted(group.source_ids)),
+        group=group.parent_group.group_id,
+        label="" if group.label == group.group_id else group.label,
+        doc=group.tooltip,
+        pool_slots=0,
+        mapped=group.map_structure,
+        is_group=True,
     )
 
 
@@ -161,9 +189,9 @@ class _Priorities:
     A set of tasks is an int with one bit for each task, which keeps the sums fast in chains of thousands of tasks.
     """
 
-    def __init__(self, tasks: Mapping[str, Any]) -> None:
-        self._tasks = tasks
-        self._order = sort_tasks(tasks)
+    def __init__(self, tasks: Mapping[str, Any], links: Mapping[str, Linked]) -> None:
+        self._tasks, self._links = tasks, links
+        self._order = sort_tasks(links)
         self._bits = {name: 1 << number for number, name in enumerate(self._order)}
         self._masks: dict[int, int] = {}
         for name, task in tasks.items():
@@ -173,7 +201,7 @@ class _Priorities:
     def find(self, task_id: str) -> int:
         task = self._tasks[task_id]
         # Elements of a map are ordered among themselves by their index.
-        if task.weight_rule == "absolute" or task.is_mapped:
+        if task.weight_rule == "absolute" or task.is_mapped or task.mapped_group is not None:
             return int(task.priority_weight)
         reached = self._find_reach(task.weight_rule)[task_id]
         total = sum(weight * (reached & mask).bit_count() for weight, mask in self._masks.items())
@@ -186,7 +214,7 @@ class _Priorities:
             downstream = rule == "downstream"
             found: dict[str, int] = {}
             for name in reversed(self._order) if downstream else self._order:
-                task = self._tasks[name]
+                task = self._links[name]
                 found[name] = self._bits[name]
                 for next_one in task.downstream_task_ids if downstream else task.upstream_task_ids:
                     found[name] |= found[next_one]
@@ -198,7 +226,7 @@ def _find_scopes(tasks: Mapping[str, Any]) -> dict[str, set[str]]:
     """Return, for each task, the setups whose scope contains it.
 
     A setup's scope is all tasks downstream of it; if teardowns directly follow the setup, only those upstream of a
-    teardown.
+    teardown. That of a setup in a mapped group ends with the group.
     """
     scopes: dict[str, set[str]] = {}
     for name, setup in tasks.items():
@@ -209,6 +237,8 @@ def _find_scopes(tasks: Mapping[str, Any]) -> dict[str, set[str]]:
         if teardowns:
             before = [setup.dag.find_relatives(teardown, upstream=True) for teardown in teardowns]
             inside &= set().union(*before)
+        if (group := setup.mapped_group) is not None:
+            inside &= {task.task_id for task in group.iter_tasks()}
         for task_id in inside:
             scopes.setdefault(task_id, set()).add(name)
     return scopes

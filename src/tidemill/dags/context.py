@@ -19,12 +19,13 @@ from tidemill.dags.arguments import check_text
 from tidemill.dags.connection import ConnectionAccessor
 from tidemill.dags.current import get_current_context
 from tidemill.dags.exceptions import DagError, LeftOutError, NotFoundError
+from tidemill.dags.group_unit import GroupUnit
 from tidemill.dags.lazy_context import Context
 from tidemill.dags.lazy_sequence import LazySequence
 from tidemill.dags.macros import macros
 from tidemill.dags.task_services import AttemptClaim, PastRun, TaskServices
 from tidemill.dags.variable import VariableAccessor
-from tidemill.dags.xcom_arg import RETURN_VALUE
+from tidemill.dags.xcom_arg import RETURN_VALUE, MappedArgument
 from tidemill.runtime.json.codec import decode, encode
 
 #: The state of the task while each of its callbacks runs.
@@ -76,7 +77,7 @@ class TaskInstance:
         task_id: The id of the task.
         dag_id: The DAG.
         run_id: The run.
-        map_index: The index of the element of a mapped task; -1 if the task is not mapped.
+        map_index: The index of the element, if the task or its group is mapped; otherwise -1.
         try_number: The number of this try, from 1.
         max_tries: The number of retries that may follow the first try.
         state: `running`; in a callback, the state that the task has reached.
@@ -111,6 +112,8 @@ class TaskInstance:
         self.params = params
         self.skipped: set[str] = set()
         self.skips_all = False
+        #: The element of the mapped group that the task belongs to; None: it belongs to no mapped group.
+        self.unit: GroupUnit | None = None
         self._services = services
 
     @property
@@ -142,7 +145,8 @@ class TaskInstance:
         """Return the value that a task stored under a key; for a list of tasks, a list of values.
 
         The value of a mapped task is a `LazySequence` of what its elements stored, and that of a generator task a
-        `LazySequence` of what it yielded.
+        `LazySequence` of what it yielded. Between tasks of the same mapped group, it is the value of the same run of
+        the group.
 
         Args:
             task_ids: The id of a task, or several; None: this task, and in a mapped task this element.
@@ -151,7 +155,7 @@ class TaskInstance:
             key: The key; by default the one of the task's return value.
             include_prior_dates: Whether to look in earlier runs for a value that this run does not have.
             map_indexes: The index of an element of a mapped task; for several, the result is a list of values. None:
-                all elements, or with `task_ids` None, this instance.
+                all elements; with `task_ids` None, this instance; of a task of the same mapped group, the same index.
             default: The value to return where nothing is stored.
             run_id: The run; by default this one.
         """
@@ -164,19 +168,24 @@ class TaskInstance:
             is_single = is_single and isinstance(map_indexes, int)
         else:
             indexes = (self.map_index if task_ids is None else UNMAPPED,)
+        is_here = other_dag is None and other_run is None and map_indexes is None
+        unit = frozenset(name for name in names if is_here and self._is_in_unit(name))
         values: list[Any] = []
         for index in indexes:
-            lazy = {name for name in names if index < 0 and self._has_elements(name, key, other_dag)}
+            lazy = {
+                name for name in names if index < 0 and name not in unit and self._has_elements(name, key, other_dag)
+            }
             if lazy and include_prior_dates:
                 raise DagError(
                     f"xcom_pull(include_prior_dates=True) of {min(lazy)!r} is not supported, because it stores a "
                     "sequence; name the run with run_id"
                 )
-            plain = tuple(name for name in names if name not in lazy)
-            found = (
-                self._services.get_xcom(plain, key, index, include_prior_dates, other_dag, other_run) if plain else ()
-            )
-            texts = dict(zip(plain, found, strict=True))
+            texts: dict[str, str | None] = {}
+            for at, some in ((index, set(names) - lazy - unit), (self.map_index, unit)):
+                asked = tuple(name for name in dict.fromkeys(names) if name in some)
+                if asked:
+                    found = self._services.get_xcom(asked, key, at, include_prior_dates, other_dag, other_run)
+                    texts |= zip(asked, found, strict=True)
             for name in names:
                 text = texts.get(name)
                 if text is not None:
@@ -187,11 +196,22 @@ class TaskInstance:
                 values.append(sequence if name in lazy or (may_have and len(sequence)) else default)
         return values[0] if is_single else values
 
+    def _find_task(self, task_id: str) -> Any:
+        """Return a task of this DAG; None if it has no such task."""
+        dag = getattr(self.task, "dag", None)
+        return None if dag is None else dag.task_dict.get(task_id)
+
+    def _is_in_unit(self, task_id: str) -> bool:
+        """Return whether a task belongs to the same mapped group as this one."""
+        group = None if self.task is None else self.task.mapped_group
+        return group is not None and getattr(self._find_task(task_id), "mapped_group", None) is group
+
     def _has_elements(self, task_id: str, key: str, dag_id: str | None) -> bool:
         """Return whether a task is known to store a sequence under a key; those of other DAGs are not known."""
-        dag = None if dag_id is not None else getattr(self.task, "dag", None)
-        task = None if dag is None else dag.task_dict.get(task_id)
-        return task is not None and (task.is_mapped or (task.is_generator and key == RETURN_VALUE))
+        task = None if dag_id is not None else self._find_task(task_id)
+        if task is None:
+            return False
+        return task.is_mapped or task.mapped_group is not None or (task.is_generator and key == RETURN_VALUE)
 
     def get_previous_dagrun(self, state: str | None = None) -> DagRun | None:
         """Return the run of this DAG with the closest earlier logical date; None if there is none.
@@ -231,6 +251,12 @@ class TaskInstance:
     def read_xcom(self, task_id: str, key: str) -> Any:
         """Return the value of a task output that was passed as an argument."""
         return self.xcom_pull(task_id, key=key)
+
+    def read_argument(self, argument: MappedArgument) -> Any:
+        """Return the value of an argument of the mapped group that the task belongs to."""
+        if self.unit is None:
+            raise DagError(f"{argument!r} has a value only in tasks of that group")
+        return self.unit.read(argument)
 
     def read_sequence(self, task_id: str, key: str) -> LazySequence:
         """Return the output of a mapped task or of a generator task that was passed as an argument."""

@@ -16,8 +16,9 @@ from tidemill.dags import arguments
 from tidemill.dags.arguments import check_bool, check_int, check_text
 from tidemill.dags.exceptions import DagError, DuplicateTaskIdError
 from tidemill.dags.group import TaskGroup
+from tidemill.dags.mapped_group import MappedTaskGroup
 from tidemill.dags.operator import BaseOperator, Callbacks
-from tidemill.dags.order import check_cycles, find_relatives
+from tidemill.dags.order import Linked, add_groups, check_cycles, find_relatives
 from tidemill.dags.params import Param, wrap_params
 from tidemill.dags.schedule import Schedule, describe_schedule
 from tidemill.dags.scope import note_dag, open_dags, open_groups
@@ -194,14 +195,29 @@ class DAG:
 
     def find_relatives(self, task_id: str, *, upstream: bool = False) -> set[str]:
         """Return the ids of all tasks downstream of a task, or upstream of it if `upstream` is True."""
-        return find_relatives(self.task_dict, task_id, upstream=upstream)
+        return find_relatives(self.links, task_id, upstream=upstream) & self.task_dict.keys()
+
+    @property
+    def mapped_groups(self) -> list[MappedTaskGroup]:
+        """The mapped groups, in the order of their creation."""
+        return [group for group in self.groups.values() if isinstance(group, MappedTaskGroup)]
+
+    @property
+    def links(self) -> Mapping[str, Linked]:
+        """The edges of the tasks; a mapped group is between its sources and its tasks."""
+        groups = {group.group_id: group for group in self.mapped_groups}
+        if not groups:
+            return self.task_dict
+        inside = {name: [task.task_id for task in group.iter_tasks()] for name, group in groups.items()}
+        return add_groups(self.task_dict, {name: (groups[name].source_ids, inside[name]) for name in groups})
 
     def validate(self) -> None:
         """Check everything that can only be checked once all tasks exist.
 
         Raises:
             DagError: The dependencies form a cycle, a setup is used incorrectly, a scheduled run would lack a param, a
-                task uses `start_from_trigger`, or a mapped task was begun with `partial` and not completed.
+                task uses `start_from_trigger`, a mapped task was begun with `partial` and not completed, or a task
+                cannot run in its mapped group.
         """
         for partial in self.partials:
             if not partial.is_expanded:
@@ -215,7 +231,9 @@ class DAG:
                         f"DAG {self.dag_id!r}: param {name!r} has no default, which scheduled runs need; give it a "
                         "default, or set schedule=None"
                     )
-        check_cycles(self.dag_id, self.task_dict)
+        check_cycles(self.dag_id, self.links)
+        for group in self.mapped_groups:
+            group.check()
         for task in self.tasks:
             if getattr(task, "start_from_trigger", False):
                 raise DagError(
@@ -231,6 +249,11 @@ class DAG:
                         f"'all_success', not {after.trigger_rule!r}"
                     )
         _check_default_args(self)
+        if groups := self.mapped_groups:
+            raise DagError(
+                f"group {groups[0].group_id!r}: expand() of a @task_group is not supported yet; map each of its tasks, "
+                "or do their work in one mapped task"
+            )
 
     def param(self, name: str, default: Any = None) -> DagParam:
         """Return a param of the run, to pass to tasks; a param that does not exist is added with the default."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 from tidemill.dags.arguments import check_bool
 from tidemill.dags.exceptions import DagError
-from tidemill.dags.group import GroupOutput, find_open_group
-from tidemill.dags.map_sources import ALL_ARGUMENTS, ExpandInput, LiteralItems, read_source
+from tidemill.dags.group import find_open_group
+from tidemill.dags.map_sources import ALL_ARGUMENTS, ExpandInput, read_dicts, read_source
 from tidemill.dags.map_target import MAP_OPTIONS, MapTarget
 from tidemill.dags.mapped import MappedOperator
 from tidemill.dags.operator import BaseOperator
@@ -21,7 +22,6 @@ from tidemill.dags.operator_arguments import (
 )
 from tidemill.dags.operators.python import is_generator
 from tidemill.dags.scope import open_dags
-from tidemill.dags.xcom_arg import DagParam, XComArg
 
 
 class OperatorPartial:
@@ -109,29 +109,14 @@ def expand(target: MapTarget, args: tuple[Any, ...], sources: Mapping[str, Any])
 
 def expand_kwargs(target: MapTarget, kwargs: Any, strict: bool) -> MappedOperator:
     """Create a task that is mapped over dicts of arguments; see `OperatorPartial.expand_kwargs`."""
-    owner = target.owner
-    check_bool(owner, "strict", strict)
-    kwargs = kwargs.value if isinstance(kwargs, GroupOutput) else kwargs
-    if isinstance(kwargs, XComArg | DagParam):
-        return _create(target, ExpandInput({ALL_ARGUMENTS: kwargs}, strict))
-    if not isinstance(kwargs, Sequence) or isinstance(kwargs, str | bytes | bytearray):
-        raise DagError(
-            f"{owner}: expand_kwargs() needs a list of dicts, a param or the output of a task, got "
-            f"{type(kwargs).__name__}; for one list per argument use expand()"
-        )
-    for number, item in enumerate(kwargs):
-        if isinstance(item, XComArg):
-            continue
-        if not isinstance(item, Mapping) or not all(isinstance(key, str) for key in item):
-            raise DagError(
-                f"{owner}: expand_kwargs() needs dicts with the names of arguments as keys; item {number} is {item!r}"
-            )
-        target.check_element(item, strict=strict, call="expand_kwargs")
-    return _create(target, ExpandInput({ALL_ARGUMENTS: LiteralItems(kwargs)}, strict))
+    check_bool(target.owner, "strict", strict)
+    check = functools.partial(target.check_element, strict=strict, call="expand_kwargs")
+    return _create(target, ExpandInput({ALL_ARGUMENTS: read_dicts(target.owner, kwargs, check)}, strict))
 
 
 def _create(target: MapTarget, expand_input: ExpandInput) -> MappedOperator:
     cls = target.operator_class
+    _check_group(target.owner, target)
     _check_mappable(target.owner, target)
     defaults = collect_defaults(target.kwargs)
     names, _ = list_names(cls, BaseOperator)
@@ -149,6 +134,16 @@ def _create(target: MapTarget, expand_input: ExpandInput) -> MappedOperator:
         fallbacks=fallbacks,
         **{**list_changed_defaults(cls, BaseOperator), **options, **own},
     )
+
+
+def _check_group(owner: str, target: MapTarget) -> None:
+    dag = target.kwargs.get("dag") or open_dags.current
+    group = target.kwargs.get("task_group") or (None if dag is None else find_open_group(dag))
+    if group is not None and group.mapped_group is not None:
+        raise DagError(
+            f"{owner}: a mapped task in the mapped group {group.mapped_group.group_id!r} is not supported; return the "
+            "values of all elements of the group in one list, and map the group over that"
+        )
 
 
 def _check_mappable(owner: str, target: MapTarget) -> None:

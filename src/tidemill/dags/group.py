@@ -1,16 +1,15 @@
 """Groups of tasks: folded together in the UI, and connected as a whole by edges.
 
-Groups exist only while a DAG is built and displayed; at run time there are only tasks.
+Groups exist only while a DAG is built and displayed; at run time there are only tasks. A mapped group is the exception:
+it runs once for each of its values (`tidemill.dags.mapped_group`).
 
 Invariant: ids are unique across the tasks and groups of a DAG.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from tidemill.dags.arguments import check_bool, check_id, check_text
 from tidemill.dags.edges import Node, TaskNode
@@ -31,6 +30,9 @@ class TaskGroup(Node):
         group_display_name: The name to show instead of the id.
         add_suffix_on_collision: Whether to append a number to an id that is in use, instead of raising an error.
     """
+
+    #: Whether the group itself is mapped, as opposed to a group inside of it.
+    is_mapped: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -78,6 +80,11 @@ class TaskGroup(Node):
         """The default arguments of this group and its enclosing groups; inner groups override outer ones."""
         outer = self.parent_group.all_default_args if self.parent_group else {}
         return {**outer, **self.default_args}
+
+    @property
+    def mapped_group(self) -> Any:
+        """The `MappedTaskGroup` that this group is or belongs to; None: there is none."""
+        return self if self.is_mapped else self.parent_group.mapped_group if self.parent_group else None
 
     def prefix_id(self, name: str) -> str:
         """Return the full id of a task or group with this name in this group."""
@@ -144,71 +151,6 @@ class GroupCall(TaskGroup):
     """A group filled by a `@task_group` function; `output` is the function's return value."""
 
     output: Any = None
-
-
-@overload
-def task_group(function: Callable[..., Any], /) -> Callable[..., Any]: ...
-@overload
-def task_group(
-    function: None = None, /, *, group_id: str | None = None, **arguments: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
-def task_group(function: Any = None, /, *, group_id: str | None = None, **arguments: Any) -> Any:
-    """Turn a function that creates tasks into one that creates a group with those tasks each time it is called.
-
-    The call returns the function's return value if that is a task output or a collection of task outputs; otherwise it
-    returns the group. Either can be used in edges.
-
-    Args:
-        function: The function.
-        group_id: The id of the group; by default the name of the function. A number is appended if the id is in use.
-        arguments: More arguments of `TaskGroup`.
-    """
-    if function is None:
-        return functools.partial(_decorate, group_id=group_id, arguments=arguments)
-    return _decorate(function, group_id=group_id, arguments=arguments)
-
-
-def _decorate(function: Callable[..., Any], *, group_id: str | None, arguments: dict[str, Any]) -> Any:
-    name = group_id or function.__name__
-    shown = {"tooltip": (inspect.getdoc(function) or "").partition("\n")[0], "add_suffix_on_collision": True}
-
-    def create(changed: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        options = {**shown, **arguments, **changed}
-        group = GroupCall(options.pop("group_id", name), **options)
-        with group:
-            group.output = function(*args, **kwargs)
-        # Edges connect to the whole group; the returned value is passed on to tasks.
-        return GroupOutput(group) if isinstance(group.output, Node | dict | list | tuple) else group
-
-    return _GroupFunction(function, name, create)
-
-
-class _GroupFunction:
-    """A function decorated with `@task_group`."""
-
-    def __init__(self, function: Callable[..., Any], name: str, create: Callable[..., Any], **changed: Any) -> None:
-        self._name = name
-        self._create = create
-        self._changed = changed
-        self.function = function
-        functools.update_wrapper(self, function)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._create(self._changed, args, kwargs)
-
-    def override(self, **arguments: Any) -> _GroupFunction:
-        """Return a copy of this function with some arguments of the group replaced."""
-        return _GroupFunction(self.function, self._name, self._create, **{**self._changed, **arguments})
-
-    def expand(self, *_: Any, **__: Any) -> Any:
-        """Raise an error: mapped groups are not supported yet."""
-        name = self._changed.get("group_id", self._name)
-        raise DagError(
-            f"group {name!r}: expand() of a @task_group is not supported yet; map each of its tasks, or do their work "
-            "in one mapped task"
-        )
-
-    partial = expand_kwargs = expand
 
 
 class GroupOutput(Node):

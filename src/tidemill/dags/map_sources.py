@@ -8,7 +8,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from tidemill.dags.xcom_arg import (
     PlainXComArg,
     RunValue,
     RunValues,
+    XComArg,
     ZipXComArg,
 )
 from tidemill.runtime.json.codec import decode
@@ -134,6 +135,73 @@ def _explain(value: Any) -> str:
     )
 
 
+def read_dicts(owner: str, kwargs: Any, check: Callable[[Mapping[str, Any]], None]) -> Any:
+    """Return the argument of `expand_kwargs` as the root of its tree.
+
+    Args:
+        owner: The task or group, for messages.
+        kwargs: The argument.
+        check: Checks the names in a dict.
+
+    Raises:
+        DagError: The argument is no list of dicts.
+    """
+    kwargs = kwargs.value if isinstance(kwargs, GroupOutput) else kwargs
+    if isinstance(kwargs, XComArg | DagParam):
+        return kwargs
+    if not isinstance(kwargs, Sequence) or isinstance(kwargs, str | bytes | bytearray):
+        raise DagError(
+            f"{owner}: expand_kwargs() needs a list of dicts, a param or the output of a task, got "
+            f"{type(kwargs).__name__}; for one list per argument use expand()"
+        )
+    for number, item in enumerate(kwargs):
+        if isinstance(item, XComArg):
+            continue
+        if not isinstance(item, Mapping) or not all(isinstance(key, str) for key in item):
+            raise DagError(
+                f"{owner}: expand_kwargs() needs dicts with the names of arguments as keys; item {number} is {item!r}"
+            )
+        check(item)
+    return LiteralItems(kwargs)
+
+
+def check_source(owner: str, name: str, source: RunValue, dag: Any) -> list[Any]:
+    """Return the tasks of a source.
+
+    Raises:
+        DagError: One of them belongs to another DAG, or a param has a default that cannot be mapped over.
+    """
+    tasks: list[Any] = list(source.iter_tasks())
+    for task in tasks:
+        if task.dag is not None and dag is not None and task.dag is not dag:
+            raise DagError(
+                f"{owner}: argument {name!r} of expand() is the output of task {task.task_id!r} of DAG "
+                f"{task.dag.dag_id!r}; read it in a @task of this DAG with xcom_pull(dag_id=...), and map over that"
+            )
+    if isinstance(source, DagParam) and dag is not None and source.name in dag.params:
+        param = dag.params[source.name]
+        if param.has_default and param.default is not None:
+            read_source(owner, name, param.default)
+    return tasks
+
+
+def describe_sources(owner: str, expand_input: ExpandInput) -> tuple[MapSource, ...]:
+    """Return the structures of all factors.
+
+    Raises:
+        DagError: A factor is mapped over something that is not supported, or two are the values of generators.
+    """
+    names = list(expand_input.sources)
+    factors = tuple(describe_source(owner, name, source) for name, source in expand_input.sources.items())
+    found = [name for name, factor in zip(names, factors, strict=True) if factor.kind == "generator"]
+    if len(found) > 1:
+        raise DagError(
+            f"{owner}: the arguments {found[0]!r} and {found[1]!r} of expand() are both the output of a generator "
+            "task; only one of them may be: return a list in the other task"
+        )
+    return factors
+
+
 def describe_source(owner: str, name: str, source: Any) -> MapSource:
     """Return the structure of a factor's tree.
 
@@ -162,6 +230,12 @@ def describe_source(owner: str, name: str, source: Any) -> MapSource:
 
 def _describe_output(where: str, source: PlainXComArg) -> MapSource:
     task = source.operator
+    if task.mapped_group is not None:
+        raise DagError(
+            f"{where} is the output of task {task.task_id!r} of the mapped group {task.mapped_group.group_id!r}: "
+            "mapping over the results of a mapped group is not supported yet; put an unmapped @task between them that "
+            "returns list(values)"
+        )
     if task.is_mapped:
         raise DagError(
             f"{where} is the output of the mapped task {task.task_id!r}: mapping over a map is not supported yet; put "

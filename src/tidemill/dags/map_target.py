@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from tidemill.dags.arguments import suggest
+from tidemill.dags.arguments import check_int, check_optional_int, suggest
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.operator_arguments import check_names, list_names, list_required, name_task
@@ -16,6 +16,7 @@ from tidemill.dags.operators.python import check_call
 MAP_OPTIONS: Final = frozenset({"max_outstanding", "max_failed_elements", "map_index_template"})
 #: The arguments that the scheduler reads: those of `BaseOperator`, and these of other classes.
 _FOR_ALL: Final = list_names(BaseOperator, BaseOperator)[0] | MAP_OPTIONS | {"soft_fail", "never_fail"}
+_MAX_OUTSTANDING: Final = 10_000
 
 
 class MapTarget:
@@ -108,3 +109,15 @@ class MapTarget:
         if self.function is None:
             return {**self.kwargs, **values}
         return {**self.kwargs, "op_kwargs": {**self.shared, **values}}
+
+
+def check_limits(owner: str, max_outstanding: object, max_failed_elements: object) -> tuple[int | None, int | None]:
+    """Return both limits of a map.
+
+    Raises:
+        DagError: One of them is no number, or out of range.
+    """
+    most = None if max_outstanding is None else check_int(owner, "max_outstanding", max_outstanding, 1)
+    if most is not None and most > _MAX_OUTSTANDING:
+        raise DagError(f"{owner}: max_outstanding must be at most {_MAX_OUTSTANDING:,}, got {max_outstanding}")
+    return most, check_optional_int(owner, "max_failed_elements", max_failed_elements, 0)

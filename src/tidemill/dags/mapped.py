@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from tidemill.core.tasks.structure import MapSource, MapStructure
-from tidemill.dags.arguments import check_bool, check_int, check_optional_int, check_text
+from tidemill.core.tasks.structure import MapStructure
+from tidemill.dags.arguments import check_bool, check_text
 from tidemill.dags.edges import connect
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.map_sources import (
@@ -18,16 +18,15 @@ from tidemill.dags.map_sources import (
     ExpandInput,
     LeafItem,
     LiteralItems,
-    describe_source,
-    read_source,
+    check_source,
+    describe_sources,
 )
-from tidemill.dags.map_target import MapTarget
+from tidemill.dags.map_target import MapTarget, check_limits
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.scope import open_dags, open_teardowns
 from tidemill.dags.trigger_text import check_triggers
-from tidemill.dags.xcom_arg import DagParam, RunValue, RunValues, list_outputs
+from tidemill.dags.xcom_arg import RunValue, RunValues, list_outputs
 
-_MAX_OUTSTANDING: Final = 10_000
 _NOT_PASSED: Final = frozenset({"task_id", "dag", "task_group", "default_args"})
 
 
@@ -64,17 +63,11 @@ class MappedOperator(BaseOperator):
     ) -> None:
         owner = target.owner
         self._target, self._expand_input, self._fallbacks = target, expand_input, fallbacks
-        self.max_outstanding = (
-            None if max_outstanding is None else check_int(owner, "max_outstanding", max_outstanding, 1)
-        )
-        if self.max_outstanding is not None and self.max_outstanding > _MAX_OUTSTANDING:
-            raise DagError(f"{owner}: max_outstanding must be at most {_MAX_OUTSTANDING:,}, got {max_outstanding}")
-        self.max_failed_elements = check_optional_int(owner, "max_failed_elements", max_failed_elements, 0)
+        self.max_outstanding, self.max_failed_elements = check_limits(owner, max_outstanding, max_failed_elements)
         self.map_index_template = (
             None if map_index_template is None else check_text(owner, "map_index_template", map_index_template)
         )
-        self.factors = tuple(describe_source(owner, name, source) for name, source in expand_input.sources.items())
-        _check_open(owner, expand_input, self.factors)
+        self.factors = describe_sources(owner, expand_input)
         cls = target.operator_class
         self.template_fields, self.template_ext = cls.template_fields, cls.template_ext
         self.ui_color, self.ui_fgcolor = cls.ui_color, cls.ui_fgcolor
@@ -191,17 +184,8 @@ class MappedOperator(BaseOperator):
         self._check_first()
 
     def _connect_source(self, owner: str, name: str, source: RunValue) -> None:
-        for task in source.iter_tasks():
-            if task.dag is not None and self._dag is not None and task.dag is not self._dag:
-                raise DagError(
-                    f"{owner}: argument {name!r} of expand() is the output of task {task.task_id!r} of DAG "
-                    f"{task.dag.dag_id!r}; read it in a @task of this DAG with xcom_pull(dag_id=...), and map over that"
-                )
+        for task in check_source(owner, name, source, self._dag):
             connect(task, self)
-        if isinstance(source, DagParam) and self._dag is not None and source.name in self._dag.params:
-            param = self._dag.params[source.name]
-            if param.has_default and param.default is not None:
-                read_source(owner, name, param.default)
 
     def _connect_literal(self, owner: str, name: str, items: Iterable[Any]) -> None:
         for item in items:
@@ -230,12 +214,3 @@ class MappedOperator(BaseOperator):
         item = values.get(ALL_ARGUMENTS, values)
         if not isinstance(item, RunValue):
             self.unmap(item)
-
-
-def _check_open(owner: str, expand_input: ExpandInput, factors: Sequence[MapSource]) -> None:
-    found = [name for name, factor in zip(expand_input.sources, factors, strict=True) if factor.kind == "generator"]
-    if len(found) > 1:
-        raise DagError(
-            f"{owner}: the arguments {found[0]!r} and {found[1]!r} of expand() are both the output of a generator "
-            "task; only one of them may be: return a list in the other task"
-        )

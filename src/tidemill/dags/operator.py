@@ -22,7 +22,7 @@ from tidemill.dags.operator_arguments import check_names, collect_defaults, name
 from tidemill.dags.params import Param, wrap_params
 from tidemill.dags.scope import open_dags, open_teardowns
 from tidemill.dags.trigger_text import check_triggers
-from tidemill.dags.xcom_arg import PLAIN_TYPES, PlainXComArg, list_outputs
+from tidemill.dags.xcom_arg import PLAIN_TYPES, MappedArgument, PlainXComArg, list_outputs
 
 TRIGGER_RULES = (
     "all_success",
@@ -257,6 +257,11 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         return False
 
     @property
+    def mapped_group(self) -> Any:
+        """The `MappedTaskGroup` that the task belongs to, directly or through other groups; None: there is none."""
+        return self.task_group.mapped_group if self.task_group is not None else None
+
+    @property
     def output(self) -> PlainXComArg:
         """The return value of the task, as an argument for other tasks."""
         return PlainXComArg(self)
@@ -295,6 +300,11 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
     def _check_no_outputs(self, owner: str, name: str, value: Any) -> None:
         """Reject task outputs in an argument that is not a template field: nothing would replace them by values."""
         for output in list_outputs(owner, name, value):
+            if isinstance(output, MappedArgument):
+                raise DagError(
+                    f"{owner}: argument {name!r} is {output!r}, which is not known before the task runs; add {name!r} "
+                    f"to template_fields of {type(self).__name__}"
+                )
             if not all(task.task_id in self.upstream_task_ids for task in output.iter_tasks()):
                 raise DagError(
                     f"{owner}: argument {name!r} is the output of a task, which is not known before that task has run; "

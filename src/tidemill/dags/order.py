@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from tidemill.dags.exceptions import DagCycleError
@@ -17,6 +18,35 @@ class Linked(Protocol):
 
     upstream_task_ids: set[str]
     downstream_task_ids: set[str]
+
+
+@dataclass(slots=True)
+class Links:
+    """The edges of a node that is no task, or that has more edges than its task."""
+
+    upstream_task_ids: set[str]
+    downstream_task_ids: set[str]
+
+
+def add_groups(
+    tasks: Mapping[str, Linked], groups: Mapping[str, tuple[Collection[str], Collection[str]]]
+) -> dict[str, Linked]:
+    """Return the edges of tasks with those of mapped groups.
+
+    Args:
+        tasks: The tasks.
+        groups: For each group the tasks that give its values, which it depends on, and its own, which depend on it.
+    """
+    found: dict[str, Linked] = {
+        name: Links(set(task.upstream_task_ids), set(task.downstream_task_ids)) for name, task in tasks.items()
+    }
+    for name, (before, after) in groups.items():
+        found[name] = Links(set(before), set(after))
+        for one in before:
+            found[one].downstream_task_ids.add(name)
+        for one in after:
+            found[one].upstream_task_ids.add(name)
+    return found
 
 
 def sort_tasks(tasks: Mapping[str, Linked]) -> list[str]:

@@ -23,6 +23,7 @@ from tidemill.dags.context import build_context
 from tidemill.dags.current import is_interrupted, killing, running
 from tidemill.dags.exception_text import rebuild_exception, write_origin
 from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed, TaskSkipped, TaskTimeout
+from tidemill.dags.group_unit import GroupUnit
 from tidemill.dags.lazy_context import Context
 from tidemill.dags.lazy_sequence import is_lazy
 from tidemill.dags.map_sources import LeafItem
@@ -66,8 +67,10 @@ def _run(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult
     original = dag.task_dict.get(claim.task_id)
     if original is None:
         return AttemptResult(Failure(f"DAG {claim.dag_id!r} no longer has a task {claim.task_id!r} ({claim.file})"))
-    if claim.callback is None and original.is_mapped != (claim.map_index >= 0):
-        text = "is mapped now" if original.is_mapped else "is no longer mapped"
+    group = original.mapped_group
+    is_element = original.is_mapped or group is not None
+    if claim.callback is None and is_element != (claim.map_index >= 0):
+        text = "is mapped now" if is_element else "is no longer mapped"
         return AttemptResult(
             Failure(
                 f"task {claim.task_id!r} {text}, unlike when the run began ({claim.file}); start a new run",
@@ -77,6 +80,8 @@ def _run(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult
     # Rendering and executing change the operator, so each attempt works on a copy.
     task = copy.copy(original)
     context = build_context(task, dag, claim, services, _merge_params(dag, task, claim))
+    if group is not None:
+        context["ti"].unit = GroupUnit(group, _list_leaves(claim), context["ti"])
     if claim.callback is not None:
         # There is no current operator: if a callback times out, `on_kill` must not stop the task's work.
         with running(None, context, services):
@@ -124,6 +129,10 @@ def _run_task(
     return AttemptResult(Success(), xcoms, tuple(sorted(ti.skipped)), ti.skips_all)
 
 
+def _list_leaves(claim: AttemptClaim) -> list[LeafItem]:
+    return [LeafItem(index, text) for index, text in zip(claim.leaf_indexes, claim.elements, strict=True)]
+
+
 def _run_element(dag: Any, mapped: Any, claim: AttemptClaim, context: Context, services: TaskServices) -> AttemptResult:
     """Create the operator of an element, and run it."""
     # The functions of `.map` are the user's code, as is the operator's constructor.
@@ -142,7 +151,7 @@ def _run_element(dag: Any, mapped: Any, claim: AttemptClaim, context: Context, s
 
 def _make_element(mapped: Any, claim: AttemptClaim, context: Context) -> tuple[Any, Any]:
     """Create the operator of an element, which the context gets, and return it with its values that are data."""
-    leaves = [LeafItem(index, text) for index, text in zip(claim.leaf_indexes, claim.elements, strict=True)]
+    leaves = _list_leaves(claim)
     values, data = mapped.evaluate(leaves, context["ti"])
     task = mapped.unmap(values)
     context["task"] = context["ti"].task = task

@@ -37,6 +37,10 @@ class RunValues(Protocol):
         """Return the values that the elements of a map pushed under a key, or that a generator yielded."""
         ...
 
+    def read_argument(self, argument: MappedArgument) -> Any:
+        """Return the value that the element of a mapped group has for an argument of its function."""
+        ...
+
 
 class RunValue(abc.ABC):
     """A reference to a value that exists only once a DAG runs."""
@@ -288,6 +292,53 @@ class ZipXComArg(XComArg):
         return f"{self.args[0]!r}.zip({', '.join(repr(each) for each in self.args[1:])})"
 
 
+class MappedArgument(XComArg):
+    """An argument of a mapped `@task_group` function: it stands for the value that each element of the group has.
+
+    Args:
+        group: The `MappedTaskGroup`.
+        name: The name of the argument.
+        default: Its default; `MISSING`: it has none.
+    """
+
+    def __init__(self, group: Any, name: str, default: Any = MISSING) -> None:
+        self.group = group
+        self.name = name
+        self.default = default
+
+    def iter_tasks(self) -> Iterator[TaskNode]:
+        """Yield the tasks whose outputs are in the lists that the group is mapped over.
+
+        Raises:
+            DagError: The argument is used outside of its group.
+        """
+        self.group.check_open(self)
+        yield from self.group.find_outputs(self.name)
+
+    def find_roots(self) -> Sequence[TaskNode]:
+        """Return no tasks: an argument has no edges."""
+        return ()
+
+    def find_leaves(self) -> Sequence[TaskNode]:
+        """Return no tasks: an argument has no edges."""
+        return ()
+
+    def resolve(self, values: RunValues) -> Any:
+        """Return the value in the element of the group that the running task belongs to."""
+        return values.read_argument(self)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Raise an error: the value is unknown while the file is parsed."""
+        raise TypeError(f"{self._name} is not known while the file is parsed; read its item {key!r} in a task")
+
+    @property
+    def _name(self) -> str:
+        return f"the argument {self.name!r} of the mapped group {self.group.group_id!r}"
+
+    def __repr__(self) -> str:
+        return f"<MappedArgument {self.name!r} of group {self.group.group_id!r}>"
+
+
 class _MappedItems(Sequence[Any]):
     """The items of a sequence with a function applied to each when it is read."""
 
@@ -319,6 +370,21 @@ def _list_items(arg: RunValue, values: RunValues) -> Sequence[Any]:
     if not isinstance(found, Sequence) or isinstance(found, str | bytes | bytearray):
         raise TypeError(f"{arg!r} is of type {type(found).__name__}; map() and zip() need a list or a dict")
     return found
+
+
+def resolve_outputs(value: Any, values: RunValues) -> Any:
+    """Return a value with the task outputs in it, at any depth of lists, tuples, sets and dicts, replaced by theirs."""
+    if isinstance(value, GroupOutput):
+        value = value.value
+    if isinstance(value, RunValue):
+        return value.resolve(values)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(resolve_outputs(item, values) for item in value))
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(resolve_outputs(item, values) for item in value)
+    if type(value) is dict:
+        return {resolve_outputs(key, values): resolve_outputs(item, values) for key, item in value.items()}
+    return value
 
 
 def list_outputs(owner: str, name: str, value: Any) -> list[RunValue]:
