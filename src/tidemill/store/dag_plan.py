@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -41,9 +41,12 @@ class TaskPlan:
         head_policy: The settings of the whole mapped task; for other tasks, the same as `policy`.
         rule: Its trigger rule.
         totals: The number of direct upstream tasks, of setups among them, and of tasks in `scope`, as its tallies count
-            them: the sources of a mapped task are left out.
+            them: the sources of a mapped task are left out, and of a task in a mapped group, the tasks of that group.
+        inner_totals: The same numbers for an element: of a task in a mapped group, the tasks of that group alone.
         successors: The tasks whose tallies depend on this task's outcome, each with the indexes of the affected
             tallies.
+        inner: The same for an element of a task in a mapped group: the tasks of that group, and the group, whose
+            element counts all its tasks with that index.
         downstream: Its direct downstream tasks.
         feeds: The mapped tasks of which it is a source; it is not in their tallies.
     """
@@ -54,13 +57,26 @@ class TaskPlan:
     head_policy: Policy
     rule: TriggerRule
     totals: tuple[int, int, int]
+    inner_totals: tuple[int, int, int] = (0, 0, 0)
     successors: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    inner: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     downstream: list[str] = field(default_factory=list)
     feeds: list[str] = field(default_factory=list)
 
-    def build_upstream(self, counts: Counts) -> Upstream:
-        """Return the tallies by which the state machine decides."""
-        direct, setups, scope = self.totals
+    @property
+    def mapped_group(self) -> str:
+        """The mapped group that it is, or is a task of; empty: none."""
+        return self.structure.id if self.structure.is_group else self.structure.mapped_group
+
+    def tell_unit(self, counts: Counts) -> Told:
+        """Return what the tasks of a unit have become; `counts`: the tallies of the unit."""
+        tally = self.build_upstream(counts, inner=True).direct
+        kinds = frozenset(outcome for outcome in _OUTCOMES if getattr(tally, outcome.value))
+        return Told(kinds, tally.done == tally.total)
+
+    def build_upstream(self, counts: Counts, *, inner: bool = False) -> Upstream:
+        """Return the tallies by which the state machine decides. `inner`: those of an element."""
+        direct, setups, scope = self.inner_totals if inner else self.totals
         if len(counts) == _SIZE:
             return Upstream(_build_tally(direct, counts), OutcomeTally(setups), OutcomeTally(scope))
         return Upstream(
@@ -95,7 +111,8 @@ class DagPlan:
         limits: The limits on active tasks; None: no limits.
         teardowns: The ids of its teardowns.
         by_past: Whether tasks of a run depend on tasks of the previous run.
-        maps: The ids of its mapped tasks.
+        maps: The ids of its mapped tasks, including mapped groups and their tasks.
+        groups: The ids of its mapped groups, each with the ids of its tasks, sorted.
     """
 
     structure: DagStructure
@@ -105,6 +122,7 @@ class DagPlan:
     teardowns: tuple[str, ...]
     by_past: bool
     maps: tuple[str, ...] = ()
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def list_downstream(self, ids: Iterable[str], limit: int | None = None) -> list[str]:
         """Return the tasks downstream of the given ones, nearest first.
@@ -142,28 +160,54 @@ def compute_digest(structure: bytes) -> str:
 
 def build_plan(structure: DagStructure) -> DagPlan:
     """Build the plan of a structure."""
+    groups = {one.id: _list_inner(structure, one.id) for one in structure.tasks if one.is_group}
+    inside = {name: frozenset(names) for name, names in groups.items()}
     tasks = {}
     for number, one in enumerate(structure.tasks):
-        sources = _list_sources(one)
-        direct, setups = (sum(name not in sources for name in names) for names in (one.upstream, one.setups))
-        policy = _build_policy(one)
+        inner = inside.get(one.mapped_group, frozenset())
+        outer = [[name for name in names if name not in inner] for names in _list_counted(one)]
+        policy = Policy(is_unit=True) if one.is_group else _build_policy(one)
         head = policy if one.mapped is None else Policy(is_map=True)
-        tasks[one.id] = TaskPlan(number, one, policy, head, TriggerRule(one.rule), (direct, setups, len(one.scope)))
+        totals = _count(outer)
+        inner_totals = (len(groups[one.id]), 0, 0) if one.is_group else _count(_list_counted(one), less=totals)
+        tasks[one.id] = TaskPlan(number, one, policy, head, TriggerRule(one.rule), totals, inner_totals)
     for one in structure.tasks:
         sources = _list_sources(one)
+        inner = inside.get(one.mapped_group, frozenset())
         for name in one.upstream:
             tasks[name].downstream.append(one.id)
             if name in sources:
                 tasks[name].feeds.append(one.id)
             else:
-                tasks[name].successors.append((one.id, (0, 1) if name in one.setups else (0,)))
+                counted = tasks[name].inner if name in inner else tasks[name].successors
+                counted.append((one.id, (0, 1) if name in one.setups else (0,)))
         for name in one.scope:
-            tasks[name].successors.append((one.id, (2,)))
+            counted = tasks[name].inner if name in inner else tasks[name].successors
+            counted.append((one.id, (2,)))
+        if one.mapped_group:
+            tasks[one.id].inner.append((one.mapped_group, (0,)))
+            tasks[one.mapped_group].downstream.append(one.id)
     by_past = structure.waits_for_past
     teardowns = tuple(one.id for one in structure.tasks if one.is_teardown)
     maps = tuple(one.id for one in structure.tasks if one.mapped is not None)
     leaves, limits = frozenset(_find_leaves(tasks)), _build_limits(structure)
-    return DagPlan(structure, tasks, leaves, limits, teardowns, by_past, maps)
+    return DagPlan(structure, tasks, leaves, limits, teardowns, by_past, maps, groups)
+
+
+def _list_inner(structure: DagStructure, group: str) -> tuple[str, ...]:
+    return tuple(one.id for one in structure.tasks if one.mapped_group == group)
+
+
+def _list_counted(task: TaskStructure) -> tuple[list[str], list[str], list[str]]:
+    """Return the tasks that the three tallies of a task count."""
+    sources = _list_sources(task)
+    direct, setups = ([name for name in names if name not in sources] for names in (task.upstream, task.setups))
+    return direct, setups, list(task.scope)
+
+
+def _count(names: Sequence[Sequence[str]], less: tuple[int, int, int] = (0, 0, 0)) -> tuple[int, int, int]:
+    direct, setups, scope = (len(each) - fewer for each, fewer in zip(names, less, strict=True))
+    return direct, setups, scope
 
 
 def _list_sources(task: TaskStructure) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from tidemill.core.tasks.expansion import (
     Arrived,
     ElementsMoved,
     Expansion,
+    GroupMoved,
     Look,
     MapInput,
     MapPolicy,
@@ -206,6 +207,27 @@ def test_a_map_may_be_stopped_before_it_is_opened() -> None:
     expansion = play(Stopped(MapStopReason.CANCELLED))
     assert expansion.told == TOLD[K]
     assert feed(expansion.row, Opened(3), WIDE) == Expansion(expansion.row)
+
+
+def test_a_task_of_a_mapped_group_has_the_elements_of_the_group() -> None:
+    group = MapRow(opened=True, arrived=5, created=2)
+    row = MapRow(waiting=2)
+    expansion = feed(row, GroupMoved(group), WIDE, starts=False)
+    assert expansion == Expansion(row._replace(opened=True, arrived=5, created=2))
+    row = expansion.row._replace(waiting=0, success=2)
+    assert feed(row, Look(), WIDE, starts=False).told == Told(kinds(S))
+    stopped = group._replace(closed=True, stop="failed_elements")
+    expansion = feed(row, GroupMoved(stopped), WIDE, starts=False)
+    assert (expansion.row.skipped, expansion.told) == (3, Told(kinds(S, K), done=True))
+    assert feed(expansion.row, GroupMoved(stopped), WIDE, starts=False) == Expansion(expansion.row)
+
+
+@pytest.mark.parametrize(("outcome", "kind"), [(S, K), (K, K), (F, U), (U, U)])
+def test_a_source_of_a_mapped_group_that_gives_nothing_decides_its_tasks(outcome, kind) -> None:
+    group = MapRow(opened=True, closed=True)
+    expansion = feed(MapRow(), GroupMoved(group, outcome), WIDE, starts=False)
+    assert expansion.told == TOLD[kind]
+    assert feed(expansion.row, GroupMoved(group, outcome), WIDE, starts=False) == Expansion(expansion.row)
 
 
 def test_elements_in_retry_fill_at_most_half_of_the_window() -> None:

@@ -220,3 +220,41 @@ def test_an_element_that_runs_is_removed_once_its_attempt_is_gone() -> None:
         assert isinstance(feed(task, given, 0), Refused)
     assert move(task, Ended(task.epoch)).task.state is TaskState.REMOVED
     assert move(move(task, Clear()).task, Ended(task.epoch + 1)).task.state is TaskState.NONE
+
+
+def bring_unit(*given: Told | Input) -> TaskRow:
+    """Return a unit of a mapped group that has begun and then was fed these inputs, or what its tasks told."""
+    task = move(TaskRow(Policy(is_unit=True)), Ready(0, Readiness.RUN)).task
+    for one in given:
+        task = move(task, MapTold(task.epoch, one) if isinstance(one, Told) else one).task
+    return task
+
+
+@pytest.mark.parametrize(
+    ("kinds", "state"), [((S, K), TaskState.SUCCESS), ((S, F, U), TaskState.FAILED), ((), TaskState.REMOVED)]
+)
+def test_a_unit_ends_with_the_worst_outcome_of_its_tasks(kinds, state) -> None:
+    task = bring_unit()
+    assert (task.state, task.epoch) == (TaskState.MAPPED, 1)
+    answer = move(task, MapTold(1, told(*kinds, done=True)))
+    assert (answer.task.state, answer.task.told) == (state, None)
+    assert isinstance(answer.effects[0], TellSuccessors)
+
+
+def test_a_unit_follows_its_tasks_after_its_end_and_begins_again() -> None:
+    task = bring_unit(told(S, done=True), told(S, F, done=True))
+    assert task.state is TaskState.FAILED
+    task = move(task, Clear()).task
+    assert task.state is TaskState.NONE
+    assert isinstance(feed(task, MapTold(task.epoch, told(S, done=True)), 0), Refused)
+    assert move(task, Ready(task.epoch, Readiness.RUN)).effects == ()
+
+
+@pytest.mark.parametrize("given", [Clear(), Mark(S), Cancel(), Remove(), MapTold(1, told(S)), Due(1), Ended(1)])
+def test_users_order_the_tasks_of_a_unit_not_the_unit(given) -> None:
+    assert isinstance(feed(bring_unit(), given, 0), Refused)
+
+
+@pytest.mark.parametrize("given", [Mark(F), Cancel(), Remove(), MapTold(2, told(S, done=True))])
+def test_a_unit_that_has_ended_can_only_begin_again(given) -> None:
+    assert isinstance(feed(bring_unit(told(S, done=True)), given, 0), Refused)

@@ -15,6 +15,10 @@ A mapped task as a whole has no attempt; it is `mapped` while its elements, whic
     none -> mapped -> success | failed | upstream_failed | skipped -> mapped, when an element runs again
             mapped -> ending -> none | an outcome, as a user decides, once all its elements have ended
 
+A unit of a mapped group stands for all tasks of the group with one index. Users clear and mark those tasks, not it:
+
+    none -> mapped -> success | failed | upstream_failed | skipped | removed -> none, when one of its tasks is cleared
+
 A task that a user clears, marks or cancels while its attempt runs is `ending` until the attempt is gone: the process
 with its `finally` and `on_kill`, or the trigger with its cleanup. Only then may the next attempt begin, or successors
 start, so that the old attempt's cleanup cannot hit their work.
@@ -222,6 +226,8 @@ def _decide_ready(task: TaskRow, readiness: Readiness) -> Moved:
     if readiness is Readiness.RUN:
         if task.policy.is_map:
             return _move(task, TaskState.MAPPED, OpenMap(), _RING_SCHEDULER)
+        if task.policy.is_unit:
+            return _move(task, TaskState.MAPPED)
         return _move(task, TaskState.SCHEDULED, _RING_SCHEDULER)
     return _end(task, TaskOutcome.SKIPPED if readiness is Readiness.SKIP else TaskOutcome.UPSTREAM_FAILED)
 
@@ -297,7 +303,11 @@ def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerFailed, now_us: 
 
 
 def _decide_map(task: TaskRow, given: MapTold, told: Told) -> Answer:
-    """Apply what the elements of a mapped task have become."""
+    """Apply what the elements of a mapped task, or the tasks of a unit, have become."""
+    if task.policy.is_unit:
+        if task.state is TaskState.NONE or not told.done or told == task.tells:
+            return _refuse(task, given)
+        return _move(task, STATES[told.outcome] if told.kinds else TaskState.REMOVED)
     if task.ending is not None and told.done and task.policy.is_map:
         if task.ending.state is not TaskState.MAPPED:
             return _become(task, task.ending)
@@ -311,6 +321,8 @@ def _decide_map(task: TaskRow, given: MapTold, told: Told) -> Answer:
 def _decide_user(task: TaskRow, given: Clear | Mark | Cancel | Remove, now_us: int) -> Answer:
     """Apply a user's decision in any state, once no part of the task is still running."""
     decided = task.state if task.ending is None else task.ending.state
+    if task.policy.is_unit and not (isinstance(given, Clear) and decided in ENDED):
+        return _refuse(task, given)
     match given:
         case Clear():
             if decided is TaskState.NONE:

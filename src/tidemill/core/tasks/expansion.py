@@ -157,11 +157,24 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupMoved:
+    """The mapped group has changed of which the task is a part: its elements exist with the units of the group.
+
+    Attributes:
+        group: The row of the group.
+        outcome: How the sources of the group ended, if that is what changed (`SourceEnded`).
+    """
+
+    group: MapRow
+    outcome: TaskOutcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """The counts were changed in the store, by what `find_count` says, or the map may create elements again."""
 
 
-MapInput = Opened | Arrived | SourceEnded | SourceMarked | ElementsMoved | Stopped | Reset | Look
+MapInput = Opened | Arrived | SourceEnded | SourceMarked | ElementsMoved | Stopped | Reset | GroupMoved | Look
 
 
 class Expansion(NamedTuple):
@@ -188,6 +201,9 @@ _COUNTS = {
     **{TaskState(outcome.value): outcome.value for outcome in TaskOutcome},
     TaskState.REMOVED: None,
 }
+
+
+_FAILURES = (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
 
 
 def find_count(state: TaskState) -> str | None:
@@ -248,16 +264,29 @@ def _apply(row: MapRow, given: MapInput) -> MapRow:
         case Opened(arrived=arrived, closed=closed) if not row.opened:
             return row._replace(opened=True, arrived=arrived, closed=closed)
         case SourceEnded(outcome=outcome) if row.opened and not row.closed:
-            failed = outcome in (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
-            return row._replace(closed=True, upstream_failed=row.upstream_failed + failed)
+            return row._replace(closed=True, upstream_failed=row.upstream_failed + (outcome in _FAILURES))
         case SourceMarked(elements=elements) if row.closed:
             return row._replace(upstream_failed=min(row.upstream_failed, elements))
         case Stopped(reason=reason):
             return _stop(row, reason)
         case Reset():
             return MapRow()
+        case GroupMoved(group=group, outcome=outcome):
+            return _follow_group(row, group, outcome)
         case _:
             return row
+
+
+def _follow_group(row: MapRow, group: MapRow, outcome: TaskOutcome | None) -> MapRow:
+    failed = not row.closed and outcome in _FAILURES
+    row = row._replace(
+        opened=group.opened,
+        closed=group.closed,
+        arrived=group.arrived,
+        created=group.created,
+        upstream_failed=row.upstream_failed + failed,
+    )
+    return row if group.stop is None or row.stop is not None else _stop(row, MapStopReason(group.stop))
 
 
 def _move(row: MapRow, before: str | None, after: str | None, number: int) -> MapRow:

@@ -13,7 +13,8 @@ from tidemill.core.tasks.dependencies import REMOVED, TOLD, TaskOutcome, Told
 class TaskState(enum.StrEnum):
     """The state of a task instance.
 
-    MAPPED: the elements of the mapped task decide its outcome; it has no attempt itself. REMOVED: the source of the
+    MAPPED: the elements of the mapped task, or the tasks of the unit of a mapped group, decide its outcome; it has no
+    attempt itself. REMOVED: the source of the
     mapped task no longer has an item for this element.
     """
 
@@ -53,6 +54,7 @@ class Policy:
         soft_fail: Whether the sensor is skipped instead of failed if its trigger fails or is too late.
         is_sensor: Whether it is a sensor, which fails without retries when its trigger is too late.
         is_map: Whether it is a whole mapped task, whose elements decide its outcome; an element itself is a plain task.
+        is_unit: Whether it is a unit of a mapped group, that is, stands for all tasks of the group with its index.
     """
 
     retries: int = 0
@@ -63,6 +65,7 @@ class Policy:
     soft_fail: bool = False
     is_sensor: bool = False
     is_map: bool = False
+    is_unit: bool = False
 
     def compute_delay(self, tries: int, bits: int) -> int:
         """Return the pause in microseconds after try number `tries` (from 1) failed."""

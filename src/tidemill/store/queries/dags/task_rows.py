@@ -172,8 +172,18 @@ class TaskEntry:
 
     @property
     def successors(self) -> Sequence[tuple[str, tuple[int, ...]]]:
-        """The successors whose tallies count its outcome; none for an element, whose outcome is not the task's."""
-        return self.plan.successors if self.map_index == UNMAPPED else ()
+        """The successors whose tallies count its outcome; for an element those in its unit, if it is part of one."""
+        return self.plan.successors if self.map_index == UNMAPPED else self.plan.inner
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a task in a unit of a mapped group."""
+        return self.map_index != UNMAPPED and bool(self.plan.structure.mapped_group)
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether it is a unit of a mapped group."""
+        return self.row.policy.is_unit
 
     def build_moved(self) -> tuple[int | str | None, ...]:
         """Return the id and the values of `_MOVING`."""
@@ -290,6 +300,48 @@ def _build_run_select(wanted: SelectBase) -> Select[Any]:
 def lock_tasks(connection: Connection, ids: Collection[int]) -> list[TaskValues]:
     """Lock tasks by id until the transaction ends."""
     return _task_lock.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(ids)))
+
+
+def lock_units(connection: Connection, ids: Collection[int], keys: Collection[InstanceKey]) -> list[TaskValues]:
+    """Lock tasks, given by id or by name, in the order of their ids, until the transaction ends."""
+    dialect = find_dialect(connection)
+    given = IDS.build_parameters(dialect, build_id_rows(ids)) | _NAMED.build_parameters(dialect, sorted(keys))
+    return _unit_lock.fetch(connection, given)
+
+
+@Statement
+def _unit_lock(dialect: str) -> Select[Any]:
+    given = _NAMED.build_source(dialect)
+    same = and_(_TASK.run == given.c.run, _TASK.task_id == given.c.task_id, _TASK.map_index == given.c.map_index)
+    wanted = union(select(IDS.build_source(dialect).c.id), select(_TASK.id).join(given, same))
+    return select(*COLUMNS).where(_TASK.id.in_(wanted)).order_by(_TASK.id).with_for_update()
+
+
+def find_units(connection: Connection, ids: Collection[int]) -> set[InstanceKey]:
+    """Return all tasks in the units of mapped groups that some of the given tasks are part of."""
+    found: set[InstanceKey] = set()
+    for run, name, index, version_id, digest in _elements.fetch(
+        connection, IDS.build_parameters(find_dialect(connection), build_id_rows(ids))
+    ):
+        try:
+            plan = load_plan(connection, version_id, digest)
+        except UnreadableStructureError:
+            continue  # the run stays unchanged
+        group = plan.tasks[name].mapped_group
+        if group:
+            found.update((run, one, index) for one in (group, *plan.groups[group]))
+    return found
+
+
+@Statement
+def _elements(dialect: str) -> Select[Any]:
+    wanted = select(IDS.build_source(dialect).c.id)
+    return (
+        select(_TASK.run, _TASK.task_id, _TASK.map_index, dag_version.c.id, dag_version.c.digest)
+        .join(dag_run, dag_run.c.id == _TASK.run)
+        .join(dag_version, dag_version.c.id == dag_run.c.version_id)
+        .where(and_(_TASK.id.in_(wanted), _TASK.map_index >= literal_column("0")))
+    )
 
 
 def read_tasks(connection: Connection, ids: Collection[int]) -> list[TaskValues]:

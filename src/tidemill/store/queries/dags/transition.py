@@ -21,11 +21,13 @@ from tidemill.core.tasks.attempt import Answer, Moved, feed
 from tidemill.core.tasks.dependencies import Readiness, TaskOutcome, Told, decide
 from tidemill.core.tasks.inputs import (
     Channel,
+    Clear,
     ClearXComs,
     Effect,
     Failed,
     Input,
     MakeTrigger,
+    MapTold,
     OpenMap,
     Ready,
     ResetMap,
@@ -39,7 +41,7 @@ from tidemill.core.tasks.inputs import (
     identify,
 )
 from tidemill.core.tasks.instance import UNMAPPED
-from tidemill.core.tasks.task_row import TaskState
+from tidemill.core.tasks.task_row import ENDED, TaskState
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import move_counts
 from tidemill.store.queries.dags.depends_on_past import find_next_tasks, is_past_done, mark_pending
@@ -52,10 +54,12 @@ from tidemill.store.queries.dags.task_rows import (
     RunEntry,
     TaskEntry,
     TaskValues,
+    find_units,
     lock_named,
     lock_pending,
     lock_runs,
     lock_tasks,
+    lock_units,
     read_runs,
     read_tasks,
     write_runs,
@@ -66,6 +70,8 @@ from tidemill.store.queries.triggers.cursors import find_triggerers
 
 #: The value of `skips` if an attempt skips everything downstream.
 ALL_DOWNSTREAM = "*"
+#: The states of a task before its first attempt.
+_READY = (TaskState.NONE, TaskState.SCHEDULED, TaskState.QUEUED)
 #: The maximum number of tasks that one transaction decides.
 LIMIT = 500
 
@@ -142,15 +148,20 @@ class Board:
             note_broken_run(self.connection, self.context, number, error)
 
     def add(self, tasks: Collection[int]) -> None:
-        """Lock more tasks of locked runs; the runs of elements of mapped tasks need no lock."""
+        """Lock more tasks of locked runs; the runs of elements of mapped tasks need no lock.
+
+        Of a task in a unit of a mapped group, the whole unit is locked, at once.
+        """
         if tasks:
-            rows = lock_tasks(self.connection, tasks)
+            units = find_units(self.connection, tasks)
+            rows = lock_units(self.connection, tasks, units) if units else lock_tasks(self.connection, tasks)
             self._read_runs({row[1] for row in rows if row[3] != UNMAPPED})
             self._add(rows)
 
     def add_pending(self) -> None:
         """Lock pending tasks of locked runs, up to the limit."""
         rows = lock_pending(self.connection, self.runs, self.limit)
+        self.add([row[0] for row in rows if row[3] != UNMAPPED])
         self._add(rows)
         self.left = self.left or len(rows) >= self.limit
         self.doubt(self.tasks[row[0]] for row in rows if row[0] in self.tasks)
@@ -217,7 +228,9 @@ class Board:
             return answer
         self.moved += 1
         after = entry.row = answer.task
-        now_us = entry.since_us = self.context.now_us
+        now_us = self.context.now_us
+        if not (entry.is_part and before.state in _READY and after.state in _READY):
+            entry.since_us = now_us
         entry.changed = True
         entry.pending = 0
         opens = after.state is TaskState.MAPPED and before.state is TaskState.NONE
@@ -289,7 +302,12 @@ class Board:
     def _tell(self, entry: TaskEntry, before: Told, after: Told) -> None:
         run = entry.run
         if entry.map_index != UNMAPPED:
-            return  # run and successors count tasks; an element tells its map alone
+            # Run and successors count tasks; an element tells its map alone, and its unit if it is part of one.
+            if entry.is_part:
+                self._told.append(_Told(entry, before, after))
+            return
+        if entry.plan.structure.mapped_group:
+            self.maps.wake(run.id, entry.plan.structure.mapped_group)
         self._told.append(_Told(entry, before, after))
         for name in entry.plan.feeds:
             self.maps.wake(run.id, name)
@@ -308,9 +326,12 @@ class Board:
 
     def note_skips(self, entry: TaskEntry, names: Iterable[str], everything: bool) -> None:
         """Record which tasks an attempt skips, before its report is fed; unknown task names are ignored."""
-        if entry.map_index != UNMAPPED:
-            return  # an element does not skip what follows all elements
         known = [] if everything else sorted(name for name in names if name in entry.run.plan.tasks)
+        if entry.map_index != UNMAPPED:
+            # An element does not skip what follows all elements, only what follows it in its unit.
+            inner = entry.run.plan.groups.get(entry.plan.structure.mapped_group, ())
+            skipped = entry.run.plan.list_skipped(entry.task_id) if everything else known
+            known, everything = sorted(name for name in skipped if name in inner), False
         if everything or known:
             entry.skips = ALL_DOWNSTREAM if everything else json.dumps(known)
             entry.tallied = True
@@ -318,9 +339,9 @@ class Board:
 
     def _vote(self, entry: TaskEntry, votes: int) -> None:
         names = self._list_skips(entry)
-        self.load((entry.run.id, name, UNMAPPED) for name in names)
+        self.load((entry.run.id, name, entry.map_index) for name in names)
         for name in names:
-            other = self._named[entry.run.id, name, UNMAPPED]
+            other = self._named[entry.run.id, name, entry.map_index]
             other.skip_votes += votes
             other.tallied = True
             self._doubtful[other.id] = other
@@ -347,6 +368,8 @@ class Board:
             self._tell_successors()
             doubtful, self._doubtful = self._doubtful, {}
             for entry in doubtful.values():
+                if entry.is_unit:
+                    self._decide_unit(entry)
                 if entry.row.state is not TaskState.NONE:
                     continue
                 if decided >= self.limit:
@@ -364,19 +387,21 @@ class Board:
                 self._vote(one.task, -1)
                 one.task.skips = None
             for name, kinds in one.task.successors:
-                other = self._named[one.task.run.id, name, UNMAPPED]
+                other = self._named[one.task.run.id, name, one.task.map_index]
                 other.counts = move_counts(other.counts, kinds, one.before, one.after)
                 other.tallied = True
                 self._doubtful[other.id] = other
-            if one.task.run.plan.by_past:
+            if one.task.run.plan.by_past and one.task.map_index == UNMAPPED:
                 self._wake_next(one.task)
 
     def _lock_successors(self, told: list[_Told]) -> None:
         wanted: dict[InstanceKey, None] = {}
         for one in told:
             run = one.task.run
-            names = {(run.id, name, UNMAPPED): None for name, _ in one.task.successors}
+            names = {(run.id, name, one.task.map_index): None for name, _ in one.task.successors}
             wanted |= names
+            if one.task.map_index != UNMAPPED:
+                continue  # its unit is locked as a whole
             if (
                 not one.after.kinds.isdisjoint((TaskOutcome.SKIPPED, TaskOutcome.UPSTREAM_FAILED))
                 and not names.keys() <= self._named.keys()
@@ -401,7 +426,7 @@ class Board:
 
     def _decide(self, entry: TaskEntry) -> int:
         run = entry.run
-        if entry.map_index != UNMAPPED:
+        if entry.map_index != UNMAPPED and not entry.is_part:
             # A cleared element waits until the window of its map has room for it.
             entry.pending, entry.tallied = 2, True
             return 0
@@ -414,15 +439,31 @@ class Board:
         # A run that is being stopped starts no tasks, except teardowns after a fail-fast stop.
         if run.stop is not None and not (run.stop == "fail_fast" and entry.plan.structure.is_teardown):
             return 0
-        readiness = (
-            Readiness.SKIP if entry.skip_votes else decide(entry.plan.rule, entry.plan.build_upstream(entry.counts))
-        )
+        if entry.is_part and not self._is_unit_open(entry):
+            return 0  # the window of the group decides when the unit starts
+        upstream = entry.plan.build_upstream(entry.counts, inner=entry.is_part)
+        readiness = Readiness.SKIP if entry.skip_votes else decide(entry.plan.rule, upstream)
         if readiness is Readiness.WAIT:
             return 0
-        if readiness is Readiness.RUN and run.plan.by_past and not is_past_done(self.connection, entry):
+        by_past = run.plan.by_past and not entry.is_part
+        if readiness is Readiness.RUN and by_past and not is_past_done(self.connection, entry):
             return 0
         self.give(entry, Ready(entry.row.epoch, readiness), "scheduler")
         return 1
+
+    def _is_unit_open(self, entry: TaskEntry) -> bool:
+        unit = self.find(entry.run.id, entry.plan.structure.mapped_group, entry.map_index)
+        return unit is not None and unit.row.state is TaskState.MAPPED
+
+    def _decide_unit(self, entry: TaskEntry) -> None:
+        """Have a unit of a mapped group follow its tasks."""
+        told = entry.plan.tell_unit(entry.counts)
+        if told.done:
+            if entry.row.state is TaskState.NONE:  # it waited for the window, and has nothing left to run
+                self.give(entry, Ready(entry.row.epoch, Readiness.RUN), "scheduler")
+            self.give(entry, MapTold(entry.row.epoch, told), "scheduler")
+        elif entry.row.state in ENDED:
+            self.give(entry, Clear(), "scheduler")
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
