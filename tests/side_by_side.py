@@ -83,7 +83,7 @@ LONGEST = (
     "cli/test_dev.py",
     "services/triggerer/test_proof_kafka.py",
     "cli/test_help.py",
-    "services/dev/test_trials.py",
+    "services/supervision/test_trials.py",
     "sinks/test_through_a_pipeline.py",
     "sinks/test_http_sink.py",
     "store/test_dag_random.py",

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from tidemill.cli import backfill, broker, config, init, pause, release, run, status, triggers, web
-from tidemill.cli.dags import dags, dev, objects, runs, tasks
+from tidemill.cli.dags import dags, dev, objects, runs, services, tasks
 from tidemill.cli.dlq import dlq
 from tidemill.cli.doctor import doctor
 from tidemill.cli.help import App
@@ -95,6 +95,8 @@ app.add_typer(triggers.app, name="triggers")
 app.add_typer(dlq.app, name="dlq", epilog=EXIT_CODES)
 app.add_typer(record.app, name="record")
 app.command(epilog=EXIT_CODES)(dev.dev)
+for _service in (services.scheduler, services.triggerer, services.worker, services.parser):
+    app.command(epilog=EXIT_CODES)(_service)
 app.add_typer(dags.app, name="dags", epilog=EXIT_CODES)
 app.add_typer(runs.app, name="runs")
 app.add_typer(tasks.app, name="tasks")

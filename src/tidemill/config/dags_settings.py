@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, PositiveFloat
 
 from tidemill.config.section import NonEmpty, Section
@@ -23,6 +25,11 @@ class DagsSettings(Section):
         description="The interval at which an unchanged DAG file is read again, since its external inputs may have "
         "changed. Reading takes at most a tenth of a core; if that is not enough, the interval grows. Workers import "
         "files again at the same interval.",
+    )
+    parser: Literal["scheduler", "separate"] = Field(
+        "scheduler",
+        description="scheduler: each `tidemill scheduler` also reads the DAG files; separate: only `tidemill parser` "
+        "does.",
     )
     paused_at_creation: bool = Field(
         False, description="Whether new DAGs start paused: a paused DAG does not run by schedule until it is unpaused."

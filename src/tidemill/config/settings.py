@@ -16,6 +16,7 @@ from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.config.section import NonEmpty, Section, to_upper
+from tidemill.config.services_settings import ServicesSettings
 from tidemill.config.sinks_settings import SinksSettings
 from tidemill.config.triggerer_settings import StoreSettings, TriggererSettings
 from tidemill.config.worker_settings import LogsSettings, WorkerSettings
@@ -84,6 +85,7 @@ class Settings(Section):
     cache: CacheSettings = Field(default_factory=CacheSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     triggerer: TriggererSettings = Field(default_factory=TriggererSettings)
+    services: ServicesSettings = Field(default_factory=ServicesSettings)
     worker: WorkerSettings = Field(default_factory=WorkerSettings)
     logs: LogsSettings = Field(default_factory=LogsSettings)
     dags: DagsSettings = Field(default_factory=DagsSettings)

@@ -55,6 +55,21 @@ def upgrade(connection: Connection) -> None:
     _run_alembic(connection)
 
 
+def check_current(connection: Connection, label: str) -> None:
+    """Check that the tables have the revision of this program.
+
+    Raises:
+        ConfigError: They have another one, or there are none.
+    """
+    found = read_revision(connection)
+    if found == HEAD:
+        return
+    has = "has no tables" if found is None else f"has tables of revision {found}, but this tidemill needs {HEAD}"
+    newer = found is not None and found > HEAD
+    todo = "update tidemill" if newer else "stop all services, then run `tidemill db migrate`"
+    raise ConfigError(f"the store {label} {has}; {todo}")
+
+
 def check_readable(connection: Connection, label: str) -> None:
     """Check that the tables have the revision that this program reads.
 

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: The revision that this program reads and writes; the last one in `migrations/versions`.
-HEAD = "0009"
+HEAD = "0010"
 #: Not alembic's default name, because another program that uses alembic may share the database.
 VERSION_TABLE = "tidemill_version"
 
@@ -30,8 +30,9 @@ metadata = MetaData()
 Id = BigInteger().with_variant(Integer, "sqlite")
 
 #: One row per service session, that is, per start of a service. `beat` increases with each heartbeat; a session whose
-#: `ended_us` is set stays ended. `list`, `lock` and `digest` are set by hosts of trigger lists; `events_request` and
-#: `events_answer` hold the last `StoreEvents` call and its answer.
+#: `ended_us` is set stays ended. `parent`: the session of the process that supervises the service. `list`, `lock` and
+#: `digest` are set by hosts of trigger lists; `events_request` and `events_answer` hold the last `StoreEvents` call and
+#: its answer.
 service_session = Table(
     "service_session",
     metadata,
@@ -53,6 +54,8 @@ service_session = Table(
     Column("beat_us", BigInteger, nullable=False),
     Column("ended_us", BigInteger),
     Column("ended_by", Id),
+    Column("parent", Id),
+    Column("version", Text, nullable=False, server_default=text("''")),
     # Ids are never reused: a new session must not inherit the claims of a dead one.
     sqlite_autoincrement=True,
 )

@@ -184,7 +184,7 @@ def test_a_run_says_what_its_tasks_wait_for(site):
     site.run("pools", "set", "default_pool", "128")
 
 
-@pytest.mark.long  # tests/services/dev/test_child.py has it of a process
+@pytest.mark.long  # tests/services/supervision/test_child.py has it of a process
 def test_a_process_of_the_tree_that_is_killed_comes_back_and_its_task_is_run_again(site):
     site.run("variables", "set", "seconds", "10")  # a command that looks takes seconds on a busy machine
     site.run("dags", "trigger", "long")

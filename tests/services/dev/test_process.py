@@ -15,8 +15,9 @@ from tests.until import until
 
 from tidemill.config.settings import Settings
 from tidemill.runtime.process.table import find_descendants, is_running
-from tidemill.services.dev import process, silence
-from tidemill.services.dev.process import Dev, DevFolder
+from tidemill.services.dev.process import Dev
+from tidemill.services.supervision import silence, supervisor
+from tidemill.services.supervision.supervisor import ServiceFolder
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.store.calls.dag_calls import ListDags
 from tidemill.store.calls.run_calls import CreateRun, GetRun
@@ -42,7 +43,7 @@ async def test_a_stop_ends_a_start_that_does_not_end(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(ZygoteClient, "start", start)
-    dev = Dev(DevFolder(Settings(), tmp_path), store, tmp_path / "calls.sock", sys.stderr.fileno())
+    dev = Dev(ServiceFolder(Settings(), tmp_path), store, tmp_path / "calls.sock", sys.stderr.fileno())
     stop = asyncio.Event()
     running = asyncio.create_task(dev.run(stop, None))
     await asyncio.wait_for(starting.wait(), 30)
@@ -76,7 +77,7 @@ async def run_dev(store: SqliteDatabase, folder: Path) -> AsyncIterator[Dev]:
     server = CallServer(store, folder / "calls.sock")
     await server.start()
     (folder / "dags").mkdir()
-    dev = Dev(DevFolder(settings, folder / "dags"), store, server.path, sys.stderr.fileno())
+    dev = Dev(ServiceFolder(settings, folder / "dags"), store, server.path, sys.stderr.fileno())
     stop = asyncio.Event()
     running = asyncio.create_task(dev.run(stop, None))
     try:
@@ -96,8 +97,8 @@ async def test_a_service_that_hangs_without_a_word_is_replaced(
     store: SqliteDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, has_begun: bool
 ) -> None:
     """As C code that holds Python's global lock makes it hang: no thread of it can say so."""
-    monkeypatch.setattr(process, "_SILENT_SECONDS", 9.0)
-    monkeypatch.setattr(process, "_START_SECONDS", 9.0)
+    monkeypatch.setattr(supervisor, "_SILENT_SECONDS", 9.0)
+    monkeypatch.setattr(supervisor, "_START_SECONDS", 9.0)
     monkeypatch.setattr(silence, "LOOK_SECONDS", 1.0)
     async with run_dev(store, tmp_path) as dev:
         (child,) = [child for child in dev.children if child.name == name]
@@ -124,7 +125,7 @@ async def wait_begun(store: SqliteDatabase, name: str, pid: int) -> None:
 async def test_a_task_of_a_worker_that_hangs_goes_on_in_another_one_and_uses_no_retry(
     store: SqliteDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_SILENT_SECONDS", 9.0)
+    monkeypatch.setattr(supervisor, "_SILENT_SECONDS", 9.0)
     monkeypatch.setattr(silence, "LOOK_SECONDS", 1.0)
     tries = tmp_path / "tries"
     async with run_dev(store, tmp_path) as dev:

@@ -33,8 +33,10 @@ async def shared(postgres):
     await opened.close()
 
 
-async def begin(database: Database, pid: int, host: str = "here", boot: str = "boot", kind: str = "dev") -> int:
-    return await database.call(BeginSession(kind, "w", host, boot, pid))
+async def begin(
+    database: Database, pid: int, host: str = "here", boot: str = "boot", kind: str = "dev", parent: int | None = None
+) -> int:
+    return await database.call(BeginSession(kind, "w", host, boot, pid, parent=parent))
 
 
 async def list_live(database: Database) -> set[int]:
@@ -42,8 +44,8 @@ async def list_live(database: Database) -> set[int]:
 
 
 async def test_what_a_dead_dev_of_this_machine_had_is_free_at_once(database):
-    await begin(database, NOBODY)
-    await begin(database, NOBODY, kind="worker")
+    dead = await begin(database, NOBODY)
+    await begin(database, NOBODY, kind="worker", parent=dead)
     own = await begin(database, os.getpid())
 
     await asyncio.wait_for(take_over(database, own, "here", "boot", Lease(600.0)), 30)
@@ -84,8 +86,8 @@ async def test_a_dev_that_beats_is_not_ended_and_the_second_one_says_where_it_ru
 
 @pytest.mark.parametrize("host", ["here", "elsewhere"])
 async def test_one_that_beats_no_more_is_ended_wherever_it_was(shared, host):
-    await begin(shared, os.getppid(), host)
-    await begin(shared, os.getppid(), host, kind="worker")
+    dead = await begin(shared, os.getppid(), host)
+    await begin(shared, os.getppid(), host, kind="worker", parent=dead)
     own = await begin(shared, os.getpid())
 
     await asyncio.wait_for(take_over(shared, own, "here", "boot", QUICK), 30)
@@ -105,6 +107,16 @@ async def test_of_two_that_begin_at_the_same_time_one_stays(shared):
 
     with pytest.raises(ConfigError, match="is in use by"):
         taking.result()
+
+
+async def test_services_that_run_by_themselves_on_the_host_of_a_dead_dev_stay(shared):
+    await begin(shared, NOBODY)
+    worker = await begin(shared, NOBODY, kind="worker")
+    own = await begin(shared, os.getpid())
+
+    await asyncio.wait_for(take_over(shared, own, "here", "boot", Lease(600.0)), 30)
+
+    assert await list_live(shared) == {worker, own}
 
 
 async def test_a_host_of_a_list_of_triggers_on_the_same_server_stays(shared):

@@ -16,13 +16,16 @@ from tests.until import until
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.triggerer.hosting import host as host_module
-from tidemill.services.triggerer.tasks import folder_code, source
+from tidemill.services.triggerer.tasks import folder_code
 from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.store.calls.service_calls import BeginSession
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FailTrigger, StoreEvents
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
+
+LEASE = ServiceLease()
 
 
 class Triggerers:
@@ -33,10 +36,16 @@ class Triggerers:
         self.folder = folder
         self.running: dict[TaskHost, tuple[asyncio.Task[None], asyncio.Event]] = {}
 
-    def start(self, capacity: int = 10_000) -> TaskHost:
+    def start(self, capacity: int = 10_000, lease: ServiceLease = LEASE) -> TaskHost:
         about = BeginSession("triggerer", "t", "here", "boot", 1, (), capacity)
         host = TaskHost(
-            self.store, TriggererSettings(), about, folder_code.FolderCode(self.folder), 65_536, KnownSecrets()
+            self.store,
+            TriggererSettings(),
+            about,
+            folder_code.FolderCode(self.folder),
+            65_536,
+            KnownSecrets(),
+            lease=lease,
         )
         stop = asyncio.Event()
         self.running[host] = asyncio.create_task(host.run(stop)), stop
@@ -155,10 +164,9 @@ async def test_a_trigger_that_is_slow_to_clean_up_keeps_no_other_from_the_next_t
     assert slow.session is None
 
 
-async def test_a_triggerer_whose_service_was_ended_gives_up_what_it_runs_and_begins_another(triggerers, monkeypatch):
-    monkeypatch.setattr(source, "BEAT_SECONDS", 0.05)
+async def test_a_triggerer_whose_service_was_ended_gives_up_what_it_runs_and_begins_another(triggerers):
     one = triggerers.store.defer(hosted.Counting, count=0, then="wait")
-    triggerers.start()
+    triggerers.start(lease=ServiceLease(0.3))
     await until(lambda: "yielded" in did(one))
 
     triggerers.store.lose(1)

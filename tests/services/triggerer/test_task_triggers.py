@@ -23,7 +23,7 @@ from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.runtime.json.codec import decode
 from tidemill.runtime.log.task_lines import decode_lines
-from tidemill.services.dev.child import stop_service
+from tidemill.services.supervision.child import stop_service
 from tidemill.services.triggerer.tasks.folder_code import FolderCode
 from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.store.calls.instance_calls import ClearTasks

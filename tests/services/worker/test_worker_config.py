@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tidemill.config.settings import Settings
-from tidemill.services.worker.process import read_config
+from tidemill.services.worker.worker_session import read_config
 
 
 def test_an_attempt_may_import_for_twice_as_long_as_the_parser() -> None:

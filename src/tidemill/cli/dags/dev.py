@@ -35,11 +35,12 @@ def dev(folder: FolderArgument = None, config: Config = None, plain: Plain = Fal
         from tidemill.runtime.identity import find_worker_name
         from tidemill.runtime.log.setup import configure
         from tidemill.services.dag_store import choose_folder
-        from tidemill.services.dev.process import DevFolder, run_dev
+        from tidemill.services.dev.process import run_dev
+        from tidemill.services.supervision.supervisor import ServiceFolder
 
         settings = load_settings(config)
         configure(settings.logging, worker_id=find_worker_name(settings))
-        about = DevFolder(settings, choose_folder(settings, folder), config)
+        about = ServiceFolder(settings, choose_folder(settings, folder), config)
         if plain or not sys.stderr.isatty():
             raise typer.Exit(run_dev(about))
         from tidemill.cli.dags.dev_screen import DevScreen

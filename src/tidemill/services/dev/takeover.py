@@ -22,7 +22,7 @@ import structlog
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
 from tidemill.services.zygote.orphans import end_forked
-from tidemill.store.calls.service_calls import BeatSession, ListSessions, LoseOtherSessions, ServiceSession
+from tidemill.store.calls.service_calls import BeatSession, ListSessions, LoseOtherSessions, LoseSession, ServiceSession
 from tidemill.store.database import Database
 
 log = structlog.get_logger(__name__)
@@ -60,7 +60,6 @@ async def take_over(database: Database, own: int, host: str, boot_id: str, lease
         # No other process can have the store open, so all earlier sessions are dead.
         await database.call(LoseOtherSessions(keep=(own,)))
         return
-    dead = {host}
     doubtful = [one for one in others if one.host != host or (one.boot_id == boot_id and not _is_free(one.pid))]
     if doubtful:
         first = doubtful[0]
@@ -71,9 +70,9 @@ async def take_over(database: Database, own: int, host: str, boot_id: str, lease
             seconds=lease.seconds,
         )
         await _watch(database, own, doubtful, lease)
-        dead |= {session.host for session in doubtful}
-    for name in sorted(dead):
-        await database.call(LoseOtherSessions(keep=(own,), host=name))
+    # With a session end those of the services below it; services that run by themselves stay.
+    for session in others:
+        await database.call(LoseSession(session.id, own))
 
 
 def _is_free(pid: int) -> bool:

@@ -20,7 +20,6 @@ A = TypeVar("A")
 
 #: Claims are made at least this often, because a ring may be missed.
 SCAN_SECONDS = 2.0
-BEAT_SECONDS = 5.0
 _BACKOFF = Backoff(0.1, 2.0)
 
 
@@ -49,13 +48,14 @@ async def listen(bell: StoreBell) -> None:
         await asyncio.sleep(_BACKOFF.compute_delay(1, random.getrandbits(JITTER_BITS)))
 
 
-async def beat(calls: StoreCalls, session: int, measure: Callable[[], dict[str, float]]) -> None:
+async def beat(calls: StoreCalls, session: int, measure: Callable[[], dict[str, float]], beat_seconds: float) -> None:
     """Send heartbeats until the store has ended the session.
 
     Args:
         calls: The store.
         session: The number of the session.
         measure: Returns the measures to send.
+        beat_seconds: The interval of heartbeats.
 
     Raises:
         WorkerFencedError: The store has ended the session.
@@ -63,7 +63,7 @@ async def beat(calls: StoreCalls, session: int, measure: Callable[[], dict[str, 
     loop = asyncio.get_running_loop()
     lag = 0.0
     while await call_unfenced(calls, BeatSession(session, {**measure(), "lag_seconds": lag})):
-        due = loop.time() + BEAT_SECONDS
-        await asyncio.sleep(BEAT_SECONDS)
+        due = loop.time() + beat_seconds
+        await asyncio.sleep(beat_seconds)
         lag = loop.time() - due
     raise WorkerFencedError("the store has ended this worker")

@@ -91,7 +91,10 @@ class Worker:
         """
         helpers = [
             self._loop.create_task(each)
-            for each in (self._listen(), beat(self._calls, self._session, self.processes.measure))
+            for each in (
+                self._listen(),
+                beat(self._calls, self._session, self.processes.measure, self._config.lease.beat_seconds),
+            )
         ]
         turns = self._loop.create_task(self._take_turns())
         try:

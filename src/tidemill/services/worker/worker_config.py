@@ -7,8 +7,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tidemill.core.tasks.worker_slots import WorkerLimits
+from tidemill.services.sessions.lease import ServiceLease
 
 _LIMITS = WorkerLimits()
+_LEASE = ServiceLease()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class WorkerConfig:
         log_level: The lowest level of `logging` in tasks that is kept.
         reuse_processes: Patterns of the DAGs whose tasks share processes.
         reparse_seconds: The minimum time for which an import is used.
+        lease: The lease of its session.
     """
 
     folder: Path
@@ -32,6 +35,7 @@ class WorkerConfig:
     log_level: str = "INFO"
     reuse_processes: tuple[str, ...] = ()
     reparse_seconds: float = 60.0
+    lease: ServiceLease = _LEASE
 
     def reuses(self, dag_id: str) -> bool:
         """Return whether the tasks of a DAG share processes."""

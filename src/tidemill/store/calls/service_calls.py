@@ -26,6 +26,9 @@ class BeginSession(Call[int], frozen=True):
         pid: The process id.
         queues: The queues that it serves; empty for a triggerer that serves all queues.
         capacity: How many tasks or triggers it runs at once.
+        parent: The session of the process that supervises it and answers its calls, and that it ends with; None: it
+            runs by itself.
+        version: The version of tidemill.
     """
 
     kind: str
@@ -35,6 +38,8 @@ class BeginSession(Call[int], frozen=True):
     pid: int
     queues: tuple[str, ...] = ()
     capacity: int = 0
+    parent: int | None = None
+    version: str = ""
 
 
 @answered_by("sessions.services:beat_service_session")
@@ -52,43 +57,54 @@ class BeatSession(Call[bool], frozen=True):
 
 @answered_by("sessions.services:end_service_session")
 class EndSession(Call[bool], frozen=True):
-    """End the session of a service that has stopped cleanly and release its claims. False: it had already ended."""
+    """End the session of a service that has stopped cleanly, and those that it supervised, and release their claims.
+
+    False: it had already ended.
+    """
 
     session: int
 
 
 @answered_by("sessions.services:end_service_session")
 class LoseSession(Call[bool], frozen=True):
-    """End the session of a dead service: its attempts are lost and its triggers released. False: it had already ended.
+    """End the session of a dead service, and those that it supervised: attempts are lost and triggers released.
+
+    False: it had already ended.
 
     Attributes:
         session: The dead session.
         by: The session that found it dead; None: a process without a session.
+        beat: Its last heartbeat; if it has sent another one since, it stays. None: it is known to be dead.
     """
 
     session: int
     by: int | None = None
+    beat: int | None = None
 
 
 @answered_by("sessions.services:lose_other_sessions")
 class LoseOtherSessions(Call[tuple[int, ...]], frozen=True):
     """End every live DAG service session except the given ones; return the ids. Hosts of trigger lists are excluded.
 
-    Used by a process that holds the exclusive right to run services on a store: all other sessions must be dead.
+    Used by the process that alone has a SQLite file open: all other sessions must be dead.
 
     Attributes:
         keep: The sessions that stay.
-        host: Only sessions of this machine and boot; None: all.
-        boot_id: The boot id that goes with `host`.
     """
 
     keep: tuple[int, ...] = ()
-    host: str | None = None
-    boot_id: str | None = None
 
 
 class ServiceSession(msgspec.Struct, frozen=True):
-    """A service session with the fields of `BeginSession`. `beat`: heartbeat counter; `quiet_us`: age of the beat."""
+    """A service session with the fields of `BeginSession`.
+
+    Attributes:
+        beat: The number of its heartbeats.
+        started_us: When it began.
+        beat_us: When it last sent a heartbeat.
+        quiet_us: The age of that heartbeat.
+        list: The trigger list that it runs; empty for services of DAGs.
+    """
 
     id: int
     kind: str
@@ -102,6 +118,9 @@ class ServiceSession(msgspec.Struct, frozen=True):
     started_us: int
     beat_us: int
     quiet_us: int = 0
+    parent: int | None = None
+    version: str = ""
+    list: str = ""
 
 
 @answered_by("sessions.services:list_sessions", reads=True)

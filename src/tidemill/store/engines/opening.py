@@ -58,15 +58,17 @@ def find_file(url: str) -> Path | None:
     return _parse_url(url)[0]
 
 
-async def open_store(url: str, cipher: Cipher | None = None) -> Database:
+async def open_store(url: str, cipher: Cipher | None = None, *, upgrades: bool = True) -> Database:
     """Open a store for writing and bring its tables up to date.
 
     Args:
         url: The store URL.
         cipher: Encrypts the secrets in the database; None: they are stored unencrypted.
+        upgrades: Whether to bring the tables of PostgreSQL up to date; else they must be.
 
     Raises:
-        ConfigError: The URL is not a store URL, or another process writes to the file.
+        ConfigError: The URL is not a store URL, another process writes to the file, or the tables have another
+            revision.
         RemoteError: The database is unreachable.
     """
     path, address = _parse_url(url)
@@ -76,7 +78,7 @@ async def open_store(url: str, cipher: Cipher | None = None) -> Database:
         return await open_sqlite(path, cipher)
     with _explain_missing_driver():
         from tidemill.store.engines.postgres import open_postgres
-    return await open_postgres(address, cipher=cipher)
+    return await open_postgres(address, cipher=cipher, upgrades=upgrades)
 
 
 async def open_reader(url: str, cipher: Cipher | None = None) -> Database:

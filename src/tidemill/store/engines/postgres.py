@@ -42,7 +42,7 @@ from tidemill.store.database import build_remote_error, is_conflict
 from tidemill.store.doorbell import Doorbell
 from tidemill.store.engines.call_batches import build_failure
 from tidemill.store.engines.postgres_doorbell import PostgresDoorbell
-from tidemill.store.migrate import check_readable, is_current, upgrade
+from tidemill.store.migrate import check_current, check_readable, is_current, upgrade
 
 log = structlog.get_logger(__name__)
 
@@ -105,8 +105,11 @@ class PostgresDatabase:
         """False: a server has many clients."""
         return False
 
-    async def prepare(self) -> None:
+    async def prepare(self, *, upgrades: bool = True) -> None:
         """Bring the tables up to date, or, if read-only, check their revision.
+
+        Args:
+            upgrades: Whether to bring the tables up to date; else their revision is checked, too.
 
         Raises:
             ConfigError: The tables have another revision, or the pooler does not support transactions.
@@ -123,6 +126,8 @@ class PostgresDatabase:
             self._epoch += 1  # replaces this connection by one that prepares statements
         if self._read_only:
             await self.read(lambda connection: check_readable(connection, self._label))
+        elif not upgrades:
+            await self.read(lambda connection: check_current(connection, self._label))
         elif not await self.read(is_current):
             # No time limit: an upgrade may copy a large table while other processes wait for it. The planner settings
             # for batches of keys do not suit whole tables.
@@ -291,7 +296,7 @@ class PostgresDatabase:
 
 
 async def open_postgres(
-    url: str, *, attempt_seconds: float = ATTEMPT_SECONDS, cipher: Cipher | None = None
+    url: str, *, attempt_seconds: float = ATTEMPT_SECONDS, cipher: Cipher | None = None, upgrades: bool = True
 ) -> PostgresDatabase:
     """Open a database for writing and bring its tables up to date.
 
@@ -299,12 +304,14 @@ async def open_postgres(
         url: A URL that libpq and asyncpg accept: `postgresql://user:password@host:5432/name`.
         attempt_seconds: The time limit of a transaction.
         cipher: Encrypts the secrets in the database.
+        upgrades: Whether to bring the tables up to date; else they must be.
 
     Raises:
         ConfigError: A newer tidemill has upgraded the database, or the pooler does not support transactions.
         RemoteError: The database is unreachable.
     """
-    return await _prepare(PostgresDatabase(url, read_only=False, attempt_seconds=attempt_seconds, cipher=cipher))
+    database = PostgresDatabase(url, read_only=False, attempt_seconds=attempt_seconds, cipher=cipher)
+    return await _prepare(database, upgrades=upgrades)
 
 
 async def open_postgres_reader(url: str, cipher: Cipher | None = None) -> PostgresDatabase:
@@ -317,9 +324,9 @@ async def open_postgres_reader(url: str, cipher: Cipher | None = None) -> Postgr
     return await _prepare(PostgresDatabase(url, read_only=True, cipher=cipher))
 
 
-async def _prepare(database: PostgresDatabase) -> PostgresDatabase:
+async def _prepare(database: PostgresDatabase, *, upgrades: bool = True) -> PostgresDatabase:
     try:
-        await database.prepare()
+        await database.prepare(upgrades=upgrades)
     except BaseException:
         await database.close()
         raise

@@ -28,6 +28,7 @@ from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd
 from tidemill.dags.current import serving
 from tidemill.runtime.log.setup import throttle
+from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.triggerer.hosting.host import TriggerHost
 from tidemill.services.triggerer.tasks.folder_code import FolderCode
 from tidemill.services.triggerer.tasks.logs import TaskLogs
@@ -51,6 +52,7 @@ _COMPARE_SHARE = 20
 PAUSE_SECONDS = 0.5
 #: How long storing the end of a session may take.
 END_SECONDS = 5.0
+_LEASE = ServiceLease()
 
 
 class TaskHost:
@@ -70,6 +72,7 @@ class TaskHost:
         is_told: Returns, at shutdown, whether the parent requested it; None: every shutdown is intended. An unrequested
             one, such as a SIGTERM that a trigger sends to its own process, counts as a crash: the triggers stay
             claimed, and the parent decides about them.
+        lease: The lease of its sessions.
 
     Attributes:
         host: Runs the triggers; None: no session has begun.
@@ -87,7 +90,9 @@ class TaskHost:
         on_stuck: Callable[[int, ClaimedTrigger | None, str], None] | None = None,
         grace_seconds: float = 5.0,
         is_told: Callable[[], Awaitable[bool]] | None = None,
+        lease: ServiceLease = _LEASE,
     ) -> None:
+        self._lease = lease
         self._grace_seconds, self._is_told = grace_seconds, is_told
         self._calls, self._settings, self._about, self._code = calls, settings, about, code
         self._on_stuck = on_stuck
@@ -140,6 +145,7 @@ class TaskHost:
             self._clock,
             reserved=is_trial,
             grace_seconds=self._grace_seconds,
+            lease=self._lease,
         )
         self.host = host = TriggerHost[TaskTrigger](source, self._settings, clock=self._clock)
         host.start()

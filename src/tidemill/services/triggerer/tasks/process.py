@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import cast
 
 import structlog
+from msgspec.structs import replace
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.loading import load_settings
@@ -31,10 +30,11 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import TidemillError
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log.setup import configure
-from tidemill.runtime.process.boot import read_boot_id
 from tidemill.runtime.process.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.process.service_signals import Signals
 from tidemill.services.parent import watch_parent
+from tidemill.services.sessions.describing import describe_session
+from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.triggerer.hosting.leaving import end_anyway
 from tidemill.services.triggerer.hosting.trigger_loop import TriggerLoop
 from tidemill.services.triggerer.tasks.folder_code import FolderCode
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", default=".", help="the folder of DAGs, whose modules may define triggers")
     parser.add_argument("--session", type=int, help="run only the triggers that are reserved for this session")
     parser.add_argument("--seconds", type=float, default=0.0, help="with --session: how long to run")
+    parser.add_argument("--parent", type=int, help="the session of the process that started this one")
     given = parser.parse_args(arguments)
     signals = Signals(is_child=True)
     signals.listen()
@@ -78,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with route_output():
             trial = None if given.session is None else (given.session, given.seconds)
             loop = cast(TriggerLoop, runner.get_loop())
-            loop.run_to_end(_run(settings, given.address, name, Path(given.folder), signals, secrets, trial))
+            about = replace(describe_session("triggerer", name, given.parent), capacity=settings.triggerer.capacity)
+            loop.run_to_end(_run(settings, given.address, about, Path(given.folder), signals, secrets, trial))
     except TidemillError as error:
         code = find_exit_code(error)
         print(error, file=sys.stderr)
@@ -92,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _run(
     settings: Settings,
     address: str,
-    name: str,
+    about: BeginSession,
     folder: Path,
     signals: Signals,
     secrets: KnownSecrets,
@@ -109,8 +111,6 @@ async def _run(
     # Without a parent no stop can be confirmed, so every signal counts.
     if not watch_parent(end_with_parent, _ORPHAN_SECONDS, told.set):
         told.set()
-    capacity = settings.triggerer.capacity
-    about = BeginSession("triggerer", name, socket.gethostname(), read_boot_id(), os.getpid(), (), capacity)
     store = RemoteStore(Path(address))
     try:
         log_bytes = settings.logs.max_bytes_per_try
@@ -130,6 +130,7 @@ async def _run(
             on_stuck=end,
             grace_seconds=grace_seconds,
             is_told=lambda: _wait_told(told),
+            lease=ServiceLease(settings.services.lease_seconds),
         )
         with end_left_processes():
             await (host.run(signals.stop) if trial is None else host.try_out(*trial, signals.stop))

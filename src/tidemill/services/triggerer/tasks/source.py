@@ -23,6 +23,7 @@ from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, TaskTriggers
 from tidemill.runtime.log.setup import throttle
+from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.triggerer.tasks.call_events import CallEvents
 from tidemill.services.triggerer.tasks.logs import TaskLog, TaskLogs
 from tidemill.store.calls.call import Call, CallRefusedError, RefusalKind
@@ -35,13 +36,11 @@ log = structlog.get_logger(__name__)
 
 A = TypeVar("A")
 
-#: A triggerer is presumed dead when its heartbeat has been missing for this long; then others run its triggers.
-LEASE_SECONDS = 30.0
-BEAT_SECONDS = 5.0
 #: How long an event waits for others. Tasks are waiting, and the store batches calls anyway.
 LINGER_SECONDS = 0.002
 #: Maximum number of triggers per claim.
 CLAIM_COUNT = 500
+_LEASE = ServiceLease()
 
 
 class ServiceSessionEndedError(Exception):
@@ -60,6 +59,7 @@ class TaskSource:
         clock: A monotonic clock, in seconds.
         reserved: Whether to claim only triggers that are reserved for the session.
         grace_seconds: How long a task that a user cleared waits for the cleanup of its trigger.
+        lease: The lease of the session: once it has expired, others may run the triggers.
 
     Attributes:
         name: The name under which streams store their offsets upstream.
@@ -85,7 +85,9 @@ class TaskSource:
         *,
         reserved: bool = False,
         grace_seconds: float = 5.0,
+        lease: ServiceLease = _LEASE,
     ) -> None:
+        self._lease = lease
         self._grace_seconds = grace_seconds
         self._calls, self._session, self._queues, self._clock = calls, session, queues, clock
         self._reserved = reserved
@@ -212,7 +214,7 @@ class TaskSource:
 
     async def beat(self) -> None:
         """Send heartbeats until the session has ended."""
-        pause = BEAT_SECONDS
+        pause = self._lease.beat_seconds
         lag = 0.0
         while not self.ended.is_set():
             began = self._clock()
@@ -221,11 +223,11 @@ class TaskSource:
                 if not await self._calls.call(BeatSession(self._session, measures)):
                     self.ended.set()
                     return
-                self._confirmed_at, pause = began, BEAT_SECONDS
+                self._confirmed_at, pause = began, self._lease.beat_seconds
                 self._confirmation.set()
             except RemoteError as error:
                 throttle(log, 10.0).warning("cannot store the heartbeat of the triggerer; retrying", error=str(error))
-                pause = 1.0
+                pause = min(1.0, self._lease.beat_seconds)
             except CallRefusedError:
                 self.ended.set()
                 return
@@ -244,7 +246,7 @@ class TaskSource:
 
     async def wait_confirmed(self) -> None:
         """Wait until the store has confirmed, less than half a lease ago, that this session is alive."""
-        while self.ended.is_set() or self._clock() - self._confirmed_at > LEASE_SECONDS / 2:
+        while self.ended.is_set() or self._clock() - self._confirmed_at > self._lease.seconds / 2:
             self._confirmation.clear()
             await self._confirmation.wait()
 

@@ -53,6 +53,8 @@ def begin_service_session(connection: Connection, request: BeginSession, context
     """
     if request.kind == "dev" and find_dialect(connection) == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_DEV_KEY)))
+    if request.parent is not None:
+        check_session(connection, request.parent)
     values = {
         "kind": request.kind,
         "name": request.name,
@@ -61,6 +63,8 @@ def begin_service_session(connection: Connection, request: BeginSession, context
         "pid": request.pid,
         "queues": json.dumps(request.queues),
         "capacity": request.capacity,
+        "parent": request.parent,
+        "version": request.version,
         "list": "",
         "lock": "",
         "digest": "",
@@ -100,9 +104,16 @@ def lock_session(connection: Connection, number: int) -> None:
 def end_service_session(connection: Connection, request: EndSession | LoseSession, context: CallContext) -> bool:
     """End a session and release everything it holds; see `EndSession` and `LoseSession`."""
     by = request.by if isinstance(request, LoseSession) else None
-    if not end_session(connection, request.session, context.now_us, by):
+    beat = request.beat if isinstance(request, LoseSession) else None
+    if not end_session(connection, request.session, context.now_us, by, beat):
         return False
-    _free_all(connection, request.session, context)
+    # No child begins from now on: it would lock its parent's session first.
+    children = and_(_SESSION.parent == request.session, _SESSION.ended_us.is_(None))
+    found = connection.execute(select(_SESSION.id).where(children).order_by(_SESSION.id)).scalars().all()
+    # Lock services before tasks, as everywhere.
+    ended = [number for number in found if end_session(connection, number, context.now_us, by)]
+    for number in (request.session, *ended):
+        _free_all(connection, number, context)
     return True
 
 
@@ -120,10 +131,6 @@ def lose_other_sessions(connection: Connection, request: LoseOtherSessions, cont
         _SESSION.id.not_in(request.keep),
         _SESSION.list == "",
     ]
-    if request.host is not None:
-        wanted.append(_SESSION.host == request.host)
-    if request.boot_id is not None:
-        wanted.append(_SESSION.boot_id == request.boot_id)
     found = connection.execute(select(_SESSION.id).where(and_(*wanted)).order_by(_SESSION.id)).scalars().all()
     # Lock services before tasks, as everywhere.
     ended = tuple(number for number in found if end_session(connection, number, context.now_us, None))
@@ -151,6 +158,9 @@ def list_sessions(connection: Connection, request: ListSessions, context: CallCo
             row.started_us,
             row.beat_us,
             context.now_us - row.beat_us,
+            row.parent,
+            row.version,
+            row.list,
         )
         for row in connection.execute(statement)
     )

@@ -96,7 +96,9 @@ def beat_session(connection: Connection, session_id: int, now_us: int, digest: s
     return connection.execute(statement).rowcount > 0
 
 
-def end_session(connection: Connection, session_id: int, now_us: int, by: int | None = None) -> bool:
+def end_session(
+    connection: Connection, session_id: int, now_us: int, by: int | None = None, beat: int | None = None
+) -> bool:
     """End a session, and release its list and its claims.
 
     Args:
@@ -104,13 +106,15 @@ def end_session(connection: Connection, session_id: int, now_us: int, by: int | 
         session_id: The session.
         now_us: The time, in UTC microseconds since the epoch.
         by: The session that found it dead; None: it ended cleanly.
+        beat: The last heartbeat that was seen; None: any.
 
     Returns:
-        False if it had already ended or does not exist.
+        False if it had already ended, does not exist, or has sent another heartbeat.
     """
+    seen = [] if beat is None else [service_session.c.beat == beat]
     statement = (
         update(service_session)
-        .where(and_(service_session.c.id == session_id, service_session.c.ended_us.is_(None)))
+        .where(and_(service_session.c.id == session_id, service_session.c.ended_us.is_(None), *seen))
         .values(ended_us=now_us, ended_by=by)
     )
     if not connection.execute(statement).rowcount:

@@ -19,14 +19,15 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import structlog
 
 from tidemill.core.errors import TidemillError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.triggers.suspects import ProcessEnd, Suspects, Trial, Verdict
 from tidemill.runtime.process.exitcode import BLOCKED
-from tidemill.services.dev.child import Death, describe_exit, start_service, stop_service
-from tidemill.services.dev.silence import wait_until_silent
+from tidemill.services.supervision.child import Death, describe_exit, start_service, stop_service
+from tidemill.services.supervision.silence import wait_until_silent
 from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
 from tidemill.store.calls.trigger_calls import FailTrigger, ListOwnedTriggers, OwnedTrigger, ReserveTriggers
 from tidemill.store.database import StoreClient
@@ -117,6 +118,7 @@ class Trials:
             TidemillError: The store refused a decision.
         """
         self._holder = holder
+        self._about = msgspec.structs.replace(self._about, parent=holder)
         try:
             async with asyncio.TaskGroup() as group:
                 while True:

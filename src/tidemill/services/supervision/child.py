@@ -69,6 +69,9 @@ class Child:
         env: The environment.
         output: The descriptor for standard output and standard error.
         on_death: Called for each unexpected exit before the next start, and again if the store cannot be reached.
+
+    Attributes:
+        arguments: The arguments of the next start.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class Child:
         on_death: Callable[[Death], Awaitable[None]],
     ) -> None:
         self.name = name
-        self._arguments = arguments
+        self.arguments = tuple(arguments)
         self._env = dict(env)
         self._output = output
         self._on_death = on_death
@@ -138,9 +141,7 @@ class Child:
             await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _start(self, owner: str) -> asyncio.subprocess.Process:
-        process = self._process = await start_service(
-            self._arguments, self._env | {OWNER_VARIABLE: owner}, self._output
-        )
+        process = self._process = await start_service(self.arguments, self._env | {OWNER_VARIABLE: owner}, self._output)
         if self._stopping.is_set():
             stop_service(process)
         return process

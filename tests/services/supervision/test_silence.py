@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from tidemill.services.dev.silence import wait_until_silent
+from tidemill.services.supervision.silence import wait_until_silent
 from tidemill.store.calls.service_calls import BeatSession, BeginSession
 from tidemill.store.engines.sqlite import open_sqlite
 

@@ -10,7 +10,7 @@ import pytest
 from tests.until import until
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.services.dev.child import Child, Death
+from tidemill.services.supervision.child import Child, Death
 
 
 def build(code: str, died: list[int]) -> Child:
@@ -54,7 +54,7 @@ async def test_one_that_cannot_be_started_is_tried_again(monkeypatch):
 
 
 async def test_a_death_that_cannot_be_stored_is_stored_before_it_is_started_again(monkeypatch):
-    monkeypatch.setattr("tidemill.services.dev.child._STORE_SECONDS", 0.01)
+    monkeypatch.setattr("tidemill.services.supervision.child._STORE_SECONDS", 0.01)
     told: list[int] = []
 
     async def note_death(death: Death) -> None:
@@ -129,7 +129,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def test_one_that_does_not_end_is_killed(monkeypatch):
-    monkeypatch.setattr("tidemill.services.dev.child._KILL_SECONDS", 0.1)
+    monkeypatch.setattr("tidemill.services.supervision.child._KILL_SECONDS", 0.1)
     died: list[int] = []
     child = build("import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(600)", died)
     running = asyncio.create_task(child.run())

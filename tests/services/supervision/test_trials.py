@@ -18,8 +18,8 @@ from tests.store.dags import dag, task
 from tidemill.core.tasks.endings import Deferral
 from tidemill.core.triggers.suspects import Suspects
 from tidemill.runtime.process.table import find_children, read_arguments
-from tidemill.services.dev.child import Child, Death
-from tidemill.services.dev.trials import Trials
+from tidemill.services.supervision.child import Child, Death
+from tidemill.services.supervision.trials import Trials
 from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
 from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite

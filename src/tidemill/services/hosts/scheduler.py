@@ -1,0 +1,56 @@
+"""`tidemill scheduler`: one of any number of schedulers over one database."""
+
+from __future__ import annotations
+
+from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.services.hosts.service import ServiceHost, run_service, serve_sessions
+from tidemill.services.parser.service import ParserService
+from tidemill.services.scheduler.scheduler import Scheduler
+from tidemill.services.sessions.observer import SessionObserver
+from tidemill.services.sessions.works import Work
+from tidemill.services.supervision.supervisor import ServiceFolder
+from tidemill.store.run_retention import RunRetention
+
+
+def run_scheduler(about: ServiceFolder) -> ExitCode:
+    """Run a scheduler, with a parser unless parsers run by themselves, until a signal.
+
+    Raises:
+        ConfigError: The settings are invalid, or the store cannot be shared.
+        RemoteError: A part of the scheduler stopped.
+    """
+    return run_service("scheduler", about, _run)
+
+
+async def _run(host: ServiceHost) -> None:
+    parser = ParserService(host.about) if host.about.settings.dags.parser == "scheduler" else None
+    try:
+        await serve_sessions(host, HostedScheduler(parser))
+    finally:
+        if parser is not None:
+            await parser.close()
+
+
+class HostedScheduler:
+    """A scheduler that also observes the sessions of all services, and removes old runs.
+
+    Args:
+        parser: The parser of the same process; None: parsers run by themselves.
+    """
+
+    def __init__(self, parser: ParserService | None) -> None:
+        self._parser = parser
+
+    def build_works(self, host: ServiceHost, session: int) -> list[Work]:
+        """Return the parts that run during a session."""
+        store = host.store
+        parser = [] if self._parser is None else [("parser", self._parser.run(store))]
+        return [
+            ("scheduler", Scheduler(store, store.doorbell, session).run()),
+            ("observer of sessions", SessionObserver(store, session, host.lease).run()),
+            ("retention", RunRetention(store, host.about.settings.store).run()),
+            *parser,
+        ]
+
+    async def end(self) -> None:
+        """Do nothing: every turn is a transaction."""

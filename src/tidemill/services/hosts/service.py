@@ -1,0 +1,185 @@
+"""A service that runs by itself: its store, its signals, and its sessions.
+
+Invariants: it waits out an outage of the database, also at its start. When its session was ended because it was taken
+for dead, it stops what it runs and begins another session. It never changes the tables of the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.runtime.identity import find_worker_name
+from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.runtime.process.service_signals import Signals, finish_or_stop
+from tidemill.runtime.process.stop_signals import find_stop_signals
+from tidemill.services.dag_store import choose_cipher
+from tidemill.services.sessions.beats import SessionLostError, send_beats
+from tidemill.services.sessions.describing import describe_session
+from tidemill.services.sessions.lease import ServiceLease
+from tidemill.services.sessions.works import Work, run_works
+from tidemill.services.supervision.supervisor import ServiceFolder
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.service_calls import EndSession
+from tidemill.store.database import Database
+from tidemill.store.engines.opening import has_one_writer, open_store
+from tidemill.store.wire.remote import call_patiently
+
+log = structlog.get_logger(__name__)
+
+_BACKOFF = Backoff(0.2, 5.0)
+#: The pause before another session is begun.
+_PAUSE_SECONDS = 0.5
+#: How long recording the end of a session may take.
+_END_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceHost:
+    """What a service that runs by itself has.
+
+    Attributes:
+        kind: The kind of the service.
+        about: The folder and the settings.
+        store: The store.
+        stop: Set when the service is to stop.
+    """
+
+    kind: str
+    about: ServiceFolder
+    store: Database
+    stop: asyncio.Event
+
+    @property
+    def name(self) -> str:
+        """The name of the service."""
+        return find_worker_name(self.about.settings)
+
+    @property
+    def lease(self) -> ServiceLease:
+        """The lease of its sessions."""
+        return ServiceLease(self.about.settings.services.lease_seconds)
+
+
+class HostedService(Protocol):
+    """What a service does in its sessions."""
+
+    def build_works(self, host: ServiceHost, session: int) -> list[Work]:
+        """Return the parts that run during a session."""
+        ...
+
+    async def end(self) -> None:
+        """End in order, at the end of a session, what must not be cancelled."""
+        ...
+
+
+def check_shared(kind: str, about: ServiceFolder) -> str:
+    """Return the URL of a store that services on several hosts can share.
+
+    Raises:
+        ConfigError: The store is a SQLite file.
+    """
+    url = about.settings.store.url
+    if url and not has_one_writer(url):
+        return url
+    raise ConfigError(
+        f"`tidemill {kind}` needs a store in PostgreSQL: set store.url to postgresql://user:password@host/name; "
+        "on SQLite, run all services by one `tidemill dev`"
+    )
+
+
+def run_service(kind: str, about: ServiceFolder, run: Callable[[ServiceHost], Awaitable[None]]) -> ExitCode:
+    """Run a service until a signal.
+
+    Args:
+        kind: The kind of the service, which is also the name of the command.
+        about: The folder and the settings.
+        run: Runs the service until `stop` is set.
+
+    Raises:
+        ConfigError: The settings are invalid, or the tables have another revision.
+        RemoteError: A part of the service stopped.
+    """
+    url = check_shared(kind, about)
+    signals = Signals()
+    signals.listen(find_stop_signals())
+    with asyncio.Runner() as runner:
+        runner.run(_run(kind, about, url, signals, run))
+    return ExitCode.OK
+
+
+async def _run(
+    kind: str, about: ServiceFolder, url: str, signals: Signals, run: Callable[[ServiceHost], Awaitable[None]]
+) -> None:
+    signals.attach()
+    if not about.settings.store.encryption_key:
+        log.warning(
+            "store.encryption_key is not set: variables and connections are stored in PostgreSQL as readable text"
+        )
+    opened = await finish_or_stop(_open(about, url), signals.stop)
+    if opened is None:
+        return
+    store = opened.result()
+    try:
+        await run(ServiceHost(kind, about, store, signals.stop))
+    finally:
+        await store.close()
+    log.info(f"the {kind} has ended")
+
+
+async def _open(about: ServiceFolder, url: str) -> Database:
+    """Open the store, however long the database is unreachable."""
+    cipher, attempt = choose_cipher(about.settings, url), 0
+    while True:
+        attempt += 1
+        try:
+            return await open_store(url, cipher, upgrades=False)
+        except RemoteError as error:
+            if not error.retryable:
+                raise
+            log.warning("the store cannot be reached; retrying", error=str(error))
+        await asyncio.sleep(_BACKOFF.compute_delay(attempt, random.getrandbits(JITTER_BITS)))
+
+
+async def serve_sessions(host: ServiceHost, service: HostedService) -> None:
+    """Run a service in one session after another until `stop` is set.
+
+    Raises:
+        RemoteError: A part of the service stopped.
+    """
+    request = describe_session(host.kind, host.name)
+    while not host.stop.is_set():
+        begun = await finish_or_stop(call_patiently(host.store, request), host.stop)
+        if begun is None:
+            return
+        session = begun.result()
+        log.info(f"the {host.kind} is running", session=session, store=host.store.label)
+        works = [("heartbeat", send_beats(host.store, session, host.lease)), *service.build_works(host, session)]
+        try:
+            await run_works(works, host.stop, service.end)
+        except SessionLostError:
+            await note_lost(host)
+            continue
+        except CallRefusedError as error:
+            if error.kind is not RefusalKind.FENCED:
+                raise
+            await note_lost(host)
+            continue
+        with contextlib.suppress(RemoteError, TimeoutError):
+            async with asyncio.timeout(_END_SECONDS):
+                await host.store.call(EndSession(session))
+
+
+async def note_lost(host: ServiceHost) -> None:
+    """Say that the session was ended, and wait before another one is begun."""
+    log.warning(f"this {host.kind} was taken for dead, and others continue its work; beginning another session")
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(host.stop.wait(), _PAUSE_SECONDS)

@@ -1,0 +1,1 @@
+"""The sessions of services: their leases, heartbeats and observers."""

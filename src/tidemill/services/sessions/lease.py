@@ -1,0 +1,30 @@
+"""How long a service may be silent before others take over its work, and how often it sends heartbeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_BEAT_SECONDS = 5.0
+#: Heartbeats per lease: several may be late or lost.
+_BEATS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLease:
+    """The lease of a service's session.
+
+    Attributes:
+        seconds: How long a session may stay without a heartbeat.
+    """
+
+    seconds: float = 30.0
+
+    @property
+    def beat_seconds(self) -> float:
+        """The interval of heartbeats.
+
+        Example:
+            >>> ServiceLease(30.0).beat_seconds, ServiceLease(3.0).beat_seconds
+            (5.0, 0.5)
+        """
+        return min(_BEAT_SECONDS, self.seconds / _BEATS)

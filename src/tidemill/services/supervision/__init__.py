@@ -1,0 +1,1 @@
+"""Services in processes of their own: their supervision, restarts, and the trials of triggers that crash them."""

@@ -1,0 +1,36 @@
+"""What services that run by themselves refuse, and how they begin another session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from tests.store.server import PostgresServer
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError
+from tidemill.services.hosts.service import check_shared
+from tidemill.services.supervision.supervisor import ServiceFolder
+from tidemill.store.engines.opening import open_store
+
+
+@pytest.mark.parametrize("url", ["", "sqlite:///dags.db"])
+def test_a_sqlite_file_is_refused_with_the_name_of_the_command_that_takes_it(url: str) -> None:
+    about = ServiceFolder(Settings.model_validate({"store": {"url": url}}), Path("dags"))
+    with pytest.raises(ConfigError, match=r"tidemill worker.*PostgreSQL.*tidemill dev"):
+        check_shared("worker", about)
+
+
+@pytest.mark.parametrize("revision", [None, "0001", "9999"])
+async def test_a_service_changes_no_tables(postgres: PostgresServer, revision: str | None) -> None:
+    url = await postgres.new_database()
+    if revision is not None:
+        store = await open_store(url)
+        await store.write(
+            lambda connection: connection.execute(text(f"UPDATE tidemill_version SET version_num='{revision}'"))
+        )
+        await store.close()
+
+    with pytest.raises(ConfigError, match="update tidemill" if revision == "9999" else "tidemill db migrate"):
+        await open_store(url, upgrades=False)

@@ -1,0 +1,98 @@
+"""An observer ends the sessions of dead services, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tidemill.core.errors import RemoteError
+from tidemill.services.sessions.lease import ServiceLease
+from tidemill.services.sessions.observer import SessionObserver
+from tidemill.store.calls.call import Call, CallRefusedError
+from tidemill.store.calls.service_calls import BeatSession, BeginSession, EndSession, ListSessions, LoseSession
+from tidemill.store.database import Database
+from tidemill.store.engines.opening import open_store
+
+LEASE = ServiceLease(30.0)
+
+
+class Cut:
+    """A store that can be cut off."""
+
+    def __init__(self, database: Database) -> None:
+        self.database, self.is_cut = database, False
+
+    async def call(self, request: Call) -> object:
+        if self.is_cut:
+            raise RemoteError("cut off")
+        return await self.database.call(request)
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = await open_store(f"sqlite:///{tmp_path}/dags.db")
+    yield opened
+    await opened.close()
+
+
+async def begin(database: Database, kind: str = "worker", parent: int | None = None) -> int:
+    return await database.call(BeginSession(kind, "w", "here", "boot", 1, parent=parent))
+
+
+async def list_live(database: Database) -> set[int]:
+    return {one.id for one in await database.call(ListSessions())}
+
+
+async def test_a_session_without_heartbeats_is_ended_after_the_lease_with_those_it_supervises(database: Database):
+    own = await begin(database, "scheduler")
+    dead, live = await begin(database, "triggerer"), await begin(database)
+    await begin(database, "triggerer", dead)
+    silent_child = await begin(database, "triggerer", live)
+    observer = SessionObserver(database, own, LEASE)
+    for second in range(0, 30, 5):
+        await database.call(BeatSession(live))
+        await observer.look(float(second))
+        assert dead in await list_live(database)
+
+    await observer.look(30.0)
+
+    assert await list_live(database) == {own, live, silent_child}
+
+
+async def test_an_outage_of_the_observer_counts_for_no_session(database: Database):
+    own, other = await begin(database, "scheduler"), await begin(database)
+    store = Cut(database)
+    observer = SessionObserver(store, own, LEASE)
+    running = iter(range(0, 10_000, 5))
+    for _ in range(5):
+        await observer.look(float(next(running)))
+    store.is_cut = True
+    for _ in range(100):
+        with pytest.raises(RemoteError):
+            await observer.look(float(next(running)))
+        observer.note_outage()
+    store.is_cut = False
+    await observer.look(float(next(running)))
+    assert other in await list_live(database)
+
+
+async def test_a_session_that_has_beaten_since_is_not_ended(database: Database):
+    session = await begin(database)
+    await database.call(BeatSession(session))
+
+    assert not await database.call(LoseSession(session, beat=0))
+
+    assert await list_live(database) == {session}
+    assert await database.call(LoseSession(session, beat=1))
+
+
+async def test_no_child_begins_below_a_session_that_has_ended(database: Database):
+    parent = await begin(database, "triggerer")
+    await begin(database, "triggerer", parent)
+    assert await database.call(EndSession(parent))
+    assert await list_live(database) == set()
+
+    with pytest.raises(CallRefusedError):
+        await begin(database, "triggerer", parent)
