@@ -32,6 +32,7 @@ from tidemill.core.tasks.inputs import (
     Ready,
     Remove,
     ResetMap,
+    Returned,
     Ring,
     RunCallback,
     Skipped,
@@ -69,6 +70,7 @@ KINDS: dict[type, dict[str, object]] = {
     TriggerFailed: {"error": "it broke"},
     Due: {},
     Lost: {},
+    Returned: {},
     Ended: {},
     Clear: {"triggerer": 9},
     Mark: {"triggerer": 9},
@@ -333,6 +335,15 @@ def test_a_try_that_is_lost_with_its_worker_is_queued_again_without_using_a_retr
     assert life.take(Due).run().task.tries == 2
 
 
+def test_a_try_that_stopping_workers_return_goes_on_however_often_and_uses_no_retry():
+    life = bring(TaskState.RUNNING)
+    deadline = life.task.deadline_us
+    for _ in range(3 * MAX_LOST):
+        assert life.take(Returned).task.state is TaskState.QUEUED
+        life.run()
+    assert (life.task.tries, life.task.deadline_us) == (1, deadline)
+
+
 def test_what_was_lost_after_a_deferral_continues_where_it_was_resumed():
     life = bring(TaskState.DEFERRED).take(TriggerFired, "1").run().take(Lost).run()
     assert life.task.resume == TaskResume("resume", '{"a":1}', "1")
@@ -361,7 +372,7 @@ def test_a_task_is_cleared_from_every_state_and_has_all_its_retries_again(state)
     assert Ring(Channel.SCHEDULER) in life.effects
 
 
-@pytest.mark.parametrize("over", [Ended, Lost])
+@pytest.mark.parametrize("over", [Ended, Lost, Returned])
 def test_a_task_that_is_cleared_while_it_runs_waits_until_its_process_or_its_worker_is_gone(over):
     life = bring(TaskState.RUNNING)
     epoch = life.task.epoch
@@ -469,10 +480,10 @@ def test_every_input_is_answered_in_every_state(state):
         TaskState.NONE: {Ready, Mark, Cancel, Remove},
         TaskState.SCHEDULED: {Admit, Clear, Mark, Cancel, Remove},
         TaskState.QUEUED: {Claim, Clear, Mark, Cancel, Remove},
-        TaskState.RUNNING: {Succeeded, Failed, Skipped, Deferred, Lost, Clear, Mark, Cancel, Remove},
+        TaskState.RUNNING: {Succeeded, Failed, Skipped, Deferred, Lost, Returned, Clear, Mark, Cancel, Remove},
         TaskState.DEFERRED: {TriggerFired, TriggerFailed, Due, Clear, Mark, Cancel, Remove},
         TaskState.UP_FOR_RETRY: {Due, Clear, Mark, Cancel, Remove},
-        TaskState.ENDING: {Ended, Lost, Mark, Cancel, Remove},
+        TaskState.ENDING: {Ended, Lost, Returned, Mark, Cancel, Remove},
         TaskState.REMOVED: {Clear},
     }.get(state, {Clear, Mark, Remove})
     life = bring(state)
@@ -579,7 +590,7 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
         elif answer.task.state is TaskState.ENDING:
             assert runs
         elif task.state is TaskState.ENDING:
-            assert kind in (Ended, Lost, Due), "nothing else ends the wait"
+            assert kind in (Ended, Lost, Returned, Due), "nothing else ends the wait"
             runs = False
         else:
             runs = False

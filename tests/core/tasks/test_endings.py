@@ -14,6 +14,7 @@ ALL = [
     Skip("nothing to do"),
     Deferral("a.B", "{}", "resume"),
     Loss(),
+    Loss(is_return=True),
 ]
 
 

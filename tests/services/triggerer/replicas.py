@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.errors import RemoteError
+from tidemill.runtime.process.identity_lock import IdentityLock
 from tidemill.services.triggerer.lists.host import ListHost
-from tidemill.services.triggerer.lists.lock import ListLock
 from tidemill.services.triggerer.lists.replica import Replica
 from tidemill.services.triggerer.lists.sessions import KIND, Ownership, SessionPace
 from tidemill.store.database import Database
@@ -109,7 +109,7 @@ class Stage:
         *specs: TriggerSpec,
         list_name: str = "list",
         name: str = "host",
-        lock: ListLock | None = None,
+        lock: IdentityLock | None = None,
         **options: Any,
     ) -> Part:
         store = await self.connect()

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.process.identity_lock import IdentityLock
 from tidemill.runtime.sockets import control_socket
 from tidemill.services.triggerer.lists.control import ask, control_server
-from tidemill.services.triggerer.lists.lock import ListLock
 
 SPECS = Path("spec.yaml")
 
@@ -83,7 +83,7 @@ async def test_a_folder_that_cannot_be_used_is_named(monkeypatch, tmp_path):
 
 
 def test_a_lock_has_one_holder_and_names_it(tmp_path):
-    first, second = ListLock("list", tmp_path), ListLock("list", tmp_path)
+    first, second = IdentityLock("triggers", "list", tmp_path), IdentityLock("triggers", "list", tmp_path)
     assert first.acquire()
     assert first.acquire()
     assert not second.acquire()
@@ -98,18 +98,22 @@ def test_a_lock_has_one_holder_and_names_it(tmp_path):
 
 
 def test_locks_of_other_lists_folders_and_files_are_other_locks(tmp_path):
-    locks = [ListLock("list", tmp_path), ListLock("other", tmp_path), ListLock("list", tmp_path / "sub")]
+    locks = [
+        IdentityLock("triggers", "list", tmp_path),
+        IdentityLock("triggers", "other", tmp_path),
+        IdentityLock("triggers", "list", tmp_path / "sub"),
+    ]
     assert all(lock.acquire() for lock in locks)
     found = {lock.identity for lock in locks}
     next(tmp_path.glob("*.lock")).unlink()
-    again = [ListLock("list", tmp_path), ListLock("other", tmp_path)]
+    again = [IdentityLock("triggers", "list", tmp_path), IdentityLock("triggers", "other", tmp_path)]
     found |= {lock.identity for lock in again if lock.acquire()}
     assert len(found) == 4
 
 
 def test_without_a_boot_id_no_lock_identifies_anything(tmp_path, monkeypatch):
     monkeypatch.setattr("tidemill.runtime.process.boot._BOOT_ID", tmp_path / "nothing")
-    lock = ListLock("list", tmp_path)
+    lock = IdentityLock("triggers", "list", tmp_path)
     assert lock.acquire()
     assert (lock.held, lock.identity) == (True, "")
 
@@ -117,4 +121,4 @@ def test_without_a_boot_id_no_lock_identifies_anything(tmp_path, monkeypatch):
 def test_a_lock_s_folder_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="XDG_RUNTIME_DIR"):
-        ListLock("list", tmp_path / "file").acquire()
+        IdentityLock("triggers", "list", tmp_path / "file").acquire()

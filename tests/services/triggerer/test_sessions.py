@@ -16,7 +16,7 @@ from tests.services.triggerer.replicas import QUICK, Stage
 from tests.store.helpers import all_events, claim, new_session
 from tests.until import slack, until
 
-from tidemill.services.triggerer.lists.lock import ListLock
+from tidemill.runtime.process.identity_lock import IdentityLock
 from tidemill.services.triggerer.lists.sessions import KIND, Ownership, SessionEndedError
 from tidemill.store.engines.opening import open_store
 from tidemill.store.queries.triggers.sessions import end_session, list_live_sessions
@@ -237,7 +237,7 @@ async def test_a_beat_that_ends_for_a_reason_of_its_own_is_named_and_nothing_is_
 
 
 async def test_the_host_that_gets_the_lock_of_a_dead_one_takes_over_at_once(stage, tmp_path):
-    locks = [ListLock("list", tmp_path) for _ in range(2)]
+    locks = [IdentityLock("triggers", "list", tmp_path) for _ in range(2)]
     assert locks[0].acquire()
     first = await stage.started(WAITS, lock=locks[0])
     await until(lambda: first.owns)
@@ -253,7 +253,7 @@ async def test_the_host_that_gets_the_lock_of_a_dead_one_takes_over_at_once(stag
 
 
 async def test_a_lock_in_another_folder_proves_nothing(stage, tmp_path):
-    locks = [ListLock("list", tmp_path / name) for name in ("one", "two")]
+    locks = [IdentityLock("triggers", "list", tmp_path / name) for name in ("one", "two")]
     assert all(lock.acquire() for lock in locks)
     assert locks[0].identity != locks[1].identity
     first = await stage.started(WAITS, lock=locks[0])

@@ -64,6 +64,7 @@ from tidemill.core.tasks.inputs import (
     Ready,
     Remove,
     ResetMap,
+    Returned,
     Ring,
     RunCallback,
     Skipped,
@@ -149,7 +150,7 @@ def feed(task: TaskRow, given: Input, now_us: int, left: str | None = None) -> A
     match given:
         case Ready() | Admit() | Claim() | Due():
             return _decide_waiting(task, given, now_us)
-        case Succeeded() | Failed() | Skipped() | Deferred() | Lost() | Ended():
+        case Succeeded() | Failed() | Skipped() | Deferred() | Lost() | Returned() | Ended():
             return _decide_attempt(task, given, now_us)
         case TriggerFired() | TriggerFailed():
             return _decide_trigger(task, given, now_us)
@@ -261,10 +262,10 @@ def _decide_due(task: TaskRow, given: Due, now_us: int) -> Answer:
 
 
 def _decide_attempt(
-    task: TaskRow, given: Succeeded | Failed | Skipped | Deferred | Lost | Ended, now_us: int
+    task: TaskRow, given: Succeeded | Failed | Skipped | Deferred | Lost | Returned | Ended, now_us: int
 ) -> Answer:
     """Process a report from, or about, the attempt that is running or ending."""
-    if task.ending is not None and isinstance(given, (Ended, Lost)) and not task.policy.is_map:
+    if task.ending is not None and isinstance(given, (Ended, Lost, Returned)) and not task.policy.is_map:
         return _become(task, task.ending)
     if task.state is not TaskState.RUNNING:
         return _refuse(task, given)
@@ -284,6 +285,9 @@ def _decide_attempt(
             if task.lost >= MAX_LOST:
                 return _fail(task, f"the task was lost with its worker {MAX_LOST + 1} times", now_us, bits)
             return _move(task, TaskState.QUEUED, _RING_WORKER, lost=task.lost + 1)
+        case Returned():
+            # At least 1 continues the try; more would count towards the limit.
+            return _move(task, TaskState.QUEUED, _RING_WORKER, lost=max(task.lost, 1))
         case _:
             return _refuse(task, given)
 

@@ -72,8 +72,13 @@ class Deferral(AttemptEnding):
 
 @dataclass(frozen=True, slots=True)
 class Loss(AttemptEnding):
-    """The attempt was lost or released: it is queued again without using up a retry."""
+    """The attempt was lost or returned: it is queued again without using up a retry.
 
+    Attributes:
+        is_return: Whether its worker returned it because it stops, which happens any number of times.
+    """
+
+    is_return: bool = False
     kind: str = field(default="Loss", init=False, repr=False)
 
 

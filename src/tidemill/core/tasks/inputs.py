@@ -159,10 +159,18 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The session that ran the attempt has died, or returned the attempt."""
+    """The session that ran the attempt has died, or has lost the process of the attempt."""
 
     epoch: int
     bits: int = 0
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The worker that ran the attempt is stopping, and returned it."""
+
+    epoch: int
     request: str = ""
 
 
@@ -244,6 +252,7 @@ Input = (
     | TriggerFailed
     | Due
     | Lost
+    | Returned
     | Ended
     | MapTold
     | Clear

@@ -107,7 +107,7 @@ class TaskRow(NamedTuple):
         tries_before: The number of tries that had begun when a user last cleared the task.
         max_tries: The number of tries after which a failure is final.
         session: The worker's session that runs it, or the session that ends its process or trigger.
-        lost: How many times this try was lost with its worker.
+        lost: How many times this try was lost with its worker; at least 1 if a worker returned it.
         deadline_us: When this try times out.
         due_us: When a retry begins, when a trigger is too late, or when the wait for its cleanup ends.
         resume: How the next attempt, or the one that waits for its trigger, continues; None: from the beginning.

@@ -101,6 +101,12 @@ def find_marked(mark: str) -> dict[int, str]:
     return {pid: read_command(pid) for pid in list_processes() if mark in read_environment(pid)}
 
 
+def is_pid_free(pid: int) -> bool:
+    """Return whether no other process of this machine has a pid."""
+    # In a restarted container, this process may have the pid of its predecessor.
+    return pid == os.getpid() or not os.path.exists(f"/proc/{pid}")  # noqa: PTH110
+
+
 def list_processes() -> list[int]:
     """Return the ids of all visible processes of this host."""
     try:

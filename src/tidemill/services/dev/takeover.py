@@ -13,14 +13,13 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
+from tidemill.runtime.process.table import is_pid_free
 from tidemill.services.zygote.orphans import end_forked
 from tidemill.store.calls.service_calls import BeatSession, ListSessions, LoseOtherSessions, LoseSession, ServiceSession
 from tidemill.store.database import Database
@@ -54,13 +53,13 @@ async def take_over(database: Database, own: int, host: str, boot_id: str, lease
     """
     others = [session for session in await database.call(ListSessions(KIND)) if session.id < own]
     for session in others:
-        if session.host == host and session.boot_id == boot_id and _is_free(session.pid):
+        if session.host == host and session.boot_id == boot_id and is_pid_free(session.pid):
             await asyncio.to_thread(end_forked, str(session.pid))
     if database.exclusive:
         # No other process can have the store open, so all earlier sessions are dead.
         await database.call(LoseOtherSessions(keep=(own,)))
         return
-    doubtful = [one for one in others if one.host != host or (one.boot_id == boot_id and not _is_free(one.pid))]
+    doubtful = [one for one in others if one.host != host or (one.boot_id == boot_id and not is_pid_free(one.pid))]
     if doubtful:
         first = doubtful[0]
         log.info(
@@ -73,12 +72,6 @@ async def take_over(database: Database, own: int, host: str, boot_id: str, lease
     # With a session end those of the services below it; services that run by themselves stay.
     for session in others:
         await database.call(LoseSession(session.id, own))
-
-
-def _is_free(pid: int) -> bool:
-    """Return whether no other process of this machine has a pid."""
-    # In a restarted container, this process may have the pid of its predecessor.
-    return pid == os.getpid() or not Path(f"/proc/{pid}").exists()
 
 
 async def _watch(database: Database, own: int, others: list[ServiceSession], lease: Lease) -> None:

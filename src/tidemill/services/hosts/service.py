@@ -14,21 +14,24 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.process.exitcode import ExitCode
+from tidemill.runtime.process.identity_lock import IdentityLock
 from tidemill.runtime.process.service_signals import Signals, finish_or_stop
 from tidemill.runtime.process.stop_signals import find_stop_signals
 from tidemill.services.dag_store import choose_cipher
 from tidemill.services.sessions.beats import SessionLostError, send_beats
 from tidemill.services.sessions.describing import describe_session
 from tidemill.services.sessions.lease import ServiceLease
+from tidemill.services.sessions.predecessor import end_predecessor, lock_name
 from tidemill.services.sessions.works import Work, run_works
 from tidemill.services.supervision.supervisor import ServiceFolder
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
-from tidemill.store.calls.service_calls import EndSession
+from tidemill.store.calls.service_calls import BeginSession, EndSession
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import has_one_writer, open_store
 from tidemill.store.wire.remote import call_patiently
@@ -51,17 +54,23 @@ class ServiceHost:
         about: The folder and the settings.
         store: The store.
         stop: Set when the service is to stop.
+        lock: The lock of its name on this machine.
     """
 
     kind: str
     about: ServiceFolder
     store: Database
     stop: asyncio.Event
+    lock: IdentityLock
 
     @property
     def name(self) -> str:
         """The name of the service."""
         return find_worker_name(self.about.settings)
+
+    def describe(self) -> BeginSession:
+        """Return the request that begins a session."""
+        return replace(describe_session(self.kind, self.name), lock=self.lock.identity)
 
     @property
     def lease(self) -> ServiceLease:
@@ -120,6 +129,8 @@ async def _run(
     kind: str, about: ServiceFolder, url: str, signals: Signals, run: Callable[[ServiceHost], Awaitable[None]]
 ) -> None:
     signals.attach()
+    settings = about.settings
+    lock = lock_name(kind, find_worker_name(settings), url, settings.worker_name_env)
     if not about.settings.store.encryption_key:
         log.warning(
             "store.encryption_key is not set: variables and connections are stored in PostgreSQL as readable text"
@@ -129,9 +140,13 @@ async def _run(
         return
     store = opened.result()
     try:
-        await run(ServiceHost(kind, about, store, signals.stop))
+        ended = await finish_or_stop(end_predecessor(store, kind, lock), signals.stop)
+        if ended is not None:
+            ended.result()
+            await run(ServiceHost(kind, about, store, signals.stop, lock))
     finally:
         await store.close()
+        lock.release()
     log.info(f"the {kind} has ended")
 
 
@@ -155,7 +170,7 @@ async def serve_sessions(host: ServiceHost, service: HostedService) -> None:
     Raises:
         RemoteError: A part of the service stopped.
     """
-    request = describe_session(host.kind, host.name)
+    request = host.describe()
     while not host.stop.is_set():
         begun = await finish_or_stop(call_patiently(host.store, request), host.stop)
         if begun is None:

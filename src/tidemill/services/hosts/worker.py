@@ -5,7 +5,6 @@ from __future__ import annotations
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.services.hosts.service import ServiceHost, note_lost, run_service
-from tidemill.services.sessions.describing import describe_session
 from tidemill.services.supervision.supervisor import ServiceFolder
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.services.worker.store_link import WorkerFencedError
@@ -35,7 +34,7 @@ async def _run(host: ServiceHost, secrets: KnownSecrets) -> None:
     settings, folder = host.about.settings, host.about.folder
     config, drain_seconds = read_config(settings, folder), settings.worker.drain_timeout_seconds
     zygote = ZygoteClient(Setup(PRELOADS, tuple(settings.worker.preload), (str(folder),)))
-    request = describe_session("worker", host.name)
+    request = host.describe()
     try:
         while not host.stop.is_set():
             session = WorkerSession(config, drain_seconds, request, host.store, zygote, secrets)

@@ -21,6 +21,7 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import format_count
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.process.exitcode import ExitCode, find_exit_code
+from tidemill.runtime.process.identity_lock import IdentityLock
 from tidemill.runtime.process.service_signals import Signals
 from tidemill.services.lost_store import check_files, recover_store, watch_files
 from tidemill.services.triggerer.hosting.leaving import end_anyway
@@ -29,7 +30,6 @@ from tidemill.services.triggerer.hosting.trigger_loop import TriggerLoop
 from tidemill.services.triggerer.lists.checking import add_import_folders, read_checked
 from tidemill.services.triggerer.lists.control import control_server
 from tidemill.services.triggerer.lists.host import ListHost
-from tidemill.services.triggerer.lists.lock import ListLock
 from tidemill.services.triggerer.lists.replica import Replica
 from tidemill.services.triggerer.lists.reporting.monitoring import HostMonitor
 from tidemill.services.triggerer.lists.reporting.recording import record_host
@@ -95,7 +95,7 @@ async def _run(
 ) -> ExitCode:
     url, name = _find_url(settings, specs), list_name(settings, specs)
     exclusive = has_one_writer(url)
-    lock = ListLock(str(specs.resolve()) if exclusive else name)  # noqa: ASYNC240 - hardly any I/O
+    lock = IdentityLock("triggers", str(specs.resolve()) if exclusive else name)  # noqa: ASYNC240 - hardly any I/O
     try:
         if not lock.acquire() and exclusive:
             raise HostRunsError(

@@ -297,7 +297,7 @@ class AttemptProcesses:
         effects = self._slots.note_ended(handle.number, self._now(), clean=clean)
         result = finished.result
         if result is None and self._draining:
-            result = Loss()  # interrupted by the shutdown: the store queues it again
+            result = Loss(is_return=True)  # interrupted by the shutdown: the store queues it again
         handle.replaced = attempt.key if result is None else None
         self._end_attempt(attempt, result, finished)
         self._do(effects)

@@ -36,7 +36,9 @@ def explain_end(
     match why:
         case InterruptReason.REPLACED:
             return None
-        case InterruptReason.DRAIN | InterruptReason.LOST:
+        case InterruptReason.DRAIN:
+            return Loss(is_return=True)
+        case InterruptReason.LOST:
             return Loss()
         case InterruptReason.TIMEOUT:
             return Failure(

@@ -29,6 +29,7 @@ class BeginSession(Call[int], frozen=True):
         parent: The session of the process that supervises it and answers its calls, and that it ends with; None: it
             runs by itself.
         version: The version of tidemill.
+        lock: The identity of the lock that it holds on its machine; empty: none.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class BeginSession(Call[int], frozen=True):
     capacity: int = 0
     parent: int | None = None
     version: str = ""
+    lock: str = ""
 
 
 @answered_by("sessions.services:beat_service_session")
@@ -121,6 +123,7 @@ class ServiceSession(msgspec.Struct, frozen=True):
     parent: int | None = None
     version: str = ""
     list: str = ""
+    lock: str = ""
 
 
 @answered_by("sessions.services:list_sessions", reads=True)

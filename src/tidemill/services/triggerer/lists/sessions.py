@@ -32,7 +32,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.process.boot import read_boot_id
-from tidemill.services.triggerer.lists.lock import ListLock
+from tidemill.runtime.process.identity_lock import IdentityLock
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers.sessions import (
     beat_session,
@@ -107,7 +107,7 @@ class Ownership:
         list_name: str,
         *,
         name: str = "",
-        lock: ListLock | None = None,
+        lock: IdentityLock | None = None,
         pace: SessionPace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -11,7 +11,7 @@ import json
 from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, case, func, insert, select, update
 
 from tidemill.core.tasks.attempt import MAX_LOST
-from tidemill.core.tasks.inputs import Channel, Lost
+from tidemill.core.tasks.inputs import Channel, Lost, Returned
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
@@ -66,7 +66,7 @@ def begin_service_session(connection: Connection, request: BeginSession, context
         "parent": request.parent,
         "version": request.version,
         "list": "",
-        "lock": "",
+        "lock": request.lock,
         "digest": "",
         "started_us": context.now_us,
         "beat_us": context.now_us,
@@ -113,12 +113,12 @@ def end_service_session(connection: Connection, request: EndSession | LoseSessio
     # Lock services before tasks, as everywhere.
     ended = [number for number in found if end_session(connection, number, context.now_us, by)]
     for number in (request.session, *ended):
-        _free_all(connection, number, context)
+        _free_all(connection, number, context, is_clean=isinstance(request, EndSession))
     return True
 
 
-def _free_all(connection: Connection, number: int, context: CallContext) -> None:
-    _lose_tasks(connection, number, context)
+def _free_all(connection: Connection, number: int, context: CallContext, *, is_clean: bool = False) -> None:
+    _lose_tasks(connection, number, context, is_clean=is_clean)
     _free_callbacks(connection, number, context)
     _free_triggers(connection, number, context)
 
@@ -161,17 +161,18 @@ def list_sessions(connection: Connection, request: ListSessions, context: CallCo
             row.parent,
             row.version,
             row.list,
+            row.lock,
         )
         for row in connection.execute(statement)
     )
 
 
-def _lose_tasks(connection: Connection, number: int, context: CallContext) -> None:
+def _lose_tasks(connection: Connection, number: int, context: CallContext, *, is_clean: bool) -> None:
     held = and_(_TASK.session_id == number, _TASK.state.in_((TaskState.RUNNING.value, TaskState.ENDING.value)))
     given = [(row.run, row.id) for row in connection.execute(select(_TASK.run, _TASK.id).where(held))]
 
-    def build(epoch: int) -> Lost:
-        return Lost(epoch, draw_bits(), f"s{number}")
+    def build(epoch: int) -> Lost | Returned:
+        return Returned(epoch, f"s{number}") if is_clean else Lost(epoch, draw_bits(), f"s{number}")
 
     work_on_runs(
         connection,

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Update, and_, update
 
 from tidemill.core.errors import describe_error
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved, Refused
-from tidemill.core.tasks.endings import Deferral, Failure, Skip, Success
-from tidemill.core.tasks.inputs import Deferred, Ended, Failed, Input, Lost, Skipped, Succeeded
+from tidemill.core.tasks.endings import Deferral, Failure, Loss, Skip, Success
+from tidemill.core.tasks.inputs import Deferred, Ended, Failed, Input, Lost, Returned, Skipped, Succeeded
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.worker_calls import (
@@ -154,6 +154,8 @@ def _build_input(report: AttemptReport, context: CallContext) -> Input:
             if fault is not None:
                 return Failed(epoch, fault, may_retry=False, bits=draw_bits(), request=request)
             return _build_deferred(epoch, deferral, request, context)
+        case Loss(is_return=True):
+            return Returned(epoch, request)
         case _:
             return Lost(epoch, draw_bits(), request)
 

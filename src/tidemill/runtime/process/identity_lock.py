@@ -1,6 +1,6 @@
-"""The lock of a list on one machine: its holder knows that no earlier process of this machine still runs the list.
+"""The lock of a name on one machine: its holder knows that no earlier process of this machine still has the name.
 
-The lock only speeds up a takeover; the store decides which process runs a list.
+The lock only speeds up a takeover; the store decides which process does the work.
 
 Invariants: the kernel releases the lock however its process ends. The lock's identity differs wherever the locked file
 differs (another boot, another machine, a container or a user with another folder), so equal identities mean that the
@@ -18,11 +18,12 @@ from tidemill.runtime.files.lock import HeldError, lock_file, private_directory,
 from tidemill.runtime.process.boot import read_boot_id
 
 
-class ListLock:
-    """The lock of one list on this machine.
+class IdentityLock:
+    """The lock of one name on this machine.
 
     Args:
-        list_name: The name of the list.
+        purpose: Part of the name of the lock file.
+        name: The name: of a trigger list, or of a service.
         directory: The folder of the lock file; None: one that only this user can write to.
 
     Attributes:
@@ -30,9 +31,9 @@ class ListLock:
         holder: The process that held the lock at the last attempt; '': none did.
     """
 
-    def __init__(self, list_name: str, directory: Path | None = None) -> None:
-        digest = hashlib.blake2b(list_name.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-        self._path = (directory or private_directory()) / f"triggers.{digest}.lock"
+    def __init__(self, purpose: str, name: str, directory: Path | None = None) -> None:
+        digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+        self._path = (directory or private_directory()) / f"{purpose}.{digest}.lock"
         self._fd: int | None = None
         self.identity = ""
         self.holder = ""
