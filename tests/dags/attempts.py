@@ -126,6 +126,9 @@ class Services:
         self.emitted.append((first, values))
         return Stored(first + len(values))
 
+    def store_list(self, key: str, first: int, values: tuple[str, ...], total: int) -> None:
+        self.emitted.append((first, values))
+
     def get_earlier_run(self, state: str | None) -> Any:
         self.asked.append(("earlier", state))
         return self.earlier

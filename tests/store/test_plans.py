@@ -55,6 +55,7 @@ from tidemill.store.calls.task_calls import (
     PushXCom,
     SetTaskState,
     SetVariable,
+    StoreListPart,
 )
 from tidemill.store.calls.trigger_calls import (
     ClaimTriggers,
@@ -172,6 +173,8 @@ class Everybody:
             GetXCom(run.id, ("a",), dag_id="dag"),
             GetXCom(run.id, ("a",), dag_id="dag", run_id="run1"),
             EmitItems(one.task, one.epoch, 0, ("1", "2")),
+            StoreListPart(one.task, one.epoch, "list", 0, ("1", "2"), 2),
+            StoreListPart(one.task, one.epoch, "list", 0, ("1", "3"), 1),
             GetValuePage(run.id, "a", count=True),
             GetValuePage(run.id, "b", count=True),
         ):

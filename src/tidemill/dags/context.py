@@ -22,6 +22,7 @@ from tidemill.dags.exceptions import DagError, LeftOutError, NotFoundError
 from tidemill.dags.group_unit import GroupUnit
 from tidemill.dags.lazy_context import Context
 from tidemill.dags.lazy_sequence import LazySequence
+from tidemill.dags.long_lists import is_mark
 from tidemill.dags.macros import macros
 from tidemill.dags.task_services import AttemptClaim, PastRun, TaskServices
 from tidemill.dags.variable import VariableAccessor
@@ -175,11 +176,8 @@ class TaskInstance:
             lazy = {
                 name for name in names if index < 0 and name not in unit and self._has_elements(name, key, other_dag)
             }
-            if lazy and include_prior_dates:
-                raise DagError(
-                    f"xcom_pull(include_prior_dates=True) of {min(lazy)!r} is not supported, because it stores a "
-                    "sequence; name the run with run_id"
-                )
+            for name in sorted(lazy):
+                _check_prior(name, include_prior_dates)
             texts: dict[str, str | None] = {}
             for at, some in ((index, set(names) - lazy - unit), (self.map_index, unit)):
                 asked = tuple(name for name in dict.fromkeys(names) if name in some)
@@ -188,9 +186,12 @@ class TaskInstance:
                     texts |= zip(asked, found, strict=True)
             for name in names:
                 text = texts.get(name)
-                if text is not None:
+                if text is not None and not is_mark(text):
                     values.append(decode(text))
                     continue
+                if text is not None:
+                    lazy.add(name)
+                    _check_prior(name, include_prior_dates)
                 sequence = LazySequence(self._services, name, key, other_dag, other_run)
                 may_have = index == UNMAPPED and other_dag is not None and not include_prior_dates
                 values.append(sequence if name in lazy or (may_have and len(sequence)) else default)
@@ -270,6 +271,15 @@ class TaskInstance:
     def __repr__(self) -> str:
         name = format_instance(self.task_id, self.map_index)
         return f"<TaskInstance {self.dag_id}.{name} {self.run_id} try {self.try_number}>"
+
+
+def _check_prior(task_id: str, include_prior_dates: bool) -> None:
+    """Raise an error if a sequence is to be searched for in earlier runs."""
+    if include_prior_dates:
+        raise DagError(
+            f"xcom_pull(include_prior_dates=True) of {task_id!r} is not supported, because it stores a sequence; name "
+            "the run with run_id"
+        )
 
 
 class TaskStateStore:

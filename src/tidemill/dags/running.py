@@ -26,6 +26,7 @@ from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed, TaskSki
 from tidemill.dags.group_unit import GroupUnit
 from tidemill.dags.lazy_context import Context
 from tidemill.dags.lazy_sequence import is_lazy
+from tidemill.dags.long_lists import encode_result
 from tidemill.dags.map_sources import LeafItem
 from tidemill.dags.params import wrap_params
 from tidemill.dags.results import AttemptResult
@@ -247,7 +248,7 @@ def _collect_xcoms(task: Any, result: Any) -> tuple[tuple[str, str], ...]:
 
     Raises:
         EncodingError: The value cannot be serialized.
-        TaskFailed: The task has `multiple_outputs`, but did not return a dict with string keys.
+        TaskFailed: The task has `multiple_outputs`, but did not return a dict with string keys; or a list is too large.
     """
     if not task.do_xcom_push or result is None:
         return ()
@@ -262,7 +263,7 @@ def _collect_xcoms(task: Any, result: Any) -> tuple[tuple[str, str], ...]:
                 raise TaskFailed(f"multiple_outputs needs a dict with strings as keys; the task returned key {key!r}")
             check_text("the returned value", "a key", key)
             found[key] = encode(value, f"the returned value[{key!r}]")
-    found[RETURN_VALUE] = encode(result, "the returned value")
+    found[RETURN_VALUE] = encode_result(task, result)
     return tuple(found.items())
 
 

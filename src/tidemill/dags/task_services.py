@@ -202,6 +202,17 @@ class TaskServices(Protocol):
         """
         ...
 
+    def store_list(self, key: str, first: int, values: tuple[str, ...], total: int) -> None:
+        """Store a part of a list of this task, which is too large for an XCom, from the index `first` on.
+
+        Args:
+            key: The key of the list.
+            first: The index of the first value; parts come in order.
+            values: The values.
+            total: The length of the list; what was stored beyond it is removed.
+        """
+        ...
+
     def push_xcom(self, key: str, value: str) -> None:
         """Store a value of this task."""
         ...

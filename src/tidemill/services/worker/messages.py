@@ -28,6 +28,7 @@ from tidemill.store.calls.task_calls import (
     PushXCom,
     SetTaskState,
     SetVariable,
+    StoreListPart,
 )
 from tidemill.store.calls.worker_calls import ClaimedAttempt, decode_ending
 
@@ -109,6 +110,7 @@ class AskStore(msgspec.Struct, frozen=True, tag=True):
         | GetRun
         | PushXCom
         | EmitItems
+        | StoreListPart
         | GetValuePage
         | GetVariable
         | SetVariable

@@ -24,6 +24,7 @@ from tidemill.store.calls.task_calls import (
     PushXCom,
     SetTaskState,
     SetVariable,
+    StoreListPart,
     ValuePage,
 )
 from tidemill.store.calls.worker_calls import ClaimedAttempt
@@ -94,6 +95,11 @@ class StoreServices:
         """Store values that this generator task yielded, from the index `first` on; see `EmitItems`."""
         self._check_runs("yield values")
         return self._asker.ask(EmitItems(self._attempt.task, self._attempt.epoch, first, values))
+
+    def store_list(self, key: str, first: int, values: tuple[str, ...], total: int) -> None:
+        """Store a part of a list of this task; see `StoreListPart`."""
+        self._check_runs("store a list")
+        self._asker.ask(StoreListPart(self._attempt.task, self._attempt.epoch, key, first, values, total))
 
     def push_xcom(self, key: str, value: str) -> None:
         """Store a value of this task."""

@@ -95,6 +95,29 @@ class EmitItems(Call[ItemsStored], frozen=True):
     values: tuple[str, ...]
 
 
+@answered_by("dags.map_lists:store_list_part")
+class StoreListPart(Call[None], frozen=True):
+    """Store a part of a list that is larger than an XCom, because tasks are mapped over it.
+
+    Parts come in order. A value in place of another one replaces it; the last part removes what is beyond the end.
+
+    Attributes:
+        task: The task that returned the list.
+        epoch: The epoch of its attempt.
+        key: The key of its XCom.
+        first: The number of the first value, from 0.
+        values: The encoded values, at most MAX_XCOM_BYTES each.
+        total: The length of the list.
+    """
+
+    task: int
+    epoch: int
+    key: str
+    first: int
+    values: tuple[str, ...]
+    total: int
+
+
 class ValuePage(msgspec.Struct, frozen=True):
     """A page of the values of a mapped task or of a generator.
 

@@ -86,6 +86,10 @@ class TriggerServices:
         """Refuse: a trigger returns its results in its event."""
         _refuse("XComs")
 
+    def store_list(self, key: str, first: int, values: tuple[str, ...], total: int) -> NoReturn:
+        """Refuse: a trigger returns its results in its event."""
+        _refuse("XComs")
+
     def get_earlier_run(self, state: str | None) -> None:
         """Refuse: a trigger gets its inputs as arguments."""
         _refuse("other runs")

@@ -20,6 +20,7 @@ from tidemill.core.tasks.task_row import STATES
 from tidemill.runtime.json import codec
 from tidemill.store.dag_tables import dag_run, task_instance, xcom
 from tidemill.store.queries.dags.map_items import YIELDED, count_items, replace_items
+from tidemill.store.queries.dags.map_lists import read_mark
 from tidemill.store.queries.dags.run_params import build_params
 from tidemill.store.queries.dags.task_rows import TaskEntry
 
@@ -141,7 +142,11 @@ def _store_leaf(
         case "xcom":
             task = found[leaf.task].id
             value = connection.execute(select(xcom.c.value).where(and_(xcom.c.task == task, xcom.c.key == leaf.key)))
-            items = _split(value.scalar(), f"the XCom {leaf.key!r} of task {leaf.task!r}", takes_dict=takes_dict)
+            text = value.scalar()
+            length = read_mark(text)
+            if length is not None:
+                return (task, leaf.key), length
+            items = _split(text, f"the XCom {leaf.key!r} of task {leaf.task!r}", takes_dict=takes_dict)
             replace_items(connection, task, leaf.key, items)
             return (task, leaf.key), len(items)
         case _:
