@@ -58,7 +58,8 @@ def _is_mapped_over(task: Any) -> bool:
     if task.dag is None:
         return False
     followers = [task.dag.task_dict[name] for name in task.downstream_task_ids]
-    return any(task.task_id in _list_sources(each.factors) for each in followers if each.is_mapped)
+    maps = [*(each for each in followers if each.is_mapped), *task.dag.mapped_groups]
+    return any(task.task_id in _list_sources(each.factors) for each in maps)
 
 
 def _list_sources(factors: Sequence[MapSource]) -> Iterator[str]:
