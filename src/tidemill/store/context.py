@@ -27,6 +27,7 @@ class CallContext:
         left: Whether tasks are left for the scheduler to decide.
         broken_runs: Runs that raised an error and were left unchanged.
         broken_dags: DAGs that raised an error and were left unchanged.
+        skipped: Whether a scheduler has skipped rows that another transaction has locked.
     """
 
     now_us: int
@@ -35,6 +36,7 @@ class CallContext:
     left: bool = False
     broken_runs: set[int] = field(default_factory=set)
     broken_dags: set[int] = field(default_factory=set)
+    skipped: bool = False
 
 
 def read_now(connection: Connection) -> int:

@@ -36,6 +36,8 @@ AGAIN_SECONDS = 60.0
 _MAX_SKIPPED = 1000
 #: The pause before retrying due work that a turn left undone.
 _LATE_SECONDS = 0.25
+#: The pause before looking again at work that another transaction had locked.
+_SKIPPED_SECONDS = 0.05
 #: The store's clock and this process's timer differ slightly.
 _EARLY_SECONDS = 0.001
 _LOG_SECONDS = 10.0
@@ -118,6 +120,8 @@ def compute_wait(answer: SchedulerAnswer) -> float:
         >>> compute_wait(SchedulerAnswer(next_due_us=1_000_000, now_us=1_500_000))
         0.25
     """
+    if answer.skipped:
+        return _SKIPPED_SECONDS
     if answer.next_due_us is None:
         return SCAN_SECONDS
     seconds = (answer.next_due_us - answer.now_us) / 1e6

@@ -219,6 +219,7 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
         ended: How many runs ended.
         broken_runs: Runs that raised an error and were left unchanged.
         broken_dags: DAGs whose schedule raised an error and created no runs.
+        skipped: Whether work was left to the transactions that have it locked.
     """
 
     next_due_us: int | None
@@ -230,6 +231,7 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
     ended: int = 0
     broken_runs: tuple[int, ...] = ()
     broken_dags: tuple[int, ...] = ()
+    skipped: bool = False
 
 
 @answered_by("sessions.scheduler_turns:take_scheduler_turn")

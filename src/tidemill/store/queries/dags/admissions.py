@@ -1,7 +1,7 @@
 """Admits scheduled tasks to the slots of their pools.
 
 Invariants: free slots are counted from the rows that hold slots, while the pool's row is locked, and after it the rows
-of DAGs with limits. Tasks locked by another transaction are skipped until the next turn.
+of DAGs with limits. Pools, DAGs and tasks locked by another transaction are skipped until the next turn.
 """
 
 from __future__ import annotations
@@ -93,8 +93,12 @@ def admit_tasks(
         skip: Runs whose tasks are skipped.
     """
     done = Admitted()
-    for one in _waited_pools.fetch(connection):
-        _admit_pool(connection, context, by, limit, _Pool(*one), done, skip)
+    waited = [name for (name,) in _waited_pools.fetch(connection)]
+    locked = [_Pool(*one) for name in waited for one in _pool_lock.fetch(connection, {"pool": name})]
+    # Tasks that have become ready since another scheduler looked at a pool wait for a later turn.
+    context.skipped = context.skipped or len(locked) < len(waited)
+    for one in locked:
+        _admit_pool(connection, context, by, limit, one, done, skip)
     return done
 
 
@@ -143,12 +147,13 @@ def _count_slots(connection: Connection, one: _Pool) -> int:
 @Statement
 def _waited_pools(dialect: str) -> Select[Any]:
     waiting = exists().where(and_(_TASK.pool == pool.c.name, _TASK.state == literal_column("'scheduled'")))
-    return (
-        select(pool.c.name, pool.c.slots, pool.c.include_deferred)
-        .where(waiting)
-        .order_by(pool.c.name)
-        .with_for_update()
-    )
+    return select(pool.c.name).where(waiting).order_by(pool.c.name)
+
+
+@Statement
+def _pool_lock(dialect: str) -> Select[Any]:
+    found = select(pool.c.name, pool.c.slots, pool.c.include_deferred).where(pool.c.name == bindparam("pool"))
+    return found.with_for_update(skip_locked=True)
 
 
 @Statement
@@ -192,7 +197,7 @@ def _admit_page(
     connection: Connection, context: CallContext, by: str, slots: int, used: int, rows: list[_Waiting]
 ) -> tuple[int, int]:
     """Admit tasks of one page; return the number of slots and of tasks."""
-    limits = _find_limits(connection, rows)
+    rows, limits = _find_limits(connection, context, rows)
     active = _count_active(connection, limits)
     candidates = [
         Candidate(
@@ -216,11 +221,16 @@ def _admit_page(
     return sum(by_number[number].pool_slots for number in board.tasks), len(board.tasks)
 
 
-def _find_limits(connection: Connection, rows: list[_Waiting]) -> dict[int, ActiveLimits]:
-    """Lock the DAGs that have limits and return the limits of their newest versions."""
+def _find_limits(
+    connection: Connection, context: CallContext, rows: list[_Waiting]
+) -> tuple[list[_Waiting], dict[int, ActiveLimits]]:
+    """Lock the DAGs that have limits; return the tasks without those of DAGs that are locked elsewhere, and the limits.
+
+    The limits are those of the newest versions.
+    """
     numbers = {row.dag for row in rows}
     if not numbers:
-        return {}
+        return rows, {}
     found = {}
     given = IDS.build_parameters(find_dialect(connection), build_id_rows(numbers))
     for number, version_id, digest in _versions.fetch(connection, given):
@@ -230,9 +240,14 @@ def _find_limits(connection: Connection, rows: list[_Waiting]) -> dict[int, Acti
             continue  # its runs stay unchanged
         if limits is not None:
             found[number] = limits
-    if found:
-        connection.execute(select(dag.c.id).where(dag.c.id.in_(sorted(found))).order_by(dag.c.id).with_for_update())
-    return found
+    if not found:
+        return rows, found
+    statement = select(dag.c.id).where(dag.c.id.in_(sorted(found))).order_by(dag.c.id)
+    locked = set(connection.execute(statement.with_for_update(skip_locked=True)).scalars())
+    if len(locked) == len(found):
+        return rows, found
+    context.skipped = True
+    return [row for row in rows if row.dag not in found or row.dag in locked], {one: found[one] for one in locked}
 
 
 @Statement

@@ -51,7 +51,7 @@ from tidemill.core.tasks.task_row import ENDED, TaskState
 from tidemill.core.wording import format_count
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import IS_BAD_ELEMENT, task_instance, task_map
+from tidemill.store.dag_tables import IS_BAD_ELEMENT, dag_run, task_instance, task_map
 from tidemill.store.queries.dags.map_rows import StoredMap, read_maps, write_map
 from tidemill.store.queries.dags.map_sources import look_at_sources, open_sources, read_sources, write_sources
 from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, compute_rank
@@ -142,7 +142,9 @@ def _pending(dialect: str, skips: bool) -> Select[Any]:
     if skips:
         wanted.append(_MAP.run.not_in(select(SKIPPED.build_source(dialect).c.id)))
     counts = [_MAP[name] for name in _Marked._fields if name != "head"]
-    return select(_MAP.run, _MAP.task, *counts).where(and_(*wanted)).order_by(_MAP.task).limit(bindparam("most"))
+    statement = select(_MAP.run, _MAP.task, *counts).join(dag_run, dag_run.c.id == _MAP.run).where(and_(*wanted))
+    statement = statement.order_by(_MAP.task).limit(bindparam("most"))
+    return statement.with_for_update(of=dag_run, skip_locked=True)
 
 
 def _estimate_starts(head: TaskEntry, one: _Marked) -> int:

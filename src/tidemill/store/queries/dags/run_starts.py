@@ -36,7 +36,10 @@ def start_waiting_runs(connection: Connection, context: CallContext, limit: int,
     passed = [_RUN.id.not_in(skip)] if skip else []
     runs: list[int] = []
     for number in _find_dags(connection, limit):
-        found = connection.execute(select(dag).where(_DAG.id == number).with_for_update()).one()
+        found = connection.execute(select(dag).where(_DAG.id == number).with_for_update(skip_locked=True)).first()
+        if found is None:
+            context.skipped = True
+            continue
         runs += _choose_runs(connection, context, found, limit, passed)
     given = [(number, number) for number in runs]
     return work_on_runs(connection, context, given, lambda numbers: len(start_runs(connection, numbers, context).runs))

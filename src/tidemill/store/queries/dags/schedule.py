@@ -52,7 +52,8 @@ def compute_next(schedule: ScheduleStructure, last_us: int | None, known_us: int
 def create_due_runs(connection: Connection, context: CallContext, limit: int, skip: Collection[int] = ()) -> int:
     """Create the due runs and return their number; `skip`: DAGs to skip."""
     due = and_(_is_scheduled(), _DAG.next_us <= context.now_us, *([_DAG.id.not_in(skip)] if skip else ()))
-    dags = list(connection.execute(select(_DAG.id).where(due).order_by(_DAG.next_us).limit(limit)).scalars())
+    statement = select(_DAG.id).where(due).order_by(_DAG.next_us).limit(limit)
+    dags = list(connection.execute(statement.with_for_update(of=dag, skip_locked=True)).scalars())
     return work_on_dags(
         connection,
         context,

@@ -1,8 +1,9 @@
 """The scheduler turn: all scheduling work that is due, with each step limited to a bounded number of rows.
 
 Invariants: one statement determines which steps have work, from partial indexes that contain nothing else. If rows are
-left over, the answer sets `more`. A run or DAG that raises in a step is logged and left unchanged; the turn continues
-with the others.
+left over, the answer sets `more`. Schedulers share the work: each one locks the runs, DAGs and pools that it works on,
+and skips those that another transaction has locked, so a slow scheduler delays nothing else. A run or DAG that raises
+in a step is logged and left unchanged; the turn continues with the others.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     if moved or context.broken_runs or context.broken_dags:
         work = _find_work(connection, turn, context)
     # The end of a map may have ended a run, after the step that starts runs.
-    left = context.left or work.maps or bool(expanded and work.queued)
+    left = context.left or (work.maps and moved) or bool(expanded and work.queued)
+    # A SQLite file has one writer, so nothing is locked.
+    shared = find_dialect(connection) == "postgresql"
+    skipped = shared and (context.skipped or work.pending or work.stops or work.maps)
     times = [time for time in (work.dags_us, work.runs_us, work.tasks_us) if time is not None]
     return SchedulerAnswer(
         min(times, default=None),
@@ -83,6 +87,7 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
         overdue,
         tuple(sorted(context.broken_runs)),
         tuple(sorted(context.broken_dags)),
+        skipped,
     )
 
 
@@ -139,7 +144,7 @@ def _work(dialect: str, skips: bool) -> Select[Any]:
 
 def _stop_overdue_runs(connection: Connection, context: CallContext, skip: Collection[int]) -> int:
     wanted = and_(_OPEN, _RUN.deadline_us <= context.now_us, *([_RUN.id.not_in(skip)] if skip else ()))
-    statement = select(_RUN.id).where(wanted).order_by(_RUN.id).limit(_RUNS)
+    statement = select(_RUN.id).where(wanted).order_by(_RUN.id).limit(_RUNS).with_for_update(skip_locked=True)
     # A run is its own work item.
     found = [(number, number) for number in connection.execute(statement).scalars()]
     reason = "it exceeded its dagrun_timeout"
@@ -166,13 +171,15 @@ def _stop_runs(connection: Connection, context: CallContext, skip: Collection[in
 def _stopping(dialect: str, skips: bool) -> Select[Any]:
     # Compiled: turns that expand maps look for such a run.
     skipped = [_RUN.id.not_in(select(SKIPPED.build_source(dialect).c.id))] if skips else []
-    return select(_RUN.id).where(and_(_RUN.stop.is_not(None), *skipped)).order_by(_RUN.id).limit(literal_column("1"))
+    statement = select(_RUN.id).where(and_(_RUN.stop.is_not(None), *skipped)).order_by(_RUN.id)
+    return statement.limit(literal_column("1")).with_for_update(skip_locked=True)
 
 
 def _decide_pending(connection: Connection, context: CallContext, limit: int, skip: Collection[int]) -> int:
     wanted = and_(_PENDING, *([_TASK.run.not_in(skip)] if skip else ()))
     statement = select(_TASK.run, _TASK.id).join(dag_run, _RUN.id == _TASK.run).where(wanted)
-    found = connection.execute(statement.order_by(_TASK.run, _TASK.id).limit(limit)).all()
+    statement = statement.order_by(_TASK.run, _TASK.id).limit(limit).with_for_update(of=dag_run, skip_locked=True)
+    found = connection.execute(statement).all()
 
     def decide(tasks: list[int]) -> int:
         board = Board(connection, context, limit=limit)
@@ -202,5 +209,6 @@ def _due(dialect: str, skips: bool) -> Select[Any]:
     due = and_(_TASK.next_due_us.is_not(None), _TASK.next_due_us <= bindparam("now"))
     if skips:
         due = and_(due, _TASK.run.not_in(select(SKIPPED.build_source(dialect).c.id)))
-    statement = select(_TASK.run, _TASK.id, _TASK.epoch).where(due).order_by(_TASK.next_due_us)
-    return statement.limit(bindparam("most"))
+    statement = select(_TASK.run, _TASK.id, _TASK.epoch).join(dag_run, _RUN.id == _TASK.run).where(due)
+    statement = statement.order_by(_TASK.next_due_us).limit(bindparam("most"))
+    return statement.with_for_update(of=dag_run, skip_locked=True)

@@ -1,0 +1,98 @@
+"""Several schedulers on PostgreSQL: each leaves to the others what they have locked, and nothing happens twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+from tests.store.dags import Player, dag, encode, task
+from tests.store.server import PostgresServer
+
+from tidemill.core.tasks.structure import ScheduleStructure
+from tidemill.store.calls.run_calls import ListRuns
+from tidemill.store.calls.service_calls import SchedulerTurn, StoreFile
+from tidemill.store.calls.setting_calls import SetPool
+from tidemill.store.engines.opening import open_store
+
+HOUR_US = 3_600_000_000
+
+
+@pytest.fixture
+async def address(postgres: PostgresServer) -> str:
+    return await postgres.new_database()
+
+
+@pytest.fixture
+async def players(address: str) -> AsyncIterator[list[Player]]:
+    stores = [await open_store(address) for _ in range(2)]
+    yield [await Player(store).begin() for store in stores]
+    for store in stores:
+        await store.close()
+
+
+@pytest.fixture
+async def slow(address: str) -> AsyncIterator[asyncpg.Connection]:
+    """Yield a connection that holds locks as a scheduler does that has stopped in the middle of its turn."""
+    connection = await asyncpg.connect(address)
+    await connection.execute("BEGIN")
+    yield connection
+    await connection.close()
+
+
+async def test_a_run_that_another_scheduler_has_locked_delays_no_other_run(
+    players: list[Player], slow: asyncpg.Connection
+) -> None:
+    first, second = [await players[0].create(dag(task("a"), id=name, run_timeout_us=1)) for name in ("one", "two")]
+    await slow.execute(f"SELECT FROM dag_run WHERE id = {first.id} FOR UPDATE")
+
+    async with asyncio.timeout(30):
+        answer = await players[1].schedule()
+
+    assert (answer.skipped, answer.ended) == (False, 0), "the run that is locked is due, and retried soon"
+    assert answer.next_due_us is not None
+    assert answer.next_due_us <= answer.now_us
+    assert (await players[1].run(second)).state == "failed"
+    assert (await players[1].run(first)).state == "running"
+    await slow.execute("COMMIT")
+    await players[1].schedule()
+    assert (await players[1].run(first)).state == "failed"
+
+
+@pytest.mark.parametrize("locked", ["pool", "dag"])
+async def test_a_pool_or_a_limited_dag_that_is_locked_delays_no_other(
+    players: list[Player], slow: asyncpg.Connection, locked: str
+) -> None:
+    for name in ("one", "two"):
+        await players[0].store.call(SetPool(name, 1))
+    limit = {"max_active_tasks": 1} if locked == "dag" else {}
+    runs = [await players[0].create(dag(task("a", pool=name), id=name, **limit)) for name in ("one", "two")]
+    await slow.execute(f"SELECT FROM {locked} WHERE {'name' if locked == 'pool' else 'dag_id'} = 'one' FOR UPDATE")
+
+    async with asyncio.timeout(30):
+        answer = await players[1].schedule()
+
+    assert answer.skipped
+    assert [(await players[1].states(run))["a"] for run in runs] == ["scheduled", "queued"]
+    await slow.execute("COMMIT")
+    assert not (await players[1].schedule()).skipped
+    assert [(await players[1].states(run))["a"] for run in runs] == ["queued", "queued"]
+
+
+async def test_schedulers_at_once_create_one_run_of_each_due_time(players: list[Player]) -> None:
+    start_us = time.time_ns() // 1000 - HOUR_US // 2
+    schedule = ScheduleStructure("interval", interval_us=HOUR_US, start_us=start_us, catchup=True)
+    for number in range(12):
+        structure = dag(task("a"), id=f"d{number}", schedule=schedule)
+        await players[0].store.call(StoreFile(f"d{number}.py", "digest", structures=(encode(structure),)))
+
+    turns = [player.store.call(SchedulerTurn(player.scheduler)) for player in players * 3]
+    answers = await asyncio.gather(*turns)
+
+    assert sum(answer.created for answer in answers) == 12
+    for player in players:
+        await player.play()
+    runs = (await players[0].store.call(ListRuns())).rows
+    assert [run.state for run in runs] == ["success"] * 12
