@@ -91,6 +91,7 @@ def test_a_mapped_group_is_a_task_of_the_structure_between_its_sources_and_its_t
     found = find(dag)
     assert found["outer.etl"] == TaskStructure(
         id="outer.etl",
+        operator="TaskGroup",
         upstream=("outer.numbers",),
         group="outer",
         label="etl",

@@ -135,6 +135,7 @@ def _build_group(group: Any) -> TaskStructure:
     """Return the task that stands for a mapped group."""
     return TaskStructure(
         id=group.group_id,
+        operator="TaskGroup",
         upstream=tuple(sorted(group.source_ids)),
         group=group.parent_group.group_id,
         label="" if group.label == group.group_id else group.label,

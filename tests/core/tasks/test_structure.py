@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tidemill.core.tasks.structure import MapSource, MapStructure
+from tidemill.core.tasks.structure import DagStructure, MapSource, MapStructure, TaskStructure
 
 NUMBERS, LINES = MapSource("literal", length=2), MapSource("generator", "lines", "return_value")
 PAIRS = MapSource("zip", parts=(MapSource("xcom", "ids", "return_value"), MapSource("param", key="names")))
@@ -16,3 +16,21 @@ def test_the_sources_of_a_map_are_the_tasks_that_give_its_items() -> None:
 def test_a_generator_varies_slowest_whatever_its_place() -> None:
     assert MapStructure(("x", "y"), (NUMBERS, LINES)).slowest == 1
     assert MapStructure(("x", "y"), (NUMBERS, PAIRS)).slowest == 0
+
+
+def test_the_first_tasks_of_a_mapped_group_are_shown_behind_it() -> None:
+    tasks = (
+        TaskStructure("a"),
+        TaskStructure("g", upstream=("a",), is_group=True),
+        TaskStructure("g.x", mapped_group="g", upstream=("a",)),
+        TaskStructure("g.y", mapped_group="g", upstream=("g.x",)),
+        TaskStructure("z", upstream=("g.y",)),
+    )
+    assert DagStructure("d", tasks).list_upstream() == {
+        "a": (),
+        "g": ("a",),
+        "g.x": ("g", "a"),
+        "g.y": ("g.x",),
+        "z": ("g.y",),
+    }
+    assert DagStructure("d", tasks).list_groups() == {"g": ["g.x", "g.y"]}

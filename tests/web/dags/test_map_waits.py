@@ -55,3 +55,27 @@ def test_a_mapped_task_says_what_it_waits_for(given: Any, limits: dict[str, Any]
     found = describe(*given, **limits)
     assert found[0] == kind
     assert text in found[1]
+
+
+def describe_in_group(task_id: str, state: str, index: int, counts: MapCounts | None = None) -> tuple[str, str] | None:
+    """Return kind and text of the reason why a task of the group `g`, or the group, waits; `g.b` follows `g.a`."""
+    mapped = MapStructure((), (MapSource("group", task="g"),))
+    structure = TaskStructure(task_id, "Operator", upstream=("o", "g.a"), mapped=mapped, mapped_group="g")
+    if task_id == "g":
+        structure = TaskStructure("g", "TaskGroup", mapped=mapped, is_group=True)
+    more = (None, None, None, None, None, counts)
+    task = TaskRecord(1, 1, "d", "r", task_id, index, state, 1, 0, 1, "Operator", "q", "p", 1, 1, 0, 0, *more)
+    states = {"o": "running", "g.a": "mapped", "g.b": state}
+    wait = describe_wait(task, structure, states, RUN, AROUND, ["g.a", "g.b"])
+    return None if wait is None else (wait.kind, wait.text)
+
+
+def test_a_task_of_a_mapped_group_waits_for_tasks_outside_as_a_whole_and_inside_by_element() -> None:
+    assert describe_in_group("g.b", "none", -1) == ("upstream", "upstream o")
+    assert describe_in_group("g.b", "none", 3) == ("upstream", "upstream g.a in this element")
+    assert describe_in_group("g", "none", 3) == ("elements", "room among the open elements of its group")
+    assert describe_in_group("g", "mapped", 3) == ("elements", "the tasks of this element")
+    assert describe_in_group("g.b", "mapped", -1, count(1200, 130, 128)) == (
+        "elements",
+        "its elements: 128 of 1,200 so far are open",
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.cli.dags.views import build_dag_row
@@ -47,15 +47,16 @@ def format_structure(found: DagDetails) -> Iterator[str]:
         yield ""
         yield from format_table(_PARAM_COLUMNS, [_build_param_row(param) for param in structure.params], find_width())
     yield ""
-    rows = [_build_row(task) for task in sort_tasks(structure)]
+    upstream = structure.list_upstream()
+    rows = [_build_row(task, upstream[task.id]) for task in sort_tasks(structure)]
     yield from format_table(_COLUMNS, rows, find_width())
 
 
-def _build_row(task: TaskStructure) -> tuple[str, ...]:
+def _build_row(task: TaskStructure, upstream: Sequence[str]) -> tuple[str, ...]:
     retries = str(task.retries) if task.retries else ""
     pool = "" if task.pool == "default_pool" else task.pool
     rule = "" if task.rule == "all_success" else task.rule
-    return task.id, task.operator, retries, pool, rule, ", ".join(task.upstream)
+    return task.id, task.operator, retries, pool, rule, ", ".join(upstream)
 
 
 def _build_param_row(param: ParamStructure) -> tuple[str, ...]:
@@ -74,7 +75,7 @@ def sort_tasks(structure: DagStructure) -> list[TaskStructure]:
     from graphlib import TopologicalSorter
 
     by_id = {task.id: task for task in structure.tasks}
-    sorter = TopologicalSorter({task.id: task.upstream for task in structure.tasks})
+    sorter = TopologicalSorter(structure.list_upstream())
     sorter.prepare()
     found: list[TaskStructure] = []
     while sorter.is_active():

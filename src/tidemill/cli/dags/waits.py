@@ -40,6 +40,7 @@ def describe_waits(store: StoreAsker, run: RunRecord, tasks: Sequence[TaskRecord
     found = store.ask(GetDag(run.dag_id, run.version))
     structure = None if found is None else msgspec.json.decode(found.structure, type=DagStructure)
     plans = {} if structure is None else {task.id: task for task in structure.tasks}
+    groups = {} if structure is None else structure.list_groups()
     pools = {pool.name: pool for pool in store.ask(ListPools())}
     numbers = [task.trigger for task in tasks if task.state == "deferred" and task.trigger is not None]
     triggers = {
@@ -51,7 +52,9 @@ def describe_waits(store: StoreAsker, run: RunRecord, tasks: Sequence[TaskRecord
     states = {task.task_id: task.state for task in tasks if task.map_index == UNMAPPED}
     waits: dict[int, str] = {}
     for task in tasks:
-        wait = describe_wait(task, plans.get(task.task_id), states, run, around)
+        plan = plans.get(task.task_id)
+        inside = () if plan is None else groups.get(plan.mapped_group, ())
+        wait = describe_wait(task, plan, states, run, around, inside)
         if wait is not None:
             waits[task.id] = _format_wait(wait)
     return waits

@@ -233,6 +233,29 @@ class DagStructure:
     callbacks: tuple[str, ...] = ()
     format: int = FORMAT
 
+    def list_upstream(self) -> dict[str, tuple[str, ...]]:
+        """Return the direct upstream tasks of each task for display: a mapped group is upstream of its first tasks.
+
+        Example:
+            >>> tasks = (TaskStructure("g", is_group=True), TaskStructure("g.a", mapped_group="g"), TaskStructure("b"))
+            >>> DagStructure("d", tasks).list_upstream()
+            {'g': (), 'g.a': ('g',), 'b': ()}
+        """
+        group_of = {one.id: one.mapped_group for one in self.tasks if one.mapped_group}
+        found = {}
+        for one in self.tasks:
+            is_first = one.mapped_group and all(group_of.get(name) != one.mapped_group for name in one.upstream)
+            found[one.id] = (one.mapped_group, *one.upstream) if is_first else one.upstream
+        return found
+
+    def list_groups(self) -> dict[str, list[str]]:
+        """Return the tasks of each mapped group, by id."""
+        found: dict[str, list[str]] = {one.id: [] for one in self.tasks if one.is_group}
+        for one in self.tasks:
+            if one.mapped_group:
+                found[one.mapped_group].append(one.id)
+        return found
+
     @property
     def waits_for_past(self) -> bool:
         """Whether tasks of a run wait for tasks of the previous run."""

@@ -24,7 +24,7 @@ RUN_STATES = ("queued", "running", "success", "failed")
 _OPEN_STATES = ("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending")
 _ENDED_STATES = ("success", "failed", "skipped", "upstream_failed")
 TASK_STATES = (*_OPEN_STATES, "mapped", *_ENDED_STATES)
-ELEMENT_STATES = (*_OPEN_STATES, *_ENDED_STATES, "removed")
+ELEMENT_STATES = (*_OPEN_STATES, "mapped", *_ENDED_STATES, "removed")
 Cursor = Annotated[str, Query(max_length=2100, description="The cursor of the previous page.")]
 Limit = Annotated[int, Query(ge=1, description="The maximum number of rows, up to debug.max_ui_rows.")]
 RunState = Annotated[list[str], Query(description=", ".join(RUN_STATES))]
@@ -132,13 +132,14 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
 
     @router.get(_TASK, tags=["dags"], summary="A task, with the reason why it waits")
     def read_task(dag_id: DagId, run_id: RunId, task_id: TaskId, map_index: MapIndex = -1) -> models.DagTaskView:
-        return desk.find_task(dag_id, run_id, task_id, map_index)[1]
+        return desk.find_task(dag_id, run_id, task_id, map_index)[2]
 
     @router.get(
         f"{_TASK}/elements",
         tags=["dags"],
-        summary="The elements of a mapped task, by index",
-        description="`state` may be repeated. `first` and `last` limit the indexes.",
+        summary="The elements of a mapped task or group, by index",
+        description="`state` may be repeated. `first` and `last` limit the indexes. An element of a mapped group is "
+        "`mapped` while its tasks run.",
     )
     def list_elements(
         dag_id: DagId,
@@ -156,8 +157,9 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
     @router.get(
         f"{_TASK}/failures",
         tags=["dags"],
-        summary="The failed elements of a mapped task, grouped by error",
-        description="Only the first 1,000 failed elements are grouped; `more` says whether there are others.",
+        summary="The failed elements of a mapped task, or of the tasks of a mapped group, grouped by error",
+        description="Only the first 1,000 failed elements of each task are grouped; `more` says whether there are "
+        "others.",
     )
     def group_failures(dag_id: DagId, run_id: RunId, task_id: TaskId) -> models.FailureGroupsView:
         return desk.group_failures(dag_id, run_id, task_id)

@@ -199,10 +199,12 @@ class Desk:
         state_of = {task.task_id: task.state for task in every}
         around = self._look_around(found)
         plans = {task.id: task for task in structure.tasks}
-        rows = [
-            _describe_task(task, describe_wait(task, plans.get(task.task_id), state_of, run, around), run)
-            for task in found
-        ]
+        groups = structure.list_groups()
+        rows = []
+        for task in found:
+            plan = plans.get(task.task_id)
+            inside = () if plan is None else groups.get(plan.mapped_group, ())
+            rows.append(_describe_task(task, describe_wait(task, plan, state_of, run, around, inside), run))
         return rows, around
 
     def _list_unmapped(self, dag_id: str, run_id: str) -> tuple[TaskRecord, ...]:
@@ -215,8 +217,10 @@ class Desk:
         alive = list_alive(self.ask(ListSessions()))
         return Around(pools, {each.id: each for each in triggers}, alive)
 
-    def find_task(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> tuple[RunRecord, models.DagTaskView]:
-        """Return a task instance.
+    def find_task(
+        self, dag_id: str, run_id: str, task_id: str, map_index: int
+    ) -> tuple[RunRecord, DagStructure, models.DagTaskView]:
+        """Return a run, its structure, and a task instance of it.
 
         Raises:
             Problem: There is no such instance.
@@ -227,7 +231,30 @@ class Desk:
         if not found:
             raise RequestProblem(404, f"run {run_id!r} has no task {format_instance(task_id, map_index)!r}")
         rows, _ = self._describe_tasks(found, self._list_unmapped(dag_id, run_id), run, structure)
-        return run, rows[0]
+        return run, structure, rows[0]
+
+    def list_instances(
+        self, run: RunRecord, structure: DagStructure, names: Sequence[str], map_index: int
+    ) -> list[models.DagTaskView]:
+        """Return the instances of some tasks that have this index, each with the reason why it waits."""
+        calls: list[Call[Listed[TaskRecord]]] = [
+            ListTasks(run.dag_id, run.run_id, task_id=name, map_index=map_index) for name in names
+        ]
+        found = [task for answer in self.ask_all(calls) for task in answer.rows]
+        return self._describe_tasks(found, self._list_unmapped(run.dag_id, run.run_id), run, structure)[0]
+
+    def list_states(
+        self, dag_id: str, run_id: str, names: Sequence[str], first: int, last: int
+    ) -> dict[int, list[tuple[str, str]]]:
+        """Return the names and states of the instances of some mapped tasks by index, within a range of indexes."""
+        calls: list[Call[Listed[TaskRecord]]] = [
+            ListElements(dag_id, run_id, name, first=first, last=last, limit=last - first + 1) for name in names
+        ]
+        found: dict[int, list[tuple[str, str]]] = {}
+        for answer in self.ask_all(calls):
+            for task in answer.rows:
+                found.setdefault(task.map_index, []).append((task.task_id, task.state))
+        return found
 
     def list_elements(
         self,
@@ -248,10 +275,22 @@ class Desk:
         return models.ElementPage(rows=rows, cursor=found.next)
 
     def group_failures(self, dag_id: str, run_id: str, task_id: str) -> models.FailureGroupsView:
-        """Return the failures of a mapped task by error."""
-        found = self.ask(GroupElementFailures(dag_id, run_id, task_id))
-        groups = [models.ElementFailureGroup(**msgspec.structs.asdict(group)) for group in found.groups]
-        return models.FailureGroupsView(groups=groups, elements=found.elements, more=found.more)
+        """Return the failures of a mapped task, or of the tasks of a mapped group, by error."""
+        run = self.find_run(dag_id, run_id)
+        _, structure = self.get_dag(dag_id, run.version)
+        inside = structure.list_groups().get(task_id)
+        names = inside or [task_id]
+        answers = self.ask_all([GroupElementFailures(dag_id, run_id, name) for name in names])
+        groups = [
+            models.ElementFailureGroup(task_id=name, **msgspec.structs.asdict(group))
+            for name, found in zip(names, answers, strict=True)
+            for group in found.groups
+            # In a group, these follow from the failure of another task.
+            if inside is None or group.error != "upstream_failed"
+        ]
+        groups.sort(key=lambda group: (-group.elements, group.first))
+        elements = sum(group.elements for group in groups)
+        return models.FailureGroupsView(groups=groups, elements=elements, more=any(found.more for found in answers))
 
     def list_grid(
         self, dag_id: str, count: int

@@ -201,6 +201,7 @@ class ElementPage(BaseModel):
 class ElementFailureGroup(BaseModel):
     """Elements that failed with the same error."""
 
+    task_id: str = Field(description="The mapped task, or the task of the mapped group.")
     error: str = Field(description="The last line of the error.")
     elements: int = Field(description="The number of elements that failed with it.")
     first: int = Field(description="The lowest index of these elements.")
@@ -210,7 +211,7 @@ class FailureGroupsView(BaseModel):
     """The failures of a mapped task by error, the most frequent first."""
 
     groups: list[ElementFailureGroup]
-    elements: int = Field(description="The number of failed elements in these groups: the first 1,000.")
+    elements: int = Field(description="The number of failed elements in these groups: the first 1,000 of each task.")
     more: bool = Field(description="Whether further elements failed, which are in no group.")
 
 

@@ -48,6 +48,8 @@ _RANGE = re.compile(r"(\d{1,10})(?:\s*-\s*(\d{1,10}))?", re.ASCII)
 Seen = Annotated[str, Query(max_length=64)]
 _BAR_HEIGHT = 26
 _MAX_HISTORY = 200
+#: The number of tasks of a mapped group whose states its page shows for each element, and the longest range of indexes.
+_MAX_CELLS, _MAX_SPAN = 20, 200
 #: The number of callbacks whose output a run's page shows.
 _MAX_CALLBACKS = 10
 
@@ -88,12 +90,19 @@ def _describe_graph(
 ) -> dict[str, Any]:
     plans = {task.id: task for task in structure.tasks}
     labels = {(task.id, after): text for task in structure.tasks for after, text in task.edge_labels.items()}
-    upstream = {task.id: task.upstream for task in structure.tasks}
+    upstream = structure.list_upstream()
     across, down = (draw(upstream, down=down) for down in (False, True))
     values: dict[str, Any] = {"rows": list_in_order(upstream, across), "plans": plans, "states": states}
     values |= {"labels": labels, "element_counts": counts or {}}
     pictures = [picture for picture in (across, down) if picture is not None]
     return values | {"pictures": pictures, "node": (WIDTH, HEIGHT)}
+
+
+def _list_group(structure: DagStructure, group: str) -> list[str]:
+    """Return the tasks of a mapped group in graph order; none for a task."""
+    inside = structure.list_groups().get(group, [])
+    upstream = {one.id: one.upstream for one in structure.tasks}
+    return list_in_order({name: [one for one in upstream[name] if one in inside] for name in inside}, None)
 
 
 def _parse_range(text: str) -> tuple[int | None, int | None]:
@@ -199,12 +208,25 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         return pages.answer(request, "dags/run_state.html", is_first=True, **values)
 
     def describe_task(dag_id: str, run_id: str, task_id: str, map_index: int) -> dict[str, Any]:
-        found, task = desk.find_task(dag_id, run_id, task_id, map_index)
+        found, structure, task = desk.find_task(dag_id, run_id, task_id, map_index)
         history = desk.list_history(dag_id, run_id, task_id, map_index, "", _MAX_HISTORY)
-        values = {"run": describe_run(found), "task": task, "history": history, "seen": _digest(task, history)}
+        inside = _list_group(structure, task_id)
+        instances = desk.list_instances(found, structure, inside, map_index) if inside and map_index >= 0 else []
+        values = {"run": describe_run(found), "task": task, "history": history, "inside": inside}
+        values |= {"instances": instances, "seen": _digest(task, history, *instances)}
+        values["mapped_group"] = next((one.mapped_group for one in structure.tasks if one.id == task_id), "")
         if task.elements is not None:
             values["failures"] = desk.group_failures(dag_id, run_id, task_id)
         return values | {"dag_id": dag_id, "xcoms": desk.list_xcoms(dag_id, run_id, task_id, map_index, "", PAGE_ROWS)}
+
+    def list_cells(
+        dag_id: str, run_id: str, inside: list[str], elements: list[models.DagTaskView]
+    ) -> dict[int, list[tuple[str, str]]]:
+        """Return the names and states of the tasks of a group by element, unless there are too many."""
+        if not inside or not elements or len(inside) > _MAX_CELLS:
+            return {}
+        first, last = elements[0].map_index, elements[-1].map_index
+        return desk.list_states(dag_id, run_id, inside, first, last) if last - first < _MAX_SPAN else {}
 
     @router.get(f"{_RUN}/tasks/{{task_id}}")
     def show_task(
@@ -223,6 +245,7 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         if task.elements is not None:
             states, indexes = check_states(state, ELEMENT_STATES), _parse_range(index)
             elements = desk.list_elements(dag_id, run_id, task_id, cursor, PAGE_ROWS, states, indexes)
+            values["cells"] = list_cells(dag_id, run_id, values["inside"], elements.rows)
             values |= {"elements": elements, "more": link_more(request, elements.cursor), "chosen_index": index}
             values |= {"element_states": ELEMENT_STATES, "chosen_state": states[0] if states else ""}
         shown = max(task.tries, 1) if try_number is None else try_number

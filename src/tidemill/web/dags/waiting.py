@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemill.core.tasks.alive import AliveServices, SeenService, find_alive
 from tidemill.core.tasks.expansion import MapPolicy
+from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.structure import TaskStructure
 from tidemill.core.wording import format_count
 from tidemill.store.calls.instance_calls import MapCounts, TaskRecord, TriggerAbout
@@ -49,6 +50,7 @@ def describe_wait(
     states: Mapping[str, str],
     run: RunRecord,
     around: Around,
+    group: Collection[str] = (),
 ) -> TaskWaitView | None:
     """Return the reason why a task waits; None if it runs or has ended.
 
@@ -58,12 +60,15 @@ def describe_wait(
         states: The states of all tasks of the run.
         run: The run.
         around: Pools, triggers and services.
+        group: The tasks of its mapped group.
     """
     due = None if task.due_us is None else task.due_us / 1e6
     scheduler = around.alive.explain_missing("scheduler")
     match task.state:
+        case "none" if structure is not None and task.map_index != UNMAPPED and structure.mapped is not None:
+            return _describe_element(structure, group, scheduler)
         case "none":
-            return _describe_upstream(structure, states, run, scheduler)
+            return _describe_upstream(structure, states, run, scheduler, group)
         case "scheduled" if scheduler:
             return TaskWaitView(kind="scheduler", text="the scheduler", missing=scheduler)
         case "scheduled":
@@ -84,6 +89,8 @@ def describe_wait(
             return TaskWaitView(kind="ending", text="its last attempt to clean up and end")
         case "mapped" if task.elements is not None:
             return _describe_map(structure, task.elements, states, around.window, scheduler)
+        case "mapped":
+            return TaskWaitView(kind="elements", text="the tasks of this element", missing=scheduler)
         case _:
             return None
 
@@ -99,6 +106,8 @@ def _describe_map(
         return TaskWaitView(kind="source", text=text, names=sources, missing=scheduler)
     arrived = f"{counts.arrived:,}" + ("" if counts.closed else " so far")
     text = f"its elements: {counts.unfinished:,} of {arrived} are open"
+    if structure is not None and structure.mapped_group:
+        return TaskWaitView(kind="elements", text=text, names=[structure.mapped_group], missing=scheduler)
     size = mapped.max_outstanding if mapped is not None and mapped.max_outstanding is not None else window
     limit = None if structure is None else structure.max_active_per_run
     size = size if limit is None else min(size, limit)
@@ -108,6 +117,21 @@ def _describe_map(
     elif not counts.closed and sources:
         text += f"; its source {', '.join(sources[:_SHOWN])} gives more"
     return TaskWaitView(kind="elements", text=text, names=sources, missing=scheduler)
+
+
+def _describe_element(structure: TaskStructure, group: Collection[str], scheduler: str) -> TaskWaitView:
+    """Return what an element waits for that was not started: tasks of its element of the group, or its map."""
+    names = [name for name in structure.upstream if name in group]
+    if names:
+        text = f"upstream {_list_names(names)} in this element"
+        return TaskWaitView(kind="upstream", text=text, names=names)
+    what = "group" if structure.is_group or structure.mapped_group else "map"
+    return TaskWaitView(kind="elements", text=f"room among the open elements of its {what}", missing=scheduler)
+
+
+def _list_names(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _describe_trigger(number: int | None, around: Around, times_out_at: float | None) -> TaskWaitView:
@@ -135,7 +159,11 @@ def _describe_trigger(number: int | None, around: Around, times_out_at: float | 
 
 
 def _describe_upstream(
-    structure: TaskStructure | None, states: Mapping[str, str], run: RunRecord, scheduler: str
+    structure: TaskStructure | None,
+    states: Mapping[str, str],
+    run: RunRecord,
+    scheduler: str,
+    group: Collection[str],
 ) -> TaskWaitView:
     if run.state == "queued" and scheduler:
         return TaskWaitView(kind="run", text="the run to start", missing=scheduler)
@@ -143,16 +171,15 @@ def _describe_upstream(
         return TaskWaitView(kind="run", text="the run to start (its DAG is paused, or at its limit of active runs)")
     mapped = None if structure is None else structure.mapped
     sources = () if mapped is None else mapped.sources
-    names = [name for name in (structure.upstream if structure else ()) if states.get(name) not in ENDED]
+    upstream = [name for name in (structure.upstream if structure else ()) if name not in group]
+    names = [name for name in upstream if states.get(name) not in ENDED]
     if names and set(names) <= set(sources):
         return TaskWaitView(kind="source", text=f"its source {', '.join(names[:_SHOWN])}", names=names)
     if not names:
         past = structure is not None and (structure.depends_on_past or structure.wait_for_downstream)
         text = "its instance in the previous run" if past else "the scheduler"
         return TaskWaitView(kind="past" if past else "scheduler", text=text, missing=scheduler)
-    more = len(names) - _SHOWN
-    shown = ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    return TaskWaitView(kind="upstream", text=f"upstream {shown}", names=names)
+    return TaskWaitView(kind="upstream", text=f"upstream {_list_names(names)}", names=names)
 
 
 def _describe_pool(task: TaskRecord, pool: PoolRecord | None) -> str:
