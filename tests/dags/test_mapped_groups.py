@@ -184,6 +184,12 @@ def branches(x: Any) -> Any:
     return task.branch(task_id="b")(lambda x: None)(x)
 
 
+def with_task_between() -> None:
+    between = EmptyOperator(task_id="between")
+    make(lambda x: show.override(task_id="a")(x) >> EmptyOperator(task_id="b"))
+    dag_task("g.a") >> between >> dag_task("g.b")
+
+
 def in_a_circle() -> None:
     source = numbers()
     etl.expand(x=source) >> source
@@ -231,6 +237,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "branch": (
         lambda: make(branches) >> EmptyOperator(task_id="after"),
         "task 'g.b' of the mapped group 'g' decides about 'after' outside of the group",
+    ),
+    "between": (
+        with_task_between,
+        "'g.b' of the mapped group 'g' depends on 'between' outside of the group, which depends",
     ),
     "setup": (lambda: make(after_setup) >> EmptyOperator(task_id="a"), "is a setup that 'a' outside of the group"),
     "teardown": (with_outer_setup, "is a teardown that directly follows 'open' outside of the group"),

@@ -155,8 +155,19 @@ class MappedTaskGroup(GroupCall):
                 raise DagError(
                     f"{owner}: a generator function is not supported in a mapped group yet; return a list instead"
                 )
+            self._check_outside(owner, task, tasks)
             _check_rule(owner, task, tasks)
             _check_edges(owner, task, tasks)
+
+    def _check_outside(self, owner: str, task: Any, tasks: Mapping[str, Any]) -> None:
+        """Check that no task outside of the group is between two of its tasks: the group could not begin."""
+        for name in sorted(task.upstream_task_ids - tasks.keys()):
+            between = self.dag.find_relatives(name, upstream=True) & tasks.keys()
+            if between:
+                raise DagError(
+                    f"{owner} depends on {name!r} outside of the group, which depends on {min(between)!r} of the "
+                    f"group; move {name!r} into the group, or make two groups"
+                )
 
 
 def _check_rule(owner: str, task: Any, tasks: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ class Linked(Protocol):
 
 
 @dataclass(slots=True)
-class Links:
+class NodeEdges:
     """The edges of a node that is no task, or that has more edges than its task."""
 
     upstream_task_ids: set[str]
@@ -38,10 +38,10 @@ def add_groups(
         groups: For each group the tasks that give its values, which it depends on, and its own, which depend on it.
     """
     found: dict[str, Linked] = {
-        name: Links(set(task.upstream_task_ids), set(task.downstream_task_ids)) for name, task in tasks.items()
+        name: NodeEdges(set(task.upstream_task_ids), set(task.downstream_task_ids)) for name, task in tasks.items()
     }
     for name, (before, after) in groups.items():
-        found[name] = Links(set(before), set(after))
+        found[name] = NodeEdges(set(before), set(after))
         for one in before:
             found[one].downstream_task_ids.add(name)
         for one in after:
