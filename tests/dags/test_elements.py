@@ -409,3 +409,12 @@ def test_map_functions_are_checked() -> None:
         output: XComArg = source()
         with pytest.raises(DagError, match="map\\(\\) needs a plain function"):
             output.map(5)  # type: ignore[arg-type]
+
+
+def test_an_element_whose_counterpart_has_no_result_says_so_and_may_be_retried() -> None:
+    with DAG("d") as dag:
+        show.override(task_id="after").expand(x=show.expand(x=["a"]).map(str))
+    assert value_of(element(dag, "after", 0, (0, "b"))) == ["b", None]
+    failed = failure(attempt(dag, "after", map_index=0, elements=(None,), leaf_indexes=(0,)))
+    assert "element 0 of task 'show' has no result now" in failed.error
+    assert failed.may_retry

@@ -104,6 +104,19 @@ def test_the_output_of_a_task_is_a_source_and_an_edge() -> None:
     assert (find(dag, "stream").is_generator, find(dag, "numbers").is_generator) == (True, False)
 
 
+def test_a_map_over_a_map_follows_it_or_needs_it_as_a_whole() -> None:
+    with DAG("d") as dag:
+        first = add.expand(x=[1, 2])
+        second = add.override(task_id="second").expand(x=first.map(str))
+        add.override(task_id="third").partial(y=first).expand(x=second)
+        add.override(task_id="rule", trigger_rule="all_done").partial(y=first).expand(x=first)
+        add.override(task_id="cross").expand(x=first, y=[1])
+    found = find(dag, "second")
+    assert found.mapped == MapStructure(("x",), (MapSource("map", "add", "return_value"),))
+    assert (found.follows, found.upstream) == ("add", ("add",))
+    assert [find(dag, one).follows for one in ("third", "rule", "cross", "add")] == ["second", None, None, None]
+
+
 def test_async_generators_and_operators_are_generators() -> None:
     async def produce() -> Any:
         yield 1
@@ -246,6 +259,11 @@ def unexpanded() -> None:
     Load.partial(task_id="t", path="a")
 
 
+def follow_with_all_results() -> None:
+    values = add.expand(x=[1])
+    T.partial(y=values).expand(x=values)
+
+
 def in_a_group() -> None:
     @task_group(group_id="t")
     def group(x: Any) -> None:
@@ -309,10 +327,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "zip of a generator": (lambda: T.expand(x=numbers().zip(stream())), "pairs the values of a generator task"),
     "zip of a list": (lambda: T.expand(x=numbers().zip([1])), "zip() pairs outputs of tasks and params, got [1]"),
     "concat": (lambda: T.expand(x=numbers().concat(numbers())), "concat() is not supported; join the lists in a task"),
-    "map over a map": (
-        lambda: T.expand(x=add.expand(x=[1])),
-        "'x' of expand() is the output of the mapped task 'add': mapping over a map is not supported yet",
+    "zip of a map": (
+        lambda: T.expand(x=numbers().zip(add.expand(x=[1]))),
+        "pairs the results of a mapped task with zip(), which is not supported yet",
     ),
+    "all results of a map that is followed": (follow_with_all_results, "'op_kwargs' of partial() needs all results"),
     "group": (in_a_group, "group 't': expand() of a @task_group is not supported yet"),
     "operator with its arguments": (
         lambda: BashOperator(task_id="t", bash_command="true").expand(env=[{}]),

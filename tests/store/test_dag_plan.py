@@ -71,6 +71,15 @@ def test_the_sources_of_a_map_are_upstream_of_it_but_not_in_its_tallies() -> Non
     assert built.leaves == {"after"}
 
 
+def test_a_map_that_is_followed_is_in_no_tallies_and_one_that_is_needed_as_a_whole_is() -> None:
+    over = MapSource("map", "s", "return_value")
+    follows = TaskStructure("f", upstream=("s",), mapped=mapped(over))
+    cross = TaskStructure("w", upstream=("s",), mapped=mapped(over, MapSource("literal", length=2)))
+    tasks = plan(TaskStructure("s", mapped=mapped(MapSource("literal", length=3))), follows, cross).tasks
+    assert (tasks["s"].followers, tasks["s"].feeds, tasks["s"].successors) == (["f"], ["f", "w"], [("w", (0,))])
+    assert (tasks["f"].totals, tasks["w"].totals) == ((0, 0, 0), (1, 0, 0))
+
+
 def test_the_whole_map_has_a_life_of_its_own_and_its_elements_are_plain_tasks() -> None:
     one = TaskStructure("map", retries=3, mapped=mapped(MapSource("literal", length=2)))
     task, plain = (plan(one, TaskStructure("plain", retries=3)).tasks[name] for name in ("map", "plain"))

@@ -286,3 +286,27 @@ async def test_marking_a_generator_that_failed_before_its_first_element_skips_th
     await player.store.call(MarkTasks(run.dag_id, run.run_id, ("g",), "success", "tester"))
     await player.play()
     assert await end(player, run) == {"run": "success", "g": "success", "m": "skipped", "z": "skipped"}
+
+
+@pytest.mark.parametrize("by_range", [False, True])
+async def test_a_map_that_is_cleared_in_part_is_open_again_before_the_tasks_after_it_are_decided(
+    player: Player, by_range: bool
+) -> None:
+    run = await player.create(dag(mapped("m", literal(2)), task("z", "m"), task("beside")))
+    attempts = {(one.task_id, one.map_index): one for one in await player.claim()}
+    beside = attempts.pop(("beside", -1))
+    for (_, index), one in attempts.items():
+        ending = Failure("no", may_retry=False) if index == 0 else Success()
+        await player.report(one, ending)
+    await player.schedule()
+    assert (await end(player, run))["z"] == "upstream_failed"
+
+    chosen: dict[str, Any] = {"indexes": (0, 0)} if by_range else {"map_index": 0}
+    cleared = await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester", downstream=True, **chosen))
+
+    assert sorted(cleared) == ["m[0]", "z"]
+    assert await end(player, run) == {"run": "running", "m": "mapped", "z": "none", "beside": "running"}
+    await player.report(await player.claim_one(), Success())
+    await player.report(beside, Success())
+    await player.play()
+    assert await end(player, run) == dict.fromkeys(("run", "m", "z", "beside"), "success")

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from sqlalchemy import Connection, select
@@ -16,7 +16,7 @@ from tests.store.test_maps import literal, mapped
 
 from tidemill.core.tasks.endings import AttemptEnding, Failure, Skip, Success
 from tidemill.core.tasks.expansion import find_count
-from tidemill.core.tasks.structure import MapSource
+from tidemill.core.tasks.structure import DagStructure, MapSource
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.call import CallRefusedError
 from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
@@ -33,6 +33,9 @@ COUNTS = ("waiting", "unfinished", "retrying", "success", "failed", "upstream_fa
 class Life:
     """One run with a generator, a map over it, a map over a list, and a task after both, under random orders."""
 
+    NAMES: ClassVar[list[tuple[str, ...]]] = [("m",), ("n",), ("g",), ("z",), ("m", "n"), ()]
+    FOLLOWERS: ClassVar[str] = ""
+
     def __init__(self, player: Player, seed: int) -> None:
         self.player, self.random, self.seed = player, random.Random(seed), seed
         self.held: dict[tuple[int, int], ClaimedAttempt] = {}
@@ -43,7 +46,11 @@ class Life:
     async def live(self) -> None:
         rule = self.random.choice(["all_done", "all_success", "one_failed", "one_success", "none_failed"])
         limit = self.random.choice([None, None, 0, 1])
-        structure = dag(
+        self.run = await self.player.create(self.build(rule, limit))
+        await self.play()
+
+    def build(self, rule: str, limit: int | None) -> DagStructure:
+        return dag(
             task("g", is_generator=True, retries=2, retry_delay_us=0),
             mapped(
                 "m",
@@ -58,7 +65,8 @@ class Life:
             id=f"d{self.seed}",
             fail_fast=self.random.random() < 0.2,
         )
-        self.run = await self.player.create(structure)
+
+    async def play(self) -> None:
         for _ in range(self.random.randrange(5, STEPS)):
             await self.random.choice(
                 [self.take, self.take, self.end, self.end, self.end, self.yield_some, self.order]
@@ -101,7 +109,8 @@ class Life:
         del self.held[key]
         self.log.append(f"{attempt.task_id}[{attempt.map_index}] {type(result).__name__}")
         if attempt.callback is None:
-            await self.player.turn(AttemptReport(*key, result), held=tuple(self.held))
+            xcoms = (("return_value", "1"),) if isinstance(result, Success) and not generator else ()
+            await self.player.turn(AttemptReport(*key, result, xcoms=xcoms), held=tuple(self.held))
 
     async def emit(self, key: tuple[int, int]) -> bool:
         first = self.emitted.get(key, 0)
@@ -120,8 +129,8 @@ class Life:
 
     async def order(self) -> None:
         dag_id, run_id = self.run.dag_id, self.run.run_id
-        names = self.random.choice([("m",), ("n",), ("g",), ("z",), ("m", "n"), ()])
-        indexes = self.random.choice([None, (0, 0), (1, 2), (0, 9)]) if names and names[0] in "mn" else None
+        names = self.random.choice(self.NAMES)
+        indexes = self.random.choice([None, (0, 0), (1, 2), (0, 9)]) if names and names[0] in "mnfh" else None
         more = self.random.random() < 0.5
         call = self.random.choice(
             [
@@ -165,7 +174,7 @@ class Life:
             found = Counter(
                 find_count(TaskState(state))
                 for (name, index), state in states.items()
-                if name == one["task_id"] and 0 <= index < one["created"]
+                if name == one["task_id"] and (0 <= index < one["created"] or (index >= 0 and name in self.FOLLOWERS))
             )
             extra = max(0, one["arrived"] - one["created"]) if one["stop"] else 0
             told = {name: one[name] for name in COUNTS}
@@ -174,13 +183,39 @@ class Life:
             assert at_source in ({}, {"upstream_failed": 1}), f"{one['task_id']} counts {told}, has {wanted}; {said}"
 
 
-def play(url: str, seeds: range) -> None:
+class ChainLife(Life):
+    """A generator, a map over it, two maps that follow it one after the other, and a task after them."""
+
+    NAMES: ClassVar[list[tuple[str, ...]]] = [("m",), ("f",), ("h",), ("g",), ("z",), ("m", "f"), ("f", "h"), ()]
+    FOLLOWERS: ClassVar[str] = "fh"
+
+    def build(self, rule: str, limit: int | None) -> DagStructure:
+        windows = {name: self.random.randint(1, 3) for name in "mfh"}
+        retries = {"retries": 1, "retry_delay_us": 0}
+        return dag(
+            task("g", is_generator=True, retries=2, retry_delay_us=0),
+            mapped("m", MapSource("generator", "g"), max_outstanding=windows["m"], **retries),
+            mapped("f", MapSource("map", "m", "return_value"), max_outstanding=windows["f"], **retries),
+            mapped(
+                "h",
+                MapSource("map", "f", "return_value"),
+                max_outstanding=windows["h"],
+                max_failed_elements=limit,
+                **retries,
+            ),
+            task("z", "m", "h", rule=rule),
+            id=f"chain{self.seed}",
+            fail_fast=self.random.random() < 0.2,
+        )
+
+
+def play(url: str, seeds: range, kind: type[Life] = Life) -> None:
     async def run() -> None:
         store = await open_store(url)
         try:
             for seed in seeds:
                 player = await Player(store).begin()
-                await Life(player, seed).live()
+                await kind(player, seed).live()
         finally:
             await store.close()
 
@@ -202,3 +237,20 @@ def test_random_orders_on_maps_in_postgresql(postgres: PostgresServer) -> None:
     url = loop.run_until_complete(postgres.new_database())
     loop.close()
     play(url, range(50))
+
+
+def test_random_orders_on_maps_over_maps_in_sqlite(tmp_path: Path) -> None:
+    play(f"sqlite:///{tmp_path}/tidemill.db", range(12), ChainLife)
+
+
+@pytest.mark.long
+def test_random_orders_on_maps_over_maps_in_sqlite_often(tmp_path: Path) -> None:
+    play(f"sqlite:///{tmp_path}/tidemill.db", range(2000, 2100), ChainLife)
+
+
+@pytest.mark.long
+def test_random_orders_on_maps_over_maps_in_postgresql(postgres: PostgresServer) -> None:
+    loop = asyncio.new_event_loop()
+    url = loop.run_until_complete(postgres.new_database())
+    loop.close()
+    play(url, range(60), ChainLife)

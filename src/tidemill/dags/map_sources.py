@@ -222,6 +222,11 @@ def describe_source(owner: str, name: str, source: Any) -> MapSource:
                 f"{where} pairs the values of a generator task with zip(), but their number is not known before the "
                 "task has ended; pair them in the generator, or return a list instead"
             )
+        if any(part.kind == "map" for part in parts):
+            raise DagError(
+                f"{where} pairs the results of a mapped task with zip(), which is not supported yet; pair them in an "
+                "unmapped @task that returns a list"
+            )
         return MapSource("zip", parts=parts, fills=source.fillvalue is not MISSING)
     if isinstance(source, PlainXComArg):
         return _describe_output(where, source)
@@ -236,18 +241,14 @@ def _describe_output(where: str, source: PlainXComArg) -> MapSource:
             "mapping over the results of a mapped group is not supported yet; put an unmapped @task between them that "
             "returns list(values)"
         )
-    if task.is_mapped:
-        raise DagError(
-            f"{where} is the output of the mapped task {task.task_id!r}: mapping over a map is not supported yet; put "
-            "an unmapped @task between them that returns list(values)"
-        )
     if source.key == RETURN_VALUE and not task.do_xcom_push:
         raise DagError(
             f"{where} is the output of task {task.task_id!r}, which stores none; remove do_xcom_push=False from that "
             "task"
         )
     is_open = task.is_generator and source.key == RETURN_VALUE
-    return MapSource("generator" if is_open else "xcom", task.task_id, source.key)
+    kind = "map" if task.is_mapped else "generator" if is_open else "xcom"
+    return MapSource(kind, task.task_id, source.key)
 
 
 def count_leaves(source: Any) -> int:
@@ -289,4 +290,11 @@ def _evaluate(source: Any, leaves: Iterator[LeafItem]) -> Any:
     leaf = next(leaves)
     if isinstance(source, LiteralItems):
         return source.items[leaf.index] if 0 <= leaf.index < len(source.items) else MISSING
-    return MISSING if leaf.text is None else decode(leaf.text)
+    if leaf.text is not None:
+        return decode(leaf.text)
+    if isinstance(source, PlainXComArg) and source.operator.is_mapped:
+        raise TaskError(
+            f"element {leaf.index} of task {source.operator.task_id!r} has no result now: it was cleared, and has not "
+            "succeeded again; clear this element once it has"
+        )
+    return MISSING

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from tidemill.core.tasks.structure import MapStructure
+from tidemill.core.tasks.structure import MapStructure, find_followed
 from tidemill.dags.arguments import check_bool, check_text
 from tidemill.dags.edges import connect
 from tidemill.dags.exceptions import DagError
@@ -171,6 +171,7 @@ class MappedOperator(BaseOperator):
         shared = {**self._fallbacks, **self._target.kwargs}
         for name, value in shared.items():
             if name not in _NOT_PASSED:
+                self._check_not_followed(owner, name, value)
                 self._connect_outputs(owner, name, value)
         for name, source in self._expand_input.sources.items():
             if isinstance(source, LiteralItems):
@@ -182,6 +183,19 @@ class MappedOperator(BaseOperator):
         if teardown is not None:
             teardown.enclose(self)
         self._check_first()
+
+    def _check_not_followed(self, owner: str, name: str, value: Any) -> None:
+        """Reject an argument that needs all results of the map that this task follows element by element."""
+        followed = find_followed(self.trigger_rule, self.factors)
+        if followed is None or name not in self.template_fields:
+            return
+        for output in list_outputs(owner, name, value):
+            if any(task.task_id == followed for task in output.iter_tasks()):
+                raise DagError(
+                    f"{owner}: argument {name!r} of partial() needs all results of task {followed!r}, but expand() "
+                    "starts an element as soon as one of them exists; set trigger_rule='none_failed', so that the task "
+                    "waits for all"
+                )
 
     def _connect_source(self, owner: str, name: str, source: RunValue) -> None:
         for task in check_source(owner, name, source, self._dag):

@@ -41,14 +41,16 @@ class TaskPlan:
         head_policy: The settings of the whole mapped task; for other tasks, the same as `policy`.
         rule: Its trigger rule.
         totals: The number of direct upstream tasks, of setups among them, and of tasks in `scope`, as its tallies count
-            them: the sources of a mapped task are left out, and of a task in a mapped group, the tasks of that group.
+            them: the sources of a mapped task are left out, except maps that it needs as a whole, and of a task in a
+            mapped group, the tasks of that group.
         inner_totals: The same numbers for an element: of a task in a mapped group, the tasks of that group alone.
         successors: The tasks whose tallies depend on this task's outcome, each with the indexes of the affected
             tallies.
         inner: The same for an element of a task in a mapped group: the tasks of that group, and the group, whose
             element counts all its tasks with that index.
         downstream: Its direct downstream tasks.
-        feeds: The mapped tasks of which it is a source; it is not in their tallies.
+        feeds: The mapped tasks of which it is a source.
+        followers: The mapped tasks that follow it element by element.
     """
 
     number: int
@@ -62,6 +64,7 @@ class TaskPlan:
     inner: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     downstream: list[str] = field(default_factory=list)
     feeds: list[str] = field(default_factory=list)
+    followers: list[str] = field(default_factory=list)
 
     @property
     def mapped_group(self) -> str:
@@ -174,11 +177,13 @@ def build_plan(structure: DagStructure) -> DagPlan:
     for one in structure.tasks:
         sources = _list_sources(one)
         inner = inside.get(one.mapped_group, frozenset())
+        if one.follows is not None:
+            tasks[one.follows].followers.append(one.id)
         for name in one.upstream:
             tasks[name].downstream.append(one.id)
-            if name in sources:
+            if one.mapped is not None and name in one.mapped.sources:
                 tasks[name].feeds.append(one.id)
-            else:
+            if name not in sources:
                 counted = tasks[name].inner if name in inner else tasks[name].successors
                 counted.append((one.id, (0, 1) if name in one.setups else (0,)))
         for name in one.scope:
@@ -210,8 +215,12 @@ def _count(names: Sequence[Sequence[str]], less: tuple[int, int, int] = (0, 0, 0
     return direct, setups, scope
 
 
-def _list_sources(task: TaskStructure) -> tuple[str, ...]:
-    return () if task.mapped is None else task.mapped.sources
+def _list_sources(task: TaskStructure) -> frozenset[str]:
+    """Return the sources of a mapped task that its rule does not count."""
+    if task.mapped is None:
+        return frozenset()
+    counted = task.mapped.maps - {task.follows}
+    return frozenset(task.mapped.sources) - counted
 
 
 def _build_limits(structure: DagStructure) -> ActiveLimits | None:

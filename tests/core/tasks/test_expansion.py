@@ -33,11 +33,14 @@ from tidemill.core.tasks.expansion import (
     MapRow,
     MapStopReason,
     Opened,
+    Reopened,
     Reset,
     SourceEnded,
     SourceMarked,
     Stopped,
     count_elements,
+    count_existing,
+    count_room,
     feed,
     find_count,
     follow,
@@ -346,6 +349,36 @@ def test_a_map_that_follows_another_one_does_so_element_by_element_in_any_order(
 def test_an_element_appears_as_the_one_that_it_follows_has_ended(outcome, state) -> None:
     assert follow(outcome) is state
     assert follow(outcome, has_item=False) is (TaskState.REMOVED if outcome is S else state)
+
+
+def test_a_map_that_follows_again_forgets_why_it_ended() -> None:
+    policy = MapPolicy(max_failed=0)
+    assert play(Reopened()).row == MapRow()
+    closed = play(Opened(), *follow_and_end(F), SourceEnded(U), policy=policy).row
+    assert (closed.stop, closed.closed, closed.failed, closed.upstream_failed) == ("failed_elements", True, 1, 0)
+    removed = play(ElementsMoved(TaskState.FAILED, TaskState.REMOVED), Reopened(), row=closed, policy=policy)
+    assert (removed.row.stop, removed.row.closed, removed.row.done) == (None, False, False)
+    assert removed.told == Told()
+
+
+def test_a_map_that_follows_a_failed_one_counts_it_once() -> None:
+    closed = play(Opened(), *follow_and_end(S), SourceEnded(U))
+    assert closed.told == Told(kinds(S, U), done=True)
+    assert count_existing(closed.row, failed=True)[2:4] == (1, 1)
+    again = feed(closed.row, Reopened(failed=True), WIDE)
+    assert (again.row.upstream_failed, again.told) == (0, Told(kinds(S)))
+    assert feed(again.row, SourceEnded(S), WIDE).told == Told(kinds(S), done=True)
+
+
+def follow_and_end(outcome: TaskOutcome) -> list[MapInput]:
+    return [ElementsMoved(TaskState.REMOVED, TaskState.NONE), *end(outcome)]
+
+
+def test_the_window_of_a_map_that_follows_counts_elements_that_wait_already() -> None:
+    policy = MapPolicy(max_outstanding=3)
+    assert count_room(MapRow(opened=True, unfinished=1, waiting=1), policy) == 1
+    assert count_room(MapRow(opened=True, unfinished=1, waiting=5), policy) == 0
+    assert count_room(MapRow(opened=True, retrying=9), policy) == 1
 
 
 # -- against a model that has every element ----------------------------------------------------------------------------

@@ -34,3 +34,15 @@ def test_the_first_tasks_of_a_mapped_group_are_shown_behind_it() -> None:
         "z": ("g.y",),
     }
     assert DagStructure("d", tasks).list_groups() == {"g": ["g.x", "g.y"]}
+
+
+def test_a_task_follows_the_map_that_is_its_only_source_if_all_must_succeed() -> None:
+    over = MapSource("map", "s", "return_value")
+    one = MapStructure(("x",), (over,))
+    two = MapStructure(("x", "y"), (over, MapSource("literal", length=2)))
+    assert TaskStructure("f", mapped=one).follows == "s"
+    assert TaskStructure("f", mapped=one, rule="all_done").follows is None
+    assert TaskStructure("f", mapped=two).follows is None
+    assert TaskStructure("f", mapped=MapStructure(("x",), (MapSource("xcom", "s"),))).follows is None
+    assert TaskStructure("f").follows is None
+    assert two.maps == {"s"}

@@ -18,7 +18,8 @@ AROUND = Around({}, {}, find_alive([SeenService("scheduler", (), 0)]))
 
 def describe(state: str, source: str, counts: MapCounts | None = None, **limits: Any) -> tuple[str, str]:
     """Return kind and text of the reason why a task waits that is mapped over the values of `g`."""
-    mapped = MapStructure(("x",), (MapSource("generator", "g"),), limits.pop("max_outstanding", None))
+    factors = (MapSource(limits.pop("kind", "generator"), "g"),)
+    mapped = MapStructure(("x",), factors, limits.pop("max_outstanding", None))
     structure = TaskStructure("m", "Operator", upstream=("g",), mapped=mapped, **limits)
     task = TaskRecord(
         1, 1, "d", "r", "m", -1, state, 1, 0, 1, "Operator", "q", "p", 1, 1, 0, 0, None, None, None, None, None, counts
@@ -49,6 +50,20 @@ def count(arrived: int, created: int, unfinished: int, *, closed: bool = False, 
         (("mapped", "running", count(9, 5, 2)), {"max_active_per_run": 2}, "elements", "window of 2 is full, 4 follow"),
         (("mapped", "success", count(9, 5, 3, closed=True, stop="cancelled")), {}, "elements", "3 of 9 are open"),
         (("ending", "success", count(9, 5, 1, closed=True)), {}, "ending", "the end of 1 element"),
+        (("mapped", "mapped", count(0, 0, 0)), {"kind": "map"}, "source", "an element of g to end"),
+        (("mapped", "mapped", count(3, 3, 2)), {"kind": "map"}, "elements", "open; it follows the elements of g"),
+        (
+            ("mapped", "success", count(3, 3, 2)),
+            {"kind": "map", "max_outstanding": 2},
+            "elements",
+            "its elements: 2 of 3 so far are open; its window of 2 is full",
+        ),
+        (
+            ("mapped", "mapped", count(0, 0, 0)),
+            {"kind": "map", "rule": "all_done"},
+            "source",
+            "the end of all elements of g",
+        ),
     ],
 )
 def test_a_mapped_task_says_what_it_waits_for(given: Any, limits: dict[str, Any], kind: str, text: str) -> None:

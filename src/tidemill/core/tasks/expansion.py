@@ -9,7 +9,9 @@ elements that fail for long do not hold up the others. Elements that a user clea
 them, and come before new ones.
 
 A map that follows another one element by element has no cursor, because the elements of the other end in any order:
-`arrived` stays 0, and each of its elements appears (`ElementsMoved` from REMOVED) in the state that `follow` says.
+each of its elements appears (`ElementsMoved` from REMOVED) in the state that `follow` says, and `arrived` and `created`
+are both the number of elements that exist (`count_existing`). It is closed once the other map is done, and is open
+again (`Reopened`) when a user clears elements of both.
 
 Invariants:
 1. `created` never falls between two resets, so an element is created exactly once.
@@ -170,11 +172,23 @@ class GroupMoved:
 
 
 @dataclass(frozen=True, slots=True)
+class Reopened:
+    """A map that follows another one follows it again, whatever stopped it.
+
+    `failed`: whether the map counts the other one as a failed source (`SourceEnded`).
+    """
+
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """The counts were changed in the store, by what `find_count` says, or the map may create elements again."""
 
 
-MapInput = Opened | Arrived | SourceEnded | SourceMarked | ElementsMoved | Stopped | Reset | GroupMoved | Look
+MapInput = (
+    Opened | Arrived | SourceEnded | SourceMarked | ElementsMoved | Stopped | Reset | Reopened | GroupMoved | Look
+)
 
 
 class Expansion(NamedTuple):
@@ -214,6 +228,22 @@ def find_count(state: TaskState) -> str | None:
         ('unfinished', 'success')
     """
     return _COUNTS.get(state, "unfinished")
+
+
+def count_room(row: MapRow, policy: MapPolicy) -> int:
+    """Return how many elements the window has room for, besides those that wait already."""
+    return max(0, _find_room(row, policy) - row.waiting)
+
+
+def count_existing(row: MapRow, *, failed: bool = False) -> MapRow:
+    """Return the row of a map that follows another one, with the number of its elements.
+
+    Args:
+        row: The row.
+        failed: Whether it counts the other map as a failed source, which is no element.
+    """
+    number = row.waiting + row.unfinished + row.retrying + row.success + row.failed + row.upstream_failed + row.skipped
+    return row._replace(arrived=number - failed, created=number - failed)
 
 
 def follow(outcome: TaskOutcome, has_item: bool = True) -> TaskState:
@@ -269,6 +299,8 @@ def _apply(row: MapRow, given: MapInput) -> MapRow:
             return row._replace(upstream_failed=min(row.upstream_failed, elements))
         case Stopped(reason=reason):
             return _stop(row, reason)
+        case Reopened(failed=failed) if row.opened:
+            return row._replace(closed=False, stop=None, upstream_failed=row.upstream_failed - failed)
         case Reset():
             return MapRow()
         case GroupMoved(group=group, outcome=outcome):
@@ -318,10 +350,14 @@ def _stop(row: MapRow, reason: MapStopReason) -> MapRow:
 
 def _fill_window(row: MapRow, policy: MapPolicy) -> tuple[int, int]:
     """Return how many elements start again, and how many are created."""
-    window = policy.max_outstanding
-    room = max(0, window - row.unfinished - min(row.retrying, (window + 1) // 2))
+    room = _find_room(row, policy)
     again = min(row.waiting, room)
     return again, 0 if row.stop is not None else min(row.arrived - row.created, room - again)
+
+
+def _find_room(row: MapRow, policy: MapPolicy) -> int:
+    window = policy.max_outstanding
+    return max(0, window - row.unfinished - min(row.retrying, (window + 1) // 2))
 
 
 def _tell(row: MapRow) -> Told:

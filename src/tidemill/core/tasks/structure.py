@@ -9,6 +9,7 @@ exists. Durations are whole microseconds; times are UTC microseconds since the e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 #: The number of this format; texts in other formats are not read.
@@ -44,10 +45,11 @@ class MapSource:
 
     Attributes:
         kind: `literal`: a list or dict in the DAG's file; `xcom`: an XCom of another task; `param`: a parameter or an
-            entry of the run's conf; `generator`: the values that another task yields, one by one; `zip`: the items of
-            `parts`, paired by index; `group`: the items of the mapped group `task`, of which the task is a part.
-        task: The task that gives the values, if `kind` is `xcom` or `generator`; the group, if it is `group`.
-        key: The key of the XCom, or the name of the parameter.
+            entry of the run's conf; `generator`: the values that another task yields, one by one; `map`: the XComs of
+            the elements of another mapped task; `zip`: the items of `parts`, paired by index; `group`: the items of
+            the mapped group `task`, of which the task is a part.
+        task: The task that gives the values, if `kind` is `xcom`, `generator` or `map`; the group, if it is `group`.
+        key: The key of the XComs, or the name of the parameter.
         length: The number of values, if `kind` is `literal`.
         parts: The sources that are paired, if `kind` is `zip`.
         fills: Whether a pair exists as long as one of `parts` has an item; otherwise the shortest part decides.
@@ -96,9 +98,20 @@ class MapStructure:
         return tuple(sorted({leaf.task for leaf in self.leaves if leaf.task and leaf.kind != "group"}))
 
     @property
+    def maps(self) -> frozenset[str]:
+        """The mapped tasks among the sources."""
+        return frozenset(leaf.task for leaf in self.leaves if leaf.kind == "map")
+
+    @property
     def slowest(self) -> int:
         """The position of the factor that varies slowest."""
         return next((place for place, factor in enumerate(self.factors) if factor.kind == "generator"), 0)
+
+
+def find_followed(rule: str, factors: Sequence[MapSource]) -> str | None:
+    """Return the mapped task that a task with this rule and these factors follows element by element."""
+    follows = rule == "all_success" and len(factors) == 1 and factors[0].kind == "map"
+    return factors[0].task if follows else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +191,18 @@ class TaskStructure:
     is_generator: bool = False
     is_group: bool = False
     mapped_group: str = ""
+
+    @property
+    def follows(self) -> str | None:
+        """The mapped task that it follows element by element; None: it is not mapped, or needs its sources as a whole.
+
+        A task does if the other is its only source and its rule is `all_success`: each element depends on the one with
+        its index. With any other rule or source its elements depend on the other map as a whole; so do the units of a
+        mapped group.
+        """
+        if self.mapped is None or self.is_group:
+            return None
+        return find_followed(self.rule, self.mapped.factors)
 
 
 @dataclass(frozen=True, slots=True)

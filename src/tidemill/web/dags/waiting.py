@@ -101,8 +101,14 @@ def _describe_map(
     """Return what a mapped task waits for: its sources, or its elements."""
     mapped = None if structure is None else structure.mapped
     sources = [name for name in (() if mapped is None else mapped.sources) if states.get(name) not in ENDED]
+    follows = None if structure is None else structure.follows
     if not counts.unfinished and sources:
-        text = f"an item of its source {', '.join(sources[:_SHOWN])}"
+        shown = ", ".join(sources[:_SHOWN])
+        text = f"an item of its source {shown}"
+        if follows is not None:
+            text = f"an element of {shown} to end"
+        elif mapped is not None and mapped.maps.intersection(sources):
+            text = f"the end of all elements of {shown}"
         return TaskWaitView(kind="source", text=text, names=sources, missing=scheduler)
     arrived = f"{counts.arrived:,}" + ("" if counts.closed else " so far")
     text = f"its elements: {counts.unfinished:,} of {arrived} are open"
@@ -114,6 +120,10 @@ def _describe_map(
     left = 0 if counts.stop is not None else counts.arrived - counts.created
     if left and counts.unfinished >= size:
         text += f"; its window of {size:,} is full, {left:,} follow"
+    elif follows is not None and counts.unfinished >= size:
+        text += f"; its window of {size:,} is full"
+    elif follows is not None and sources:
+        text += f"; it follows the elements of {follows}"
     elif not counts.closed and sources:
         text += f"; its source {', '.join(sources[:_SHOWN])} gives more"
     return TaskWaitView(kind="elements", text=text, names=sources, missing=scheduler)

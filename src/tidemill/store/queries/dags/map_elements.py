@@ -11,6 +11,7 @@ from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_tables import task_map
 from tidemill.store.queries.dags.map_items import read_items
+from tidemill.store.queries.dags.map_results import read_values
 from tidemill.store.queries.dags.map_sources import locate_leaves, read_sources
 from tidemill.store.queries.dags.task_rows import TaskEntry
 from tidemill.store.statements import Statement
@@ -32,10 +33,17 @@ def find_elements(connection: Connection, entries: Sequence[TaskEntry]) -> dict[
     }
     wanted: dict[int, list[tuple[int, str, int] | None]] = {}
     indexes: dict[int, tuple[int, ...]] = {}
+    followed: dict[int, tuple[int, str, int, str]] = {}
     for entry in elements:
         mapped = entry.plan.structure.mapped
         sources, _ = maps.get((entry.run.id, entry.task_id), (read_sources(None), None))
-        if mapped is None or not sources.factors:
+        if mapped is None:
+            continue
+        source = entry.plan.structure.follows
+        if source is not None:
+            followed[entry.id] = (entry.run.id, source, entry.map_index, mapped.factors[0].key)
+            continue
+        if not sources.factors:
             continue
         indexes[entry.id] = locate_leaves(mapped, sources, entry.map_index)
         wanted[entry.id] = [
@@ -43,7 +51,17 @@ def find_elements(connection: Connection, entries: Sequence[TaskEntry]) -> dict[
             for owner, number in zip(sources.owners, indexes[entry.id], strict=True)
         ]
     items = read_items(connection, {one for leaves in wanted.values() for one in leaves if one is not None})
-    return {
+    values = read_values(connection, set(followed.values()))
+    of_followers: dict[int, dict[str, Any]] = {
+        entry.id: {
+            "elements": (values.get(followed[entry.id]),),
+            "leaf_indexes": (entry.map_index,),
+            "map_length": maps[entry.run.id, entry.task_id][1],
+        }
+        for entry in elements
+        if entry.id in followed
+    }
+    return of_followers | {
         entry.id: {
             "elements": tuple(None if one is None else items.get(one) for one in wanted[entry.id]),
             "leaf_indexes": indexes[entry.id],

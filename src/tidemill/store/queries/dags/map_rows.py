@@ -19,7 +19,8 @@ from tidemill.core.tasks.expansion import MapRow, find_count
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_tables import task_map
-from tidemill.store.queries.dags.task_rows import TaskEntry
+from tidemill.store.queries.dags.map_queue import pass_on
+from tidemill.store.queries.dags.task_rows import RunEntry, TaskEntry
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.statements import Statement
 
@@ -33,6 +34,7 @@ _DELTAS = RowSet("deltas", run=int, task_id=str, **dict.fromkeys(_COUNTS, int))
 _WOKEN = RowSet("woken", run=int, task_id=str)
 _WRITTEN = ("opened", "closed", "arrived", "created", "made", *_COUNTS, "told", "pending", "stop", "sources", "error")
 _TEXTS = ("stop", "sources", "error")
+_NO_END = 1 << 62
 
 
 class StoredMap(NamedTuple):
@@ -77,11 +79,19 @@ class MapWrites:
         reset: The heads of maps that begin anew.
         woken: The maps that the scheduler has to look at, as run and task.
         told: What the heads told when they were read, by head.
+        ended: The elements that have ended and are followed, as run, follower and index.
     """
 
     reset: set[int] = field(default_factory=set)
     woken: set[tuple[int, str]] = field(default_factory=set)
     told: dict[int, Told | None] = field(default_factory=dict)
+    ended: set[tuple[int, str, int]] = field(default_factory=set)
+
+    def pass_on(self, run: int, followers: Iterable[str], index: int) -> None:
+        """Have maps follow an element that has ended."""
+        for name in followers:
+            self.ended.add((run, name, index))
+            self.wake(run, name)
 
     def wake(self, run: int, task_id: str) -> None:
         """Have the scheduler look at a map."""
@@ -119,7 +129,12 @@ class MapWrites:
                 if count is not None:
                     changed[count] += 1
                 entry.counted = count
+                if entry.row.outcome is not None:
+                    self.pass_on(entry.run.id, entry.plan.followers, entry.map_index)
         dialect = find_dialect(connection)
+        if self.ended:
+            pass_on(connection, self.ended)
+            self.ended = set()
         _lock(connection, {*changed_heads, *self.woken, *deltas})
         for entry in follows:
             self._follow(connection, entry)
@@ -217,14 +232,23 @@ def _wake_runs(dialect: str) -> Update:
     return update(task_map).where(_MAP.run.in_(select(IDS.build_source(dialect).c.id))).values(pending=1)
 
 
-def read_created(connection: Connection, run: int) -> dict[str, int]:
-    """Return how many elements the maps of a run have created, by task; a locked run keeps the numbers unchanged."""
-    return dict(_created.fetch(connection, {"of_run": run}))
+def read_ends(connection: Connection, run: RunEntry) -> dict[str, int]:
+    """Return the index from which on the maps of a locked run have no elements, by task.
+
+    Rows from there on are of the time before a map began anew. A map that follows another one has removed them when it
+    opens.
+    """
+    rows = _ends.fetch(connection, {"of_run": run.id})
+    return {
+        name: created if run.plan.tasks[name].structure.follows is None else _NO_END if opened else 0
+        for name, opened, created in rows
+    }
 
 
 @Statement
-def _created(dialect: str) -> Select[Any]:
-    return select(_MAP.task_id, _MAP.created).where(_MAP.run == bindparam("of_run"))
+def _ends(dialect: str) -> Select[Any]:
+    # A map that was stopped before it opened has no sources.
+    return select(_MAP.task_id, _MAP.sources.is_not(None), _MAP.created).where(_MAP.run == bindparam("of_run"))
 
 
 def read_maps(connection: Connection, heads: Collection[int], *, locks: bool) -> dict[int, StoredMap]:

@@ -19,8 +19,9 @@ from tidemill.core.tasks.structure import MapSource, MapStructure
 from tidemill.core.tasks.task_row import STATES
 from tidemill.runtime.json import codec
 from tidemill.store.dag_tables import dag_run, task_instance, xcom
-from tidemill.store.queries.dags.map_items import YIELDED, count_items, replace_items
+from tidemill.store.queries.dags.map_items import YIELDED, count_items, remove_items, replace_items
 from tidemill.store.queries.dags.map_lists import read_mark
+from tidemill.store.queries.dags.map_results import copy_results
 from tidemill.store.queries.dags.run_params import build_params
 from tidemill.store.queries.dags.task_rows import TaskEntry
 
@@ -35,11 +36,13 @@ class StoredSources(msgspec.Struct, frozen=True, array_like=True):
         owners: Per leaf, the task instance and the key of its items; None: they are in the DAG's file.
         lengths: Per leaf, the number of its items; 0 for a generator.
         factors: Per factor, the number of its items; 0 for a generator.
+        failed: Whether a map that follows another one counts it as a failed source.
     """
 
     owners: tuple[tuple[int, str] | None, ...]
     lengths: tuple[int, ...]
     factors: tuple[int, ...]
+    failed: bool = False
 
 
 class OpenedSources(msgspec.Struct, frozen=True):
@@ -77,7 +80,8 @@ def open_sources(connection: Connection, head: TaskEntry) -> OpenedSources | Non
     found = _find_instances(connection, head.run.id, mapped.sources)
     lists = {leaf.task for leaf in mapped.leaves if leaf.kind == "xcom"}
     ended = [found[name].outcome for name in mapped.sources if name in lists]
-    if None in ended:
+    # The rule of the mapped task has decided over maps that it needs as a whole; it may tolerate that they failed.
+    if None in ended or any(found[name].outcome is None for name in mapped.maps):
         return None
     bad = next((one for one in (*_FAILURES, TaskOutcome.SKIPPED) if one in ended), None)
     if bad is not None:
@@ -139,6 +143,12 @@ def _store_leaf(
             return None, leaf.length or 0
         case "generator":
             return (found[leaf.task].id, YIELDED), 0
+        case "map":
+            # The name of a param may be anything, but a task's id has no brackets.
+            name = f"{leaf.task}[].{leaf.key}"
+            remove_items(connection, [head.id], name)
+            copy_results(connection, head.run.id, leaf.task, leaf.key, head.id, name)
+            return (head.id, name), count_items(connection, head.id, name)
         case "xcom":
             task = found[leaf.task].id
             value = connection.execute(select(xcom.c.value).where(and_(xcom.c.task == task, xcom.c.key == leaf.key)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, func, literal_column, select
+from sqlalchemy import BigInteger, Connection, Select, and_, case, func, literal_column, select
 
 from tidemill.store.calls.task_calls import GetValuePage, ValuePage
 from tidemill.store.context import CallContext
@@ -18,6 +18,7 @@ MAX_VALUES = 1_000
 MAX_CHARACTERS = 8 << 20
 #: Values are read in steps of this many, because each may have a megabyte, unless they are short on average.
 _STEP, _SHORT = 50, 4_000
+_NO_END = literal_column(str(1 << 62), BigInteger())
 
 
 def get_value_page(connection: Connection, request: GetValuePage, context: CallContext) -> ValuePage:
@@ -60,8 +61,10 @@ def _select_results(run: int, request: GetValuePage) -> Select[Any]:
 
 def _are_results(run: int, task_id: str) -> Any:
     # After the map began anew, it has not reached the elements from `created` on: they have results of its former life.
-    created = select(_MAP.created).where(and_(_MAP.run == run, _MAP.task_id == task_id)).scalar_subquery()
-    elements = and_(_TASK.run == run, _TASK.task_id == task_id, _TASK.map_index >= 0, _TASK.map_index < created)
+    # A map that follows another one has removed those when it opened; its indexes have gaps.
+    end = case((and_(_MAP.made == 0, _MAP.sources.is_not(None)), _NO_END), else_=_MAP.created)
+    known = select(end).where(and_(_MAP.run == run, _MAP.task_id == task_id)).scalar_subquery()
+    elements = and_(_TASK.run == run, _TASK.task_id == task_id, _TASK.map_index >= 0, _TASK.map_index < known)
     return and_(elements, _TASK.state == literal_column("'success'"))
 
 

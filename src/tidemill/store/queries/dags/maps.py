@@ -11,6 +11,7 @@ run nor the head, so no element row is locked after a map.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -34,15 +35,20 @@ from tidemill.core.tasks.attempt import order_elements
 from tidemill.core.tasks.dependencies import Readiness, TaskOutcome
 from tidemill.core.tasks.expansion import (
     Arrived,
+    ElementsMoved,
     Expansion,
     Look,
     MapInput,
     MapPolicy,
+    MapRow,
     MapStopReason,
     Opened,
+    Reopened,
     SourceEnded,
     SourceMarked,
     Stopped,
+    count_existing,
+    count_room,
     feed,
     find_count,
 )
@@ -52,8 +58,16 @@ from tidemill.core.wording import format_count
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import IS_BAD_ELEMENT, dag_run, task_instance, task_map
+from tidemill.store.queries.dags.map_follow import Following, find_passed, lock_passed
+from tidemill.store.queries.dags.map_queue import remove_queued
 from tidemill.store.queries.dags.map_rows import StoredMap, read_maps, write_map
-from tidemill.store.queries.dags.map_sources import look_at_sources, open_sources, read_sources, write_sources
+from tidemill.store.queries.dags.map_sources import (
+    StoredSources,
+    look_at_sources,
+    open_sources,
+    read_sources,
+    write_sources,
+)
 from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, compute_rank
 from tidemill.store.queries.dags.tasks import close_board
 from tidemill.store.queries.dags.transition import Board
@@ -71,10 +85,13 @@ _TASK, _MAP = task_instance.c, task_map.c
 _ENDED = tuple(sorted(state.value for state in ENDED))
 _BY = "scheduler"
 _INDEXES = RowSet("new_elements", map_index=int)
+#: The decisions of a follower over an element that it does not run.
+_READINESS = {TaskState.SKIPPED: Readiness.SKIP, TaskState.UPSTREAM_FAILED: Readiness.FAIL}
+#: The sources of a map that follows another one; its items are the XComs of the elements with its indexes.
+_FOLLOWS = StoredSources((), (), ())
 _REASONS = {TaskState.MAPPED: MapStopReason.CANCELLED, TaskState.NONE: MapStopReason.CLEARED}
 #: The values of a new element.
 _CONSTANT = {
-    "state": TaskState.SCHEDULED.value,
     "epoch": 1,
     "tries": 0,
     "tries_before": 0,
@@ -168,7 +185,9 @@ def _mark_again(board: Board, heads: Sequence[TaskEntry]) -> None:
     for head in heads:
         head.window = None
         row = stored[head.id].row
-        left = row.waiting or (row.stop is None and row.created < row.arrived)
+        # How many elements a map that follows another one may start is known once it looks.
+        more = row.created < row.arrived or (head.plan.structure.follows is not None and not row.closed)
+        left = row.waiting or (row.stop is None and more)
         room = _get_policy(head).max_outstanding - row.unfinished - _count_retrying(head, row.retrying)
         if left and room > 0 and _may_start(head):
             board.maps.wake(head.run.id, head.task_id)
@@ -187,6 +206,8 @@ class _Work:
         empty_from: The index from which on no element is left after this step; None: the step does not know one.
         left: Whether more elements have to end than one step changes.
         sweeps: Whether the map has stopped itself, and this step cancels elements that have not started.
+        following: What a map takes over from the one that it follows; None: nothing.
+        reopens: Whether a map that follows another one follows it again.
     """
 
     head: TaskEntry
@@ -197,23 +218,42 @@ class _Work:
     empty_from: int | None = None
     left: bool = False
     sweeps: bool = False
+    following: Following | None = None
+    reopens: bool = False
 
 
-def look_at_maps(board: Board, heads: Sequence[TaskEntry]) -> None:
+def look_at_maps(board: Board, heads: Sequence[TaskEntry], reopened: Collection[int] = ()) -> None:
     """Do what follows from the state of maps.
 
     Args:
         board: A board that has locked the runs and the heads, and whose changes are flushed.
         heads: The heads.
+        reopened: The heads of maps that follow another one, and follow it again.
     """
     if not heads:
         return
     connection = board.connection
     before = read_maps(connection, [head.id for head in heads], locks=False)
-    works = [_prepare(board, head, before[head.id]) for head in heads if head.id in before]
+    # A map that follows another one sees what that one tells.
+    works = [
+        _prepare(board, head, before[head.id], head.id in reopened)
+        for head in sorted(heads, key=_count_followed)
+        if head.id in before
+    ]
+    for work in works:
+        if work.following is not None:
+            lock_passed(board, work.head, work.following)
     stored = read_maps(connection, [work.head.id for work in works], locks=True)
     for work in works:
         _step(board, work, stored[work.head.id])
+
+
+def _count_followed(head: TaskEntry) -> int:
+    """Return how many maps follow one another up to this one."""
+    number, source = 0, head.plan.structure.follows
+    while source is not None:
+        number, source = number + 1, head.run.plan.tasks[source].structure.follows
+    return number
 
 
 def _get_policy(head: TaskEntry) -> MapPolicy:
@@ -229,14 +269,14 @@ def _may_start(head: TaskEntry) -> bool:
     return goes_on and head.row.state is not TaskState.ENDING and head.run.state == "running"
 
 
-def _prepare(board: Board, head: TaskEntry, stored: StoredMap) -> _Work:
+def _prepare(board: Board, head: TaskEntry, stored: StoredMap, reopens: bool) -> _Work:
     """Lock the elements that may get an input; a map is locked after them."""
-    work, row = _Work(head), stored.row
+    work, row = _Work(head, reopens=reopens and stored.sources is not None), stored.row
     ordered = order_elements(head.row)
     if ordered is not None:
         wanted = "removed" if isinstance(ordered, Remove) else head.row.ending.state.value  # type: ignore[union-attr]
         _order(board, work, ordered, wanted)
-    elif _has_to_sweep(stored):
+    elif _has_to_sweep(stored) and not work.reopens:
         rows = _fetch(board, head, "unstarted", 0, None, ELEMENTS)
         work.orders = Cancel(request=row.stop or ""), board.add_elements(rows)
         work.left = len(rows) >= ELEMENTS
@@ -253,6 +293,8 @@ def _prepare(board: Board, head: TaskEntry, stored: StoredMap) -> _Work:
         work.gone = board.add_elements(rows)
         if len(rows) < ELEMENTS:
             work.empty_from = _find_end(stored)
+    if head.plan.structure.follows is not None and head.row.ending is None:
+        _prepare_follower(board, work, row)
     return work
 
 
@@ -262,6 +304,24 @@ def _has_to_sweep(stored: StoredMap) -> bool:
     That happens once: elements that a user clears afterwards run again.
     """
     return stored.row.stop in (MapStopReason.FAILED_ELEMENTS, MapStopReason.TOO_LONG) and not stored.swept
+
+
+def _prepare_follower(board: Board, work: _Work, row: MapRow) -> None:
+    """Lock the elements that a map may take over from the one that it follows."""
+    head = work.head
+    if row.opened and (row.closed or row.stop is not None) and not work.reopens:
+        return
+    if not row.opened:
+        if head.row.state is not TaskState.MAPPED:
+            return
+        # Elements of the time before the map began anew would be counted; it opens without any.
+        rows = _fetch(board, head, "present", 0, None, ELEMENTS)
+        work.gone = board.add_elements(rows)
+        work.left = len(rows) >= ELEMENTS
+        if work.left:
+            return
+    room = min(count_room(row, _get_policy(head)), ELEMENTS) if _may_start(head) else 0
+    work.following = find_passed(board, head, room, opens=not row.opened)
 
 
 def _find_end(stored: StoredMap) -> int:
@@ -347,7 +407,10 @@ def _step(board: Board, work: _Work, stored: StoredMap) -> None:
         board.give(entry, Remove(), _BY)
         entry.counted = find_count(entry.row.state)  # the map does not count it
     # The counts that these elements change are added to the map when they are written; then the map is marked again.
-    stored, inputs = _find_inputs(board.connection, head, stored)
+    if head.plan.structure.follows is None or head.row.ending is not None:
+        stored, inputs = _find_inputs(board.connection, head, stored)
+    else:
+        stored, inputs = _follow(board, work, stored)
     policy, left, stops = _get_policy(head), work.left, False
     expansion = Expansion(stored.row)
     for given in inputs:
@@ -356,6 +419,8 @@ def _step(board: Board, work: _Work, stored: StoredMap) -> None:
         stored = stored._replace(row=expansion.row)
         stops = stops or expansion.stops
     stored, missing = _start_elements(board, work, stored, expansion)
+    if head.plan.structure.follows is not None and stored.row.opened:
+        stored = stored._replace(row=count_existing(stored.row, failed=read_sources(stored.sources).failed))
     if stops:
         stored = stored._replace(error=_describe_stop(stored, policy))
     removes = _has_to_remove(work, stored)
@@ -418,35 +483,124 @@ def _end_source(outcome: TaskOutcome | None) -> tuple[SourceEnded, ...]:
     return () if outcome is None else (SourceEnded(outcome),)
 
 
+def _follow(board: Board, work: _Work, stored: StoredMap) -> tuple[StoredMap, tuple[MapInput, ...]]:
+    """Take over what has ended in the map that is followed, and return what the follower has to be fed."""
+    following, sources = work.following, read_sources(stored.sources)
+    inputs: list[MapInput] = []
+    if work.reopens:
+        inputs.append(Reopened(sources.failed))
+    elif following is not None and not stored.row.opened:
+        inputs.append(Opened())
+    if inputs:
+        stored = stored._replace(sources=write_sources(_FOLLOWS), error=None, swept=False)
+    if following is None:
+        return stored, (*inputs, Look()) if stored.row.opened else ()
+    policy = _get_policy(work.head)
+    if feed(stored.row, inputs[0] if inputs else Look(), policy, starts=False).stops:
+        return stored, (*inputs, Look())
+    room = count_room(stored.row, policy) if _may_start(work.head) else 0
+    moved = _take_over(board, work, following, room)
+    inputs += [ElementsMoved(TaskState.REMOVED, state, number) for state, number in moved.items()]
+    source = board.find(work.head.run.id, following.source)
+    is_changing = source is not None and source.row.outcome is not following.outcome
+    if following.outcome is None or is_changing or following.left or len(following.found) >= following.asked:
+        return stored, (*inputs, Look())
+    # An element that failed with the one that it follows says already that the other map failed.
+    says = stored.row.upstream_failed - sources.failed + moved[TaskState.UPSTREAM_FAILED]
+    failed = following.failed and not says
+    stored = stored._replace(sources=write_sources(StoredSources((), (), (), failed)))
+    return stored, (*inputs, SourceEnded(TaskOutcome.UPSTREAM_FAILED if failed else TaskOutcome.SUCCESS))
+
+
+def _take_over(board: Board, work: _Work, following: Following, room: int) -> Counter[TaskState]:
+    """Choose the elements to start, create those that end at once, and return how many appear, by state."""
+    head = work.head
+    taken: list[int] = []
+    ended: dict[TaskState, list[int]] = {state: [] for state in _READINESS}
+    for index, state in sorted(following.states.items()):
+        entry = board.find(head.run.id, head.task_id, index)
+        if state is None or state is TaskState.REMOVED:
+            pass  # it is to be run again, or has no result
+        elif entry is not None and entry.row.ending is not None and entry.row.ending.state is TaskState.REMOVED:
+            continue  # until it has ended
+        elif entry is not None and entry.row.state is not TaskState.REMOVED:
+            pass  # only the other element ran again
+        elif state in ended:
+            ended[state].append(index)
+        elif room > 0:
+            following.fresh.append(index)
+            room -= 1
+        else:
+            continue
+        taken.append(index)
+    for state, indexes in ended.items():
+        _end_elements(board, head, state, indexes)
+    remove_queued(board.connection, head.id, taken)
+    following.left = len(taken) < len(following.found)
+    # What needs no room in the window left it to others.
+    work.left = work.left or (bool(taken) and room > 0 and len(following.found) >= following.asked)
+    return Counter({TaskState.NONE: len(following.fresh), **{state: len(each) for state, each in ended.items()}})
+
+
+def _end_elements(board: Board, head: TaskEntry, state: TaskState, indexes: Sequence[int]) -> None:
+    """Create elements that have ended with those that they follow; the map counts them already."""
+    new = []
+    for index in indexes:
+        entry = board.find(head.run.id, head.task_id, index)
+        if entry is None:
+            new.append(index)
+        else:
+            _bring_back(board, entry, _READINESS[state])
+        board.maps.pass_on(head.run.id, head.plan.followers, index)
+    if new:
+        created = _insert_elements(board.connection, head, new, board.context.now_us, state)
+        board.note_created(created, _BY, state, _READINESS[state])
+
+
+def _bring_back(board: Board, entry: TaskEntry, readiness: Readiness) -> None:
+    """Decide an element whose row exists; the map counts it already."""
+    if entry.row.state is not TaskState.NONE:
+        board.give(entry, Clear(), _BY)
+    board.give(entry, Ready(entry.row.epoch, readiness), _BY)
+    entry.counted = find_count(entry.row.state)
+
+
 def _start_elements(board: Board, work: _Work, stored: StoredMap, expansion: Expansion) -> tuple[StoredMap, int]:
     """Start waiting elements again and create new ones; the map counts them already.
 
     Returns:
         The map, and how many elements began to wait after the step had looked for them: the next step starts them.
     """
-    again = work.waiting[: expansion.again]
-    missing = expansion.again - len(again)
+    fresh = [] if work.following is None else work.following.fresh
+    again = work.waiting[: expansion.again - len(fresh)]
+    missing = expansion.again - len(fresh) - len(again)
     for entry in again:
         board.give(entry, Ready(entry.row.epoch, Readiness.RUN), _BY)
         entry.counted = find_count(entry.row.state)
-    for index in expansion.create:
-        known = work.known.get(index)
-        if known is not None:
-            if known.row.state is not TaskState.NONE:
-                board.give(known, Clear(), _BY)
-            board.give(known, Ready(known.row.epoch, Readiness.RUN), _BY)
-            known.counted = find_count(known.row.state)
-    new = [index for index in expansion.create if index not in work.known]
+    known = dict(work.known)
+    for index in fresh:
+        removed = board.find(work.head.run.id, work.head.task_id, index)
+        if removed is not None:
+            known[index] = removed
+    wanted = [*fresh, *expansion.create]
+    for index in wanted:
+        if index in known:
+            _bring_back(board, known[index], Readiness.RUN)
+    new = [index for index in wanted if index not in known]
     if new:
-        board.note_created(_insert_elements(board.connection, work.head, new, board.context.now_us), _BY)
+        created = _insert_elements(board.connection, work.head, new, board.context.now_us, TaskState.SCHEDULED)
+        board.note_created(created, _BY)
     row = stored.row
     if missing:
         row = row._replace(waiting=row.waiting + missing, unfinished=row.unfinished - missing)
-    return stored._replace(row=row, made=max(stored.made, expansion.create.stop)), missing
+    made = max(stored.made, expansion.create.stop) if expansion.create else stored.made
+    return stored._replace(row=row, made=made), missing
 
 
-def _insert_elements(connection: Connection, head: TaskEntry, indexes: Sequence[int], now_us: int) -> list[int]:
-    """Create elements that can be admitted at once, and return their ids."""
+def _insert_elements(
+    connection: Connection, head: TaskEntry, indexes: Sequence[int], now_us: int, state: TaskState
+) -> list[int]:
+    """Create elements that can be admitted at once, or that have ended, and return their ids."""
     structure = head.plan.structure
     given = _INDEXES.build_parameters(find_dialect(connection), [(index,) for index in indexes])
     values = {
@@ -460,6 +614,8 @@ def _insert_elements(connection: Connection, head: TaskEntry, indexes: Sequence[
         "max_tries": structure.retries + 1,
         "rank": compute_rank(structure.priority, resumed=False),
         "since_us": now_us,
+        "state": state.value,
+        "ended_us": None if state is TaskState.SCHEDULED else now_us,
     }
     parameters = {**given, **{f"new_{name}": value for name, value in values.items()}}
     return [number for (number,) in _insert.fetch(connection, parameters)]
@@ -469,7 +625,8 @@ def _insert_elements(connection: Connection, head: TaskEntry, indexes: Sequence[
 def _insert(dialect: str) -> Executable:
     given = _INDEXES.build_source(dialect)
     copied = (
-        "run", "dag", "task_id", "number", "queue", "pool", "pool_slots", "max_tries", "rank", "since_us"
+        "run", "dag", "task_id", "number", "queue", "pool", "pool_slots", "max_tries", "rank", "since_us", "state",
+        "ended_us",
     )  # fmt: skip
     values = [bindparam(f"new_{name}", type_=_TASK[name].type).label(name) for name in copied]
     constant = [literal(value).label(name) for name, value in _CONSTANT.items()]

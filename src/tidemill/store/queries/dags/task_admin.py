@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, Select, and_, func, literal_column, sele
 
 from tidemill.core.tasks.attempt import Moved
 from tidemill.core.tasks.dependencies import TaskOutcome
-from tidemill.core.tasks.inputs import Clear, Mark
+from tidemill.core.tasks.inputs import Clear, Mark, Remove
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
@@ -41,9 +41,10 @@ from tidemill.store.dag_tables import (
     task_instance,
     task_journal,
 )
+from tidemill.store.queries.dags.map_clearing import forget_failures, select_followers
 from tidemill.store.queries.dags.map_counts import read_counts
 from tidemill.store.queries.dags.map_items import YIELDED, remove_items
-from tidemill.store.queries.dags.map_rows import read_created, read_maps
+from tidemill.store.queries.dags.map_rows import read_ends, read_maps
 from tidemill.store.queries.dags.maps import lock_elements, lock_failed_elements, look_at_maps
 from tidemill.store.queries.dags.progress import ACTIVE, count_tasks
 from tidemill.store.queries.dags.runs import find_run, queue_run
@@ -246,21 +247,29 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
     entries = _load_entries(board, run, keys, request)
     if request.failed:
         entries = _select_failed(board, run, entries)
-    entries = [entry for entry in entries if entry.row.state is not TaskState.NONE and not _is_ending(board, entry)]
+    refollowing = select_followers(board, run, entries)
+    entries = [
+        entry
+        for entry in refollowing.entries
+        if (entry.row.state is not TaskState.NONE or entry.id in refollowing.gone) and not _is_ending(board, entry)
+    ]
     if request.dry_run:
         return tuple(entry.name for entry in entries)
     triggerers = board.find_triggerers(entries)
-    cleared = [
-        entry
-        for entry in entries
-        if isinstance(board.give(entry, Clear(triggerer=triggerers.get(entry.id)), request.by), Moved)
-    ]
+    cleared = []
+    for entry in entries:
+        triggerer = triggerers.get(entry.id)
+        given = Remove(triggerer=triggerer) if entry.id in refollowing.gone else Clear(triggerer=triggerer)
+        if isinstance(board.give(entry, given, request.by), Moved):
+            cleared.append(entry)
     generators = [entry.id for entry in cleared if entry.plan.structure.is_generator]
     if generators:
         remove_items(connection, generators, YIELDED)
     if cleared and run.state in ("success", "failed"):
         queue_run(run, context)
-    _look_at_elements(board, cleared)
+    for name, index in refollowing.again:
+        board.maps.pass_on(run.id, [name], index)
+    _look_at_elements(board, cleared, reopened=refollowing.reopened.values())
     close_board(board)
     return tuple(entry.name for entry in cleared)
 
@@ -305,30 +314,42 @@ def _is_ending(board: Board, entry: TaskEntry) -> bool:
 
 def _select_counted(board: Board, run: RunEntry, entries: list[TaskEntry]) -> list[TaskEntry]:
     """Return the elements that belong to their map; after the map began anew, it has not reached the others yet."""
-    created = read_created(board.connection, run.id)
-    return [entry for entry in entries if entry.map_index < created.get(entry.task_id, 0)]
+    ends = read_ends(board.connection, run)
+    return [entry for entry in entries if entry.map_index < ends.get(entry.task_id, 0)]
 
 
-def _look_at_elements(board: Board, changed: Iterable[TaskEntry], fed: Iterable[InstanceKey] = ()) -> list[TaskEntry]:
+def _look_at_elements(
+    board: Board,
+    changed: Iterable[TaskEntry],
+    fed: Iterable[InstanceKey] = (),
+    reopened: Iterable[TaskEntry] = (),
+) -> list[TaskEntry]:
     """Have mapped tasks follow what a user changed; return the mapped tasks.
 
     Args:
         board: The board.
         changed: Changed tasks; mapped tasks follow the elements among them.
         fed: The mapped tasks whose sources were changed.
+        reopened: The heads of maps that follow other maps again.
     """
-    keys = set(fed) | {
-        (entry.run.id, entry.task_id, UNMAPPED)
-        for entry in changed
-        if entry.map_index != UNMAPPED and entry.plan.structure.mapped is not None
-    }
+    again = list(reopened)
+    keys = (
+        set(fed)
+        | {
+            (entry.run.id, entry.task_id, UNMAPPED)
+            for entry in changed
+            if entry.map_index != UNMAPPED and entry.plan.structure.mapped is not None
+        }
+        | {(entry.run.id, entry.task_id, UNMAPPED) for entry in again}
+    )
     if not keys:
         return []
     board.load(keys)
     heads = [head for key in sorted(keys) if (head := board.find(*key)) is not None]
-    board.settle()
+    # Maps are open again before the tasks after them are decided.
+    board.park_elements()
     board.flush()
-    look_at_maps(board, heads)
+    look_at_maps(board, heads, {entry.id for entry in again})
     return heads
 
 
@@ -343,8 +364,12 @@ def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext)
         for entry in entries
         if isinstance(board.give(entry, Mark(outcome, triggerer=triggerers.get(entry.id)), request.by), Moved)
     ]
+    reopened = forget_failures(board, run, marked, request.by) if outcome is TaskOutcome.SUCCESS else []
+    if reopened and run.state in ("success", "failed"):
+        queue_run(run, context)
     sources = [entry for entry in marked if entry.row.outcome is TaskOutcome.SUCCESS and entry.map_index == UNMAPPED]
-    heads = _look_at_elements(board, marked, {(run.id, name, UNMAPPED) for one in sources for name in one.plan.feeds})
+    fed = {(run.id, name, UNMAPPED) for one in sources for name in one.plan.feeds}
+    heads = _look_at_elements(board, marked, fed, reopened)
     if outcome is TaskOutcome.SUCCESS:
         followed = [head for head in heads if head.row.outcome is TaskOutcome.SUCCESS]
         _clear_followers(board, run, marked + followed, request.by, context)
@@ -364,13 +389,21 @@ def _clear_followers(board: Board, run: RunEntry, marked: list[TaskEntry], by: s
     followers = [entry for name in names if (entry := board.find(run.id, name)) is not None]
     failed = [entry for entry in followers if entry.row.outcome is TaskOutcome.UPSTREAM_FAILED]
     found = read_maps(board.connection, [entry.id for entry in failed if entry.row.policy.is_map], locks=False)
+    ends = read_ends(board.connection, run)
+    reopened = []
     for entry in failed:
         stored = found.get(entry.id)
-        if stored is not None and stored.row.arrived:
+        if entry.plan.structure.follows is not None and ends[entry.task_id]:
+            # Its elements that failed with marked ones are removed; it may have failed with the whole map alone.
+            reopened.append(entry)
+        elif stored is not None and stored.row.arrived:
             continue  # its elements have run; only its source failed, or a user marked elements
-        board.give(entry, Clear(), by)
+        else:
+            board.give(entry, Clear(), by)
         if run.state in ("success", "failed"):
             queue_run(run, context)
+    if reopened:
+        _look_at_elements(board, (), reopened=reopened)
 
 
 def _lock_run(connection: Connection, dag_id: str, run_id: str, context: CallContext) -> tuple[Board, RunEntry]:

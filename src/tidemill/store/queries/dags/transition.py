@@ -255,10 +255,16 @@ class Board:
             self._doubtful[entry.id] = entry
         return answer
 
-    def note_created(self, tasks: Collection[int], by: str) -> None:
-        """Record elements of a mapped task that were created ready to be admitted."""
-        before, after = TaskState.NONE.value, TaskState.SCHEDULED.value
-        given = identify(Ready(0, Readiness.RUN))
+    def note_created(
+        self,
+        tasks: Collection[int],
+        by: str,
+        state: TaskState = TaskState.SCHEDULED,
+        readiness: Readiness = Readiness.RUN,
+    ) -> None:
+        """Record elements of a mapped task that were created in a state, as their upstream decided."""
+        before, after = TaskState.NONE.value, state.value
+        given = identify(Ready(0, readiness))
         self._effects.journal += [JournalRow(task, 1, before, after, given, by, None) for task in tasks]
         self.moved += len(tasks)
 
@@ -360,6 +366,13 @@ class Board:
     def doubt(self, entries: Iterable[TaskEntry]) -> None:
         """Mark tasks that `settle` must decide if they wait."""
         self._doubtful.update((entry.id, entry) for entry in entries)
+
+    def park_elements(self) -> None:
+        """Have cleared elements wait for the windows of their maps; all other decisions are left to `settle`."""
+        for entry in [one for one in self._doubtful.values() if one.map_index != UNMAPPED]:
+            del self._doubtful[entry.id]
+            if entry.row.state is TaskState.NONE:
+                self._decide(entry)
 
     def settle(self) -> None:
         """Propagate outcomes to successors and decide them, wave after wave."""

@@ -1,0 +1,75 @@
+"""Reads and copies what the elements of mapped tasks returned: the items of maps over them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from sqlalchemy import Connection, Insert, Select, and_, bindparam, func, insert, literal_column, select
+
+from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.dag_tables import map_item, task_instance, xcom
+from tidemill.store.statements import Statement
+
+_ITEM, _TASK, _XCOM = map_item.c, task_instance.c, xcom.c
+_WANTED = RowSet("wanted_results", run=int, task_id=str, map_index=int, key=str)
+
+
+def read_results(
+    connection: Connection, run: int, task_id: str, key: str, indexes: Iterable[int]
+) -> dict[int, tuple[str, bool]]:
+    """Return the states of elements, and whether they have stored a value, by index."""
+    rows = [(run, task_id, index, key) for index in sorted(indexes)]
+    if not rows:
+        return {}
+    given = _WANTED.build_parameters(find_dialect(connection), rows)
+    found = _results.fetch(connection, given, False)
+    return {index: (state, stored is not None) for _, _, index, _, state, stored in found}
+
+
+def read_values(
+    connection: Connection, wanted: Collection[tuple[int, str, int, str]]
+) -> dict[tuple[int, str, int, str], str]:
+    """Return the XComs of elements that have succeeded, given as run, task, index and key."""
+    if not wanted:
+        return {}
+    given = _WANTED.build_parameters(find_dialect(connection), sorted(wanted))
+    return {
+        (run, task, index, key): value
+        for run, task, index, key, _, value in _results.fetch(connection, given, True)
+        if value is not None
+    }
+
+
+@Statement
+def _results(dialect: str, values: bool) -> Select[Any]:
+    given = _WANTED.build_source(dialect)
+    same = and_(_TASK.run == given.c.run, _TASK.task_id == given.c.task_id, _TASK.map_index == given.c.map_index)
+    stored = and_(_XCOM.task == _TASK.id, _XCOM.key == given.c.key)
+    columns = (given.c.run, given.c.task_id, given.c.map_index, given.c.key, _TASK.state)
+    found = _XCOM.value if values else _XCOM.task
+    return select(*columns, found).select_from(given).join(task_instance, same).outerjoin(xcom, stored)
+
+
+def copy_results(connection: Connection, run: int, task_id: str, key: str, owner: int, owner_key: str) -> None:
+    """Store what the elements of a map returned as items, numbered without gaps."""
+    names = {"of_run": run, "of_task": task_id, "of_key": key, "owner": owner, "owner_key": owner_key}
+    _copy.fetch(connection, names)
+
+
+@Statement
+def _copy(dialect: str) -> Insert:
+    stored = and_(_XCOM.task == _TASK.id, _XCOM.key == bindparam("of_key"))
+    mine = and_(_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task"), _TASK.map_index >= 0)
+    rows = (
+        select(
+            bindparam("owner", type_=_ITEM.task.type).label("task"),
+            bindparam("owner_key", type_=_ITEM.key.type).label("key"),
+            (func.row_number().over(order_by=_TASK.map_index) - literal_column("1")).label("number"),
+            _XCOM.value,
+        )
+        .select_from(task_instance)
+        .join(xcom, stored)
+        .where(and_(mine, _TASK.state == literal_column("'success'")))
+    )
+    return insert(map_item).from_select(["task", "key", "number", "value"], rows)
