@@ -97,6 +97,7 @@ app.add_typer(record.app, name="record")
 app.command(epilog=EXIT_CODES)(dev.dev)
 for _service in (services.scheduler, services.triggerer, services.worker, services.parser):
     app.command(epilog=EXIT_CODES)(_service)
+app.add_typer(services.services, name="services")
 app.add_typer(dags.app, name="dags", epilog=EXIT_CODES)
 app.add_typer(runs.app, name="runs")
 app.add_typer(tasks.app, name="tasks")

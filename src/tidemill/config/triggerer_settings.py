@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from tidemill.config.section import Section
+from tidemill.config.section import NonEmpty, Section
 
 
 def _check_printable(name: str) -> str:
@@ -84,6 +84,9 @@ class TriggererSettings(Section):
         120.0,
         description="A trigger that blocks the event loop of `tidemill dev` for this long fails its task; the "
         "triggerer restarts and continues with the other triggers.",
+    )
+    queues: Annotated[list[NonEmpty], Field(min_length=1)] = Field(
+        default_factory=lambda: ["default"], description="The queues whose triggers a triggerer runs."
     )
     capacity: PositiveInt = Field(
         10_000,

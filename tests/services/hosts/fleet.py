@@ -56,6 +56,12 @@ class Fleet:
                 start_new_session=True,
             )
 
+    def run(self, *words: str) -> str:
+        """Run a command on the database, and return its output."""
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("TIDEMILL_")}
+        command = [sys.executable, "-m", "tidemill", *words, "--folder", str(self.folder / "dags")]
+        return subprocess.run(command, env=environ | self._settings, check=True, capture_output=True, text=True).stdout
+
     def kill(self, name: str) -> None:
         """Kill a service, as the loss of its host would."""
         process = self.services.pop(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -99,8 +100,10 @@ async def test_each_task_ends_once_though_a_service_of_each_kind_is_killed(
         assert await count(store, "SELECT count(*) FROM task_instance WHERE state = 'success'") == 6 * RUNS
         assert await count(store, AGAIN) == 0
         assert await count(store, "SELECT count(*) FROM task_journal WHERE after = 'success'") == 6 * RUNS
-        live = {one.name for one in await store.call(ListSessions())}
-        assert live == {"scheduler-2", "worker-2", "triggerer-2"}
+        dead = "SELECT count(*) FROM service_session WHERE ended_by IS NOT NULL AND parent IS NULL"
+        await wait_for(store, dead, 3, fleet.describe)
+        services = [json.loads(line) for line in fleet.run("services", "list", "--json").splitlines()]
+        assert {one["name"] for one in services} == {"scheduler-2", "worker-2", "triggerer-2"}
         for name in list(fleet.services):
             assert fleet.stop(name) == 0
         assert await store.call(ListSessions()) == ()

@@ -6,12 +6,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.store.dags import Player, dag, task
 
 from tidemill.core.errors import RemoteError
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.sessions.observer import SessionObserver
 from tidemill.store.calls.call import Call, CallRefusedError
-from tidemill.store.calls.service_calls import BeatSession, BeginSession, EndSession, ListSessions, LoseSession
+from tidemill.store.calls.service_calls import (
+    BeatSession,
+    BeginSession,
+    DescribeServices,
+    EndSession,
+    ListSessions,
+    LoseSession,
+)
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store
 
@@ -86,6 +94,17 @@ async def test_a_session_that_has_beaten_since_is_not_ended(database: Database):
 
     assert await list_live(database) == {session}
     assert await database.call(LoseSession(session, beat=1))
+
+
+async def test_the_services_are_described_with_what_they_hold(database: Database):
+    player = Player(database)
+    player.scheduler, player.worker = await begin(database, "scheduler"), await begin(database)
+    await player.create(dag(task("a"), task("b")))
+    assert len(await player.claim()) == 2
+
+    found = await database.call(DescribeServices())
+
+    assert [(one.session.kind, one.held) for one in found] == [("scheduler", 0), ("worker", 2)]
 
 
 async def test_no_child_begins_below_a_session_that_has_ended(database: Database):

@@ -78,11 +78,16 @@ class ServiceSupervisor:
         self._store, self._settings, self._parent = store, about.settings, 0
         config = [] if about.config is None else ["--config", str(about.config)]
         rest = [str(address), "--folder", str(about.folder), *config]
+        triggerer = about.settings.triggerer
+        # The command line may have changed the settings of this process.
+        of_triggerer = ["--capacity", str(triggerer.capacity), "--queues", ",".join(triggerer.queues)]
+        limits = {"worker": [], "triggerer": of_triggerer}
         # A blocked triggerer reports the blocking trigger itself, long before this limit.
         silent_seconds = 1.5 * about.settings.triggerer.block_limit_seconds + _SILENT_SECONDS
         self._silent_seconds = {"worker": _SILENT_SECONDS, "triggerer": silent_seconds}
         self.children = [
-            Child(kind, ["-m", _MODULES[kind], *rest], os.environ, output, self._note_death) for kind in kinds
+            Child(kind, ["-m", _MODULES[kind], *rest, *limits[kind]], os.environ, output, self._note_death)
+            for kind in kinds
         ]
         self.trials = Trials(
             store,

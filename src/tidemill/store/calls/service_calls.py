@@ -133,6 +133,18 @@ class ListSessions(Call[tuple[ServiceSession, ...]], frozen=True):
     kind: str = ""
 
 
+class ServiceRecord(msgspec.Struct, frozen=True):
+    """A live session. `held`: how many attempts or triggers it runs."""
+
+    session: ServiceSession
+    held: int
+
+
+@answered_by("sessions.services:describe_services", reads=True)
+class DescribeServices(Call[tuple[ServiceRecord, ...]], frozen=True):
+    """Return the live sessions of DAG services with what they hold, by id."""
+
+
 # -- the files of DAGs -------------------------------------------------------------------------------------------------
 
 

@@ -62,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", default=".", help="the folder of DAGs, whose modules may define triggers")
     parser.add_argument("--session", type=int, help="run only the triggers that are reserved for this session")
     parser.add_argument("--seconds", type=float, default=0.0, help="with --session: how long to run")
+    parser.add_argument("--capacity", type=int, help="how many triggers run at once")
+    parser.add_argument("--queues", help="the queues whose triggers it runs, separated by commas")
     parser.add_argument("--parent", type=int, help="the session of the process that started this one")
     given = parser.parse_args(arguments)
     signals = Signals(is_child=True)
@@ -79,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with route_output():
             trial = None if given.session is None else (given.session, given.seconds)
             loop = cast(TriggerLoop, runner.get_loop())
-            about = replace(describe_session("triggerer", name, given.parent), capacity=settings.triggerer.capacity)
+            capacity = given.capacity or settings.triggerer.capacity
+            queues = tuple(given.queues.split(",")) if given.queues else tuple(settings.triggerer.queues)
+            about = replace(describe_session("triggerer", name, given.parent), capacity=capacity, queues=queues)
             loop.run_to_end(_run(settings, given.address, about, Path(given.folder), signals, secrets, trial))
     except TidemillError as error:
         code = find_exit_code(error)

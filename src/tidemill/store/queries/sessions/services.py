@@ -18,10 +18,12 @@ from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.service_calls import (
     BeatSession,
     BeginSession,
+    DescribeServices,
     EndSession,
     ListSessions,
     LoseOtherSessions,
     LoseSession,
+    ServiceRecord,
     ServiceSession,
 )
 from tidemill.store.context import CallContext
@@ -165,6 +167,19 @@ def list_sessions(connection: Connection, request: ListSessions, context: CallCo
         )
         for row in connection.execute(statement)
     )
+
+
+def describe_services(
+    connection: Connection, request: DescribeServices, context: CallContext
+) -> tuple[ServiceRecord, ...]:
+    """Return the live sessions with what they hold; see `DescribeServices`."""
+    running = and_(_TASK.session_id == _SESSION.id, _TASK.state.in_((TaskState.RUNNING.value, TaskState.ENDING.value)))
+    tasks = select(func.count()).where(running).scalar_subquery()
+    triggers = select(func.count()).where(trigger_cursor.c.session_id == _SESSION.id).scalar_subquery()
+    live = and_(_SESSION.ended_us.is_(None), _SESSION.list == "")
+    held = dict(connection.execute(select(_SESSION.id, tasks + triggers).where(live)).all())
+    sessions = list_sessions(connection, ListSessions(), context)
+    return tuple(ServiceRecord(one, held[one.id]) for one in sessions if one.id in held)
 
 
 def _lose_tasks(connection: Connection, number: int, context: CallContext, *, is_clean: bool) -> None:
