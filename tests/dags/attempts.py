@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +69,7 @@ class Page:
 class Stored:
     total: int
     wanted: bool = True
+    full: bool = False
 
 
 @dataclass
@@ -128,6 +130,9 @@ class Services:
 
     def store_list(self, key: str, first: int, values: tuple[str, ...], total: int) -> None:
         self.emitted.append((first, values))
+
+    def wait_for_place(self, is_over: Callable[[], bool]) -> None:
+        raise AssertionError("there is room")
 
     def get_earlier_run(self, state: str | None) -> Any:
         self.asked.append(("earlier", state))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -220,6 +222,132 @@ def test_the_generator_waits_for_a_slow_store() -> None:
     services = Slow()
     assert len(run(generate, services)[1]) == 5_000
     assert services.ahead <= 2_001
+
+
+class Full(Services):
+    """A store that has enough whenever it has stored this many values since the last wait."""
+
+    def __init__(self, most: int = 2_000) -> None:
+        super().__init__()
+        self.most = most
+        self.waits: list[int] = []
+        self.last = 0
+        self.waiting, self.may_go_on = threading.Event(), threading.Event()
+        self.may_go_on.set()
+
+    def emit(self, first: int, values: tuple[str, ...]) -> Stored:
+        super().emit(first, values)
+        total = first + len(values)
+        return Stored(total, full=total - self.last >= self.most)
+
+    def wait_for_place(self, is_over: Callable[[], bool]) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        self.last = sum(len(values) for _, values in self.emitted)
+        self.waits.append(self.last)
+        self.waiting.set()
+        while not self.may_go_on.wait(0.01) and not is_over():
+            pass
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_generator_waits_at_its_yield_while_enough_is_stored(is_async: bool) -> None:
+    services = Full()
+    services.may_go_on.clear()
+    yielded: list[int] = []
+
+    def generate() -> Any:
+        for number in range(20_000):
+            yielded.append(number)
+            yield number
+
+    async def generate_async() -> Any:
+        for value in generate():
+            yield value
+
+    def look() -> None:
+        assert services.waiting.wait(10)
+        before = len(yielded)
+        time.sleep(0.1)
+        # It holds one value in its hand, and at most a group waits to be sent.
+        assert before == len(yielded) <= services.last + 1_001
+        services.may_go_on.set()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    result, emitted = run(generate_async if is_async else generate, services)
+    looking.join()
+    assert (result.ending, len(emitted)) == (Success(), 20_000)
+    assert len(services.waits) >= 5
+    assert all(after - before <= 3_000 for before, after in itertools.pairwise(services.waits))
+
+
+def test_a_generator_that_does_other_things_keeps_its_place_until_its_next_yield() -> None:
+    services = Full(most=1)
+
+    def generate() -> Any:
+        yield 1
+        wait_until(lambda: bool(services.emitted), 10)
+        time.sleep(0.1)
+        assert not services.waits
+        yield 2
+        assert services.waits == [1]
+
+    assert run(generate, services)[0].ending == Success()
+    assert services.waits == [1], "after its last value it ends"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_generator_that_waits_is_interrupted(is_async: bool) -> None:
+    services = Full(most=1)
+    services.may_go_on.clear()
+    closed = threading.Event()
+
+    def generate() -> Any:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    async def generate_async() -> Any:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    def interrupt() -> None:
+        services.waiting.wait(10)
+        signal.pthread_kill(main, signal.SIGALRM)
+
+    def stop(number: int, frame: Any) -> None:
+        raise TaskTimeout("interrupted")
+
+    main = threading.main_thread().ident
+    assert main is not None
+    before = signal.signal(signal.SIGALRM, stop)
+    thread = threading.Thread(target=interrupt)
+    began = time.monotonic()
+    try:
+        thread.start()
+        result, _ = run(generate_async if is_async else generate, services)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        thread.join()
+    assert isinstance(result.ending, Failure)
+    assert "interrupted" in result.ending.error
+    assert closed.is_set()
+    assert time.monotonic() - began < 5
+
+
+def test_an_error_of_the_wait_ends_the_attempt() -> None:
+    class Gone(Full):
+        def wait_for_place(self, is_over: Callable[[], bool]) -> None:
+            raise RuntimeError("the worker is gone")
+
+    result, _ = run(count(100_000), Gone())
+    assert isinstance(result.ending, Failure)
+    assert "the worker is gone" in result.ending.error
 
 
 def test_an_exception_keeps_what_was_yielded() -> None:

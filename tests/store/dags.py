@@ -14,7 +14,7 @@ from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.structure import DagStructure, MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.instance_calls import ListTasks, TaskRecord
 from tidemill.store.calls.run_calls import CreateRun, GetRun, RunRecord
-from tidemill.store.calls.service_calls import BeginSession, SchedulerAnswer, SchedulerTurn, StoreFile
+from tidemill.store.calls.service_calls import BeginSession, MapLimits, SchedulerAnswer, SchedulerTurn, StoreFile
 from tidemill.store.calls.worker_calls import (
     AttemptReport,
     AttemptReportOutcome,
@@ -46,6 +46,7 @@ class Player:
         self.store = store
         self.scheduler = self.worker = 0
         self.requests = itertools.count(1)
+        self.map_limits = MapLimits()
 
     async def begin(self) -> Player:
         self.scheduler = await self.begin_service("scheduler")
@@ -65,7 +66,7 @@ class Player:
     async def schedule(self) -> SchedulerAnswer:
         """Take turns until there is nothing more to do at once."""
         while True:
-            answer = await self.store.call(SchedulerTurn(self.scheduler))
+            answer = await self.store.call(SchedulerTurn(self.scheduler, map_limits=self.map_limits))
             if not answer.more:
                 return answer
 

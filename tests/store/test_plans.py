@@ -28,6 +28,7 @@ from tidemill.store.calls.service_calls import (
     ListSessions,
     LoseOtherSessions,
     LoseSession,
+    MapLimits,
     RemoveFile,
     StoreFile,
 )
@@ -67,7 +68,7 @@ from tidemill.store.calls.trigger_calls import (
     ReserveTriggers,
     StoreEvents,
 )
-from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, LogPart
+from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, ClaimedAttempt, LogPart
 from tidemill.store.calls.xcom_calls import ListXComs
 from tidemill.store.dag_tables import task_instance
 from tidemill.store.database import Database
@@ -88,6 +89,8 @@ def build_dag() -> DagStructure:
         task("e", "d"),
         task("f", "e"),
         task("m", "e", mapped=MapStructure(("x",), (MapSource("literal", length=3),), max_outstanding=2)),
+        task("g", "e", is_generator=True),
+        task("n", "g", mapped=MapStructure(("x",), (MapSource("generator", "g"),))),
         max_active_tasks=16,
         max_active_runs=3,
         run_timeout_us=DAY_US,
@@ -112,6 +115,7 @@ class Everybody:
     async def run_once(self) -> None:
         """Play a run to its end, and no more than what services say of it."""
         player = self.player
+        player.map_limits = MapLimits(max_backlog=2)
         self.number += 1
         await player.begin()
         run = await player.create(build_dag(), run_id=f"run{self.number}", logical_us=self.number * DAY_US)
@@ -123,6 +127,8 @@ class Everybody:
                 result: object = Success()
                 if one.task_id == "c" and one.resume is None:
                     result = Deferral("package.Trigger", "{}", "resume", stream_key="key")
+                elif one.task_id == "g":
+                    await self._wait_at_yield(one)
                 elif one.task_id == "d" and one.try_number == 1:
                     result = Failure("it failed")
                 if one.callback is None:
@@ -143,6 +149,16 @@ class Everybody:
             await self.call(BeatSession(service))
             await self.call(EndSession(service))
         await self.call(LoseSession(triggerer))
+
+    async def _wait_at_yield(self, one: ClaimedAttempt) -> None:
+        """Let a generator yield more than may be stored ahead, wait, and go on."""
+        player, key = self.player, (one.task, one.epoch)
+        await self.call(EmitItems(*key, 0, tuple(map(str, range(3)))))
+        await player.turn(held=(key,), blocked=(key,))
+        await player.schedule()
+        answer = await player.turn(held=(key,), blocked=(key,))
+        assert answer.unblocked == (key,)
+        await player.turn(held=(key,))
 
     async def do_all(self) -> None:
         """Make every call that there is."""

@@ -34,3 +34,24 @@ class DagsSettings(Section):
     paused_at_creation: bool = Field(
         False, description="Whether new DAGs start paused: a paused DAG does not run by schedule until it is unpaused."
     )
+    max_outstanding: int = Field(
+        128,
+        ge=1,
+        le=10_000,
+        description="The number of elements of a mapped task that may be unfinished at a time, deferred ones included, "
+        "unless the task sets `max_outstanding` itself. A map keeps the value with which it opened.",
+    )
+    max_map_length: int = Field(
+        1_000_000,
+        ge=1,
+        description="The number of elements that a mapped task may have. If its sources have more items, the task "
+        "fails. A map keeps the value with which it opened.",
+    )
+    max_backlog: int = Field(
+        10_000,
+        ge=1,
+        description="The number of values that a generator task may yield ahead of the elements that are created from "
+        "them, or 64 MiB of values. Then it waits at its `yield`, without a slot of its pool, outside the limits on "
+        "active tasks, and without a place at its worker, until less than half is left. A map keeps the value with "
+        "which it opened.",
+    )

@@ -6,6 +6,7 @@ Both are protocols, implemented by the worker's process, by `tidemill dags test`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -137,6 +138,8 @@ class EmitAnswer(Protocol):
     def total(self) -> int: ...
     @property
     def wanted(self) -> bool: ...
+    @property
+    def full(self) -> bool: ...
 
 
 class TaskServices(Protocol):
@@ -210,6 +213,13 @@ class TaskServices(Protocol):
             first: The index of the first value; parts come in order.
             values: The values.
             total: The length of the list; what was stored beyond it is removed.
+        """
+        ...
+
+    def wait_for_place(self, is_over: Callable[[], bool]) -> None:
+        """Wait, holding nothing that elements need, until they have taken enough of what this task yielded.
+
+        A thread other than the main one calls this, with `is_over` telling whether the wait is pointless by now.
         """
         ...
 

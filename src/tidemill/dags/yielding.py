@@ -2,6 +2,9 @@
 
 A thread sends what has been yielded, once in 50 ms or as soon as 1,000 values or 4 MiB wait: values of a fast generator
 travel in groups, and a value of a slow one is sent at once. With as many values waiting, the generator waits, too.
+
+If enough values are stored that no element has taken yet, the generator waits at its next `yield`, and its attempt
+gives up its slots and its place at the worker until it may go on.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from tidemill.dags.task_services import TaskServices
 from tidemill.runtime.json.codec import encode
 
 _GROUP_SECONDS: Final = 0.05
+_LOOK_SECONDS: Final = 0.2
 _MAX_WAITING: Final = 1_000
 _MAX_WAITING_BYTES: Final = 4 << 20
 #: The limit of the store, which also refuses larger values, but a much larger one does not even reach it.
@@ -53,7 +57,8 @@ def emit_all(results: Generator[Any, Any, Any] | AsyncGenerator[Any, Any], servi
 def _iterate(results: Any, emitter: _Emitter) -> None:
     try:
         for value in results:
-            emitter.wait_for_room()
+            while not emitter.has_room:
+                emitter.wait_for_room()
             if emitter.is_ended:
                 return
             emitter.put(value)
@@ -64,7 +69,7 @@ def _iterate(results: Any, emitter: _Emitter) -> None:
 async def _iterate_async(results: Any, emitter: _Emitter) -> None:
     try:
         async for value in results:
-            if not emitter.has_room:
+            while not emitter.has_room:
                 await asyncio.to_thread(emitter.wait_for_room)
             if emitter.is_ended:
                 return
@@ -92,6 +97,8 @@ class _Emitter:
         #: The number of values that the store has, including those of earlier tries.
         self._stored = 0
         self._is_finishing = False
+        #: Whether enough values are stored ahead, and whether the generator waits at a `yield`.
+        self._is_full = self._is_stalled = False
         #: Nothing more is sent: the store has refused a value, or wants no more.
         self.is_ended = False
         self._error: Exception | None = None
@@ -117,13 +124,20 @@ class _Emitter:
     @property
     def has_room(self) -> bool:
         """Whether the next value may be added."""
-        return self.is_ended or (len(self._waiting) < _MAX_WAITING and self._waiting_bytes < _MAX_WAITING_BYTES)
+        few = len(self._waiting) < _MAX_WAITING and self._waiting_bytes < _MAX_WAITING_BYTES
+        return self.is_ended or (few and not self._is_full)
 
     def wait_for_room(self) -> None:
-        """Wait until the next value may be added."""
-        if not self.has_room:
-            with self._changed:
-                self._changed.wait_for(lambda: self.has_room)
+        """Wait until the next value may be added, for a moment: a signal that arrives just before a wait does not
+        interrupt it, and is noticed after it.
+        """
+        with self._changed:
+            self._is_stalled = True
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(lambda: self.has_room, _LOOK_SECONDS)
+            finally:
+                self._is_stalled = False
 
     def finish(self, *, raises: bool = True) -> None:
         """Wait until all values are stored.
@@ -164,13 +178,38 @@ class _Emitter:
     def _send(self) -> None:
         while (values := self._take()) is not None:
             due = self._read_clock() + _GROUP_SECONDS
-            error, wanted = self._emit(values)
+            error, wanted, full = self._emit(values)
             with self._changed:
                 self._sent += len(values)
                 if error is not None or not wanted:
                     self._error, self.is_ended = error, True
+                self._is_full = full
                 self._changed.notify_all()
-                self._changed.wait_for(self._is_due, due - self._read_clock())
+                if not full:
+                    self._changed.wait_for(self._is_due, due - self._read_clock())
+            if full:
+                self._wait_for_place()
+
+    def _wait_for_place(self) -> None:
+        """Wait until the generator waits, too, and then until its attempt may go on."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stalled or self._is_over)
+            over = self._is_over
+        error = None
+        if not over:
+            try:
+                self._services.wait_for_place(lambda: self._is_over)
+            except Exception as caught:
+                error = caught
+        with self._changed:
+            self._is_full = False
+            if error is not None:
+                self._error, self.is_ended = error, True
+            self._changed.notify_all()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_finishing or self.is_ended
 
     def _is_due(self) -> bool:
         """Return whether the next group is sent without waiting for more values."""
@@ -188,18 +227,18 @@ class _Emitter:
             self._changed.notify_all()
             return values
 
-    def _emit(self, values: tuple[str, ...]) -> tuple[Exception | None, bool]:
-        """Send values; return an error, and whether more are wanted."""
+    def _emit(self, values: tuple[str, ...]) -> tuple[Exception | None, bool, bool]:
+        """Send values; return an error, whether more are wanted, and whether the generator has to wait."""
         try:
             answer = self._services.emit(self._sent, values)
         except (RemoteError, InvariantError) as error:
-            return error, False
+            return error, False, False
         except TidemillError as error:
             # The store refuses the value again whenever the task yields it.
             refusal = TaskFailed(str(error))
             refusal.__cause__ = error
-            return refusal, False
+            return refusal, False, False
         except Exception as error:
-            return error, False
+            return error, False, False
         self._stored = answer.total
-        return None, answer.wanted
+        return None, answer.wanted, answer.wanted and answer.full

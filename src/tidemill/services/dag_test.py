@@ -33,6 +33,7 @@ from tidemill.dags.running import run_attempt
 from tidemill.runtime.files.folders import OwnedFolder
 from tidemill.runtime.json.codec import encode
 from tidemill.services.dag_store import NoStoreError, open_dag_store
+from tidemill.services.map_limits import build_map_limits
 from tidemill.services.parser.program import describe_failure
 from tidemill.services.triggerer.hosting.ending import explain_fault
 from tidemill.services.triggerer.hosting.loading import create_trigger, encode_payload
@@ -40,7 +41,7 @@ from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.calls.call import Call, CallRefusedError
 from tidemill.store.calls.instance_calls import ListTasks
 from tidemill.store.calls.run_calls import CreateRun, GetRun, RunRecord
-from tidemill.store.calls.service_calls import BeginSession, SchedulerAnswer, SchedulerTurn, StoreFile
+from tidemill.store.calls.service_calls import BeginSession, MapLimits, SchedulerAnswer, SchedulerTurn, StoreFile
 from tidemill.store.calls.setting_calls import SetPool
 from tidemill.store.calls.task_calls import GetConnection, GetVariable
 from tidemill.store.calls.trigger_calls import (
@@ -98,7 +99,7 @@ def run_dag_test(
         runner = closing.enter_context(asyncio.Runner())
         store = runner.run(open_store(f"sqlite:///{owned.path}/dags.db"))
         try:
-            test = _Test(runner, store, loaded, _Shared(runner, settings, folder), say)
+            test = _Test(runner, store, loaded, _Shared(runner, settings, folder), say, build_map_limits(settings.dags))
             return test.run(path.relative_to(folder), dag_id, conf, logical_us)
         finally:
             runner.run(store.close())
@@ -186,7 +187,9 @@ class _Test:
         loaded: LoadedFile,
         shared: _Shared,
         say: Callable[[str], None],
+        limits: MapLimits,
     ) -> None:
+        self._limits = limits
         self._runner, self._store, self._loaded, self._shared, self._say = runner, store, loaded, shared, say
         self._request = 0
         #: The errors of tasks that were already shown to the user.
@@ -204,6 +207,9 @@ class _Test:
             # Values set during the run are in the run's own store.
             is_shared = found is None and type(call) in (GetVariable, GetConnection)
             return cast(T, self._shared.ask(call)) if is_shared else found
+
+    def wait_for_place(self, is_over: Callable[[], bool]) -> None:
+        """Return at once: attempts run one at a time, so elements begin after their generator has ended."""
 
     def run(self, path: Path, dag_id: str, conf: dict[str, Any], logical_us: int | None) -> str:
         about = (socket.gethostname(), "", os.getpid())
@@ -225,7 +231,7 @@ class _Test:
         for warning in run.warnings:
             self._say(f"warning: {warning}")
         while True:
-            turn = self.ask(SchedulerTurn(self._service))
+            turn = self.ask(SchedulerTurn(self._service, map_limits=self._limits))
             if turn.broken_runs:
                 raise InvariantError(
                     "the run cannot continue; this is a bug in tidemill, please report it with the log"

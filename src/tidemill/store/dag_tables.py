@@ -13,7 +13,10 @@ from sqlalchemy import BigInteger, Column, ForeignKey, Index, LargeBinary, Table
 from tidemill.store.tables import Id, metadata
 
 #: Tasks that hold pool slots and count against limits. Queries use this text verbatim so that it matches the index.
-HOLDS_SLOTS = "state IN ('queued', 'running', 'ending')"
+#: 1 and 2 are the phases of `core.tasks.task_row.BlockPhase` in which a waiting attempt has no slots.
+HOLDS_SLOTS = "state IN ('queued', 'running', 'ending') AND block NOT IN (1, 2)"
+#: Running attempts that wait at their `yield`.
+IS_BLOCKED = "state = 'running' AND block > 0"
 IS_DEFERRED = "state = 'deferred'"
 #: Elements of mapped tasks that failed. Queries use this text verbatim, too.
 IS_BAD_ELEMENT = "state IN ('failed', 'upstream_failed') AND map_index >= 0"
@@ -125,6 +128,7 @@ _partial("ix_dag_run_deadline", dag_run.c.deadline_us, where="deadline_us IS NOT
 #: still decide the task. `skip_votes`: the number of upstream tasks that skip it by name; `skips`: the tasks it skips.
 #: `rank`: the order of waiting tasks. `number`: the index in the structure. `ending_outcome`: the state that follows
 #: the ending; NULL: the task is queued again. `label`: what an attempt of an element made of `map_index_template`.
+#: `block`: the phase of the wait of a running attempt at its `yield`, which began at `block_us`; 0: it does not wait.
 task_instance = Table(
     "task_instance",
     metadata,
@@ -162,6 +166,8 @@ task_instance = Table(
     Column("claim_request", BigInteger),
     Column("error", Text),
     Column("label", Text),
+    Column("block", BigInteger, nullable=False, server_default=text("0")),
+    Column("block_us", BigInteger),
     UniqueConstraint("run", "task_id", "map_index", name="uq_task_instance_name"),
 )
 
@@ -169,6 +175,7 @@ _WAITING = (task_instance.c.rank, task_instance.c.since_us, task_instance.c.id)
 _partial("ix_task_scheduled", task_instance.c.pool, *_WAITING, where="state = 'scheduled'")
 _partial("ix_task_queued", task_instance.c.queue, *_WAITING, where="state = 'queued'")
 _partial("ix_task_slots", task_instance.c.pool, where=HOLDS_SLOTS)
+_partial("ix_task_blocked", task_instance.c.pool, task_instance.c.block, task_instance.c.id, where=IS_BLOCKED)
 _partial("ix_task_deferred", task_instance.c.dag, task_instance.c.task_id, where=IS_DEFERRED)
 _partial("ix_task_deferred_pool", task_instance.c.pool, where=IS_DEFERRED)
 _partial("ix_task_resumed", task_instance.c.dag, task_instance.c.task_id, where=IS_RESUMED)
@@ -199,7 +206,8 @@ def _count(name: str) -> Column[int]:
 #: One row per mapped task of a run. `task`: its head, the instance with map_index -1. The counts, and `stop`, are those
 #: of `core.tasks.expansion.MapRow`; `made`: the number of element rows, which have the indexes below it. `told`: what
 #: successors were told. `pending`: 1 if the scheduler must look at the map. `sources`: where the items are, set when
-#: the map opens. `error`: why the map cannot expand.
+#: the map opens. `error`: why the map cannot expand. `max_outstanding`, `max_length`, `max_backlog`: the limits of the
+#: settings when the map opened.
 task_map = Table(
     "task_map",
     metadata,
@@ -223,12 +231,16 @@ task_map = Table(
     Column("stop", Text),
     Column("sources", Text),
     Column("error", Text),
+    Column("max_outstanding", BigInteger),
+    Column("max_length", BigInteger),
+    Column("max_backlog", BigInteger),
     UniqueConstraint("run", "task_id", name="uq_task_map_name"),
 )
 _partial("ix_task_map_pending", task_map.c.task, where="pending = 1")
 
 #: The items of sources: what a generator yielded, and the values of a list that a map was opened over. `task` and
 #: `key`: the XCom that they are of, or the head of a map and the name of a parameter.
+#: `size_up_to`: for a generator, the size of the values of this item and of all before it.
 map_item = Table(
     "map_item",
     metadata,
@@ -236,6 +248,7 @@ map_item = Table(
     Column("key", Text, primary_key=True),
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("value", Text, nullable=False),
+    Column("size_up_to", BigInteger, nullable=False, server_default=text("0")),
     # Stored with row ids, because a value may be up to a megabyte.
 )
 

@@ -54,6 +54,18 @@ def test_a_resumed_task_has_kept_its_place_in_the_limits():
     assert admit(waiting, 8, 0, {1: ActiveLimits(per_dag=1)}, active).admitted == (1,)
 
 
+def test_a_generator_that_goes_on_comes_first_and_needs_room_within_the_limits():
+    waiting = [
+        Candidate(1, 1, 1, "e", resumed=True, priority=9),
+        Candidate(2, 1, 1, "g", since_us=9, returns=True),
+        Candidate(3, 1, 1, "g", slots=2, since_us=8, returns=True),
+    ]
+    assert admit(waiting, 9, 0, {}, Active()).admitted == (3, 2, 1)
+    assert admit(waiting, 9, 8, {}, Active()).admitted == (), "those behind it wait until it fits"
+    limits = {1: ActiveLimits(per_task_and_run={"g": 1})}
+    assert admit(waiting, 9, 0, limits, Active(per_dag={1: 1}, per_task_and_run={(1, "g"): 1})).admitted == (1,)
+
+
 candidates = st.lists(
     st.builds(
         Candidate,
@@ -65,6 +77,7 @@ candidates = st.lists(
         resumed=st.booleans(),
         priority=st.integers(1, 3),
         since_us=st.integers(0, 5),
+        returns=st.booleans(),
     ),
     max_size=20,
 )
@@ -75,7 +88,8 @@ by_task = st.dictionaries(st.sampled_from("ab"), st.integers(1, 3))
 @given(candidates, st.integers(0, 6), st.integers(0, 8), st.builds(ActiveLimits, counts, by_task, by_task))
 def test_no_limit_is_exceeded_and_nobody_waits_for_nothing(found, slots, used, limits):
     waiting = [
-        Candidate(n, c.dag, c.run, c.task, c.slots, c.resumed, c.priority, c.since_us) for n, c in enumerate(found)
+        Candidate(n, c.dag, c.run, c.task, c.slots, c.resumed and not c.returns, c.priority, c.since_us, c.returns)
+        for n, c in enumerate(found)
     ]
     answer = admit(waiting, slots, used, {1: limits}, Active())
     admitted = [waiting[number] for number in answer.admitted]

@@ -12,6 +12,7 @@ from tidemill.core.tasks.attempt import MAX_CLEANUP_US, MAX_LOST, Already, Fence
 from tidemill.core.tasks.dependencies import NOTHING, TOLD, Readiness, TaskOutcome, Told
 from tidemill.core.tasks.inputs import (
     Admit,
+    Blocked,
     CallbackKind,
     Cancel,
     Channel,
@@ -44,9 +45,11 @@ from tidemill.core.tasks.inputs import (
     TriggerFailed,
     TriggerFired,
     TriggerStopReason,
+    Unblocked,
+    WentOn,
     identify,
 )
-from tidemill.core.tasks.task_row import ENDED, Policy, TaskResume, TaskRow, TaskState
+from tidemill.core.tasks.task_row import ENDED, BlockPhase, Policy, TaskBlock, TaskResume, TaskRow, TaskState
 
 SECOND = 1_000_000
 RETRYING = Policy(retries=2, retry_delay_us=10 * SECOND, execution_timeout_us=60 * SECOND)
@@ -54,6 +57,8 @@ MAP = Policy(is_map=True)
 S, F, U, K = TaskOutcome.SUCCESS, TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED, TaskOutcome.SKIPPED
 #: The states in which a task has an attempt, or waits to have one.
 ATTEMPTS = {TaskState.SCHEDULED, TaskState.QUEUED, TaskState.RUNNING, TaskState.DEFERRED, TaskState.UP_FOR_RETRY}
+#: What is said of the wait of a running attempt at its `yield`.
+BLOCKS = {Blocked, Unblocked, WentOn}
 #: The states of plain tasks.
 PLAIN = [state for state in TaskState if state is not TaskState.MAPPED]
 
@@ -66,6 +71,9 @@ KINDS: dict[type, dict[str, object]] = {
     Failed: {"error": "it broke"},
     Skipped: {},
     Deferred: {"trigger": "a trigger", "method": "resume"},
+    Blocked: {},
+    Unblocked: {},
+    WentOn: {},
     TriggerFired: {"payload": "1"},
     TriggerFailed: {"error": "it broke"},
     Due: {},
@@ -344,6 +352,99 @@ def test_a_try_that_stopping_workers_return_goes_on_however_often_and_uses_no_re
     assert (life.task.tries, life.task.deadline_us) == (1, deadline)
 
 
+class Waiting(Life):
+    """A generator that waits at its `yield`."""
+
+    def __init__(self, phase: BlockPhase | None = BlockPhase.FULL) -> None:
+        super().__init__(RETRYING)
+        self.run()
+        for kind in (Blocked, Unblocked, Admit)[: phase or 0]:
+            self.say(kind)
+        assert phase == (self.task.block and self.task.block.phase)
+
+    def say(self, kind: type, **arguments: object) -> Waiting:
+        answer = feed(self.task, kind(epoch=self.task.epoch, **arguments), self.now)
+        assert isinstance(answer, Moved), answer
+        self.task, self.effects = answer.task, answer.effects
+        return self
+
+
+def test_a_generator_that_waits_holds_no_slots_until_it_is_admitted_again():
+    life = Waiting(None)
+    before = life.task
+    assert life.say(Blocked).effects == (Ring(Channel.SCHEDULER),)
+    assert not life.task.holds_slots(include_deferred=True)
+    assert life.say(Unblocked).effects == (Ring(Channel.SCHEDULER),)
+    assert not life.task.holds_slots(include_deferred=True)
+    assert life.say(Admit).effects == (Ring(Channel.WORKER),)
+    assert life.task.holds_slots()
+    assert life.say(WentOn).effects == ()
+    assert life.task == before
+    assert feed(before, Succeeded(before.epoch), life.now) == feed(life.task, Succeeded(before.epoch), life.now)
+
+
+@pytest.mark.parametrize("phase", [None, *BlockPhase])
+def test_each_step_of_a_wait_follows_the_one_before(phase):
+    life = Waiting(phase)
+    expected = {None: Blocked, BlockPhase.FULL: Unblocked, BlockPhase.READY: Admit, BlockPhase.ADMITTED: WentOn}
+    for kind in (Blocked, Unblocked, Admit, WentOn):
+        answer = feed(life.task, kind(life.task.epoch), life.now)
+        assert isinstance(answer, Moved if kind is expected[phase] else Refused), kind
+        assert feed(life.task, kind(life.task.epoch - 1), life.now) == Fenced()
+
+
+def test_the_time_of_a_wait_does_not_count_in_the_deadline():
+    life = Waiting()
+    deadline = life.task.deadline_us
+    assert life.task.next_due_us is None
+    life.now += 1_000 * SECOND
+    for kind in (Unblocked, Admit):
+        life.say(kind)
+        life.now += 50 * SECOND
+    assert life.say(WentOn).task.deadline_us == deadline + 1_100 * SECOND
+
+
+@pytest.mark.parametrize("phase", BlockPhase)
+@pytest.mark.parametrize("kind", [Lost, Returned])
+def test_a_generator_that_is_lost_while_it_waits_has_the_time_that_was_left(phase, kind):
+    life = Waiting(phase)
+    deadline = life.task.deadline_us
+    life.now += 1_000 * SECOND
+    life.take(kind).run()
+    assert (life.task.block, life.task.deadline_us) == (None, deadline + 1_000 * SECOND)
+
+
+def test_an_attempt_that_defers_itself_before_the_end_of_its_wait_is_known_has_the_time_that_was_left():
+    life = Waiting(BlockPhase.ADMITTED)
+    deadline = life.task.deadline_us
+    life.now += 7 * SECOND
+    life.take(Deferred, "a trigger", "resume")
+    assert life.task.next_due_us == deadline + 7 * SECOND
+
+
+@pytest.mark.parametrize("phase", BlockPhase)
+@pytest.mark.parametrize("kind", [Clear, Mark, Cancel, Remove])
+def test_whatever_ends_a_running_attempt_ends_one_that_waits_and_its_cleanup_gets_no_slots(phase, kind):
+    life, running = Waiting(phase), Waiting(None)
+    arguments = {"outcome": TaskOutcome.SUCCESS} if kind is Mark else {}
+    for one in (life, running):
+        one.say(kind, **arguments)
+        assert (one.task.state, one.effects) == (TaskState.ENDING, (EndAttempt(7), Ring(Channel.WORKER)))
+        if kind is not Remove:
+            one.say(Mark, outcome=TaskOutcome.SKIPPED)
+    assert life.task.holds_slots() is (phase is BlockPhase.ADMITTED)
+    assert life.take(Ended).task == running.take(Ended).task
+
+
+@pytest.mark.parametrize("phase", BlockPhase)
+@pytest.mark.parametrize("kind", [Succeeded, Failed, Skipped])
+def test_an_attempt_that_ends_while_it_waits_leaves_no_wait(phase, kind):
+    life = Waiting(phase)
+    assert life.task.block == TaskBlock(phase, life.now)
+    life.take(kind, **KINDS[kind])
+    assert life.task.block is None
+
+
 def test_what_was_lost_after_a_deferral_continues_where_it_was_resumed():
     life = bring(TaskState.DEFERRED).take(TriggerFired, "1").run().take(Lost).run()
     assert life.task.resume == TaskResume("resume", '{"a":1}', "1")
@@ -480,7 +581,9 @@ def test_every_input_is_answered_in_every_state(state):
         TaskState.NONE: {Ready, Mark, Cancel, Remove},
         TaskState.SCHEDULED: {Admit, Clear, Mark, Cancel, Remove},
         TaskState.QUEUED: {Claim, Clear, Mark, Cancel, Remove},
-        TaskState.RUNNING: {Succeeded, Failed, Skipped, Deferred, Lost, Returned, Clear, Mark, Cancel, Remove},
+        TaskState.RUNNING: {
+            *(Succeeded, Failed, Skipped, Deferred, Blocked, Lost, Returned, Clear, Mark, Cancel, Remove)
+        },
         TaskState.DEFERRED: {TriggerFired, TriggerFailed, Due, Clear, Mark, Cancel, Remove},
         TaskState.UP_FOR_RETRY: {Due, Clear, Mark, Cancel, Remove},
         TaskState.ENDING: {Ended, Lost, Returned, Mark, Cancel, Remove},
@@ -535,6 +638,7 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
     journal: dict[int, str] = {}
     told = NOTHING
     trigger: int | None = None
+    waited_since: int | None = None
     runs = False  # a process, or a trigger that a session runs
     for number in range(data.draw(st.integers(1, 40))):
         now += data.draw(st.integers(0, 2))
@@ -553,6 +657,23 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
             assert isinstance(answer, Fenced)
         if not isinstance(answer, Moved):
             continue
+        if kind in BLOCKS or (kind is Admit and task.state is TaskState.RUNNING):
+            # The same attempt: it is still running, in the same epoch, and nothing else has changed.
+            assert task.state is TaskState.RUNNING
+            assert answer.task == task._replace(block=answer.task.block, deadline_us=answer.task.deadline_us)
+            assert answer.task.block != task.block
+            assert all(isinstance(effect, Ring) for effect in answer.effects)
+            assert isinstance(feed(answer.task, given_input, now), Refused)
+            waited_since = {Blocked: now, WentOn: None}.get(kind, waited_since)
+            assert waited_since == (None if answer.task.block is None else answer.task.block.since_us)
+            if kind is WentOn and task.deadline_us is not None:
+                assert task.block is not None
+                assert answer.task.deadline_us == task.deadline_us + now - task.block.since_us
+            else:
+                assert answer.task.deadline_us == task.deadline_us
+            task = answer.task
+            continue
+        waited_since = waited_since if answer.task.state is TaskState.ENDING else None
         journal[task.epoch] = identify(given_input)
         # The same report again, after its answer was lost.
         assert feed(answer.task, given_input, now, journal[task.epoch]) == Already()
@@ -601,6 +722,8 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
         assert (task.ending is not None) is (task.state is TaskState.ENDING)
         assert (trigger is not None) is (task.state is TaskState.DEFERRED)
         held = task.state in (TaskState.RUNNING, TaskState.ENDING)
+        assert task.block is None or held
+        assert (task.block is None) is (waited_since is None)
         assert (task.session is not None) is (held and not policy.is_map)
         assert task.tries <= task.max_tries
         assert task.lost <= MAX_LOST

@@ -75,6 +75,12 @@ class MemoryStore:
         self.turns: list[WorkerTurn] = []
         self.to_end: set[tuple[int, int]] = set()
         self.away = self.ended = False
+        #: What generators yielded, the number of values of which the store has enough, and whether those that wait may
+        #: go on; what they yielded by then is taken.
+        self.yielded: list[str] = []
+        self.backlog = 1 << 30
+        self.taken = 0
+        self.may_go_on = False
         self.refused: Counter[str] = Counter()
         #: What is raised for values of generators.
         self.fault: Exception | None = None
@@ -84,6 +90,11 @@ class MemoryStore:
 
     def queue(self, *attempts: ClaimedAttempt) -> None:
         self.waiting += attempts
+        self._rung.set()
+
+    def go_on(self) -> None:
+        """Let attempts that wait at their `yield` go on."""
+        self.may_go_on = True
         self._rung.set()
 
     def end(self, task: int, epoch: int = 3) -> None:
@@ -124,7 +135,10 @@ class MemoryStore:
             case EmitItems(first=first, values=values):
                 if self.fault is not None:
                     raise self.fault
-                return ItemsStored(first + len(values), wanted=True)
+                assert first == len(self.yielded)
+                self.yielded += values
+                total = len(self.yielded)
+                return ItemsStored(total, wanted=True, full=total - self.taken >= self.backlog)
             case SetVariable(key, value):
                 self.variables[key] = value
             case GetVariable(key):
@@ -147,14 +161,18 @@ class MemoryStore:
             self.callbacks[callback.id] = callback
             if callback.log_end is not None:
                 self._keep(callback.log_end)
-        given, self.waiting = self.waiting[: turn.capacity], self.waiting[turn.capacity :]
+        capacity = turn.capacity - (len(turn.blocked) if self.may_go_on else 0)
+        given, self.waiting = self.waiting[: max(0, capacity)], self.waiting[max(0, capacity) :]
         self.claimed |= {(each.task, each.epoch): each for each in given}
         answer = WorkerAnswer(
             tuple(AttemptReportOutcome(report.task, OutcomeKind.MOVED) for report in turn.reports),
             tuple(given),
             tuple(key for key in turn.held if key in self.to_end),
             time.time_ns() // 1000,
+            turn.blocked if self.may_go_on else (),
         )
+        if self.may_go_on and turn.blocked:
+            self.taken = len(self.yielded)
         self._answers[turn.request] = answer
         return answer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tidemill.core.tasks.alive import SeenService, find_alive
@@ -94,3 +95,21 @@ def test_a_task_of_a_mapped_group_waits_for_tasks_outside_as_a_whole_and_inside_
         "elements",
         "its elements: 128 of 1,200 so far are open",
     )
+
+
+@pytest.mark.parametrize(
+    ("block", "kind", "text"),
+    [
+        (1, "elements", "elements to be created from what it has yielded"),
+        (2, "slots", "pool p, which does not exist; create it, to go on after its yield"),
+        (3, "worker", "a place at its worker, to go on after its yield"),
+    ],
+)
+def test_a_generator_that_is_far_ahead_says_what_it_waits_for(block: int, kind: str, text: str) -> None:
+    plain = TaskRecord(
+        1, 1, "d", "r", "g", -1, "running", 1, 1, 1, "Operator", "q", "p", 1, 1, 0, 0, None, None, None, None, None
+    )
+    assert describe_wait(plain, None, {}, RUN, AROUND) is None
+    wait = describe_wait(msgspec.structs.replace(plain, block=block), None, {}, RUN, AROUND)
+    assert wait is not None
+    assert (wait.kind, wait.text) == (kind, text)

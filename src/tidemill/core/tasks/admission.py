@@ -27,6 +27,8 @@ class Candidate:
         task: Its name within the DAG.
         slots: The number of slots of the pool that it needs.
         resumed: Whether it continues after a deferral.
+        returns: Whether it is a running attempt that waited at its `yield` without slots. It comes before all others:
+            they may need what it has not yielded yet.
         priority: Tasks with a higher priority come first.
         since_us: When it began to wait, in UTC microseconds.
     """
@@ -39,6 +41,7 @@ class Candidate:
     resumed: bool = False
     priority: int = 1
     since_us: int = 0
+    returns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,9 @@ class PoolAdmission:
     too_large: tuple[int, ...]
 
 
-def order(candidate: Candidate) -> tuple[bool, int, int, int]:
-    """Return the key by which candidates are sorted: resumed ones first, then by priority, then by age."""
-    return (not candidate.resumed, -candidate.priority, candidate.since_us, candidate.number)
+def order(candidate: Candidate) -> tuple[bool, bool, int, int, int]:
+    """Return the key by which candidates are sorted: returning ones, then resumed ones, then by priority and age."""
+    return (not candidate.returns, not candidate.resumed, -candidate.priority, candidate.since_us, candidate.number)
 
 
 def admit(

@@ -19,20 +19,30 @@ A unit of a mapped group stands for all tasks of the group with one index. Users
 
     none -> mapped -> success | failed | upstream_failed | skipped | removed -> none, when one of its tasks is cleared
 
+A generator whose values are stored far enough ahead waits at its `yield`. Its attempt is the same one all the time, so
+the task stays `running` in the same epoch; `TaskRow.block` says how far the wait is:
+
+    none -> full -> ready -> admitted -> none
+
+It holds no slots until it is admitted again, and every input that ends a running attempt ends a waiting one, too.
+
 A task that a user clears, marks or cancels while its attempt runs is `ending` until the attempt is gone: the process
 with its `finally` and `on_kill`, or the trigger with its cleanup. Only then may the next attempt begin, or successors
 start, so that the old attempt's cleanup cannot hit their work.
 
 Invariants:
-1. Every change raises the epoch by one. Every report carries the epoch it was issued; a stale epoch changes nothing.
-   The answer tells the sender whether it is too late (`Fenced`) or has sent the report before (`Already`).
+1. Every change raises the epoch by one, except those of `block`. Every report carries the epoch it was issued; a stale
+   epoch changes nothing. The answer tells the sender whether it is too late (`Fenced`) or has sent the report before
+   (`Already`).
 2. A trigger exists exactly while its task is deferred, and a session holds a task exactly while it is running or
    ending.
 3. Successors are informed of every change of the outcome, once: the last outcome they were told is the task's. A
    mapped task tells each kind of outcome that its elements have, and its end.
 4. A try that was lost with its worker, or deferred, uses up no retry.
-5. The deadline of a try is counted from its first start, across deferrals and queues.
+5. The deadline of a try is counted from its first start, across deferrals and queues, without the time that it waited
+   at a `yield`.
 6. A user's clear or mark takes effect only once nothing of the old attempt runs, or its session is dead.
+7. `block` is set only while an attempt is running or ending.
 """
 
 from __future__ import annotations
@@ -43,6 +53,7 @@ from typing import NamedTuple, TypedDict, Unpack
 from tidemill.core.tasks.dependencies import TOLD, Readiness, TaskOutcome, Told
 from tidemill.core.tasks.inputs import (
     Admit,
+    Blocked,
     CallbackKind,
     Cancel,
     Channel,
@@ -76,10 +87,21 @@ from tidemill.core.tasks.inputs import (
     TriggerFailed,
     TriggerFired,
     TriggerStopReason,
+    Unblocked,
+    WentOn,
     identify,
     name_input,
 )
-from tidemill.core.tasks.task_row import ENDED, STATES, TaskEnding, TaskResume, TaskRow, TaskState
+from tidemill.core.tasks.task_row import (
+    ENDED,
+    STATES,
+    BlockPhase,
+    TaskBlock,
+    TaskEnding,
+    TaskResume,
+    TaskRow,
+    TaskState,
+)
 
 #: How many times a try may be lost with its worker before that counts as a failure of the try.
 MAX_LOST = 5
@@ -129,6 +151,7 @@ class _Changes(TypedDict, total=False):
     due_us: int | None
     resume: TaskResume | None
     ending: TaskEnding | None
+    block: TaskBlock | None
 
 
 _RING_SCHEDULER, _RING_WORKER, _RING_TRIGGERER = Ring(Channel.SCHEDULER), Ring(Channel.WORKER), Ring(Channel.TRIGGERER)
@@ -152,6 +175,8 @@ def feed(task: TaskRow, given: Input, now_us: int, left: str | None = None) -> A
             return _decide_waiting(task, given, now_us)
         case Succeeded() | Failed() | Skipped() | Deferred() | Lost() | Returned() | Ended():
             return _decide_attempt(task, given, now_us)
+        case Blocked() | Unblocked() | WentOn():
+            return _decide_block(task, given, now_us)
         case TriggerFired() | TriggerFailed():
             return _decide_trigger(task, given, now_us)
         case MapTold(told=told):
@@ -180,6 +205,7 @@ def _move(
     **changes: Unpack[_Changes],
 ) -> Moved:
     """Return the task in another state, with the effects that every change has."""
+    changes.setdefault("block", None)
     moved = task._replace(state=state, epoch=task.epoch + 1, session=session, told=told, **changes)
     all_effects = [effect for effect in effects if effect is not None]
     before, after = task.tells, moved.tells
@@ -215,6 +241,7 @@ def _decide_waiting(task: TaskRow, given: Ready | Admit | Claim | Due, now_us: i
         case Admit():
             if task.state is TaskState.SCHEDULED:
                 return _move(task, TaskState.QUEUED, _RING_WORKER)
+            return _decide_block(task, given, now_us)
         case Ready(readiness=readiness):
             if task.state is TaskState.NONE and readiness is not Readiness.WAIT:
                 return _decide_ready(task, readiness)
@@ -280,16 +307,42 @@ def _decide_attempt(
             due_us = None if given.timeout_us is None else now_us + given.timeout_us
             resume = TaskResume(given.method, given.kwargs)
             told = (MakeTrigger(task.epoch + 1, given.trigger), _RING_TRIGGERER, _RING_SCHEDULER)
-            return _move(task, TaskState.DEFERRED, *told, due_us=due_us, lost=0, resume=resume)
+            deadline_us = _find_deadline(task, now_us)
+            return _move(task, TaskState.DEFERRED, *told, due_us=due_us, lost=0, resume=resume, deadline_us=deadline_us)
         case Lost(bits=bits):
             if task.lost >= MAX_LOST:
                 return _fail(task, f"the task was lost with its worker {MAX_LOST + 1} times", now_us, bits)
-            return _move(task, TaskState.QUEUED, _RING_WORKER, lost=task.lost + 1)
+            deadline_us = _find_deadline(task, now_us)
+            return _move(task, TaskState.QUEUED, _RING_WORKER, lost=task.lost + 1, deadline_us=deadline_us)
         case Returned():
             # At least 1 continues the try; more would count towards the limit.
-            return _move(task, TaskState.QUEUED, _RING_WORKER, lost=max(task.lost, 1))
+            deadline_us = _find_deadline(task, now_us)
+            return _move(task, TaskState.QUEUED, _RING_WORKER, lost=max(task.lost, 1), deadline_us=deadline_us)
         case _:
             return _refuse(task, given)
+
+
+def _decide_block(task: TaskRow, given: Blocked | Unblocked | Admit | WentOn, now_us: int) -> Answer:
+    """Apply what is said of the wait of a running attempt; neither its epoch nor its session changes."""
+    if task.state is not TaskState.RUNNING:
+        return _refuse(task, given)
+    match given, task.block:
+        case Blocked(), None:
+            return Moved(task._replace(block=TaskBlock(BlockPhase.FULL, now_us)), (_RING_SCHEDULER,))
+        case Unblocked(), TaskBlock(BlockPhase.FULL, since_us):
+            return Moved(task._replace(block=TaskBlock(BlockPhase.READY, since_us)), (_RING_SCHEDULER,))
+        case Admit(), TaskBlock(BlockPhase.READY, since_us):
+            return Moved(task._replace(block=TaskBlock(BlockPhase.ADMITTED, since_us)), (_RING_WORKER,))
+        case WentOn(), TaskBlock(BlockPhase.ADMITTED, _):
+            return Moved(task._replace(block=None, deadline_us=_find_deadline(task, now_us)), ())
+    return _refuse(task, given)
+
+
+def _find_deadline(task: TaskRow, now_us: int) -> int | None:
+    """Return the deadline of a running attempt, moved by the time that it has waited at its `yield`."""
+    if task.deadline_us is None or task.block is None:
+        return task.deadline_us
+    return task.deadline_us + now_us - task.block.since_us
 
 
 def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerFailed, now_us: int) -> Answer:
@@ -369,7 +422,13 @@ def _end_first(task: TaskRow, wanted: TaskEnding, triggerer: int | None, now_us:
         effects = (EndAttempt(session), _RING_WORKER)
     if session is None:
         return _become(task, wanted, *effects)
-    changes: _Changes = {"due_us": due_us, "deadline_us": None, "resume": None, "ending": wanted}
+    changes: _Changes = {
+        "due_us": due_us,
+        "deadline_us": None,
+        "resume": None,
+        "ending": wanted,
+        "block": task.block,  # it has no slots for its cleanup either
+    }
     return _move(task, TaskState.ENDING, *effects, session=session, **changes)
 
 

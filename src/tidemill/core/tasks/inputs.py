@@ -130,6 +130,30 @@ class Deferred:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocked:
+    """The attempt waits at its `yield`: enough of what it yielded is stored, and no element has taken it yet."""
+
+    epoch: int
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unblocked:
+    """Elements have taken enough of what the waiting attempt yielded; it needs slots to go on."""
+
+    epoch: int
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WentOn:
+    """The waiting attempt has a place at its worker again, and goes on."""
+
+    epoch: int
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TriggerFired:
     """The first event of the task's trigger is being stored. `payload`: encoded."""
 
@@ -248,6 +272,9 @@ Input = (
     | Failed
     | Skipped
     | Deferred
+    | Blocked
+    | Unblocked
+    | WentOn
     | TriggerFired
     | TriggerFailed
     | Due

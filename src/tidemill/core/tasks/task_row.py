@@ -96,6 +96,25 @@ class TaskEnding(NamedTuple):
     error: str | None = None
 
 
+class BlockPhase(enum.IntEnum):
+    """How far a running attempt is that waits at its `yield`, because enough of what it yielded is stored ahead.
+
+    FULL: its elements have to take some of it first. READY: they have; it waits for slots. ADMITTED: it has its slots
+    again, and waits for a place at its worker.
+    """
+
+    FULL = 1
+    READY = 2
+    ADMITTED = 3
+
+
+class TaskBlock(NamedTuple):
+    """The wait of a running attempt. `since_us`: when it began; that time does not count in its deadline."""
+
+    phase: BlockPhase
+    since_us: int
+
+
 class TaskRow(NamedTuple):
     """The part of a task instance that its life depends on; a tuple, because one is created with every change.
 
@@ -113,6 +132,7 @@ class TaskRow(NamedTuple):
         resume: How the next attempt, or the one that waits for its trigger, continues; None: from the beginning.
         ending: The state that follows; set exactly while it is ending.
         told: The part of a mapped task in the tallies of its successors, where its own outcome does not say it.
+        block: The wait of a running attempt at its `yield`; kept while that attempt is ended.
     """
 
     policy: Policy = Policy()
@@ -128,6 +148,7 @@ class TaskRow(NamedTuple):
     resume: TaskResume | None = None
     ending: TaskEnding | None = None
     told: Told | None = None
+    block: TaskBlock | None = None
 
     @property
     def outcome(self) -> TaskOutcome | None:
@@ -160,7 +181,7 @@ class TaskRow(NamedTuple):
 
     def holds_slots(self, include_deferred: bool = False) -> bool:
         """Return whether it counts in its pool. `include_deferred`: whether deferred tasks count."""
-        if self.policy.is_map:
+        if self.policy.is_map or (self.block is not None and self.block.phase is not BlockPhase.ADMITTED):
             return False
         return self.state in (TaskState.QUEUED, TaskState.RUNNING, TaskState.ENDING) or (
             include_deferred and self.state is TaskState.DEFERRED

@@ -2,6 +2,7 @@
 
 A process imports one file, and runs one attempt of it. Meanwhile the next process of the file is started, so that the
 next attempt finds one ready. Attempts with `reuses` share a process one after another instead, because that is faster.
+An attempt that waits at its `yield` keeps its process and gives its place to another one until it may go on.
 Times are seconds of one monotonic clock.
 
 Invariants:
@@ -9,7 +10,8 @@ Invariants:
 - An attempt that does not reuse processes gets a fresh one, which runs nothing afterwards.
 - An attempt that was claimed ends once: its process reported a result (`ended`), or `Died` says why there is none.
 - A process that has to leave, or was interrupted, is killed when its grace period ends, whatever it does.
-- At most `concurrency` attempts run, and at most `idle_processes` idle processes are kept.
+- At most `concurrency` attempts have a place, and at most `idle_processes` idle processes are kept.
+- An attempt that may go on gets the first place that becomes free; the time until then does not count in its deadline.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class WorkerLimits:
     """The limits of a worker.
 
     Attributes:
-        concurrency: The number of attempts it runs at once.
+        concurrency: The number of attempts it runs at once, besides those that wait at their `yield`.
         recycle_after: The number of attempts after which a reused process is replaced.
         grace_seconds: The time between the request to end and the kill.
         idle_seconds: How long an idle process is kept.
@@ -95,6 +97,13 @@ class RunAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class GoOn:
+    """Let the attempt that a process runs go on after its `yield`."""
+
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupt:
     """Raise an exception in the attempt that a process runs."""
 
@@ -124,7 +133,7 @@ class Died:
     why: InterruptReason
 
 
-Effect = StartProcess | RunAttempt | Interrupt | RetireProcess | KillProcess | Died
+Effect = StartProcess | RunAttempt | GoOn | Interrupt | RetireProcess | KillProcess | Died
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +150,8 @@ class _Process:
         leaving: Whether it gets no further attempt.
         kill_at: When it is killed; None: it may live, or was killed already.
         relieved: Whether another process was started to replace it.
+        blocked_at: Since when its attempt waits at its `yield`, without a place; None: it has one.
+        turn: The order in which such attempts may go on; None: this one may not yet.
     """
 
     file: str
@@ -152,6 +163,8 @@ class _Process:
     leaving: bool = False
     kill_at: float | None = None
     relieved: bool = False
+    blocked_at: float | None = None
+    turn: int | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -171,17 +184,23 @@ class WorkerSlots:
         self._limits = limits
         self._processes: dict[int, _Process] = {}
         self._started = 0
+        self._turns = 0
         self._draining = False
 
     @property
     def held(self) -> list[Attempt]:
-        """The attempts that are running."""
+        """The attempts that are running or wait at their `yield`."""
         return [process.attempt for process in self._processes.values() if process.attempt is not None]
+
+    @property
+    def busy(self) -> int:
+        """The number of places that attempts have."""
+        return sum(one.attempt is not None and one.blocked_at is None for one in self._processes.values())
 
     @property
     def capacity(self) -> int:
         """The number of attempts that can be claimed now."""
-        return 0 if self._draining else max(0, self._limits.concurrency - len(self.held))
+        return 0 if self._draining else max(0, self._limits.concurrency - self.busy)
 
     @property
     def processes(self) -> dict[int, str]:
@@ -226,30 +245,47 @@ class WorkerSlots:
         process = self._processes.get(number)
         if process is None or process.attempt is None:
             return []
-        done = replace(process, attempt=None, since=now, kill_at=None)
+        done = replace(process, attempt=None, since=now, kill_at=None, blocked_at=None, turn=None)
         self._processes[number] = done
         is_used_up = not process.attempt.reuses or done.runs >= self._limits.recycle_after
+        going_on = self._fill_places(now)
         if process.why is not InterruptReason.CRASH or not clean or is_used_up:
-            return [*self._relieve(number, process.attempt, now), *self._retire(number, now)]
-        return self._retire_surplus(now)
+            return [*going_on, *self._relieve(number, process.attempt, now), *self._retire(number, now)]
+        return [*going_on, *self._retire_surplus(now)]
+
+    def block(self, number: int, now: float) -> list[Effect]:
+        """Take the place of an attempt that waits at its `yield`."""
+        process = self._processes.get(number)
+        if process is None or process.attempt is None or process.blocked_at is not None:
+            return []
+        self._processes[number] = replace(process, blocked_at=now, turn=None)
+        ended = self._interrupt(number, InterruptReason.DRAIN, now) if self._draining else []
+        return [*ended, *self._fill_places(now)]
+
+    def unblock(self, key: Key, now: float) -> list[Effect]:
+        """Let an attempt that waits at its `yield` go on as soon as there is a place for it."""
+        for number, process in self._processes.items():
+            waits = process.blocked_at is not None and process.turn is None
+            if waits and process.attempt is not None and process.attempt.key == key:
+                self._turns += 1
+                self._processes[number] = replace(process, turn=self._turns)
+                return self._fill_places(now)
+        return []
 
     def note_stale(self, number: int, now: float) -> list[Effect]:
         """Record that the file of a process has changed."""
         process = self._processes.get(number)
         return self._retire(number, now) if process is not None and process.is_idle else []
 
-    def note_exited(self, number: int, *, lost: bool = False) -> list[Effect]:
+    def note_exited(self, number: int, now: float, *, lost: bool = False) -> list[Effect]:
         """Process the exit of a process. `lost`: it neither exited by itself nor was killed; the process that starts
         them failed.
         """
         process = self._processes.pop(number, None)
         if process is None or process.attempt is None:
             return []
-        return [
-            Died(
-                process.attempt, InterruptReason.LOST if lost and process.why is InterruptReason.CRASH else process.why
-            )
-        ]
+        why = InterruptReason.LOST if lost and process.why is InterruptReason.CRASH else process.why
+        return [Died(process.attempt, why), *self._fill_places(now)]
 
     def end(self, key: Key, now: float, why: InterruptReason = InterruptReason.REPLACED) -> list[Effect]:
         """End an attempt; one that has ended, or is being ended, changes nothing."""
@@ -259,14 +295,17 @@ class WorkerSlots:
         return []
 
     def drain(self, now: float) -> list[Effect]:
-        """Claim no more attempts, and retire idle processes."""
+        """Claim no more attempts, retire idle processes, and end attempts that wait at their `yield`: their elements
+        may be waiting for this worker.
+        """
         self._draining = True
-        return [
-            effect
-            for number, process in list(self._processes.items())
-            if process.is_idle
-            for effect in self._retire(number, now)
-        ]
+        effects: list[Effect] = []
+        for number, process in list(self._processes.items()):
+            if process.is_idle:
+                effects += self._retire(number, now)
+            elif process.blocked_at is not None:
+                effects += self._interrupt(number, InterruptReason.DRAIN, now)
+        return effects
 
     def end_all(self, now: float) -> list[Effect]:
         """End all attempts, and claim no more."""
@@ -305,9 +344,28 @@ class WorkerSlots:
         times = [] if process.loaded else [process.since + self._limits.import_seconds]
         if process.attempt is None:
             times.append(process.since + self._limits.idle_seconds)
-        elif process.why is InterruptReason.CRASH and process.attempt.deadline is not None:
+        elif (
+            process.why is InterruptReason.CRASH and process.attempt.deadline is not None and process.blocked_at is None
+        ):
             times.append(process.attempt.deadline)
         return min(times, default=None)
+
+    def _fill_places(self, now: float) -> list[Effect]:
+        """Give free places to the attempts that may go on, in the order in which they were allowed to."""
+        waiting = sorted(
+            (process.turn, number)
+            for number, process in self._processes.items()
+            if process.turn is not None and process.why is InterruptReason.CRASH
+        )
+        effects: list[Effect] = []
+        for _, number in waiting[: max(0, self._limits.concurrency - self.busy)]:
+            process = self._processes[number]
+            attempt, since = process.attempt, process.blocked_at
+            if attempt is not None and attempt.deadline is not None and since is not None:
+                attempt = replace(attempt, deadline=attempt.deadline + now - since)
+            self._processes[number] = replace(process, attempt=attempt, blocked_at=None, turn=None)
+            effects.append(GoOn(number))
+        return effects
 
     def _rank(self, number: int) -> tuple[bool, bool, float]:
         process = self._processes[number]

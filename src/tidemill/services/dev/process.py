@@ -35,6 +35,7 @@ from tidemill.services.dev.metrics import CallMeter, DagMetrics, MeasuredStore
 from tidemill.services.dev.takeover import KIND, Lease, take_over
 from tidemill.services.dev.web_ui import WatchedDags, serve_dags_metrics, serve_dags_web
 from tidemill.services.lost_store import check_files, recover_store, watch_files
+from tidemill.services.map_limits import build_map_limits
 from tidemill.services.parser.service import ParserService
 from tidemill.services.scheduler.scheduler import Scheduler
 from tidemill.services.sessions.beats import SessionLostError, send_beats
@@ -191,7 +192,10 @@ class Dev:
         settings = self.about.settings
         log.info("tidemill dev is starting", folder=str(self.about.folder), store=self.database.label)
         tasks = [
-            self._start("scheduler", Scheduler(self.database, self.database.doorbell, scheduler).run()),
+            self._start(
+                "scheduler",
+                Scheduler(self.database, self.database.doorbell, scheduler, build_map_limits(settings.dags)).run(),
+            ),
             self._start("parser", self.parser.run(self.database)),
             *(self._start("beats", self._beat(session)) for session in (dev, scheduler)),
             self._start("watch of the store's file", watch_files(self.database)),

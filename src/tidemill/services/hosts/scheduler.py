@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.services.hosts.service import ServiceHost, run_service, serve_sessions
+from tidemill.services.map_limits import build_map_limits
 from tidemill.services.parser.service import ParserService
 from tidemill.services.scheduler.scheduler import Scheduler
 from tidemill.services.sessions.observer import SessionObserver
@@ -46,7 +47,7 @@ class HostedScheduler:
         store = host.store
         parser = [] if self._parser is None else [("parser", self._parser.run(store))]
         return [
-            ("scheduler", Scheduler(store, store.doorbell, session).run()),
+            ("scheduler", Scheduler(store, store.doorbell, session, build_map_limits(host.about.settings.dags)).run()),
             ("observer of sessions", SessionObserver(store, session, host.lease).run()),
             ("retention", RunRetention(store, host.about.settings.store).run()),
             *parser,

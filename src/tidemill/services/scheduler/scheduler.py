@@ -22,7 +22,7 @@ from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.calls.call import CallRefusedError
-from tidemill.store.calls.service_calls import SchedulerAnswer, SchedulerTurn
+from tidemill.store.calls.service_calls import MapLimits, SchedulerAnswer, SchedulerTurn
 from tidemill.store.database import StoreCalls
 from tidemill.store.doorbell import StoreBell
 
@@ -50,9 +50,11 @@ class Scheduler:
         store: Answers calls.
         bell: Rings when there is work.
         session: The id of its session.
+        limits: The limits of mapped tasks.
     """
 
-    def __init__(self, store: StoreCalls, bell: StoreBell, session: int) -> None:
+    def __init__(self, store: StoreCalls, bell: StoreBell, session: int, limits: MapLimits | None = None) -> None:
+        self._limits = limits or MapLimits()
         self._store = store
         self._bell = bell
         self._session = session
@@ -97,7 +99,12 @@ class Scheduler:
             # The dict is ordered by time, so expired entries come first.
             while skipped and (next(iter(skipped.values())) <= now or len(skipped) > _MAX_SKIPPED):
                 del skipped[next(iter(skipped))]
-        return SchedulerTurn(self._session, skip_runs=tuple(self._skip_runs), skip_dags=tuple(self._skip_dags))
+        return SchedulerTurn(
+            self._session,
+            skip_runs=tuple(self._skip_runs),
+            skip_dags=tuple(self._skip_dags),
+            map_limits=self._limits,
+        )
 
     def _note_broken(self, answer: SchedulerAnswer) -> None:
         until = asyncio.get_running_loop().time() + AGAIN_SECONDS

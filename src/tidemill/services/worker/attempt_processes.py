@@ -25,6 +25,7 @@ from tidemill.core.tasks.worker_slots import (
     Attempt,
     Died,
     Effect,
+    GoOn,
     Interrupt,
     InterruptReason,
     Key,
@@ -43,6 +44,8 @@ from tidemill.services.worker.messages import (
     AttemptOrder,
     FileLoaded,
     ForkedTask,
+    PlaceAwaited,
+    PlaceGiven,
     StoreAnswered,
     StoreNotAnswered,
     encode_answer,
@@ -87,6 +90,12 @@ class AttemptListener(Protocol):
     def on_written(self) -> None:
         """There are log lines to store."""
 
+    def on_blocked(self) -> None:
+        """An attempt waits at its `yield`."""
+
+    def on_went_on(self, key: Key) -> None:
+        """An attempt has gone on after its `yield`."""
+
     def on_ended(self, running: RunningAttempt, result: AttemptEnding | None, finished: AttemptFinished | None) -> None:
         """An attempt has ended.
 
@@ -118,6 +127,8 @@ class AttemptProcesses:
         #: The files read by the last process that imported each DAG file; the next one will probably read the same.
         self._read: dict[str, tuple[str, ...]] = {}
         self._running: dict[Key, RunningAttempt] = {}
+        #: The numbers of the waits of attempts at their `yield`.
+        self._waits: dict[Key, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._draining = False
 
@@ -125,6 +136,16 @@ class AttemptProcesses:
     def running(self) -> int:
         """The number of running attempts."""
         return len(self._slots.held)
+
+    @property
+    def busy(self) -> int:
+        """The number of attempts that run and do not wait at their `yield`."""
+        return self._slots.busy
+
+    @property
+    def blocked(self) -> list[Key]:
+        """The attempts that wait at their `yield`."""
+        return list(self._waits)
 
     @property
     def held(self) -> list[Key]:
@@ -153,7 +174,7 @@ class AttemptProcesses:
 
     def measure(self) -> dict[str, float]:
         """Return the measures of the worker for the metrics of `dev`."""
-        busy, free = len(self._slots.held), self._slots.capacity
+        busy, free = self._slots.busy, self._slots.capacity
         return {"slots_busy": busy, "slots_free": free, "processes": len(self.pids)}
 
     def runs(self, key: Key) -> bool:
@@ -172,6 +193,10 @@ class AttemptProcesses:
     def end(self, key: Key) -> None:
         """Interrupt an attempt, because its task has moved on."""
         self._do(self._slots.end(key, self._now()))
+
+    def unblock(self, key: Key) -> None:
+        """Let an attempt that waits at its `yield` go on as soon as there is a place for it."""
+        self._do(self._slots.unblock(key, self._now()))
 
     def drain(self) -> None:
         """Start no more attempts, and retire idle processes."""
@@ -224,6 +249,8 @@ class AttemptProcesses:
                         running = self._running[attempt.key]
                         handle.log = running.log
                         handle.tell(AttemptOrder(running.claim, attempt.reuses))
+                case GoOn(number):
+                    self._go_on(number)
                 case Interrupt(number, why):
                     self._handles[number].signal(TIMEOUT_SIGNAL if why is InterruptReason.TIMEOUT else END_SIGNAL)
                     # For code that cannot be interrupted.
@@ -236,6 +263,12 @@ class AttemptProcesses:
                 case Died(attempt, why):
                     self._note_died(attempt, why, None, None)
         self._set_timer()
+
+    def _go_on(self, number: int) -> None:
+        attempt = self._slots.find_attempt(number)
+        if attempt is not None and (wait := self._waits.pop(attempt.key, None)) is not None:
+            self._listener.on_went_on(attempt.key)
+            self._handles[number].tell(PlaceGiven(wait))
 
     def _start_process(self, number: int, file: str) -> None:
         task = ForkedTask(str(self._config.folder), file, self._config.log_level)
@@ -268,6 +301,14 @@ class AttemptProcesses:
     def on_ask(self, handle: TaskHandle, ask: AskStore) -> None:
         """Call the store for an attempt."""
         handle.keep_answer(self._loop.create_task(self._answer(handle, ask)))
+
+    def on_awaited(self, handle: TaskHandle, awaited: PlaceAwaited) -> None:
+        """Give the place of an attempt that waits at its `yield` to another one."""
+        attempt = self._slots.find_attempt(handle.number)
+        if attempt is not None:
+            self._waits[attempt.key] = awaited.number
+            self._do(self._slots.block(handle.number, self._now()))
+            self._listener.on_blocked()
 
     async def _answer(self, handle: TaskHandle, ask: AskStore) -> None:
         try:
@@ -308,10 +349,11 @@ class AttemptProcesses:
         handle.drop_answers()
         if handle.replaced is not None:
             self._listener.on_released()
-        for effect in self._slots.note_exited(handle.number, lost=exited is None):
+        effects = self._slots.note_exited(handle.number, self._now(), lost=exited is None)
+        for effect in effects:
             if isinstance(effect, Died):
                 self._note_died(effect.attempt, effect.why, exited, handle)
-        self._set_timer()
+        self._do([effect for effect in effects if not isinstance(effect, Died)])
 
     def _note_died(
         self, attempt: Attempt, why: InterruptReason, exited: Exited | None, handle: TaskHandle | None
@@ -323,4 +365,5 @@ class AttemptProcesses:
         self._end_attempt(attempt, result, None)
 
     def _end_attempt(self, attempt: Attempt, result: AttemptEnding | None, finished: AttemptFinished | None) -> None:
+        self._waits.pop(attempt.key, None)
         self._listener.on_ended(self._running.pop(attempt.key), result, finished)

@@ -80,6 +80,12 @@ class StoreNotAnswered(msgspec.Struct, frozen=True, tag=True):
     refused: bool = True
 
 
+class PlaceGiven(msgspec.Struct, frozen=True, tag=True):
+    """The attempt goes on after the wait with this number."""
+
+    number: int
+
+
 class Leave(msgspec.Struct, frozen=True, tag=True):
     """There are no more attempts to run."""
 
@@ -123,6 +129,12 @@ class AskStore(msgspec.Struct, frozen=True, tag=True):
     )
 
 
+class PlaceAwaited(msgspec.Struct, frozen=True, tag=True):
+    """The attempt waits at its `yield`, and needs no place until its worker lets it go on (`PlaceGiven`)."""
+
+    number: int
+
+
 class AttemptFinished(msgspec.Struct, frozen=True, tag=True):
     """The attempt has ended.
 
@@ -143,8 +155,8 @@ class AttemptFinished(msgspec.Struct, frozen=True, tag=True):
     changed: tuple[str, ...] = ()
 
 
-Order = AttemptOrder | StoreAnswered | StoreNotAnswered | Leave
-Word = FileLoaded | AskStore | AttemptFinished
+Order = AttemptOrder | StoreAnswered | StoreNotAnswered | PlaceGiven | Leave
+Word = FileLoaded | AskStore | PlaceAwaited | AttemptFinished
 
 _encoder = msgspec.msgpack.Encoder()
 _orders = msgspec.msgpack.Decoder(Order)

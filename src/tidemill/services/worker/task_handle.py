@@ -30,6 +30,7 @@ from tidemill.services.worker.messages import (
     ForkedTask,
     Leave,
     Order,
+    PlaceAwaited,
     decode_word,
     frame,
 )
@@ -62,6 +63,9 @@ class Listener(Protocol):
 
     def on_ask(self, handle: TaskHandle, ask: AskStore) -> None:
         """The process's attempt calls the store."""
+
+    def on_awaited(self, handle: TaskHandle, awaited: PlaceAwaited) -> None:
+        """The process's attempt waits at its `yield`."""
 
     def on_finished(self, handle: TaskHandle, finished: AttemptFinished) -> None:
         """The attempt in the process has ended."""
@@ -228,6 +232,8 @@ class TaskHandle:
                     self._listener.on_loaded(self, word)
                 case AskStore():
                     self._listener.on_ask(self, word)
+                case PlaceAwaited():
+                    self._listener.on_awaited(self, word)
                 case AttemptFinished():
                     self.drain()
                     self._listener.on_finished(self, word)

@@ -21,7 +21,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, TypeVar
@@ -48,6 +48,9 @@ from tidemill.services.worker.messages import (
     FileLoaded,
     ForkedTask,
     Leave,
+    Order,
+    PlaceAwaited,
+    PlaceGiven,
     StoreAnswered,
     StoreNotAnswered,
     Word,
@@ -125,6 +128,8 @@ class TaskProcess:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._number = 0
+        #: The number of the last wait at a `yield` that is over.
+        self._given = 0
         self._loaded: LoadedFile | None = None
         self._broken: BaseException | None = None
         #: The exception to raise; `_armed` tells whether it may be raised anywhere.
@@ -274,6 +279,31 @@ class TaskProcess:
         found: A = decode_answer(call, answer.value)
         return found
 
+    def wait_for_place(self, is_over: Callable[[], bool]) -> None:
+        """Wait until the worker lets the attempt go on; a thread other than the main one calls this.
+
+        Meanwhile other threads may call the store: the connection is locked only for the moment of reading.
+        """
+        waiting = select.poll()
+        waiting.register(self._worker, select.POLLIN)
+        with self._lock:
+            self._number += 1
+            number = self._number
+            self._tell(PlaceAwaited(number))
+        while self._given < number and not is_over():
+            if waiting.poll(_LOOK_MILLISECONDS):
+                with self._lock:
+                    # Another thread may have read it.
+                    while self._given < number and (self._received or waiting.poll(0)):
+                        self._take_order()
+
+    def _take_order(self) -> Order:
+        """Return the next order, and note the end of a wait at a `yield`."""
+        order = decode_order(self._receive())
+        if isinstance(order, PlaceGiven):
+            self._given = max(self._given, order.number)
+        return order
+
     def _wait_for_answer(self, number: int, interruptible: bool) -> StoreAnswered | StoreNotAnswered:
         waiting = select.poll()
         waiting.register(self._worker, select.POLLIN)
@@ -281,7 +311,7 @@ class TaskProcess:
             while not self._received and not waiting.poll(_LOOK_MILLISECONDS):
                 if interruptible and self._interruption is not None:
                     raise self._interruption
-            answer = decode_order(self._receive())
+            answer = self._take_order()
             # An interrupted caller may have left the answer to an earlier call unread.
             if isinstance(answer, StoreAnswered | StoreNotAnswered) and answer.number == number:
                 if interruptible and self._interruption is not None:

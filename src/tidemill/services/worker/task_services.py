@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -37,6 +38,10 @@ class WorkerAsker(Protocol):
 
     def ask(self, call: Call[A]) -> A:
         """Return the store's answer."""
+        ...
+
+    def wait_for_place(self, is_over: Callable[[], bool]) -> None:
+        """Give up the attempt's slots and its place at the worker until it may go on, or `is_over` returns True."""
         ...
 
 
@@ -100,6 +105,10 @@ class StoreServices:
         """Store a part of a list of this task; see `StoreListPart`."""
         self._check_runs("store a list")
         self._asker.ask(StoreListPart(self._attempt.task, self._attempt.epoch, key, first, values, total))
+
+    def wait_for_place(self, is_over: Callable[[], bool]) -> None:
+        """Wait, holding nothing that elements need, until they have taken enough of what was yielded."""
+        self._asker.wait_for_place(is_over)
 
     def push_xcom(self, key: str, value: str) -> None:
         """Store a value of this task."""

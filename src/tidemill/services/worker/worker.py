@@ -3,6 +3,8 @@
 `attempt_processes` runs the attempts. Invariants:
 
 - One turn is in flight at a time; it is repeated with the same number until the store answers.
+- An attempt that waits at its `yield` goes on only when the store has admitted it again. Until the store knows that it
+  has gone on, it is not reported as waiting again.
 - A report is kept until the store has it; a running attempt does not notice an outage of the store.
 - Once the store has ended the session, none of its processes keeps running.
 """
@@ -19,7 +21,7 @@ import structlog
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import InvariantError, RemoteError
 from tidemill.core.tasks.endings import AttemptEnding, Failure
-from tidemill.core.tasks.worker_slots import Attempt
+from tidemill.core.tasks.worker_slots import Attempt, Key
 from tidemill.services.worker.attempt_processes import AttemptProcesses, RunningAttempt
 from tidemill.services.worker.endings import report_callback
 from tidemill.services.worker.file_secrets import FileSecrets
@@ -75,6 +77,8 @@ class Worker:
         self._calls, self._bell = calls, bell
         self.processes = AttemptProcesses(config, zygote, self)
         self._loop = asyncio.get_running_loop()
+        #: The attempts that went on after a `yield` since the last turn.
+        self._went_on: set[Key] = set()
         self._secrets = FileSecrets(secrets)
         self._reports = Reports(secrets.mask)
         self._budget = LogBudget(config.max_log_bytes)
@@ -130,7 +134,7 @@ class Worker:
                 async with asyncio.timeout(SCAN_SECONDS):
                     await self._wake.wait()
             self._wake.clear()
-            if self._short and self.processes.running:
+            if self._short and self.processes.busy:
                 await self._wait_for_company()
             self._short = False
             if await self._take_turn():
@@ -140,7 +144,7 @@ class Worker:
     async def _wait_for_company(self) -> None:
         """Wait until every attempt has ended, for at most a few milliseconds."""
         until = self._now() + COMPANY_SECONDS
-        while self.processes.running and (left := until - self._now()) > 0:
+        while self.processes.busy and (left := until - self._now()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._wake.wait()
@@ -150,6 +154,7 @@ class Worker:
         """Report and claim; return whether there may be more to do at once."""
         reports, callbacks = self._reports.take()
         self._request += 1
+        went_on = set(self._went_on)
         turn = WorkerTurn(
             self._session,
             self._request,
@@ -159,6 +164,7 @@ class Worker:
             tuple(key for key in self.processes.held if key[0] > 0),
             self.processes.capacity,
             self._config.queues,
+            tuple(key for key in self.processes.blocked if key not in went_on),
         )
         try:
             answer = await call_unfenced(self._calls, turn)
@@ -166,11 +172,16 @@ class Worker:
             self._reports.note_refused(error)
             return True
         self._reports.note_stored()
+        self._went_on -= went_on
+        if not went_on.isdisjoint(self.processes.blocked):
+            self._wake.set()
         for report, outcome in zip(reports, answer.outcomes, strict=True):
             if outcome.reason:
                 log.warning("the store refuses a report", task=report.task, epoch=report.epoch, reason=outcome.reason)
         for key in answer.end:
             self.processes.end(key)
+        for key in answer.unblocked:
+            self.processes.unblock(key)
         for claim in answer.claimed:
             self._claim(claim, answer.now_us)
         return self._reports.more or bool(answer.claimed and self.processes.capacity)
@@ -210,12 +221,21 @@ class Worker:
         """Store new log lines soon."""
         self._logs.note_written()
 
+    def on_blocked(self) -> None:
+        """Tell the store soon that an attempt waits at its `yield`."""
+        self._wake.set()
+
+    def on_went_on(self, key: Key) -> None:
+        """Note what the next turn tells the store."""
+        self._went_on.add(key)
+
     def on_released(self) -> None:
         """Tell the store soon that the worker no longer holds an attempt whose task has moved on."""
         self._wake.set()
 
     def on_ended(self, running: RunningAttempt, result: AttemptEnding | None, finished: AttemptFinished | None) -> None:
         """Report the result of an attempt."""
+        self._went_on.discard(running.attempt.key)
         if isinstance(result, Failure):
             result = self._secrets.mask_failure(running.attempt.file, result)
         parts = running.log.finish(time.time_ns() // 1000)

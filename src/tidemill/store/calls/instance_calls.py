@@ -69,6 +69,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
         error: The error of its last failure.
         elements: The counts of its elements; None: it is not mapped, or is an element itself.
         label: The rendered `map_index_template` of an element; None: it has none.
+        block: The phase (`core.tasks.task_row.BlockPhase`) of its wait at a `yield`; 0: it does not wait there.
     """
 
     id: int
@@ -95,6 +96,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
     error: str | None
     elements: MapCounts | None = None
     label: str | None = None
+    block: int = 0
 
 
 class TriggerAbout(msgspec.Struct, frozen=True):

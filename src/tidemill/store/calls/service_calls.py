@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tidemill.core.tasks.backlog import MAX_BACKLOG
 from tidemill.store.calls.call import Call, answered_by
 
 # -- services ----------------------------------------------------------------------------------------------------------
@@ -246,6 +247,20 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
     skipped: bool = False
 
 
+class MapLimits(msgspec.Struct, frozen=True):
+    """The limits of mapped tasks (settings `dags.max_outstanding`, `dags.max_map_length`, `dags.max_backlog`).
+
+    Attributes:
+        max_outstanding: The number of unfinished elements of a map that sets none itself.
+        max_map_length: The number of elements that a map may have.
+        max_backlog: The number of items that a generator may yield ahead of the elements created from them.
+    """
+
+    max_outstanding: int = 128
+    max_map_length: int = 1_000_000
+    max_backlog: int = MAX_BACKLOG
+
+
 @answered_by("sessions.scheduler_turns:take_scheduler_turn")
 class SchedulerTurn(Call[SchedulerAnswer], frozen=True):
     """Do all scheduling work that is due, in a bounded transaction.
@@ -258,9 +273,11 @@ class SchedulerTurn(Call[SchedulerAnswer], frozen=True):
         limit: The approximate number of rows per step.
         skip_runs: Runs that failed in an earlier turn and are skipped in this one.
         skip_dags: DAGs that failed in an earlier turn and are skipped in this one.
+        map_limits: The limits of the maps that open in this turn; they keep them.
     """
 
     session: int
     limit: int = 500
     skip_runs: tuple[int, ...] = ()
     skip_dags: tuple[int, ...] = ()
+    map_limits: MapLimits = MapLimits()

@@ -68,10 +68,12 @@ class ItemsStored(msgspec.Struct, frozen=True):
     Attributes:
         total: The number of items that are stored now.
         wanted: Whether a mapped task still takes items; if not, the generator ends.
+        full: Whether enough items are stored that no element has taken yet: the generator waits at its next `yield`.
     """
 
     total: int
     wanted: bool
+    full: bool = False
 
 
 @answered_by("dags.map_items:emit_items")

@@ -207,12 +207,15 @@ class WorkerAnswer(msgspec.Struct, frozen=True):
         claimed: The work to start now.
         end: The attempts of `WorkerTurn.held` that have been replaced and must be stopped, as task and epoch.
         now_us: The store's time, for deadlines.
+        unblocked: The attempts of `WorkerTurn.blocked` that have their slots again: they go on before anything else is
+            started. `claimed` leaves room for them.
     """
 
     outcomes: tuple[AttemptReportOutcome, ...]
     claimed: tuple[ClaimedAttempt, ...]
     end: tuple[tuple[int, int], ...]
     now_us: int
+    unblocked: tuple[tuple[int, int], ...] = ()
 
 
 @answered_by("sessions.worker_turns:take_worker_turn")
@@ -229,6 +232,8 @@ class WorkerTurn(Call[WorkerAnswer], frozen=True):
         held: The other attempts that the worker is running, as task and epoch; the answer lists those to stop.
         capacity: The number of additional attempts that it can take.
         queues: The queues to claim from.
+        blocked: The attempts of `held` that wait at their `yield`; they need no capacity. An attempt that had its slots
+            again and is no longer listed here has gone on.
     """
 
     session: int
@@ -238,3 +243,4 @@ class WorkerTurn(Call[WorkerAnswer], frozen=True):
     held: tuple[tuple[int, int], ...] = ()
     capacity: int = 0
     queues: tuple[str, ...] = ("default",)
+    blocked: tuple[tuple[int, int], ...] = ()

@@ -9,6 +9,7 @@ from tidemill.core.tasks.alive import AliveServices, SeenService, find_alive
 from tidemill.core.tasks.expansion import MapPolicy
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.structure import TaskStructure
+from tidemill.core.tasks.task_row import BlockPhase
 from tidemill.core.wording import format_count
 from tidemill.store.calls.instance_calls import MapCounts, TaskRecord, TriggerAbout
 from tidemill.store.calls.run_calls import RunRecord
@@ -52,7 +53,7 @@ def describe_wait(
     around: Around,
     group: Collection[str] = (),
 ) -> TaskWaitView | None:
-    """Return the reason why a task waits; None if it runs or has ended.
+    """Return the reason why a task waits; None if it runs and is not at a `yield`, or has ended.
 
     Args:
         task: The task.
@@ -76,6 +77,8 @@ def describe_wait(
         case "queued":
             text, missing = f"a free worker of queue {task.queue}", around.alive.explain_missing("worker", task.queue)
             return TaskWaitView(kind="worker", text=text, names=[task.queue], missing=missing)
+        case "running" if task.block:
+            return _describe_block(task, around)
         case "deferred":
             return _describe_trigger(task.trigger, around, due)
         case "up_for_retry":
@@ -93,6 +96,17 @@ def describe_wait(
             return TaskWaitView(kind="elements", text="the tasks of this element", missing=scheduler)
         case _:
             return None
+
+
+def _describe_block(task: TaskRecord, around: Around) -> TaskWaitView:
+    """Return what a generator waits for at its `yield`."""
+    if task.block == BlockPhase.FULL:
+        missing = around.alive.explain_missing("scheduler")
+        return TaskWaitView(kind="elements", text="elements to be created from what it has yielded", missing=missing)
+    if task.block == BlockPhase.READY:
+        text = f"{_describe_pool(task, around.pools.get(task.pool))}, to go on after its yield"
+        return TaskWaitView(kind="slots", text=text, names=[task.pool])
+    return TaskWaitView(kind="worker", text="a place at its worker, to go on after its yield", names=[task.queue])
 
 
 def _describe_map(

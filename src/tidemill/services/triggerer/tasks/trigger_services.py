@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from tidemill.config.known_secrets import KnownSecrets
@@ -87,6 +88,10 @@ class TriggerServices:
         _refuse("XComs")
 
     def store_list(self, key: str, first: int, values: tuple[str, ...], total: int) -> NoReturn:
+        """Refuse: a trigger returns its results in its event."""
+        _refuse("XComs")
+
+    def wait_for_place(self, is_over: Callable[[], bool]) -> NoReturn:
         """Refuse: a trigger returns its results in its event."""
         _refuse("XComs")
 

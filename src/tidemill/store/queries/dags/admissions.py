@@ -20,6 +20,7 @@ from sqlalchemy import (
     exists,
     func,
     literal_column,
+    or_,
     select,
     text,
     tuple_,
@@ -31,7 +32,16 @@ from tidemill.core.tasks.inputs import Admit
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import HOLDS_SLOTS, IS_DEFERRED, IS_RESUMED, dag, dag_version, pool, task_instance
+from tidemill.store.dag_tables import (
+    HOLDS_SLOTS,
+    IS_BLOCKED,
+    IS_DEFERRED,
+    IS_RESUMED,
+    dag,
+    dag_version,
+    pool,
+    task_instance,
+)
 from tidemill.store.queries.dags.task_rows import (
     COLUMNS,
     TaskValues,
@@ -70,6 +80,7 @@ class _Waiting(NamedTuple):
     rank: int
     since_us: int
     values: TaskValues
+    returns: bool = False
 
 
 @dataclass(slots=True)
@@ -125,8 +136,10 @@ def _admit_pool(
         if free <= 0:
             return
         size = min(max(free, 32), limit)
+        returning = _fetch_returning(connection, one.name, limit, skip) if after is None else []
         rows = _fetch_candidates(connection, one.name, after, size, skip)
-        done.count += work_on_runs(connection, context, [(row.run, row) for row in rows], admit_some)
+        candidates = [(row.run, row) for row in (*returning, *rows)]
+        done.count += work_on_runs(connection, context, candidates, admit_some)
         if len(rows) < size:
             return
         after = rows[-1]
@@ -147,7 +160,8 @@ def _count_slots(connection: Connection, one: _Pool) -> int:
 @Statement
 def _waited_pools(dialect: str) -> Select[Any]:
     waiting = exists().where(and_(_TASK.pool == pool.c.name, _TASK.state == literal_column("'scheduled'")))
-    return select(pool.c.name).where(waiting).order_by(pool.c.name)
+    returning = exists().where(and_(_TASK.pool == pool.c.name, text(IS_BLOCKED), _TASK.block == literal_column("2")))
+    return select(pool.c.name).where(or_(waiting, returning)).order_by(pool.c.name)
 
 
 @Statement
@@ -176,7 +190,7 @@ def _fetch_candidates(
         key = {"rank": after.rank, "since": after.since_us, "id": after.id}
     skipped = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
     rows = _candidates.fetch(connection, {"pool": name, "size": size, **key, **skipped}, bool(skip))
-    return [_Waiting._make((*row[:6], row[6:])) for row in rows]
+    return [_Waiting._make((*row[:6], row[6:], False)) for row in rows]
 
 
 @Statement
@@ -188,6 +202,26 @@ def _candidates(dialect: str, skips: bool) -> Select[Any]:
         select(_TASK.id, _TASK.run, _TASK.dag, _TASK.pool_slots, _TASK.rank, _TASK.since_us, *COLUMNS)
         .where(and_(_TASK.pool == bindparam("pool"), text("state = 'scheduled'"), later, *passed))
         .order_by(*order)
+        .limit(bindparam("size"))
+        .with_for_update(skip_locked=True)
+    )
+
+
+def _fetch_returning(connection: Connection, name: str, size: int, skip: Collection[int]) -> list[_Waiting]:
+    """Return the running attempts that need slots to go on after their `yield`."""
+    skipped = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
+    rows = _returning.fetch(connection, {"pool": name, "size": size, **skipped}, bool(skip))
+    return [_Waiting._make((*row[:6], row[6:], True)) for row in rows]
+
+
+@Statement
+def _returning(dialect: str, skips: bool) -> Select[Any]:
+    passed = [_TASK.run.not_in(select(SKIPPED.build_source(dialect).c.id))] if skips else []
+    ready = and_(_TASK.pool == bindparam("pool"), text(IS_BLOCKED), _TASK.block == literal_column("2"), *passed)
+    return (
+        select(_TASK.id, _TASK.run, _TASK.dag, _TASK.pool_slots, _TASK.rank, _TASK.block_us, *COLUMNS)
+        .where(ready)
+        .order_by(_TASK.block_us, _TASK.id)
         .limit(bindparam("size"))
         .with_for_update(skip_locked=True)
     )
@@ -206,9 +240,10 @@ def _admit_page(
             row.run,
             row.values[2],
             row.pool_slots,
-            is_resumed(row.rank),
+            is_resumed(row.rank) and not row.returns,
             compute_rank(0, is_resumed(row.rank)) - row.rank,
             row.since_us,
+            row.returns,
         )
         for row in rows
     ]

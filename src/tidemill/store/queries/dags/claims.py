@@ -32,15 +32,16 @@ from sqlalchemy import (
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Moved
-from tidemill.core.tasks.inputs import Claim
+from tidemill.core.tasks.inputs import Blocked, Claim, WentOn
 from tidemill.core.tasks.instance import UNMAPPED
-from tidemill.core.tasks.task_row import TaskState
+from tidemill.core.tasks.task_row import BlockPhase, TaskState
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.worker_calls import ClaimedAttempt, ClaimedCallback, ResumeWith, WorkerTurn
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import TaskPlan
-from tidemill.store.dag_tables import dag, dag_file, dag_run, dag_version, task_callback, task_instance
+from tidemill.store.dag_tables import IS_BLOCKED, dag, dag_file, dag_run, dag_version, task_callback, task_instance
+from tidemill.store.queries.dags.map_backlog import lock_free
 from tidemill.store.queries.dags.map_elements import find_elements
 from tidemill.store.queries.dags.run_params import build_params
 from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, load_plan
@@ -64,19 +65,26 @@ class FoundClaims(NamedTuple):
         tasks: The tasks that this request claimed before.
         callbacks: The callbacks that it claimed before.
         gone: Tasks that are ending, and whose attempts the worker no longer holds, or whose claim it never received.
+        blocked: Tasks that wait at their `yield`, or did so at the turn before.
     """
 
     tasks: list[int]
     callbacks: list[int]
     gone: set[int]
+    blocked: list[int]
 
 
 def claim_work(
-    connection: Connection, turn: WorkerTurn, found: FoundClaims, context: CallContext
+    connection: Connection,
+    turn: WorkerTurn,
+    found: FoundClaims,
+    unblocked: int,
+    context: CallContext,
 ) -> tuple[ClaimedAttempt, ...]:
     """Claim attempts and callbacks for a worker; a repeated request gets the same ones again and nothing else.
 
-    Rows that other transactions have locked are skipped, so this may follow when maps are locked.
+    Rows that other transactions have locked are skipped, so this may follow when maps are locked. `unblocked`: the
+    number of attempts that may go on after their `yield`; they need places of the worker, too.
     """
     callbacks = found.callbacks
     board = Board(connection, context)
@@ -84,16 +92,56 @@ def claim_work(
         board.read(found.tasks)
         entries = [board.tasks[task] for task in found.tasks if task in board.tasks]
     else:
-        callbacks = _claim_callbacks(connection, turn)
-        entries = _claim_tasks(board, turn, turn.capacity - len(callbacks))
+        capacity = turn.capacity - unblocked
+        callbacks = _claim_callbacks(connection, turn, capacity)
+        entries = _claim_tasks(board, turn, capacity - len(callbacks))
     return _build_attempts(board, entries, callbacks)
 
 
 def find_claims(connection: Connection, turn: WorkerTurn) -> FoundClaims:
-    """Return what this request claimed before, and the worker's tasks whose ending is complete."""
+    """Return what this request claimed before, and the worker's tasks whose ending is complete, or that wait."""
     found = _claimed.fetch(connection, {"session": turn.session, "request": turn.request})
-    tasks, callbacks, ending = ([number for kind, number in found if kind == wanted] for wanted in (0, 1, 2))
-    return FoundClaims(tasks, callbacks, set(ending) - {task for task, _ in turn.held})
+    tasks, callbacks, ending, blocked = (
+        [number for kind, number in found if kind == wanted] for wanted in (0, 1, 2, 3)
+    )
+    return FoundClaims(tasks, callbacks, set(ending) - {task for task, _ in turn.held}, blocked)
+
+
+def move_blocked(
+    connection: Connection, turn: WorkerTurn, found: FoundClaims, context: CallContext
+) -> tuple[tuple[int, int], ...]:
+    """Note which attempts of a worker wait at their `yield`, and which have gone on; return those that may go on."""
+    if not found.blocked and not turn.blocked:
+        return ()
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows([task for task, _ in turn.blocked]))
+    rows = _waiting.fetch(connection, {"session": turn.session, **given})
+    waiting, held = set(turn.blocked), set(turn.held)
+    unblocked = []
+    changed: dict[int, Blocked | WentOn] = {}
+    for task, epoch, block in rows:
+        key = task, epoch
+        if block == 0 and key in waiting:
+            changed[task] = Blocked(epoch)
+        elif block == BlockPhase.ADMITTED and key in waiting:
+            unblocked.append(key)
+        elif block == BlockPhase.ADMITTED and key in held:
+            changed[task] = WentOn(epoch)
+    if changed:
+        board = Board(connection, context)
+        # What another transaction has locked is done by a later turn.
+        free = lock_free.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(changed)))
+        for entry in board.take(free):
+            board.give(entry, changed[entry.id], f"worker {turn.session}")
+        board.flush()
+    return tuple(unblocked)
+
+
+@Statement
+def _waiting(dialect: str) -> Select[Any]:
+    mine = and_(_TASK.session_id == bindparam("session"), _TASK.state == literal_column("'running'"))
+    listed = _TASK.id.in_(select(IDS.build_source(dialect).c.id))
+    rows = select(_TASK.id, _TASK.epoch, _TASK.block)
+    return rows.where(and_(mine, or_(_TASK.block > literal_column("0"), listed))).order_by(_TASK.id)
 
 
 @Statement
@@ -103,16 +151,18 @@ def _claimed(dialect: str) -> CompoundSelect[Any]:
     mine = and_(_TASK.session_id == session, _TASK.claim_request == request, _TASK.state == literal_column("'running'"))
     ending = and_(_TASK.session_id == session, _TASK.state == literal_column("'ending'"))
     held = and_(_CALLBACK.session_id == session, _CALLBACK.claim_request == request)
+    blocked = and_(_TASK.session_id == session, text(IS_BLOCKED))
     tasks = select(literal_column("0").label("kind"), _TASK.id.label("number")).where(mine)
     callbacks = select(literal_column("1"), _CALLBACK.id).where(held)
     ended = select(literal_column("2"), _TASK.id).where(ending)
-    return union_all(tasks, callbacks, ended).order_by("kind", "number")
+    waiting = select(literal_column("3"), _TASK.id).where(blocked)
+    return union_all(tasks, callbacks, ended, waiting).order_by("kind", "number")
 
 
-def _claim_callbacks(connection: Connection, turn: WorkerTurn) -> list[int]:
-    if turn.capacity <= 0:
+def _claim_callbacks(connection: Connection, turn: WorkerTurn, capacity: int) -> list[int]:
+    if capacity <= 0:
         return []
-    given = _name_queues(turn.queues) | {"most": turn.capacity}
+    given = _name_queues(turn.queues) | {"most": capacity}
     found = [number for (number,) in _due_callbacks.fetch(connection, given, len(turn.queues))]
     if found:
         new = {"state": "running", "session_id": turn.session, "claim_request": turn.request}

@@ -12,7 +12,8 @@ from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_tables import task_map
 from tidemill.store.queries.dags.map_items import read_items
 from tidemill.store.queries.dags.map_results import read_values
-from tidemill.store.queries.dags.map_sources import locate_leaves, read_sources
+from tidemill.store.queries.dags.map_sources import locate_leaves
+from tidemill.store.queries.dags.stored_sources import read_sources
 from tidemill.store.queries.dags.task_rows import TaskEntry
 from tidemill.store.statements import Statement
 

@@ -6,28 +6,26 @@ Invariants: the items of a source are numbered from 0 without gaps. An item neve
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Select, and_, bindparam, delete, func, insert, select
+from sqlalchemy import Connection, Insert, Select, and_, bindparam, delete, insert, select
 
 from tidemill.core.tasks.inputs import Channel
-from tidemill.core.tasks.task_row import ENDED
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.task_calls import EmitItems, ItemsStored
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, dag_version, map_item, task_instance, task_map
+from tidemill.store.queries.dags.map_backlog import YIELDED, count_items, find_consumers, read_sizes
 from tidemill.store.queries.dags.map_rows import wake_maps
 from tidemill.store.queries.dags.task_rows import load_plan
 from tidemill.store.queries.dags.task_values import check_attempt
 from tidemill.store.queries.dags.xcoms import find_fault
 from tidemill.store.statements import Statement
 
-#: The key of the items of a generator, which is the key of its XCom.
-YIELDED = "return_value"
 _ITEM, _TASK, _MAP = map_item.c, task_instance.c, task_map.c
-_ENDED = tuple(sorted(state.value for state in ENDED))
-_NEW = RowSet("new_items", number=int, value=str)
+_NEW = RowSet("new_items", number=int, value=str, size_up_to=int)
 _WANTED = RowSet("wanted_items", task=int, key=str, number=int)
 
 
@@ -53,8 +51,8 @@ def emit_items(connection: Connection, request: EmitItems, context: CallContext)
     new = request.values[len(known) :]
     if new:
         add_items(connection, request.task, YIELDED, total, new)
-    wanted = _wake_maps(connection, request.task, context, rings=bool(new))
-    return ItemsStored(total + len(new), wanted)
+    wanted, full = _wake_maps(connection, request.task, context, rings=bool(new))
+    return ItemsStored(total + len(new), wanted, full)
 
 
 def _check_values(request: EmitItems) -> None:
@@ -64,23 +62,20 @@ def _check_values(request: EmitItems) -> None:
             raise CallRefusedError(RefusalKind.INVALID, f"element {number} cannot be stored: {fault}")
 
 
-def _wake_maps(connection: Connection, task: int, context: CallContext, *, rings: bool) -> bool:
-    """Have the scheduler look at the maps over a generator; return whether its items are still wanted."""
+def _wake_maps(connection: Connection, task: int, context: CallContext, *, rings: bool) -> tuple[bool, bool]:
+    """Have the scheduler look at the maps over a generator; return whether its items are wanted, and are enough now."""
     ((run, name, version, digest),) = _plans.fetch(connection, {"item_task": task})
-    plan = load_plan(connection, version, digest).tasks[name]
+    whole = load_plan(connection, version, digest)
+    plan = whole.tasks[name]
     if not plan.feeds:
-        return True
+        return True, False
     if rings:
         # Unconditionally: a scheduler that is about to unset the mark has not seen the new items.
         wake_maps(connection, {(run, name) for name in plan.feeds})
         context.bells.add(Channel.SCHEDULER)
-    if set(plan.downstream) - set(plan.feeds):
-        return True
-    fed = and_(_MAP.run == run, _MAP.task_id.in_(plan.feeds))
-    # The rule of a map may have skipped or failed it before it opened.
-    open_ = and_(fed, _MAP.stop.is_(None), _TASK.state.not_in(_ENDED))
-    statement = select(_MAP.task).join(task_instance, _TASK.id == _MAP.task).where(open_).limit(1)
-    return connection.execute(statement).first() is not None
+    consumers = find_consumers(connection, whole, run, name)
+    full = consumers.measure(connection, task).is_full(consumers.max_items)
+    return bool(set(plan.downstream) - set(plan.feeds)) or consumers.wants, full
 
 
 @Statement
@@ -91,17 +86,6 @@ def _plans(dialect: str) -> Select[Any]:
         .join(dag_version, dag_version.c.id == dag_run.c.version_id)
         .where(_TASK.id == bindparam("item_task"))
     )
-
-
-def count_items(connection: Connection, task: int, key: str) -> int:
-    """Return the number of items of a source."""
-    return int(_count.fetch(connection, {"item_task": task, "item_key": key})[0][0])
-
-
-@Statement
-def _count(dialect: str) -> Select[Any]:
-    mine = and_(_ITEM.task == bindparam("item_task"), _ITEM.key == bindparam("item_key"))
-    return select(func.coalesce(func.max(_ITEM.number), -1) + 1).where(mine)
 
 
 def read_range(connection: Connection, task: int, key: str, first: int, number: int) -> list[str]:
@@ -121,7 +105,10 @@ def _range(dialect: str) -> Select[Any]:
 
 def add_items(connection: Connection, task: int, key: str, first: int, values: Sequence[str]) -> None:
     """Store items of a source."""
-    given = _NEW.build_parameters(find_dialect(connection), enumerate(values, first))
+    before = 0 if first == 0 else read_sizes(connection, task, key, [first - 1])[first - 1]
+    sizes = list(accumulate((len(value.encode()) for value in values), initial=before))[1:]
+    rows = zip(range(first, first + len(values)), values, sizes, strict=True)
+    given = _NEW.build_parameters(find_dialect(connection), rows)
     _insert.fetch(connection, {**given, "item_task": task, "item_key": key})
 
 
@@ -129,8 +116,8 @@ def add_items(connection: Connection, task: int, key: str, first: int, values: S
 def _insert(dialect: str) -> Insert:
     given = _NEW.build_source(dialect)
     mine = bindparam("item_task", type_=_ITEM.task.type), bindparam("item_key", type_=_ITEM.key.type)
-    rows = select(*mine, given.c.number, given.c.value).order_by(given.c.position)
-    return insert(map_item).from_select(["task", "key", "number", "value"], rows)
+    rows = select(*mine, given.c.number, given.c.value, given.c.size_up_to).order_by(given.c.position)
+    return insert(map_item).from_select(["task", "key", "number", "value", "size_up_to"], rows)
 
 
 def replace_items(connection: Connection, task: int, key: str, values: Sequence[str]) -> None:

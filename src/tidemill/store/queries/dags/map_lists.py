@@ -16,7 +16,8 @@ from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.task_calls import StoreListPart
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import map_item
-from tidemill.store.queries.dags.map_items import add_items, count_items, read_range
+from tidemill.store.queries.dags.map_backlog import count_items
+from tidemill.store.queries.dags.map_items import add_items, read_range
 from tidemill.store.queries.dags.task_values import check_attempt
 from tidemill.store.queries.dags.xcoms import find_fault
 from tidemill.store.statements import Statement

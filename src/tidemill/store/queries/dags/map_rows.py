@@ -18,12 +18,14 @@ from tidemill.core.tasks.dependencies import TaskOutcome, Told
 from tidemill.core.tasks.expansion import MapRow, find_count
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.calls.service_calls import MapLimits
 from tidemill.store.dag_tables import task_map
 from tidemill.store.queries.dags.map_queue import pass_on
 from tidemill.store.queries.dags.task_rows import RunEntry, TaskEntry
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.statements import Statement
 
+DEFAULT_LIMITS = MapLimits()
 _MAP = task_map.c
 _OUTCOMES = tuple(TaskOutcome)
 #: The bits of `told`: one per outcome, whether the map is done, whether the head tells this, not just its outcome, and
@@ -32,7 +34,10 @@ _DONE, _FOLLOWS, _SWEPT = 1 << len(_OUTCOMES), 2 << len(_OUTCOMES), 4 << len(_OU
 _COUNTS = ("waiting", "unfinished", "retrying", "success", "failed", "upstream_failed", "skipped")
 _DELTAS = RowSet("deltas", run=int, task_id=str, **dict.fromkeys(_COUNTS, int))
 _WOKEN = RowSet("woken", run=int, task_id=str)
-_WRITTEN = ("opened", "closed", "arrived", "created", "made", *_COUNTS, "told", "pending", "stop", "sources", "error")
+_LIMITS = ("max_outstanding", "max_length", "max_backlog")
+_WRITTEN = (
+    "opened", "closed", "arrived", "created", "made", *_COUNTS, "told", "pending", "stop", "sources", "error", *_LIMITS
+)  # fmt: skip
 _TEXTS = ("stop", "sources", "error")
 _NO_END = 1 << 62
 
@@ -45,6 +50,7 @@ class StoredMap(NamedTuple):
         follows: Whether the head tells `row.told`.
         swept: Whether the map, after it stopped itself, has cancelled all elements that had not started.
         made: The number of elements that have a row; some may be of a former life of the map.
+        limits: Those of the settings when it opened.
     """
 
     task: int
@@ -57,6 +63,7 @@ class StoredMap(NamedTuple):
     pending: int
     sources: str | None
     error: str | None
+    limits: MapLimits
 
 
 def write_told(told: Told, *, follows: bool) -> int:
@@ -196,7 +203,7 @@ def _wake(dialect: str) -> Update:
 
 @Statement
 def _reset(dialect: str) -> Update:
-    kept = {"made"}
+    kept = {"made", *_LIMITS}
     zero: dict[str, Any] = {name: None if name in _TEXTS else 0 for name in _WRITTEN if name not in kept}
     wanted = select(IDS.build_source(dialect).c.id)
     return update(task_map).where(_MAP.task.in_(wanted)).values(zero | {"pending": 1})
@@ -266,10 +273,12 @@ def _rows(dialect: str, locks: bool) -> Select[Any]:
 
 
 def _read(values: Iterable[Any]) -> StoredMap:
-    task, run, task_id, opened, closed, arrived, created, made, *counts, told, pending, stop, sources, error = values
+    task, run, task_id, opened, closed, arrived, created, made, *counts = values
+    *counts, told, pending, stop, sources, error, outstanding, length, backlog = counts
     said, follows = read_told(told)
     row = MapRow(bool(opened), bool(closed), arrived, created, *counts)._replace(stop=stop, told=said)
-    return StoredMap(task, run, task_id, row, follows, bool(told & _SWEPT), made, pending, sources, error)
+    limits = DEFAULT_LIMITS if outstanding is None else MapLimits(outstanding, length, backlog)
+    return StoredMap(task, run, task_id, row, follows, bool(told & _SWEPT), made, pending, sources, error, limits)
 
 
 def write_map(connection: Connection, stored: StoredMap) -> None:
@@ -283,6 +292,9 @@ def write_map(connection: Connection, stored: StoredMap) -> None:
         "stop": row.stop,
         "sources": stored.sources,
         "error": stored.error,
+        "max_outstanding": stored.limits.max_outstanding,
+        "max_length": stored.limits.max_map_length,
+        "max_backlog": stored.limits.max_backlog,
     }
     _write.fetch(connection, {f"map_{name}": value for name, value in values.items()} | {"map_task": stored.task})
 

@@ -19,30 +19,16 @@ from tidemill.core.tasks.structure import MapSource, MapStructure
 from tidemill.core.tasks.task_row import STATES
 from tidemill.runtime.json import codec
 from tidemill.store.dag_tables import dag_run, task_instance, xcom
-from tidemill.store.queries.dags.map_items import YIELDED, count_items, remove_items, replace_items
+from tidemill.store.queries.dags.map_backlog import YIELDED, count_items
+from tidemill.store.queries.dags.map_items import remove_items, replace_items
 from tidemill.store.queries.dags.map_lists import read_mark
 from tidemill.store.queries.dags.map_results import copy_results
 from tidemill.store.queries.dags.run_params import build_params
+from tidemill.store.queries.dags.stored_sources import NO_SOURCES, StoredSources
 from tidemill.store.queries.dags.task_rows import TaskEntry
 
 _OUTCOMES = {state.value: outcome for outcome, state in STATES.items()}
 _FAILURES = (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
-
-
-class StoredSources(msgspec.Struct, frozen=True, array_like=True):
-    """The sources of an open map, as `task_map.sources` has them.
-
-    Attributes:
-        owners: Per leaf, the task instance and the key of its items; None: they are in the DAG's file.
-        lengths: Per leaf, the number of its items; 0 for a generator.
-        factors: Per factor, the number of its items; 0 for a generator.
-        failed: Whether a map that follows another one counts it as a failed source.
-    """
-
-    owners: tuple[tuple[int, str] | None, ...]
-    lengths: tuple[int, ...]
-    factors: tuple[int, ...]
-    failed: bool = False
 
 
 class OpenedSources(msgspec.Struct, frozen=True):
@@ -70,9 +56,6 @@ class _UnusableValueError(Exception):
     """A value cannot be mapped over; the message is for users."""
 
 
-_NONE = StoredSources((), (), ())
-
-
 def open_sources(connection: Connection, head: TaskEntry) -> OpenedSources | None:
     """Store the items of the sources of a map; None: the map has to wait until a source has ended."""
     mapped = head.plan.structure.mapped
@@ -85,11 +68,11 @@ def open_sources(connection: Connection, head: TaskEntry) -> OpenedSources | Non
         return None
     bad = next((one for one in (*_FAILURES, TaskOutcome.SKIPPED) if one in ended), None)
     if bad is not None:
-        return OpenedSources(_NONE, 0, bad)
+        return OpenedSources(NO_SOURCES, 0, bad)
     try:
         sources = _store_sources(connection, head, mapped, found)
     except _UnusableValueError as error:
-        return OpenedSources(_NONE, 0, TaskOutcome.FAILED, str(error))
+        return OpenedSources(NO_SOURCES, 0, TaskOutcome.FAILED, str(error))
     arrived, outcome = look_at_sources(connection, head, sources)
     return OpenedSources(sources, arrived, outcome)
 
@@ -187,16 +170,6 @@ def _split(text: str | None, name: str, *, takes_dict: bool) -> list[str]:
     wanted = "a list or a dict" if takes_dict else "a list of dicts"
     given = "there is none" if text is None else f"it is {type(value).__name__}"
     raise _UnusableValueError(f"MapError: a task is mapped over {name}, which must be {wanted}; {given}")
-
-
-def read_sources(text: str | None) -> StoredSources:
-    """Decode `task_map.sources`."""
-    return _NONE if text is None else msgspec.json.decode(text, type=StoredSources)
-
-
-def write_sources(sources: StoredSources) -> str:
-    """Encode `task_map.sources`."""
-    return msgspec.json.encode(sources).decode()
 
 
 def locate_leaves(mapped: MapStructure, sources: StoredSources, index: int) -> tuple[int, ...]:

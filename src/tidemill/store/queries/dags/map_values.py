@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, Connection, Select, and_, case, func, literal
 from tidemill.store.calls.task_calls import GetValuePage, ValuePage
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import map_item, task_instance, task_map, xcom
-from tidemill.store.queries.dags.map_items import YIELDED, count_items
+from tidemill.store.queries.dags.map_backlog import YIELDED, count_items
 from tidemill.store.queries.dags.xcoms import find_read_run
 
 _ITEM, _MAP, _TASK, _XCOM = map_item.c, task_map.c, task_instance.c, xcom.c

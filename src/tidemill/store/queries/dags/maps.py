@@ -40,7 +40,6 @@ from tidemill.core.tasks.expansion import (
     Look,
     MapInput,
     MapPolicy,
-    MapRow,
     MapStopReason,
     Opened,
     Reopened,
@@ -56,18 +55,14 @@ from tidemill.core.tasks.inputs import Cancel, Channel, Clear, MapTold, Mark, Re
 from tidemill.core.tasks.task_row import ENDED, TaskState
 from tidemill.core.wording import format_count
 from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.calls.service_calls import MapLimits
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import IS_BAD_ELEMENT, dag_run, task_instance, task_map
 from tidemill.store.queries.dags.map_follow import Following, find_passed, lock_passed
 from tidemill.store.queries.dags.map_queue import remove_queued
-from tidemill.store.queries.dags.map_rows import StoredMap, read_maps, write_map
-from tidemill.store.queries.dags.map_sources import (
-    StoredSources,
-    look_at_sources,
-    open_sources,
-    read_sources,
-    write_sources,
-)
+from tidemill.store.queries.dags.map_rows import DEFAULT_LIMITS, StoredMap, read_maps, write_map
+from tidemill.store.queries.dags.map_sources import look_at_sources, open_sources
+from tidemill.store.queries.dags.stored_sources import StoredSources, read_sources, write_sources
 from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, compute_rank
 from tidemill.store.queries.dags.tasks import close_board
 from tidemill.store.queries.dags.transition import Board
@@ -75,8 +70,6 @@ from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.triggers.cursors import SKIPPED, build_id_rows
 from tidemill.store.statements import Statement
 
-#: The window of a map that sets none, and the most elements that a map may have.
-MAX_OUTSTANDING, MAX_LENGTH = 128, 1_000_000
 #: The most maps that one turn looks at, and the most elements of a map that one step changes, besides new ones.
 MAPS, ELEMENTS = 50, 500
 #: The most elements that one turn creates or starts again.
@@ -84,6 +77,8 @@ STARTED = 5_000
 _TASK, _MAP = task_instance.c, task_map.c
 _ENDED = tuple(sorted(state.value for state in ENDED))
 _BY = "scheduler"
+#: More elements than any map has.
+_MANY = 1 << 62
 _INDEXES = RowSet("new_elements", map_index=int)
 #: The decisions of a follower over an element that it does not run.
 _READINESS = {TaskState.SKIPPED: Readiness.SKIP, TaskState.UPSTREAM_FAILED: Readiness.FAIL}
@@ -113,15 +108,23 @@ class _Marked(NamedTuple):
     waiting: int
     unfinished: int
     retrying: int
+    max_outstanding: int | None
 
 
-def expand_maps(connection: Connection, context: CallContext, skip: Collection[int] = (), most: int = STARTED) -> int:
+def expand_maps(
+    connection: Connection,
+    context: CallContext,
+    skip: Collection[int] = (),
+    limits: MapLimits = DEFAULT_LIMITS,
+    most: int = STARTED,
+) -> int:
     """Look at the maps that are marked; return their number.
 
     Args:
         connection: A connection inside a transaction.
         context: The transaction's context.
         skip: Runs to skip.
+        limits: The limits of maps that open now.
         most: The maximum number of elements to create or to start again.
     """
     given = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
@@ -136,16 +139,17 @@ def expand_maps(connection: Connection, context: CallContext, skip: Collection[i
             head = board.tasks.get(one.head)
             if head is None:
                 continue
-            wanted = _estimate_starts(head, one)
+            window = _find_window(head, (one.opened and one.max_outstanding) or limits.max_outstanding)
+            wanted = _estimate_starts(head, one, window)
             if wanted > most:
                 context.left = True
                 if not most:
                     continue  # it stays marked
-                head.window = one.unfinished + _count_retrying(head, one.retrying) + most
+                head.window = one.unfinished + _count_retrying(window, one.retrying) + most
                 limited.append(head)
             most -= min(wanted, most)
             heads.append(head)
-        look_at_maps(board, heads)
+        look_at_maps(board, heads, limits)
         _mark_again(board, limited)
         close_board(board, stops=False)
         return len(marked)
@@ -164,19 +168,24 @@ def _pending(dialect: str, skips: bool) -> Select[Any]:
     return statement.with_for_update(of=dag_run, skip_locked=True)
 
 
-def _estimate_starts(head: TaskEntry, one: _Marked) -> int:
+def _estimate_starts(head: TaskEntry, one: _Marked, window: int) -> int:
     """Return how many elements a map creates or starts again at most."""
     if not _may_start(head):
         return 0
-    room = _get_policy(head).max_outstanding - one.unfinished - _count_retrying(head, one.retrying)
+    room = window - one.unfinished - _count_retrying(window, one.retrying)
     if one.opened and one.closed:
         room = min(room, one.arrived - one.created + one.waiting)
     return max(room, 0)
 
 
-def _count_retrying(head: TaskEntry, retrying: int) -> int:
+def _find_window(head: TaskEntry, max_outstanding: int) -> int:
+    """Return how many elements of a map may be unfinished. `max_outstanding`: unless the task sets it."""
+    return _get_policy(head, MapLimits(max_outstanding)).max_outstanding
+
+
+def _count_retrying(window: int, retrying: int) -> int:
     """Return how many elements that wait for a retry count in the window, at most."""
-    return min(retrying, (_get_policy(head).max_outstanding + 1) // 2)
+    return min(retrying, (window + 1) // 2)
 
 
 def _mark_again(board: Board, heads: Sequence[TaskEntry]) -> None:
@@ -188,7 +197,8 @@ def _mark_again(board: Board, heads: Sequence[TaskEntry]) -> None:
         # How many elements a map that follows another one may start is known once it looks.
         more = row.created < row.arrived or (head.plan.structure.follows is not None and not row.closed)
         left = row.waiting or (row.stop is None and more)
-        room = _get_policy(head).max_outstanding - row.unfinished - _count_retrying(head, row.retrying)
+        window = _find_window(head, stored[head.id].limits.max_outstanding)
+        room = window - row.unfinished - _count_retrying(window, row.retrying)
         if left and room > 0 and _may_start(head):
             board.maps.wake(head.run.id, head.task_id)
 
@@ -222,18 +232,21 @@ class _Work:
     reopens: bool = False
 
 
-def look_at_maps(board: Board, heads: Sequence[TaskEntry], reopened: Collection[int] = ()) -> None:
+def look_at_maps(
+    board: Board, heads: Sequence[TaskEntry], limits: MapLimits = DEFAULT_LIMITS, reopened: Collection[int] = ()
+) -> None:
     """Do what follows from the state of maps.
 
     Args:
         board: A board that has locked the runs and the heads, and whose changes are flushed.
         heads: The heads.
+        limits: The limits of maps that have not opened; they keep those with which they open.
         reopened: The heads of maps that follow another one, and follow it again.
     """
     if not heads:
         return
     connection = board.connection
-    before = read_maps(connection, [head.id for head in heads], locks=False)
+    before = _read_maps(connection, heads, limits, locks=False)
     # A map that follows another one sees what that one tells.
     works = [
         _prepare(board, head, before[head.id], head.id in reopened)
@@ -243,9 +256,16 @@ def look_at_maps(board: Board, heads: Sequence[TaskEntry], reopened: Collection[
     for work in works:
         if work.following is not None:
             lock_passed(board, work.head, work.following)
-    stored = read_maps(connection, [work.head.id for work in works], locks=True)
+    stored = _read_maps(connection, [work.head for work in works], limits, locks=True)
     for work in works:
         _step(board, work, stored[work.head.id])
+
+
+def _read_maps(
+    connection: Connection, heads: Sequence[TaskEntry], limits: MapLimits, *, locks: bool
+) -> dict[int, StoredMap]:
+    stored = read_maps(connection, [head.id for head in heads], locks=locks)
+    return {task: one if one.row.opened else one._replace(limits=limits) for task, one in stored.items()}
 
 
 def _count_followed(head: TaskEntry) -> int:
@@ -256,8 +276,8 @@ def _count_followed(head: TaskEntry) -> int:
     return number
 
 
-def _get_policy(head: TaskEntry) -> MapPolicy:
-    policy = head.plan.build_map_policy(MAX_OUTSTANDING, MAX_LENGTH)
+def _get_policy(head: TaskEntry, limits: MapLimits) -> MapPolicy:
+    policy = head.plan.build_map_policy(limits.max_outstanding, limits.max_map_length)
     assert policy is not None
     return policy if head.window is None else policy._replace(max_outstanding=head.window)
 
@@ -281,7 +301,7 @@ def _prepare(board: Board, head: TaskEntry, stored: StoredMap, reopens: bool) ->
         work.orders = Cancel(request=row.stop or ""), board.add_elements(rows)
         work.left = len(rows) >= ELEMENTS
         work.sweeps = True
-    policy = _get_policy(head)
+    policy = _get_policy(head, stored.limits)
     if row.waiting and _may_start(head):
         work.waiting = board.add_elements(_fetch(board, head, "waiting", 0, None, policy.max_outstanding))
     if row.created < stored.made and row.stop is None:
@@ -294,7 +314,7 @@ def _prepare(board: Board, head: TaskEntry, stored: StoredMap, reopens: bool) ->
         if len(rows) < ELEMENTS:
             work.empty_from = _find_end(stored)
     if head.plan.structure.follows is not None and head.row.ending is None:
-        _prepare_follower(board, work, row)
+        _prepare_follower(board, work, stored)
     return work
 
 
@@ -306,9 +326,9 @@ def _has_to_sweep(stored: StoredMap) -> bool:
     return stored.row.stop in (MapStopReason.FAILED_ELEMENTS, MapStopReason.TOO_LONG) and not stored.swept
 
 
-def _prepare_follower(board: Board, work: _Work, row: MapRow) -> None:
+def _prepare_follower(board: Board, work: _Work, stored: StoredMap) -> None:
     """Lock the elements that a map may take over from the one that it follows."""
-    head = work.head
+    head, row = work.head, stored.row
     if row.opened and (row.closed or row.stop is not None) and not work.reopens:
         return
     if not row.opened:
@@ -320,7 +340,7 @@ def _prepare_follower(board: Board, work: _Work, row: MapRow) -> None:
         work.left = len(rows) >= ELEMENTS
         if work.left:
             return
-    room = min(count_room(row, _get_policy(head)), ELEMENTS) if _may_start(head) else 0
+    room = min(count_room(row, _get_policy(head, stored.limits)), ELEMENTS) if _may_start(head) else 0
     work.following = find_passed(board, head, room, opens=not row.opened)
 
 
@@ -349,7 +369,7 @@ def _fetch(
         "of_run": head.run.id,
         "of_task": head.task_id,
         "first": first,
-        "last": (1 << 62) if last is None else last,
+        "last": _MANY if last is None else last,
         "most": limit,
         "wanted": wanted,
     }
@@ -358,13 +378,13 @@ def _fetch(
 
 def lock_elements(connection: Connection, run: int, task_id: str, first: int, last: int) -> list[Any]:
     """Lock the elements of a mapped task in a range of indexes, and return their rows."""
-    given = {"of_run": run, "of_task": task_id, "first": max(0, first), "last": last, "most": MAX_LENGTH}
+    given = {"of_run": run, "of_task": task_id, "first": max(0, first), "last": last, "most": _MANY}
     return _elements.fetch(connection, given, "present")
 
 
 def lock_failed_elements(connection: Connection, run: int, task_id: str) -> list[Any]:
     """Lock the elements of a mapped task that failed, and return their rows."""
-    given = {"of_run": run, "of_task": task_id, "first": 0, "last": MAX_LENGTH, "most": MAX_LENGTH}
+    given = {"of_run": run, "of_task": task_id, "first": 0, "last": _MANY, "most": _MANY}
     return _elements.fetch(connection, given, "failed")
 
 
@@ -411,7 +431,7 @@ def _step(board: Board, work: _Work, stored: StoredMap) -> None:
         stored, inputs = _find_inputs(board.connection, head, stored)
     else:
         stored, inputs = _follow(board, work, stored)
-    policy, left, stops = _get_policy(head), work.left, False
+    policy, left, stops = _get_policy(head, stored.limits), work.left, False
     expansion = Expansion(stored.row)
     for given in inputs:
         starts = given is inputs[-1] and _may_start(head) and not (work.sweeps and work.left)
@@ -495,7 +515,7 @@ def _follow(board: Board, work: _Work, stored: StoredMap) -> tuple[StoredMap, tu
         stored = stored._replace(sources=write_sources(_FOLLOWS), error=None, swept=False)
     if following is None:
         return stored, (*inputs, Look()) if stored.row.opened else ()
-    policy = _get_policy(work.head)
+    policy = _get_policy(work.head, stored.limits)
     if feed(stored.row, inputs[0] if inputs else Look(), policy, starts=False).stops:
         return stored, (*inputs, Look())
     room = count_room(stored.row, policy) if _may_start(work.head) else 0

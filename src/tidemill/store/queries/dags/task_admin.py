@@ -41,9 +41,10 @@ from tidemill.store.dag_tables import (
     task_instance,
     task_journal,
 )
+from tidemill.store.queries.dags.map_backlog import YIELDED
 from tidemill.store.queries.dags.map_clearing import forget_failures, select_followers
 from tidemill.store.queries.dags.map_counts import read_counts
-from tidemill.store.queries.dags.map_items import YIELDED, remove_items
+from tidemill.store.queries.dags.map_items import remove_items
 from tidemill.store.queries.dags.map_rows import read_ends, read_maps
 from tidemill.store.queries.dags.maps import lock_elements, lock_failed_elements, look_at_maps
 from tidemill.store.queries.dags.progress import ACTIVE, count_tasks
@@ -189,6 +190,7 @@ def _build_task(
         error=row.error,
         elements=elements,
         label=row.label,
+        block=row.block,
     )
 
 
@@ -349,7 +351,7 @@ def _look_at_elements(
     # Maps are open again before the tasks after them are decided.
     board.park_elements()
     board.flush()
-    look_at_maps(board, heads, {entry.id for entry in again})
+    look_at_maps(board, heads, reopened={entry.id for entry in again})
     return heads
 
 

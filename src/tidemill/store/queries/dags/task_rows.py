@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Select, SelectBase, Update, and_, bindparam, 
 from tidemill.core.errors import InvariantError, describe_error
 from tidemill.core.tasks.expansion import find_count
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
-from tidemill.core.tasks.task_row import TaskEnding, TaskResume, TaskRow, TaskState
+from tidemill.core.tasks.task_row import BlockPhase, TaskBlock, TaskEnding, TaskResume, TaskRow, TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_plan import Counts, DagPlan, PlanCache, TaskPlan, read_counts, write_counts
 from tidemill.store.dag_tables import dag_run, dag_version, task_instance
@@ -38,7 +38,7 @@ _MOVING = (
 )  # fmt: skip
 _REST = (
     "tries_before", "max_tries", "lost", "due_us", "resume_method", "resume_kwargs", "resume_payload", "tallies",
-    "skip_votes", "skips", "rank", "error", "ending_outcome",
+    "skip_votes", "skips", "rank", "error", "ending_outcome", "block", "block_us",
 )  # fmt: skip
 _FIELDS = (*_MOVING, *_REST)
 _TEXTS = {"state", "resume_method", "resume_kwargs", "resume_payload", "tallies", "skips", "error", "ending_outcome"}
@@ -137,7 +137,7 @@ class TaskEntry:
             self.id, _, self.task_id, self.map_index,
             state, epoch, tries, session, deadline_us, _, pending, since_us, started_us, ended_us, claim_request,
             tries_before, max_tries, lost, due_us, method, kwargs, payload, tallies, skip_votes, skips, _, error,
-            ending_outcome,
+            ending_outcome, block, block_us,
         ) = row  # fmt: skip
         self.run = run
         self.plan: TaskPlan = run.plan.tasks[self.task_id]
@@ -146,7 +146,7 @@ class TaskEntry:
         policy = self.plan.head_policy if self.map_index == UNMAPPED else self.plan.policy
         self.row = TaskRow(
             policy, _STATES[state], epoch, tries, tries_before, max_tries, session, lost, deadline_us, due_us,
-            resume, ending,
+            resume, ending, None, TaskBlock(BlockPhase(block), block_us) if block else None,
         )  # fmt: skip
         #: The count of the map that an element belongs to, as the map knows it.
         self.counted: str | None = None if self.map_index == UNMAPPED else find_count(self.row.state)
@@ -199,9 +199,10 @@ class TaskEntry:
         method, kwargs, payload = (None,) * 3 if resume is None else (resume.method, resume.kwargs, resume.payload)
         rank = compute_rank(self.plan.structure.priority, resume is not None)
         after = None if row.ending is None or row.ending.state is TaskState.NONE else row.ending.state.value
+        phase, block_us = (0, None) if row.block is None else row.block
         return (
             row.tries_before, row.max_tries, row.lost, row.due_us, method, kwargs, payload, write_counts(self.counts),
-            self.skip_votes, self.skips, rank, self.error, after,
+            self.skip_votes, self.skips, rank, self.error, after, int(phase), block_us,
         )  # fmt: skip
 
 

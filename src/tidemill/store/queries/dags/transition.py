@@ -228,6 +228,11 @@ class Board:
             return answer
         self.moved += 1
         after = entry.row = answer.task
+        if after.epoch == before.epoch:
+            # A running attempt waits at its `yield`, or goes on: its state has not changed, and the journal has no row.
+            entry.changed = True
+            self.context.bells.update(effect.channel for effect in answer.effects if isinstance(effect, Ring))
+            return answer
         now_us = self.context.now_us
         if not (entry.is_part and before.state in _READY and after.state in _READY):
             entry.since_us = now_us

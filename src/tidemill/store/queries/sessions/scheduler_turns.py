@@ -19,15 +19,18 @@ from sqlalchemy import (
     exists,
     func,
     literal_column,
+    or_,
     select,
+    text,
 )
 
 from tidemill.core.tasks.inputs import Due
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.service_calls import SchedulerAnswer, SchedulerTurn
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import dag_run, task_instance, task_map
+from tidemill.store.dag_tables import IS_BLOCKED, dag_run, task_instance, task_map
 from tidemill.store.queries.dags.admissions import Admitted, admit_tasks
+from tidemill.store.queries.dags.map_backlog import unblock_sources
 from tidemill.store.queries.dags.maps import expand_maps
 from tidemill.store.queries.dags.run_starts import start_waiting_runs
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, stop_runs
@@ -61,10 +64,11 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     started = start_waiting_runs(connection, context, _RUNS, skip) if work.queued or created else 0
     overdue = _stop_overdue_runs(connection, context, skip) if _is_due(work.runs_us, now_us) else 0
     due = _feed_due(connection, context, turn.limit, by, skip) if _is_due(work.tasks_us, now_us) else 0
-    expanded = expand_maps(connection, context, skip) if work.maps or decided or started or due else 0
+    expanded = expand_maps(connection, context, skip, turn.map_limits) if work.maps or decided or started or due else 0
     # A failed element may stop its run; what has not started must not be admitted.
     stopped = _stop_runs(connection, context, skip) if work.stops or expanded else 0
-    changed = created + started + overdue + stopped + decided + due + expanded
+    unblocked = unblock_sources(connection, context, by, skip) if work.blocked else 0
+    changed = created + started + overdue + stopped + decided + due + expanded + unblocked
     admitted = admit_tasks(connection, context, by, turn.limit, skip) if work.scheduled or changed else Admitted()
     full = max(created, started, overdue, stopped, expanded) >= _RUNS or max(decided, due) >= turn.limit
     moved = bool(changed or admitted.count)
@@ -106,6 +110,7 @@ class _Work(NamedTuple):
     pending: bool
     scheduled: bool
     maps: bool
+    blocked: bool
 
 
 def _find_work(connection: Connection, turn: SchedulerTurn, context: CallContext) -> _Work:
@@ -130,6 +135,9 @@ def _work(dialect: str, skips: bool) -> Select[Any]:
     runs = select(func.min(_RUN.deadline_us)).where(and_(_OPEN, *of_runs)).scalar_subquery()
     tasks = select(func.min(_TASK.next_due_us)).where(and_(_TASK.next_due_us.is_not(None), *of_tasks))
     pending = exists(select(_TASK.id).join(dag_run, _RUN.id == _TASK.run).where(and_(_PENDING, *of_tasks)))
+    scheduled = exists().where(and_(_TASK.state == literal_column("'scheduled'"), *of_tasks))
+    blocked = select(_TASK.id).where(and_(text(IS_BLOCKED), *of_tasks))
+    returning = exists(blocked.where(_TASK.block == literal_column("2")))
     return select(
         select_next_due(skipped_dags if skips else None).label("dags_us"),
         runs.label("runs_us"),
@@ -137,8 +145,9 @@ def _work(dialect: str, skips: bool) -> Select[Any]:
         exists().where(and_(IS_QUEUED, *of_runs)).label("queued"),
         exists().where(and_(_RUN.stop.is_not(None), *of_runs)).label("stops"),
         pending.label("pending"),
-        exists().where(and_(_TASK.state == literal_column("'scheduled'"), *of_tasks)).label("scheduled"),
+        or_(scheduled, returning).label("scheduled"),
         exists().where(and_(_IS_MARKED_MAP, *of_maps)).label("maps"),
+        exists(blocked.where(_TASK.block == literal_column("1"))).label("blocked"),
     )
 
 

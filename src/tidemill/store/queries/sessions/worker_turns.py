@@ -26,7 +26,7 @@ from tidemill.store.calls.worker_calls import (
 )
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance
-from tidemill.store.queries.dags.claims import claim_work, find_claims, find_ended
+from tidemill.store.queries.dags.claims import claim_work, find_claims, find_ended, move_blocked
 from tidemill.store.queries.dags.effects import PackedTrigger, pack_trigger
 from tidemill.store.queries.dags.task_logs import store_log_parts
 from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_held
@@ -56,8 +56,10 @@ def take_worker_turn(connection: Connection, turn: WorkerTurn, context: CallCont
     _store_callbacks(connection, turn, context)
     ends = [one.log_end for one in turn.reports] + [one.log_end for one in turn.callbacks]
     store_log_parts(connection, [part for part in ends if part is not None])
-    claimed = claim_work(connection, turn, found, context)
-    return WorkerAnswer(outcomes, claimed, find_ended(connection, turn.session, turn.held), context.now_us)
+    unblocked = move_blocked(connection, turn, found, context)
+    claimed = claim_work(connection, turn, found, len(unblocked), context)
+    ended = find_ended(connection, turn.session, turn.held)
+    return WorkerAnswer(outcomes, claimed, ended, context.now_us, unblocked)
 
 
 def _store_reports(
