@@ -770,6 +770,8 @@ def test_a_broker_that_goes_away_ends_nothing_that_comes_back(
     def watch(redrive: Redrive) -> None:
         if redrive.tally.sent >= 5 and not restarted:
             restarted.append(())
+            # Kafka 4.3 may lose a commit that is not complete when the only replica stops (ADR 4).
+            place.sent(redrive.tally.sent)
             place.broker.stop()
             place.broker.start()
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 _CALL_TIMEOUT_SECONDS = 10.0
+_WITHOUT_LEADER = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 
 
 class TopicReader:
@@ -79,7 +80,9 @@ class TopicReader:
         found: list[Message] = []
         while missing if count is None else len(found) < count:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{topic}: only {len(found)} messages arrived within {timeout_seconds:g} s")
+                text = f"{topic}: only {len(found)} messages arrived within {timeout_seconds:g} s"
+                read = [self._describe_position(topic, number) for number, (low, end) in ranges.items() if low < end]
+                raise TimeoutError("; ".join([text, *read]))
             batch = [message for message in self._consumer.consume(1000, 0.1) if message.error() is None]
             found += batch
             # Control records of transactions have offsets too, so positions decide, not the number of messages.
@@ -89,7 +92,23 @@ class TopicReader:
         self._consumer.unassign()
         return found
 
+    def _describe_position(self, topic: str, partition: int) -> str:
+        """Return how far a partition was read, which shows whether an open transaction is in the way."""
+        where = TopicPartition(topic, partition)
+        position = self._consumer.position([where])[0].offset
+        _, end = self._consumer.get_watermark_offsets(where, cached=True)
+        return f"partition {partition}: read to {position}, committed to {self._range(topic, partition)[1]}, end {end}"
+
     def _range(self, topic: str, partition: int) -> tuple[int, int]:
         where = TopicPartition(topic, partition)
-        low, high = self._consumer.get_watermark_offsets(where, timeout=_CALL_TIMEOUT_SECONDS)
-        return low, high
+        deadline = time.monotonic() + _CALL_TIMEOUT_SECONDS
+        while True:
+            try:
+                low, high = self._consumer.get_watermark_offsets(where, timeout=_CALL_TIMEOUT_SECONDS)
+            except KafkaException as error:
+                # The only broker is fenced for a moment if the machine is too busy for its heartbeats.
+                if error.args[0].code() not in _WITHOUT_LEADER or time.monotonic() > deadline:
+                    raise
+            else:
+                return low, high
+            time.sleep(0.05)
