@@ -24,7 +24,7 @@ _MAPS = RowSet("element_maps", run=int, task_id=str)
 def find_elements(connection: Connection, entries: Sequence[TaskEntry]) -> dict[int, dict[str, Any]]:
     """Return the fields of `ClaimedAttempt` about the items of elements, by element; other tasks are left out."""
     elements = [entry for entry in entries if entry.map_index != UNMAPPED]
-    names = sorted({(entry.run.id, entry.task_id) for entry in elements})
+    names = sorted({(entry.run.id, entry.plan.mapped_group or entry.task_id) for entry in elements})
     if not names:
         return {}
     rows = _maps.fetch(connection, _MAPS.build_parameters(find_dialect(connection), names))
@@ -36,8 +36,9 @@ def find_elements(connection: Connection, entries: Sequence[TaskEntry]) -> dict[
     indexes: dict[int, tuple[int, ...]] = {}
     followed: dict[int, tuple[int, str, int, str]] = {}
     for entry in elements:
-        mapped = entry.plan.structure.mapped
-        sources, _ = maps.get((entry.run.id, entry.task_id), (read_sources(None), None))
+        name = entry.plan.mapped_group or entry.task_id
+        mapped = entry.run.plan.tasks[name].structure.mapped
+        sources, _ = maps.get((entry.run.id, name), (read_sources(None), None))
         if mapped is None:
             continue
         source = entry.plan.structure.follows
@@ -66,7 +67,7 @@ def find_elements(connection: Connection, entries: Sequence[TaskEntry]) -> dict[
         entry.id: {
             "elements": tuple(None if one is None else items.get(one) for one in wanted[entry.id]),
             "leaf_indexes": indexes[entry.id],
-            "map_length": maps[entry.run.id, entry.task_id][1],
+            "map_length": maps[entry.run.id, entry.plan.mapped_group or entry.task_id][1],
         }
         for entry in elements
         if entry.id in wanted

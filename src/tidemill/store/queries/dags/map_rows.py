@@ -129,7 +129,7 @@ class MapWrites:
                     changed_heads.add((entry.run.id, entry.task_id))
                 continue
             count = find_count(entry.row.state)
-            if count != entry.counted:
+            if count != entry.counted and entry.is_counted:
                 changed = deltas.setdefault((entry.run.id, entry.task_id), Counter())
                 if entry.counted is not None:
                     changed[entry.counted] -= 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 
 from tidemill.core.tasks.attempt import order_elements
-from tidemill.core.tasks.dependencies import Readiness, TaskOutcome
+from tidemill.core.tasks.dependencies import Readiness, TaskOutcome, Told
 from tidemill.core.tasks.expansion import (
     Arrived,
     ElementsMoved,
@@ -59,6 +59,17 @@ from tidemill.store.calls.service_calls import MapLimits
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import IS_BAD_ELEMENT, dag_run, task_instance, task_map
 from tidemill.store.queries.dags.map_follow import Following, find_passed, lock_passed
+from tidemill.store.queries.dags.map_groups import (
+    UNITS,
+    GroupWork,
+    end_parts,
+    find_parts,
+    follow_units,
+    gather_groups,
+    prepare_units,
+    start_units,
+    write_parts,
+)
 from tidemill.store.queries.dags.map_queue import remove_queued
 from tidemill.store.queries.dags.map_rows import DEFAULT_LIMITS, StoredMap, read_maps, write_map
 from tidemill.store.queries.dags.map_sources import look_at_sources, open_sources
@@ -170,7 +181,7 @@ def _pending(dialect: str, skips: bool) -> Select[Any]:
 
 def _estimate_starts(head: TaskEntry, one: _Marked, window: int) -> int:
     """Return how many elements a map creates or starts again at most."""
-    if not _may_start(head):
+    if not _may_start(head) or head.plan.structure.mapped_group:
         return 0
     room = window - one.unfinished - _count_retrying(window, one.retrying)
     if one.opened and one.closed:
@@ -218,6 +229,7 @@ class _Work:
         sweeps: Whether the map has stopped itself, and this step cancels elements that have not started.
         following: What a map takes over from the one that it follows; None: nothing.
         reopens: Whether a map that follows another one follows it again.
+        group: The units, if the map is a mapped group; then the fields above have no elements.
     """
 
     head: TaskEntry
@@ -230,6 +242,7 @@ class _Work:
     sweeps: bool = False
     following: Following | None = None
     reopens: bool = False
+    group: GroupWork | None = None
 
 
 def look_at_maps(
@@ -246,6 +259,7 @@ def look_at_maps(
     if not heads:
         return
     connection = board.connection
+    heads = gather_groups(board, heads)
     before = _read_maps(connection, heads, limits, locks=False)
     # A map that follows another one sees what that one tells.
     works = [
@@ -256,9 +270,10 @@ def look_at_maps(
     for work in works:
         if work.following is not None:
             lock_passed(board, work.head, work.following)
-    stored = _read_maps(connection, [work.head for work in works], limits, locks=True)
+    parts = [part for work in works if work.group is not None for part in work.group.parts.values()]
+    stored = _read_maps(connection, [*[work.head for work in works], *parts], limits, locks=True)
     for work in works:
-        _step(board, work, stored[work.head.id])
+        _step(board, work, stored)
 
 
 def _read_maps(
@@ -292,6 +307,8 @@ def _may_start(head: TaskEntry) -> bool:
 def _prepare(board: Board, head: TaskEntry, stored: StoredMap, reopens: bool) -> _Work:
     """Lock the elements that may get an input; a map is locked after them."""
     work, row = _Work(head, reopens=reopens and stored.sources is not None), stored.row
+    if head.plan.structure.is_group:
+        return _prepare_group(board, work, stored)
     ordered = order_elements(head.row)
     if ordered is not None:
         wanted = "removed" if isinstance(ordered, Remove) else head.row.ending.state.value  # type: ignore[union-attr]
@@ -315,6 +332,18 @@ def _prepare(board: Board, head: TaskEntry, stored: StoredMap, reopens: bool) ->
             work.empty_from = _find_end(stored)
     if head.plan.structure.follows is not None and head.row.ending is None:
         _prepare_follower(board, work, stored)
+    return work
+
+
+def _prepare_group(board: Board, work: _Work, stored: StoredMap) -> _Work:
+    row, head = stored.row, work.head
+    group = work.group = GroupWork(head, find_parts(board, head))
+    end = _find_end(stored) if row.closed and row.opened else None
+    work.sweeps = head.row.ending is None and _has_to_sweep(stored)
+    window = _get_policy(head, stored.limits).max_outstanding if _may_start(head) else 0
+    work.left = prepare_units(board, group, stored, window=window, end=end, sweeps=work.sweeps)
+    if end is not None and len(group.gone) < UNITS:
+        work.empty_from = end
     return work
 
 
@@ -416,8 +445,12 @@ def _elements(dialect: str, kind: str) -> Select[Any]:
     return select(*COLUMNS).where(and_(*mine)).order_by(_TASK.map_index).limit(bindparam("most")).with_for_update()
 
 
-def _step(board: Board, work: _Work, stored: StoredMap) -> None:
-    head, before = work.head, stored.row
+def _step(board: Board, work: _Work, maps: Mapping[int, StoredMap]) -> None:
+    head = work.head
+    stored = maps[head.id]
+    before = stored.row
+    if work.group is not None:
+        end_parts(board, work.group, before.stop or "")
     if work.orders is not None:
         order, entries = work.orders
         triggerers = board.find_triggerers(entries)
@@ -427,7 +460,9 @@ def _step(board: Board, work: _Work, stored: StoredMap) -> None:
         board.give(entry, Remove(), _BY)
         entry.counted = find_count(entry.row.state)  # the map does not count it
     # The counts that these elements change are added to the map when they are written; then the map is marked again.
-    if head.plan.structure.follows is None or head.row.ending is not None:
+    if work.group is not None and not stored.row.opened and head.row.ending is None and not work.group.is_decided:
+        inputs: tuple[MapInput, ...] = ()
+    elif head.plan.structure.follows is None or head.row.ending is not None:
         stored, inputs = _find_inputs(board.connection, head, stored)
     else:
         stored, inputs = _follow(board, work, stored)
@@ -438,14 +473,21 @@ def _step(board: Board, work: _Work, stored: StoredMap) -> None:
         expansion = feed(stored.row, given, policy, starts)
         stored = stored._replace(row=expansion.row)
         stops = stops or expansion.stops
-    stored, missing = _start_elements(board, work, stored, expansion)
+    counts: dict[str, Counter[str]] = {}
+    if work.group is not None:
+        stored, missing, counts = start_units(board, work.group, stored, expansion)
+    else:
+        stored, missing = _start_elements(board, work, stored, expansion)
     if head.plan.structure.follows is not None and stored.row.opened:
         stored = stored._replace(row=count_existing(stored.row, failed=read_sources(stored.sources).failed))
     if stops:
         stored = stored._replace(error=_describe_stop(stored, policy))
     removes = _has_to_remove(work, stored)
-    if removes and stored.row.done:
-        # What follows may read the results of all elements: the map ends once those of its former life are gone.
+    # What follows may read the results of all elements: the map ends once those of its former life are gone.
+    holds = removes
+    if work.group is not None:
+        holds = _step_parts(board, work.group, stored, maps, counts, inputs, holds=removes)
+    if holds and stored.row.done:
         stored = stored._replace(row=stored.row._replace(told=before.told))
     left = left or missing > 0 or stops or removes
     swept = stored.swept or (work.sweeps and not work.left)
@@ -453,8 +495,42 @@ def _step(board: Board, work: _Work, stored: StoredMap) -> None:
     if left:
         board.context.left = True
         board.context.bells.add(Channel.SCHEDULER)
-    if not (removes and stored.row.done):
+    if not (holds and stored.row.done):
         _tell(board, head, stored, changed=stored.row.told != before.told)
+
+
+def _step_parts(
+    board: Board,
+    group: GroupWork,
+    stored: StoredMap,
+    maps: Mapping[int, StoredMap],
+    counts: Mapping[str, Counter[str]],
+    inputs: Sequence[MapInput],
+    *,
+    holds: bool,
+) -> bool:
+    """Have the maps of the tasks of a group follow it; return whether the group and its tasks may not end yet."""
+    outcome = next((given.outcome for given in inputs if isinstance(given, SourceEnded)), None)
+    marked: dict[str, int] = {}
+    if any(isinstance(given, SourceMarked) for given in inputs):
+        marked = {name: _count_failed(board.connection, part, stored.row.created) for name, part in group.parts.items()}
+    before = {part.id: maps[part.id] for part in group.parts.values()}
+    after = follow_units(group, stored, before, counts, outcome, marked)
+    if group.head.row.ending is not None and group.head.row.ending.state is TaskState.NONE:
+        # The group and its tasks begin anew together.
+        endings = [after[part.id].row for part in group.parts.values() if part.row.state is TaskState.ENDING]
+        holds = holds or not all(row.done for row in (stored.row, *endings))
+    for part in group.parts.values():
+        told, row = before[part.id].row.told, after[part.id].row
+        if holds and row.done:
+            after[part.id] = after[part.id]._replace(row=row._replace(told=told))
+        elif part.row.state is TaskState.ENDING and not row.opened:
+            # A user decided it before the group began.
+            board.give(part, MapTold(part.row.epoch, Told(done=True)), _BY)
+        else:
+            _tell(board, part, after[part.id], changed=row.told != told)
+    write_parts(board.connection, before, after)
+    return holds
 
 
 def _find_inputs(connection: Connection, head: TaskEntry, stored: StoredMap) -> tuple[StoredMap, tuple[MapInput, ...]]:
@@ -487,9 +563,14 @@ def _find_marked_source(connection: Connection, head: TaskEntry, stored: StoredM
     _, outcome = look_at_sources(connection, head, read_sources(stored.sources))
     if outcome is not TaskOutcome.SUCCESS:
         return None
-    given = {"of_run": head.run.id, "of_task": head.task_id, "end": row.created}
-    ((elements,),) = _upstream_failed.fetch(connection, given)
+    elements = _count_failed(connection, head, row.created)
     return SourceMarked(elements) if elements < row.upstream_failed else None
+
+
+def _count_failed(connection: Connection, head: TaskEntry, end: int) -> int:
+    """Return how many elements of a map below `end` failed with their upstream."""
+    given = {"of_run": head.run.id, "of_task": head.task_id, "end": end}
+    return int(_upstream_failed.fetch(connection, given)[0][0])
 
 
 @Statement

@@ -116,6 +116,7 @@ class TaskEntry:
         "ended_us",
         "error",
         "id",
+        "is_counted",
         "map_index",
         "pending",
         "plan",
@@ -150,6 +151,8 @@ class TaskEntry:
         )  # fmt: skip
         #: The count of the map that an element belongs to, as the map knows it.
         self.counted: str | None = None if self.map_index == UNMAPPED else find_count(self.row.state)
+        #: Whether its map counts it; not while it is removed with a former life of the map.
+        self.is_counted = True
         #: The window of a map in this transaction, if it is smaller than the map's own.
         self.window: int | None = None
         self.counts: Counts = read_counts(tallies)

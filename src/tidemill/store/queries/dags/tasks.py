@@ -114,7 +114,9 @@ def _stop_some(board: Board, run: RunEntry) -> None:
     parts = [select(_TASK.id).where(and_(wanted, text(IS_UNMAPPED)))]
     if run.plan.maps:
         busy = select(_MAP.task_id).where(and_(_MAP.run == run.id, _MAP.waiting + _MAP.unfinished + _MAP.retrying > 0))
-        parts.append(select(_TASK.id).where(and_(wanted, _TASK.map_index >= 0, _TASK.task_id.in_(busy))))
+        # The tasks of a unit are stopped, not the unit.
+        elements = and_(_TASK.map_index >= 0, _TASK.task_id.in_(busy), _TASK.task_id.not_in(list(run.plan.groups)))
+        parts.append(select(_TASK.id).where(and_(wanted, elements)))
     statement = union_all(*parts).order_by("id").limit(board.limit + 1)
     found = board.connection.execute(statement).scalars().all()
     tasks = found[: board.limit]
