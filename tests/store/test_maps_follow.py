@@ -18,6 +18,7 @@ from tidemill.store.calls.task_calls import GetValuePage
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.dag_tables import map_item, task_instance, task_map
 from tidemill.store.database import Database
+from tidemill.store.queries.dags import maps
 from tidemill.store.queries.dags.map_queue import QUEUE
 from tidemill.store.queries.dags.run_retention import RunRemoval, remove_part
 
@@ -386,10 +387,16 @@ async def test_a_follower_stops_after_too_many_failed_elements(player: Player) -
     ran = await play(player, failing=("f[1]",))
     assert ran == ["s[0]", "s[1]", "s[2]", "s[3]", "s[4]", "f[0]", "f[1]"]
     assert await end(player, run) == {"run": "failed", "s": "success", "f": "failed", "z": "upstream_failed"}
+    counts = (await find_head(player, run, "f")).elements
+    assert counts is not None
+    assert (counts.arrived, counts.success, counts.failed, counts.skipped) == (5, 1, 1, 3)
     call = ClearTasks(run.dag_id, run.run_id, ("s",), "tester", map_index=1, downstream=True)
     await player.store.call(call)
     assert sorted(await play(player)) == ["f[1]", "f[2]", "f[3]", "f[4]", "s[1]", "z[-1]"]
     assert await end(player, run) == dict.fromkeys(("run", "s", "f", "z"), "success")
+    counts = (await find_head(player, run, "f")).elements
+    assert counts is not None
+    assert (counts.arrived, counts.success, counts.skipped) == (5, 5, 0)
 
 
 async def test_cancelling_a_run_ends_a_chain(player: Player) -> None:
@@ -407,6 +414,33 @@ async def test_cancelling_a_run_ends_a_chain(player: Player) -> None:
     found = await end(player, run)
     assert (found["run"], found["s"], found["f"]) == ("failed", "failed", "failed")
     assert await player.claim() == ()
+    counts = (await find_head(player, run, "f")).elements
+    assert counts is not None
+    # The second one had ended, but the window had no room for the element that follows it.
+    assert (counts.arrived, counts.failed, counts.skipped) == (2, 1, 1)
+
+
+async def test_old_elements_of_a_map_that_begins_anew_are_removed_in_batches_that_are_read_once(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await player.create(dag(mapped("s", literal(7)), follower("f", "s"), task("z", "f")))
+    await play(player)
+    monkeypatch.setattr(maps, "ELEMENTS", 3)
+    fetch, read = maps._fetch, []
+
+    def note(board: Any, head: Any, kind: str, first: int, *details: Any) -> list[Any]:
+        if (head.task_id, kind) == ("f", "present"):
+            read.append(first)
+        return fetch(board, head, kind, first, *details)
+
+    monkeypatch.setattr(maps, "_fetch", note)
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("s",), "tester", downstream=True))
+    ran = await play(player)
+
+    assert sorted(ran) == sorted([*(f"{task_id}[{index}]" for task_id in "sf" for index in range(7)), "z[-1]"])
+    assert read == [0, 3, 6]
+    assert len(await list_values(player, run, "f")) == 7
+    assert await end(player, run) == dict.fromkeys(("run", "s", "f", "z"), "success")
 
 
 async def test_another_rule_or_source_waits_for_the_whole_map_and_maps_over_dense_values(player: Player) -> None:

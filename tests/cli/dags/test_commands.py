@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import shutil
 import signal
 import sys
@@ -170,6 +171,15 @@ with DAG("pooled"):
         return rows
     writes(reads())
 
+with DAG("maps"):
+    @task
+    def number(value):
+        return None if value == 1 else value
+    @task
+    def shows(value):
+        print(f"got {value}")
+    shows.expand(value=number.expand(value=[0, 1, 2]))
+
 with DAG("late"):
     FileSensor(task_id="arrived", filepath="nothing.csv", poke_interval=0.1, timeout=0.3)
 
@@ -182,6 +192,10 @@ def test_a_test_of_a_dag_needs_no_pools_and_tells_why_it_failed(store):
     (store.folder / "dags" / "tested.py").write_text(TESTED)
     done = store.run("dags", "test", "pooled")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "pooled: success")
+
+    done = store.run("dags", "test", "maps")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "maps: success")
+    assert sorted(re.findall("got .", done.stdout)) == ["got 0", "got 2"]
 
     done = store.run("dags", "test", "late")
     assert done.returncode == ExitCode.REMOTE

@@ -14,7 +14,7 @@ from tests.until import wait_until
 
 from tidemill.runtime.process.table import find_descendants, find_marked, is_running, read_command
 
-ELEMENTS = 2000
+ELEMENTS = 1000
 #: The processes that are killed, by a part of their command; the empty one is `dev` itself, which is started again.
 VICTIMS = ("services.zygote", "services.worker.process", "services.triggerer.tasks.process", "")
 MAPS = f"""
@@ -29,9 +29,12 @@ with DAG("maps"):
     def double(number):
         return 2 * number
     @task(retries=9, retry_delay=timedelta(seconds=0.1))
-    def collect(doubles):
-        return list(doubles)
-    collect(double.expand(number=numbers()))
+    def add(double):
+        return double + 1
+    @task(retries=9, retry_delay=timedelta(seconds=0.1))
+    def collect(sums):
+        return list(sums)
+    collect(add.expand(double=double.expand(number=numbers())))
 """
 
 
@@ -41,7 +44,7 @@ def query(dev: DevSite, statement: str) -> list[Any]:
 
 
 def count_done(dev: DevSite) -> int:
-    return int(query(dev, "select coalesce(max(success), 0) from task_map")[0][0])
+    return int(query(dev, "select coalesce(min(success), 0) from task_map")[0][0])
 
 
 def kill(dev: DevSite, victim: str) -> None:
@@ -69,15 +72,16 @@ def test_each_element_ends_once_though_each_process_is_killed_on_the_way(dev: De
     dev.start(**settings)
 
     wait_until(lambda: query(dev, "select state from dag_run") == [("success",)], 120.0, what=lambda: dev.log[-3000:])
-    elements = query(dev, "select map_index, state from task_instance where map_index >= 0 order by map_index")
-    assert elements == [(index, "success") for index in range(ELEMENTS)]
+    of_elements = "select task_id, map_index, state from task_instance where map_index >= 0 order by task_id, map_index"
+    states = [(task_id, index, "success") for task_id in ("add", "double") for index in range(ELEMENTS)]
+    assert query(dev, of_elements) == states
     left = query(dev, "select task, epoch from task_journal where before = 'success'")
     assert left == []
     successes = query(dev, "select count(*), count(distinct task) from task_journal where after = 'success'")
-    # The elements, their head, the generator and the task that collects the results.
-    assert successes == [(ELEMENTS + 3, ELEMENTS + 3)]
+    # The elements of both maps, their heads, the generator and the task that collects the results.
+    assert successes == [(2 * ELEMENTS + 4, 2 * ELEMENTS + 4)]
     collected = query(
         dev, "select x.value from xcom x join task_instance t on t.id = x.task where t.task_id = 'collect'"
     )
-    assert collected == [(str([2 * number for number in range(ELEMENTS)]).replace(" ", ""),)]
+    assert collected == [(str([2 * number + 1 for number in range(ELEMENTS)]).replace(" ", ""),)]
     assert dev.stop() == 0

@@ -367,6 +367,9 @@ def test_a_map_that_follows_a_failed_one_counts_it_once() -> None:
     assert count_existing(closed.row, failed=True)[2:4] == (1, 1)
     again = feed(closed.row, Reopened(failed=True), WIDE)
     assert (again.row.upstream_failed, again.told) == (0, Told(kinds(S)))
+    stopped = feed(again.row._replace(created=1, arrived=4), Stopped(MapStopReason.MARKED), WIDE).row
+    assert (stopped.arrived, stopped.skipped) == (4, 3)
+    assert feed(stopped, Reopened(never=3), WIDE).row.skipped == 0
     assert feed(again.row, SourceEnded(S), WIDE).told == Told(kinds(S), done=True)
 
 

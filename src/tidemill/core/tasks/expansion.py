@@ -175,10 +175,13 @@ class GroupMoved:
 class Reopened:
     """A map that follows another one follows it again, whatever stopped it.
 
-    `failed`: whether the map counts the other one as a failed source (`SourceEnded`).
+    Attributes:
+        failed: Whether the map counts the other one as a failed source (`SourceEnded`).
+        never: The number of elements that it counts as skipped because they never appeared when it was stopped.
     """
 
     failed: bool = False
+    never: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +302,9 @@ def _apply(row: MapRow, given: MapInput) -> MapRow:
             return row._replace(upstream_failed=min(row.upstream_failed, elements))
         case Stopped(reason=reason):
             return _stop(row, reason)
-        case Reopened(failed=failed) if row.opened:
-            return row._replace(closed=False, stop=None, upstream_failed=row.upstream_failed - failed)
+        case Reopened(failed=failed, never=never) if row.opened:
+            row = row._replace(upstream_failed=row.upstream_failed - failed, skipped=row.skipped - never)
+            return row._replace(closed=False, stop=None)
         case Reset():
             return MapRow()
         case GroupMoved(group=group, outcome=outcome):

@@ -22,20 +22,23 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
+    exists,
+    func,
     literal,
     literal_column,
+    or_,
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.core.tasks.task_row import STATES
 from tidemill.store.batches import RowSet, find_dialect
-from tidemill.store.dag_tables import map_item, task_instance, task_map
+from tidemill.store.dag_tables import map_item, task_instance, task_map, xcom
 from tidemill.store.statements import Statement
 
 #: The key of the rows of a queue.
 QUEUE = "ended"
-_ITEM, _TASK, _MAP = map_item.c, task_instance.c, task_map.c
+_ITEM, _TASK, _MAP, _XCOM = map_item.c, task_instance.c, task_map.c, xcom.c
 _ENDED = tuple(sorted(state.value for state in STATES.values()))
 _PASSED = RowSet("passed", run=int, task_id=str, number=int)
 _NUMBERS = RowSet("numbers", number=int)
@@ -50,6 +53,32 @@ def read_queue(connection: Connection, head: int, limit: int) -> list[int]:
 @Statement
 def _queue(dialect: str) -> Select[Any]:
     return select(_ITEM.number).where(_MINE).order_by(_ITEM.number).limit(bindparam("most"))
+
+
+def count_queue(connection: Connection, head: int, run: int, source: str, key: str) -> int:
+    """Return how many elements a follower would have for the indexes in its queue.
+
+    Args:
+        connection: A connection inside a transaction.
+        head: The head of the follower.
+        run: The run.
+        source: The task that it follows.
+        key: The key of the XComs that are its items.
+    """
+    given = {"follower": head, "of_run": run, "of_task": source, "of_key": key}
+    ((number,),) = _count.fetch(connection, given)
+    return int(number)
+
+
+@Statement
+def _count(dialect: str) -> Select[Any]:
+    mine = and_(_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task"))
+    stored = and_(_XCOM.task == _TASK.id, _XCOM.key == bindparam("of_key"))
+    ended: list[Any] = [literal_column(f"'{state}'") for state in _ENDED if state != "success"]
+    appears = or_(_TASK.state.in_(ended), and_(_TASK.state == literal_column("'success'"), exists().where(stored)))
+    same = and_(mine, _TASK.map_index == _ITEM.number)
+    statement = select(func.count()).select_from(map_item).join(task_instance, same)
+    return statement.where(and_(_MINE, appears))
 
 
 def lock_queue(connection: Connection, head: int, numbers: Sequence[int]) -> list[int]:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import (
     Connection,
     Executable,
@@ -70,7 +71,7 @@ from tidemill.store.queries.dags.map_groups import (
     start_units,
     write_parts,
 )
-from tidemill.store.queries.dags.map_queue import remove_queued
+from tidemill.store.queries.dags.map_queue import count_queue, remove_queued
 from tidemill.store.queries.dags.map_rows import DEFAULT_LIMITS, StoredMap, read_maps, write_map
 from tidemill.store.queries.dags.map_sources import look_at_sources, open_sources
 from tidemill.store.queries.dags.stored_sources import StoredSources, read_sources, write_sources
@@ -230,6 +231,8 @@ class _Work:
         following: What a map takes over from the one that it follows; None: nothing.
         reopens: Whether a map that follows another one follows it again.
         group: The units, if the map is a mapped group; then the fields above have no elements.
+        removed_to: The index up to which a map that follows another one has removed the elements of its former life;
+            0: all of them.
     """
 
     head: TaskEntry
@@ -243,6 +246,7 @@ class _Work:
     following: Following | None = None
     reopens: bool = False
     group: GroupWork | None = None
+    removed_to: int | None = None
 
 
 def look_at_maps(
@@ -321,7 +325,8 @@ def _prepare(board: Board, head: TaskEntry, stored: StoredMap, reopens: bool) ->
     policy = _get_policy(head, stored.limits)
     if row.waiting and _may_start(head):
         work.waiting = board.add_elements(_fetch(board, head, "waiting", 0, None, policy.max_outstanding))
-    if row.created < stored.made and row.stop is None:
+    follows = head.plan.structure.follows is not None
+    if row.created < stored.made and row.stop is None and not follows:
         last = min(row.created + policy.max_outstanding, stored.made) - 1
         entries = board.add_elements(_fetch(board, head, "any", row.created, last, policy.max_outstanding))
         work.known = {entry.map_index: entry for entry in entries}
@@ -330,7 +335,7 @@ def _prepare(board: Board, head: TaskEntry, stored: StoredMap, reopens: bool) ->
         work.gone = board.add_elements(rows)
         if len(rows) < ELEMENTS:
             work.empty_from = _find_end(stored)
-    if head.plan.structure.follows is not None and head.row.ending is None:
+    if follows and head.row.ending is None:
         _prepare_follower(board, work, stored)
     return work
 
@@ -363,10 +368,12 @@ def _prepare_follower(board: Board, work: _Work, stored: StoredMap) -> None:
     if not row.opened:
         if head.row.state is not TaskState.MAPPED:
             return
-        # Elements of the time before the map began anew would be counted; it opens without any.
-        rows = _fetch(board, head, "present", 0, None, ELEMENTS)
+        # Elements of the time before the map began anew would be counted; it opens without any. Meanwhile `made` is
+        # the index up to which they are removed.
+        rows = _fetch(board, head, "present", stored.made, None, ELEMENTS)
         work.gone = board.add_elements(rows)
         work.left = len(rows) >= ELEMENTS
+        work.removed_to = work.gone[-1].map_index + 1 if work.left else 0
         if work.left:
             return
     room = min(count_room(row, _get_policy(head, stored.limits)), ELEMENTS) if _may_start(head) else 0
@@ -537,7 +544,9 @@ def _find_inputs(connection: Connection, head: TaskEntry, stored: StoredMap) -> 
     """Return what the map has to be fed, and the map with its sources if it opens."""
     if head.row.ending is not None:
         reason = _REASONS.get(head.row.ending.state, MapStopReason.MARKED)
-        return stored, (Stopped(reason) if stored.row.stop is None else Look(),)
+        if stored.row.stop is not None:
+            return stored, (Look(),)
+        return _count_rest(connection, head, stored), (Stopped(reason),)
     if head.row.state is TaskState.MAPPED and not stored.row.opened:
         opened = open_sources(connection, head)
         if opened is None:
@@ -587,9 +596,11 @@ def _end_source(outcome: TaskOutcome | None) -> tuple[SourceEnded, ...]:
 def _follow(board: Board, work: _Work, stored: StoredMap) -> tuple[StoredMap, tuple[MapInput, ...]]:
     """Take over what has ended in the map that is followed, and return what the follower has to be fed."""
     following, sources = work.following, read_sources(stored.sources)
+    if work.removed_to is not None:
+        stored = stored._replace(made=work.removed_to)
     inputs: list[MapInput] = []
     if work.reopens:
-        inputs.append(Reopened(sources.failed))
+        inputs.append(Reopened(sources.failed, sources.never))
     elif following is not None and not stored.row.opened:
         inputs.append(Opened())
     if inputs:
@@ -598,7 +609,7 @@ def _follow(board: Board, work: _Work, stored: StoredMap) -> tuple[StoredMap, tu
         return stored, (*inputs, Look()) if stored.row.opened else ()
     policy = _get_policy(work.head, stored.limits)
     if feed(stored.row, inputs[0] if inputs else Look(), policy, starts=False).stops:
-        return stored, (*inputs, Look())
+        return _count_rest(board.connection, work.head, stored), (*inputs, Look())
     room = count_room(stored.row, policy) if _may_start(work.head) else 0
     moved = _take_over(board, work, following, room)
     inputs += [ElementsMoved(TaskState.REMOVED, state, number) for state, number in moved.items()]
@@ -611,6 +622,16 @@ def _follow(board: Board, work: _Work, stored: StoredMap) -> tuple[StoredMap, tu
     failed = following.failed and not says
     stored = stored._replace(sources=write_sources(StoredSources((), (), (), failed)))
     return stored, (*inputs, SourceEnded(TaskOutcome.UPSTREAM_FAILED if failed else TaskOutcome.SUCCESS))
+
+
+def _count_rest(connection: Connection, head: TaskEntry, stored: StoredMap) -> StoredMap:
+    """Return a map that is about to be stopped with the elements that have not appeared yet; none of them will."""
+    source, mapped = head.plan.structure.follows, head.plan.structure.mapped
+    if source is None or mapped is None or stored.sources is None:
+        return stored
+    never = count_queue(connection, head.id, head.run.id, source, mapped.factors[0].key)
+    sources = msgspec.structs.replace(read_sources(stored.sources), never=never)
+    return stored._replace(row=stored.row._replace(arrived=stored.row.created + never), sources=write_sources(sources))
 
 
 def _take_over(board: Board, work: _Work, following: Following, room: int) -> Counter[TaskState]:

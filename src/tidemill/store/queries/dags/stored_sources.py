@@ -13,12 +13,14 @@ class StoredSources(msgspec.Struct, frozen=True, array_like=True):
         lengths: Per leaf, the number of its items; 0 for a generator.
         factors: Per factor, the number of its items; 0 for a generator.
         failed: Whether a map that follows another one counts it as a failed source.
+        never: How many elements of such a map never appeared, because it was stopped.
     """
 
     owners: tuple[tuple[int, str] | None, ...]
     lengths: tuple[int, ...]
     factors: tuple[int, ...]
     failed: bool = False
+    never: int = 0
 
 
 #: The sources of a map that has not opened.
