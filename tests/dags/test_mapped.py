@@ -20,7 +20,6 @@ from tidemill.dags import (
     TaskGroup,
     setup,
     task,
-    task_group,
     teardown,
 )
 from tidemill.dags.building import build_structure, serialize_dag
@@ -264,14 +263,6 @@ def follow_with_all_results() -> None:
     T.partial(y=values).expand(x=values)
 
 
-def in_a_group() -> None:
-    @task_group(group_id="t")
-    def group(x: Any) -> None:
-        numbers()
-
-    group.expand(x=[1])
-
-
 def with_cycle() -> None:
     mapped = add.override(task_id="t").expand(x=[1])
     mapped >> mapped
@@ -332,7 +323,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "pairs the results of a mapped task with zip(), which is not supported yet",
     ),
     "all results of a map that is followed": (follow_with_all_results, "'op_kwargs' of partial() needs all results"),
-    "group": (in_a_group, "group 't': expand() of a @task_group is not supported yet"),
     "operator with its arguments": (
         lambda: BashOperator(task_id="t", bash_command="true").expand(env=[{}]),
         "write BashOperator.partial(task_id='t', ...).expand(...)",

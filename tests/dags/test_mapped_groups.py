@@ -245,6 +245,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "setup": (lambda: make(after_setup) >> EmptyOperator(task_id="a"), "is a setup that 'a' outside of the group"),
     "teardown": (with_outer_setup, "is a teardown that directly follows 'open' outside of the group"),
     "circle": (in_a_circle, "the dependencies form a cycle: etl >> etl.second >> numbers >> etl"),
+    "over a map": (
+        lambda: etl.expand(x=show.expand(x=[1])),
+        "group 'etl': argument 'x' of expand() is the output of a mapped task, which is not supported yet",
+    ),
     "map over a group": (
         lambda: show.expand(x=make(lambda x: show.override(task_id="a")(x))),
         "mapping over the results of a mapped group is not supported yet",

@@ -249,11 +249,6 @@ class DAG:
                         f"'all_success', not {after.trigger_rule!r}"
                     )
         _check_default_args(self)
-        if groups := self.mapped_groups:
-            raise DagError(
-                f"group {groups[0].group_id!r}: expand() of a @task_group is not supported yet; map each of its tasks, "
-                "or do their work in one mapped task"
-            )
 
     def param(self, name: str, default: Any = None) -> DagParam:
         """Return a param of the run, to pass to tasks; a param that does not exist is added with the default."""

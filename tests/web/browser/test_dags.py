@@ -23,6 +23,10 @@ PAGES = {
     "map": "/dags/maps/runs/r/tasks/m",
     "map-run": "/dags/maps/runs/r",
     "element": "/dags/maps/runs/r/tasks/m?map_index=3",
+    "group": "/dags/groups/runs/r/tasks/g",
+    "group-run": "/dags/groups/runs/r",
+    "group-element": "/dags/groups/runs/r/tasks/g?map_index=3",
+    "group-task": "/dags/groups/runs/r/tasks/g.fit?map_index=3",
     "runs": "/dag-runs",
     "pools": "/pools",
 }
@@ -45,6 +49,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDags]:
         store.open_map(
             "maps", states * 9, arrived=100, created=72, success=18, failed=18, skipped=9, unfinished=18, retrying=9
         )
+        store.open_group("groups")
         yield ServedDags(store, web.address, "/dags")
 
 
@@ -60,7 +65,7 @@ def test_every_page_of_dags_fits_logs_no_error_and_asks_nobody_else(
             keep_picture(page, f"dags-{name}-{theme}-{size[0]}")
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{path} is wider than the window"
             assert page.locator("h1").count() == 1, path
-            assert page.locator(".graph:visible").count() == (name in ("dag", "run", "map-run")), path
+            assert page.locator(".graph:visible").count() == (name in ("dag", "run", "map-run", "group-run")), path
     assert watch.wrong == []
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, and_, update
 from tests.store.dags import Player, add_elements, add_map, dag, mapped, task
+from tests.store.test_groups import group, part
 from tests.web.scripted_pipeline import SCRIPT, SECRET
 
 from tidemill.config.settings import Settings
@@ -154,6 +155,33 @@ class PlayedStore:
         self.wait(self.player.create(dag(task("m", mapped=over), task("z", "m"), id=dag_id), run_id="r"))
         failure = Failure("Traceback\nValueError: no", may_retry=False)
         self.wait(self.player.play(lambda one: failure if one.map_index in failing else Success()))
+
+    def open_group(self, dag_id: str) -> None:
+        """Create a run of a DAG with the mapped group `g` of `g.get`, `g.fit` and `g.put`: 2 of 12 elements succeeded.
+
+        `g.fit[2]` and `g.fit[3]` have failed, `g.put[4]`, `g.fit[5]` and `g.get[6]` to `g.get[9]` run.
+        """
+        self.wait(self._open_group(dag_id))
+
+    async def _open_group(self, dag_id: str) -> None:
+        tasks = (
+            group(MapSource("xcom", "list", "return_value"), id="g", max_outstanding=6),
+            part("g.get", group="g"),
+            part("g.fit", "g.get", group="g", retries=1),
+            part("g.put", "g.fit", group="g"),
+            task("list"),
+            task("page", "g.put"),
+        )
+        await self.player.create(dag(*tasks, id=dag_id, groups={"g": "g"}), run_id="r")
+        running = {"g.put": (4,), "g.fit": (5,), "g.get": range(6, 12)}
+        while claimed := [one for one in await self.player.claim() if one.dag_id == dag_id]:
+            for one in claimed:
+                if one.map_index in running.get(one.task_id, ()):
+                    continue
+                xcoms = (("return_value", json.dumps(list(range(12)))),) if one.task_id == "list" else ()
+                failed = one.task_id == "g.fit" and one.map_index in (2, 3)
+                error = Failure(f"Traceback\nValueError: too small {SCRIPT}", may_retry=False)
+                await self.player.report(one, error if failed else Success(), xcoms=xcoms)
 
     def fail_callback(self, dag_id: str) -> int:
         """Let a run of a DAG end whose callback writes a line and fails; return the number of the callback."""

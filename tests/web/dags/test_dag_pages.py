@@ -445,3 +445,36 @@ async def test_a_range_of_elements_that_makes_no_sense_is_refused(opened_map: Pl
     async with log_in(opened_map) as client:
         answer = await client.post("/api/v1/dags/mapped/runs/r/clear", json={"tasks": ["m"], **order})
     assert answer.status_code == 422
+
+
+async def test_a_mapped_group_is_shown_by_its_elements_and_an_element_by_its_tasks(shown: PlayedStore) -> None:
+    shown.open_group("grouped")
+    base = "/dags/grouped/runs/r"
+    async with log_in(shown) as client:
+
+        async def read(path: str) -> Any:
+            return (await client.get(f"/api/v1{base}{path}")).json()
+
+        head = await read("/tasks/g")
+        counts = [head["elements"][name] for name in ("success", "failed", "running", "unfinished", "arrived")]
+        assert (head["state"], counts) == ("mapped", [2, 2, 6, 6, 12])
+        elements = (await read("/tasks/g/elements"))["rows"]
+        assert [row["state"] for row in elements[:5]] == ["success", "success", "failed", "failed", "mapped"]
+        assert (await read("/tasks/g/elements?state=mapped"))["rows"][0]["map_index"] == 4
+        failures = await read("/tasks/g/failures")
+        assert [(one["task_id"], one["elements"], one["first"]) for one in failures["groups"]] == [("g.fit", 2, 2)]
+        assert (await read("/tasks/g.put?map_index=5"))["waits_for"]["text"] == "upstream g.fit in this element"
+
+        page = html.unescape((await client.get(f"{base}/tasks/g")).text)
+        assert 'class="cell state-failed" href="/dags/grouped/runs/r/tasks/g.fit?map_index=3"' in page
+        element = html.unescape((await client.get(f"{base}/tasks/g?map_index=3")).text)
+        assert [element.index(f"<code>g.{name}[3]</code>") for name in ("get", "fit", "put")] == sorted(
+            element.index(f"<code>g.{name}[3]</code>") for name in ("get", "fit", "put")
+        )
+        assert "upstream failed" in element
+        assert 'id="log"' not in element
+        inner = (await client.get(f"{base}/tasks/g.fit?map_index=3")).text
+        assert '<a href="/dags/grouped/runs/r/tasks/g?map_index=3"><code>g[3]</code></a>' in inner
+        assert (await client.get(f"{base}/tasks/g/state?map_index=3")).status_code == 200
+        run = html.unescape((await client.get(base)).text)
+        assert "of 12: 2 success, 2 failed" in run

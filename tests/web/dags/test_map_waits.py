@@ -90,7 +90,7 @@ def test_a_task_of_a_mapped_group_waits_for_tasks_outside_as_a_whole_and_inside_
     assert describe_in_group("g.b", "none", -1) == ("upstream", "upstream o")
     assert describe_in_group("g.b", "none", 3) == ("upstream", "upstream g.a in this element")
     assert describe_in_group("g", "none", 3) == ("elements", "room among the open elements of its group")
-    assert describe_in_group("g", "mapped", 3) == ("elements", "the tasks of this element")
+    assert describe_in_group("g", "mapped", 3) is None
     assert describe_in_group("g.b", "mapped", -1, count(1200, 130, 128)) == (
         "elements",
         "its elements: 128 of 1,200 so far are open",

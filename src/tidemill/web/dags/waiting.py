@@ -92,8 +92,6 @@ def describe_wait(
             return TaskWaitView(kind="ending", text="its last attempt to clean up and end")
         case "mapped" if task.elements is not None:
             return _describe_map(structure, task.elements, states, around.window, scheduler)
-        case "mapped":
-            return TaskWaitView(kind="elements", text="the tasks of this element", missing=scheduler)
         case _:
             return None
 

@@ -7,21 +7,22 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, func, literal_column, select, text
 
 from tidemill.store.calls.instance_calls import MapCounts
+from tidemill.store.dag_plan import DagPlan
 from tidemill.store.dag_tables import HOLDS_SLOTS, task_instance, task_map
 from tidemill.store.statements import Statement
 
 _TASK, _MAP = task_instance.c, task_map.c
 
 
-def read_counts(connection: Connection, run: int) -> dict[int, MapCounts]:
-    """Return the counts of the mapped tasks of a run, by the task."""
+def read_counts(connection: Connection, run: int, plan: DagPlan) -> dict[int, MapCounts]:
+    """Return the counts of the mapped tasks of a run, by the task; unfinished elements of a mapped group run."""
     rows = _maps.fetch(connection, {"of_run": run})
     if not rows:
         return {}
     running: dict[str, int] = dict(_running.fetch(connection, {"of_run": run}))
     found = {}
     for task, task_id, arrived, closed, created, unfinished, success, failed, upstream_failed, skipped, stop in rows:
-        runs = running.get(task_id, 0)
+        runs = unfinished if plan.tasks[task_id].structure.is_group else running.get(task_id, 0)
         found[task] = MapCounts(
             arrived, bool(closed), created, unfinished, runs, success, failed, upstream_failed, skipped, stop
         )

@@ -73,7 +73,7 @@ def list_tasks(connection: Connection, request: ListTasks, context: CallContext)
         statement = statement.where(_TASK.map_index == request.map_index)
     rows = _fetch_page(connection, statement, plan, request)
     found = rows[: request.limit]
-    counts = read_counts(connection, run)
+    counts = read_counts(connection, run, plan)
     records = tuple(_build_task(row, plan, request, counts.get(row.id)) for row in found)
     last = rows[request.limit - 1] if len(rows) > request.limit else None
     return Listed(records, None if last is None else f"{last.number}:{last.map_index}")
