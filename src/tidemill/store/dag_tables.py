@@ -42,6 +42,8 @@ dag_file = Table(
     Column("present", BigInteger, nullable=False),
     Column("parsed_us", BigInteger, nullable=False),
     Column("unshared", Text),
+    Column("session_id", Id),
+    Column("absent", Text, nullable=False, server_default=text("'[]'")),
 )
 
 #: One row per DAG that was ever stored. `next_us`: the due time of the next scheduled run; `last_us`: the due time of

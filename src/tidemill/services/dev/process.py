@@ -196,7 +196,7 @@ class Dev:
                 "scheduler",
                 Scheduler(self.database, self.database.doorbell, scheduler, build_map_limits(settings.dags)).run(),
             ),
-            self._start("parser", self.parser.run(self.database)),
+            self._start("parser", self._parse(dev)),
             *(self._start("beats", self._beat(session)) for session in (dev, scheduler)),
             self._start("watch of the store's file", watch_files(self.database)),
             self._start("retention", RunRetention(self.database, settings.store).run()),
@@ -218,6 +218,10 @@ class Dev:
             raise
         finally:
             await self._stop(tasks, [stopping, *shown])
+
+    async def _parse(self, dev: int) -> None:
+        own = None if self.database.exclusive else await self._begin("parser", dev)
+        await self.parser.run(self.database, own)
 
     def find_unready(self) -> list[str]:
         """Return the reasons why DAGs cannot run at the moment; callable from any thread."""

@@ -35,7 +35,7 @@ class HostedParser:
 
     def build_works(self, host: ServiceHost, session: int) -> list[Work]:
         """Return the part that runs during a session."""
-        return [("parser", self._parser.run(host.store))]
+        return [("parser", self._parser.run(host.store, session))]
 
     async def end(self) -> None:
         """Do nothing: files that were being read are read again."""

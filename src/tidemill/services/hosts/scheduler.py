@@ -7,10 +7,12 @@ from tidemill.services.hosts.service import ServiceHost, run_service, serve_sess
 from tidemill.services.map_limits import build_map_limits
 from tidemill.services.parser.service import ParserService
 from tidemill.services.scheduler.scheduler import Scheduler
+from tidemill.services.sessions.describing import describe_session
 from tidemill.services.sessions.observer import SessionObserver
 from tidemill.services.sessions.works import Work
 from tidemill.services.supervision.supervisor import ServiceFolder
 from tidemill.store.run_retention import RunRetention
+from tidemill.store.wire.remote import call_patiently
 
 
 def run_scheduler(about: ServiceFolder) -> ExitCode:
@@ -45,13 +47,18 @@ class HostedScheduler:
     def build_works(self, host: ServiceHost, session: int) -> list[Work]:
         """Return the parts that run during a session."""
         store = host.store
-        parser = [] if self._parser is None else [("parser", self._parser.run(store))]
+        parser = [] if self._parser is None else [("parser", self._parse(host, self._parser, session))]
         return [
             ("scheduler", Scheduler(store, store.doorbell, session, build_map_limits(host.about.settings.dags)).run()),
             ("observer of sessions", SessionObserver(store, session, host.lease).run()),
             ("retention", RunRetention(store, host.about.settings.store).run()),
             *parser,
         ]
+
+    @staticmethod
+    async def _parse(host: ServiceHost, parser: ParserService, session: int) -> None:
+        own = await call_patiently(host.store, describe_session("parser", host.name, session))
+        await parser.run(host.store, own)
 
     async def end(self) -> None:
         """Do nothing: every turn is a transaction."""

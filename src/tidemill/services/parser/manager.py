@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,7 @@ from tidemill.services.parser.files import Signature, find_files, is_relevant, s
 from tidemill.services.parser.reading import FileReading, Forker, read_file
 from tidemill.services.worker.signatures import is_unchanged
 from tidemill.store.calls.call import CallRefusedError
-from tidemill.store.calls.service_calls import ListFiles, RemoveFile, StoreFile
+from tidemill.store.calls.service_calls import ClaimFiles, ListFiles, RemoveFile, StoreFile
 from tidemill.store.database import StoreCalls
 
 log = structlog.get_logger(__name__)
@@ -85,6 +85,8 @@ class ParserManager:
         parse_timeout_seconds: The time limit for reading a file.
         paused_at_creation: Whether new DAGs are paused.
         reparse_seconds: The interval at which unchanged files are read again.
+        session: The session of the parser, which shares the files with the parsers of other hosts; None: it is the
+            only one.
     """
 
     def __init__(
@@ -95,7 +97,9 @@ class ParserManager:
         parse_timeout_seconds: float = 30.0,
         paused_at_creation: bool = False,
         reparse_seconds: float = 60.0,
+        session: int | None = None,
     ) -> None:
+        self._session = session
         self._store = store
         self._forker = forker
         self._folder = Path(os.path.abspath(folder))  # noqa: PTH100 - a link to it may be moved
@@ -218,21 +222,32 @@ class ParserManager:
             log.warning(f"{error}; create it, or correct dags.folder")
             return
         known = set(self._files)
-        if self._is_first:
+        if self._is_first or self._session is not None:
             known |= {record.path for record in await self._store.call(ListFiles())}
         for name in sorted(known - set(found)):
-            await self._store.call(RemoveFile(name))
+            was_removed = await self._store.call(RemoveFile(name, self._session))
             self._files.pop(name, None)
             self._rereading.forget(name)
             self._note_refused(name, False)
-            log.info("a DAG file was removed; its DAGs are inactive", file=name)
-        for name in found:
+            if was_removed:
+                log.info("a DAG file was removed; its DAGs are inactive", file=name)
+        for name in await self._claim(found):
             file = self._files.setdefault(name, _File())
             if name not in self._waiting and await asyncio.to_thread(self._is_changed, name, file):
                 self._waiting.add(name)
                 self._queue.put_nowait(name)
         self._is_first = False
         self._check_ready()
+
+    async def _claim(self, found: Sequence[str]) -> Sequence[str]:
+        """Return the files that this parser reads; other live parsers read the others."""
+        if self._session is None:
+            return found
+        mine = await self._store.call(ClaimFiles(self._session, tuple(found)))
+        for name in set(self._files).difference(mine):
+            del self._files[name]
+            self._rereading.forget(name)
+        return mine
 
     def _is_changed(self, name: str, file: _File) -> bool:
         names = file.names or [name]
@@ -290,7 +305,7 @@ class ParserManager:
             if self._files.get(name) is file:
                 await self._keep(name, reading, now, reread)
             if self._files.get(name) is not file:
-                await self._store.call(RemoveFile(name))  # it was removed meanwhile
+                await self._store.call(RemoveFile(name, self._session))  # it was removed meanwhile
         except CallRefusedError as error:
             log.error("the DAGs of a file cannot be stored", file=name, error=str(error))  # noqa: TRY400
         except (RemoteError, OSError) as error:
@@ -317,6 +332,7 @@ class ParserManager:
             paused=self._paused,
             unshared=None if result is None else result.unshared,
             reread=reread,
+            session=self._session,
         )
         stored = await self._store.call(call)
         self._note_unsteady(name, {dag.dag_id: dag.differs for dag in stored if dag.differs})

@@ -29,8 +29,13 @@ class ParserService:
         """Whether all files that were present at the start have been read and stored."""
         return self.manager is not None and self.manager.ready.is_set()
 
-    async def run(self, store: StoreCalls) -> None:
-        """Read files until cancelled."""
+    async def run(self, store: StoreCalls, session: int | None = None) -> None:
+        """Read files until cancelled.
+
+        Args:
+            store: The store.
+            session: The session of the parser; None: it is the only one of the store.
+        """
         if self.zygote.pid is None:
             await self.zygote.start()
         dags = self._about.settings.dags
@@ -41,6 +46,7 @@ class ParserService:
             dags.parse_timeout_seconds,
             dags.paused_at_creation,
             dags.reparse_seconds,
+            session,
         )
         await self.manager.run()
 

@@ -177,6 +177,7 @@ class StoreFile(Call[tuple[StoredDag, ...]], frozen=True):
         structures: The DAGs, as the JSON of `core.tasks.structure.DagStructure`.
         paused: Whether new DAGs start paused.
         unshared: The effects of importing it that a forked process does not inherit, for display; None: none.
+        session: The session of the parser, which has claimed the file; None: the only parser.
         reread: Whether neither the file nor its imports have changed since it was stored; then no DAG gets a new
             version.
     """
@@ -189,13 +190,38 @@ class StoreFile(Call[tuple[StoredDag, ...]], frozen=True):
     paused: bool = False
     unshared: str | None = None
     reread: bool = False
+    session: int | None = None
 
 
-@answered_by("dags.dags:remove_file")
+@answered_by("dags.files:remove_file")
 class RemoveFile(Call[bool], frozen=True):
-    """Mark a file as removed: its DAGs become inactive, and their runs finish. False: the file was unknown."""
+    """Mark a file as removed: its DAGs become inactive, and their runs finish.
+
+    Hosts may have different files. Only the parser that has claimed a file can remove it, or, once its session has
+    ended, all live parsers together, when each of them has said that it lacks the file.
+
+    False: the file was unknown, or another parser has it.
+
+    Attributes:
+        path: The file, relative to the DAG folder.
+        session: The session of the parser that lacks it; None: the only parser.
+    """
 
     path: str
+    session: int | None = None
+
+
+@answered_by("dags.files:claim_files")
+class ClaimFiles(Call[tuple[str, ...]], frozen=True):
+    """Claim files for a parser; return those that it has, which no other parser reads until its session ends.
+
+    Attributes:
+        session: The session of the parser.
+        paths: The files of its folder.
+    """
+
+    session: int
+    paths: tuple[str, ...]
 
 
 class FileRecord(msgspec.Struct, frozen=True):

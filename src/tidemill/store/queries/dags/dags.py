@@ -18,10 +18,11 @@ from tidemill.core.tasks.structure_changes import describe_changes
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.calls.dag_calls import DagDetails, DagRecord, GetDag, ListDags, PauseDag
-from tidemill.store.calls.service_calls import FileRecord, ListFiles, RemoveFile, StoredDag, StoreFile
+from tidemill.store.calls.service_calls import FileRecord, ListFiles, StoredDag, StoreFile
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import compute_digest, read_structure
 from tidemill.store.dag_tables import dag, dag_file, dag_version
+from tidemill.store.queries.dags.files import check_claim
 from tidemill.store.queries.dags.schedule import compute_next
 from tidemill.store.queries.triggers.triggers import make_storable
 
@@ -60,6 +61,9 @@ def _store_file_row(connection: Connection, request: StoreFile, now_us: int) -> 
         "parsed_us": now_us,
         "unshared": make_storable(request.unshared),
     }
+    if request.session is not None:
+        check_claim(connection, request.path, request.session)
+        values["session_id"] = request.session
     make: Any = postgresql.insert if find_dialect(connection) == "postgresql" else sqlite.insert
     statement = make(dag_file).values(values)
     statement = statement.on_conflict_do_update(index_elements=["path"], set_=values).returning(_FILE.id)
@@ -152,19 +156,6 @@ def _name_schedule(schedule: ScheduleStructure) -> str:
         case "interval":
             return f"{(schedule.interval_us or 0) / 1_000_000:g} s"
     return ""
-
-
-def remove_file(connection: Connection, request: RemoveFile, context: CallContext) -> bool:
-    """Mark a file as removed; see `RemoveFile`."""
-    statement = (
-        update(dag_file).where(and_(_FILE.path == request.path, _FILE.present == 1)).values(present=0, error=None)
-    )
-    number = connection.execute(statement.returning(_FILE.id)).scalar()
-    if number is None:
-        return False
-    gone = and_(_DAG.file_id == number, _DAG.active == 1)
-    connection.execute(update(dag).where(gone).values(active=0, changed_us=context.now_us))
-    return True
 
 
 def list_files(connection: Connection, request: ListFiles, context: CallContext) -> tuple[FileRecord, ...]:

@@ -1,0 +1,86 @@
+"""Parsers of several hosts share the files of DAGs; a host that lacks a file deactivates no DAG of the others."""
+
+from __future__ import annotations
+
+import pytest
+from tests.store.dags import dag, encode, task
+
+from tidemill.store.calls.call import CallRefusedError
+from tidemill.store.calls.dag_calls import ListDags
+from tidemill.store.calls.service_calls import BeginSession, ClaimFiles, EndSession, RemoveFile, StoreFile
+from tidemill.store.database import Database
+
+
+@pytest.fixture
+async def parsers(database: Database) -> list[int]:
+    return [await database.call(BeginSession("parser", f"p{n}", "here", "boot", n)) for n in range(3)]
+
+
+async def store(database: Database, session: int, name: str = "a") -> None:
+    (path,) = await database.call(ClaimFiles(session, (f"{name}.py",)))
+    file = StoreFile(path, "digest", structures=(encode(dag(task("t"), id=name)),), session=session)
+    (stored,) = await database.call(file)
+    assert not stored.refused
+
+
+async def list_active(database: Database) -> list[str]:
+    return [one.dag_id for one in (await database.call(ListDags())).rows]
+
+
+async def test_a_file_is_read_by_one_live_parser(database: Database, parsers: list[int]) -> None:
+    first, second, _ = parsers
+    assert await database.call(ClaimFiles(first, ("b.py", "a.py"))) == ("a.py", "b.py")
+    assert await database.call(ClaimFiles(second, ("a.py", "c.py"))) == ("c.py",)
+    assert await database.call(ClaimFiles(first, ("a.py", "c.py"))) == ("a.py",)
+    with pytest.raises(CallRefusedError, match="has the file"):
+        await database.call(StoreFile("a.py", "digest", session=second))
+
+    await database.call(EndSession(first))
+
+    assert await database.call(ClaimFiles(second, ("a.py",))) == ("a.py",)
+    with pytest.raises(CallRefusedError, match="has ended"):
+        await database.call(ClaimFiles(first, ("b.py",)))
+
+
+async def test_a_host_that_lacks_a_file_deactivates_no_dag_of_a_live_one(
+    database: Database, parsers: list[int]
+) -> None:
+    first, second, third = parsers
+    await store(database, first)
+
+    assert not await database.call(RemoveFile("a.py", second))
+    assert not await database.call(RemoveFile("a.py", third))
+    assert await list_active(database) == ["a"]
+
+    assert await database.call(RemoveFile("a.py", first))
+    assert await list_active(database) == []
+
+
+async def test_all_live_parsers_together_remove_the_file_of_one_that_has_ended(
+    database: Database, parsers: list[int]
+) -> None:
+    first, second, third = parsers
+    await store(database, first)
+    await database.call(EndSession(first))
+
+    assert not await database.call(RemoveFile("a.py", second))
+    assert not await database.call(RemoveFile("a.py", second))
+    assert await list_active(database) == ["a"]
+    assert await database.call(RemoveFile("a.py", third))
+    assert await list_active(database) == []
+
+
+async def test_one_that_has_the_file_keeps_its_dags_when_its_parser_has_ended(
+    database: Database, parsers: list[int]
+) -> None:
+    first, second, third = parsers
+    await store(database, first)
+    await database.call(EndSession(first))
+    assert not await database.call(RemoveFile("a.py", second))
+
+    assert await database.call(ClaimFiles(third, ("a.py",))) == ("a.py",)
+
+    assert not await database.call(RemoveFile("a.py", second))
+    assert await list_active(database) == ["a"]
+    await database.call(EndSession(third))
+    assert await database.call(RemoveFile("a.py", second)), "it is the only one, and lacks it"
