@@ -282,11 +282,13 @@ def test_an_unmapped_task_gets_the_results_of_a_map_and_of_a_generator() -> None
         task(task_id="yields")(lambda values: values)(generate())
         task(task_id="applied")(lambda values: [values[1], list(values[:1]), len(values)])(mapped.map(lambda n: n * 10))
         task(task_id="zipped")(lambda values: values)(mapped.zip(source(), fillvalue=0))
+        task(task_id="paired")(lambda values: values)(mapped.map(lambda n: n * 10).zip(mapped["j"]))
     services = Services(
         xcoms={("source", "return_value"): encode({"a": 1})},
         sequences={
             ("show", "return_value"): [(0, "1"), (7, "2")],
             ("show", "k"): [(1, "5")],
+            ("show", "j"): [(1, "5"), (7, "6")],
             ("generate", "return_value"): [(0, "8")],
         },
     )
@@ -295,6 +297,7 @@ def test_an_unmapped_task_gets_the_results_of_a_map_and_of_a_generator() -> None
     assert value_of(attempt(dag, "yields", services)) == [8]
     assert value_of(attempt(dag, "applied", services)) == [20, [10], 2]
     assert value_of(attempt(dag, "zipped", services)) == [(1, ("a", 1)), (2, 0)]
+    assert value_of(attempt(dag, "paired", services)) == [(20, 6)]
 
 
 def test_items_of_a_number_cannot_be_mapped_or_zipped() -> None:

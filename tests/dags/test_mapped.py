@@ -318,9 +318,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "zip of a generator": (lambda: T.expand(x=numbers().zip(stream())), "pairs the values of a generator task"),
     "zip of a list": (lambda: T.expand(x=numbers().zip([1])), "zip() pairs outputs of tasks and params, got [1]"),
     "concat": (lambda: T.expand(x=numbers().concat(numbers())), "concat() is not supported; join the lists in a task"),
-    "zip of a map": (
-        lambda: T.expand(x=numbers().zip(add.expand(x=[1]))),
-        "pairs the results of a mapped task with zip(), which is not supported yet",
+    "zip of pairs with a map": (
+        lambda: T.expand(x=numbers().zip(numbers()).zip(add.expand(x=[1]))),
+        "pairs the results of a mapped task with pairs of zip(); write one zip() of all",
     ),
     "all results of a map that is followed": (follow_with_all_results, "'op_kwargs' of partial() needs all results"),
     "operator with its arguments": (

@@ -480,6 +480,30 @@ async def test_another_rule_or_source_waits_for_the_whole_map_and_maps_over_dens
     assert len([one for one in claimed if one.task_id == "strict"]) == 6
 
 
+@pytest.mark.parametrize("fills", [False, True])
+async def test_results_of_maps_are_paired_by_index(player: Player, fills: bool) -> None:
+    pairs = MapSource("zip", parts=(over("s"), over("t"), MapSource("xcom", "a", "k")), fills=fills)
+    run = await player.create(
+        dag(mapped("s", literal(4)), mapped("t", literal(3)), task("a"), mapped("m", pairs, arguments=("x",)))
+    )
+    for one in await player.claim():
+        if one.task_id == "a":
+            await player.report(one, Success(), xcoms=(("k", "[5,6,7]"),))
+        else:
+            await succeed(player, one, "" if name(one) in ("s[1]", "t[0]") else None)
+
+    attempts = await player.claim()
+
+    whole = ('"s[2]"', '"t[2]"', "7")
+    partly = [('"s[0]"', None, "5"), (None, '"t[1]"', "6"), whole, ('"s[3]"', None, None)]
+    assert [one.elements for one in attempts] == (partly if fills else [whole])
+    assert [one.map_index for one in attempts] == list(range(len(attempts)))
+    for one in attempts:
+        await succeed(player, one)
+    await player.play()
+    assert (await end(player, run))["run"] == "success"
+
+
 async def test_a_rule_that_is_met_early_still_maps_over_the_whole_map(player: Player) -> None:
     run = await player.create(
         dag(mapped("s", literal(2)), mapped("f", over("s"), arguments=("x",), rule="one_success"))

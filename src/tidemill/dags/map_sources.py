@@ -217,15 +217,15 @@ def describe_source(owner: str, name: str, source: Any) -> MapSource:
         return describe_source(owner, name, source.arg)
     if isinstance(source, ZipXComArg):
         parts = tuple(describe_source(owner, name, part) for part in source.args)
-        if any(part.kind == "generator" for part in parts):
+        leaves = [leaf for part in parts for leaf in part.leaves]
+        if any(leaf.kind == "generator" for leaf in leaves):
             raise DagError(
                 f"{where} pairs the values of a generator task with zip(), but their number is not known before the "
                 "task has ended; pair them in the generator, or return a list instead"
             )
-        if any(part.kind == "map" for part in parts):
+        if any(leaf.kind == "map" for leaf in leaves) and any(part.kind == "zip" for part in parts):
             raise DagError(
-                f"{where} pairs the results of a mapped task with zip(), which is not supported yet; pair them in an "
-                "unmapped @task that returns a list"
+                f"{where} pairs the results of a mapped task with pairs of zip(); write one zip() of all: a.zip(b, c)"
             )
         return MapSource("zip", parts=parts, fills=source.fillvalue is not MISSING)
     if isinstance(source, PlainXComArg):
@@ -281,18 +281,19 @@ def evaluate(name: str, source: Any, leaves: Iterator[LeafItem]) -> Any:
     return found
 
 
-def _evaluate(source: Any, leaves: Iterator[LeafItem]) -> Any:
+def _evaluate(source: Any, leaves: Iterator[LeafItem], *, paired: bool = False) -> Any:
+    """Return the value of a source; MISSING: there is none. `paired`: it is a part of a zip, which may fill it."""
     if isinstance(source, MapXComArg):
-        item = _evaluate(source.arg, leaves)
+        item = _evaluate(source.arg, leaves, paired=paired)
         return MISSING if item is MISSING else source.apply(item)
     if isinstance(source, ZipXComArg):
-        return source.join([_evaluate(part, leaves) for part in source.args])
+        return source.join([_evaluate(part, leaves, paired=True) for part in source.args])
     leaf = next(leaves)
     if isinstance(source, LiteralItems):
         return source.items[leaf.index] if 0 <= leaf.index < len(source.items) else MISSING
     if leaf.text is not None:
         return decode(leaf.text)
-    if isinstance(source, PlainXComArg) and source.operator.is_mapped:
+    if not paired and isinstance(source, PlainXComArg) and source.operator.is_mapped:
         raise TaskError(
             f"element {leaf.index} of task {source.operator.task_id!r} has no result now: it was cleared, and has not "
             "succeeded again; clear this element once it has"

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from tidemill.dags.edges import Node, TaskNode
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.group import GroupOutput
+from tidemill.dags.lazy_sequence import LazySequence
 
 #: The key of a task's return value.
 RETURN_VALUE: Final = "return_value"
@@ -253,11 +254,11 @@ class MapXComArg(XComArg):
 
 
 class ZipXComArg(XComArg):
-    """Outputs paired by index: `output.zip(other)`.
+    """Outputs paired by index: `output.zip(other)`; the results of a map have the indexes of its elements.
 
     Args:
         args: The outputs.
-        fillvalue: Stands for missing items; `MISSING`: the shortest output ends the pairs.
+        fillvalue: Stands for missing items; `MISSING`: a pair lacking one is left out.
     """
 
     def __init__(self, args: tuple[RunValue, ...], fillvalue: Any = MISSING) -> None:
@@ -276,9 +277,9 @@ class ZipXComArg(XComArg):
 
     def resolve(self, values: RunValues) -> Any:
         """Return the tuples."""
-        parts = [_list_items(each, values) for each in self.args]
-        length = (min if self.fillvalue is MISSING else max)(len(part) for part in parts)
-        return [tuple(part[i] if i < len(part) else self.fillvalue for part in parts) for i in range(length)]
+        parts = [_index_items(_list_items(each, values)) for each in self.args]
+        indexes = (set.intersection if self.fillvalue is MISSING else set.union)(*[set(part) for part in parts])
+        return [tuple(part.get(index, self.fillvalue) for part in parts) for index in sorted(indexes)]
 
     def join(self, items: Sequence[Any]) -> Any:
         """Return the tuple of items, of which some may be `MISSING`; `MISSING` if the pairs have ended."""
@@ -356,6 +357,16 @@ class _MappedItems(Sequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return (self._apply(item) for item in self._items)
+
+    def items(self) -> Iterator[tuple[int, Any]]:
+        """Yield the items with their indexes: in a map those of its elements."""
+        return ((index, self._apply(item)) for index, item in _index_items(self._items).items())
+
+
+def _index_items(items: Sequence[Any]) -> dict[int, Any]:
+    """Return items by index."""
+    is_sparse = isinstance(items, _MappedItems | LazySequence)
+    return dict(items.items() if is_sparse else enumerate(items))  # type: ignore[attr-defined]
 
 
 def _list_items(arg: RunValue, values: RunValues) -> Sequence[Any]:

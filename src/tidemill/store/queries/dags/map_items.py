@@ -127,6 +127,11 @@ def replace_items(connection: Connection, task: int, key: str, values: Sequence[
         add_items(connection, task, key, 0, values)
 
 
+def select_items(task: int, key: str) -> Select[Any]:
+    """Select the items of a source, by index."""
+    return select(_ITEM.number.label("place"), _ITEM.value).where(and_(_ITEM.task == task, _ITEM.key == key))
+
+
 def remove_items(connection: Connection, tasks: Iterable[int], key: str) -> None:
     """Remove the items of sources."""
     connection.execute(delete(map_item).where(and_(_ITEM.task.in_(sorted(tasks)), _ITEM.key == key)))

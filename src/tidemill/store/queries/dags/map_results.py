@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Select, and_, bindparam, func, insert, literal_column, select
+from sqlalchemy import (
+    Connection,
+    Insert,
+    Select,
+    and_,
+    bindparam,
+    func,
+    insert,
+    intersect,
+    literal,
+    literal_column,
+    select,
+    union,
+)
 
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_tables import map_item, task_instance, xcom
@@ -49,6 +62,36 @@ def _results(dialect: str, values: bool) -> Select[Any]:
     columns = (given.c.run, given.c.task_id, given.c.map_index, given.c.key, _TASK.state)
     found = _XCOM.value if values else _XCOM.task
     return select(*columns, found).select_from(given).join(task_instance, same).outerjoin(xcom, stored)
+
+
+def copy_pairs(
+    connection: Connection, parts: Sequence[Select[Any]], owners: Sequence[tuple[int, str]], *, fills: bool
+) -> int:
+    """Store the items of several sources as pairs with equal indexes, numbered without gaps; return their number.
+
+    Args:
+        connection: A connection inside a transaction.
+        parts: By source, its items, as `select_results` and `map_items.select_items` return them.
+        owners: By source, the task instance and the key to store its items under.
+        fills: Whether a pair may lack items; these are not stored.
+    """
+    found = [part.subquery() for part in parts]
+    indexes = (union if fills else intersect)(*[select(part.c.place) for part in found]).subquery()
+    number = (func.row_number().over(order_by=indexes.c.place) - literal_column("1")).label("number")
+    pairs = select(indexes.c.place, number).subquery()
+    for part, (owner, key) in zip(found, owners, strict=True):
+        mine = literal(owner, _ITEM.task.type), literal(key, _ITEM.key.type)
+        rows = select(*mine, pairs.c.number, part.c.value).join(part, part.c.place == pairs.c.place)
+        connection.execute(insert(map_item).from_select(["task", "key", "number", "value"], rows))
+    return int(connection.execute(select(func.count()).select_from(indexes)).scalar_one())
+
+
+def select_results(run: int, task_id: str, key: str) -> Select[Any]:
+    """Select what the elements of a map returned, by index."""
+    stored = and_(_XCOM.task == _TASK.id, _XCOM.key == key)
+    mine = and_(_TASK.run == run, _TASK.task_id == task_id, _TASK.map_index >= 0)
+    rows = select(_TASK.map_index.label("place"), _XCOM.value).join(xcom, stored)
+    return rows.where(and_(mine, _TASK.state == literal_column("'success'")))
 
 
 def copy_results(connection: Connection, run: int, task_id: str, key: str, owner: int, owner_key: str) -> None:

@@ -20,9 +20,9 @@ from tidemill.core.tasks.task_row import STATES
 from tidemill.runtime.json import codec
 from tidemill.store.dag_tables import dag_run, task_instance, xcom
 from tidemill.store.queries.dags.map_backlog import YIELDED, count_items
-from tidemill.store.queries.dags.map_items import remove_items, replace_items
+from tidemill.store.queries.dags.map_items import remove_items, replace_items, select_items
 from tidemill.store.queries.dags.map_lists import read_mark
-from tidemill.store.queries.dags.map_results import copy_results
+from tidemill.store.queries.dags.map_results import copy_pairs, copy_results, select_results
 from tidemill.store.queries.dags.run_params import build_params
 from tidemill.store.queries.dags.stored_sources import NO_SOURCES, StoredSources
 from tidemill.store.queries.dags.task_rows import TaskEntry
@@ -104,6 +104,12 @@ def _store_sources(
     lengths: list[int] = []
     factors: list[int] = []
     for argument, factor in zip(mapped.arguments, mapped.factors, strict=True):
+        if len(factor.leaves) > 1 and any(leaf.kind == "map" for leaf in factor.leaves):
+            paired, number = _store_pairs(connection, head, factor, found, first=len(owners))
+            owners += paired
+            lengths += [number] * len(paired)
+            factors.append(number)
+            continue
         parts = []
         for leaf in factor.leaves:
             owner, length = _store_leaf(connection, head, leaf, found, takes_dict=argument != "**")
@@ -112,6 +118,28 @@ def _store_sources(
         lengths += parts
         factors.append(_count_factor(factor, parts))
     return StoredSources(tuple(owners), tuple(lengths), tuple(factors))
+
+
+def _store_pairs(
+    connection: Connection, head: TaskEntry, factor: MapSource, found: dict[str, _Instance], *, first: int
+) -> tuple[list[tuple[int, str]], int]:
+    """Store the items of a zip with the results of maps: equal indexes belong together, and some may be missing.
+
+    Returns:
+        The owners of the items, by leaf, and the number of pairs.
+    """
+    owners, parts = [], []
+    for place, leaf in enumerate(factor.leaves, first):
+        # As below, the name cannot be that of a param.
+        owners.append((head.id, f"{leaf.task}[{place}].{leaf.key}"))
+        remove_items(connection, [head.id], owners[-1][1])
+        if leaf.kind == "map":
+            parts.append(select_results(head.run.id, leaf.task, leaf.key))
+        else:
+            owner, _ = _store_leaf(connection, head, leaf, found, takes_dict=True)
+            assert owner is not None  # zip() takes no literals
+            parts.append(select_items(*owner))
+    return owners, copy_pairs(connection, parts, owners, fills=factor.fills)
 
 
 def _count_factor(factor: MapSource, parts: Sequence[int]) -> int:
