@@ -1,4 +1,4 @@
-"""Each process of the tree is killed once while a map runs: each element ends once, and its result is kept."""
+"""Each process of the tree is killed once while maps and a group run: each element ends once, and keeps its result."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from tests.until import wait_until
 
 from tidemill.runtime.process.table import find_descendants, find_marked, is_running, read_command
 
-ELEMENTS = 1000
+ELEMENTS = 500
+#: The mapped tasks and the mapped group, of which each has as many elements.
+MAPS = ("add", "double", "triple", "triple.add", "triple.double")
 #: The processes that are killed, by a part of their command; the empty one is `dev` itself, which is started again.
 VICTIMS = ("services.zygote", "services.worker.process", "services.triggerer.tasks.process", "")
-MAPS = f"""
+FILE = f"""
 from datetime import timedelta
-from tidemill.dags import DAG, task
+from tidemill.dags import DAG, task, task_group
 
 with DAG("maps"):
     @task(retries=9, retry_delay=timedelta(seconds=0.1))
@@ -29,12 +31,17 @@ with DAG("maps"):
     def double(number):
         return 2 * number
     @task(retries=9, retry_delay=timedelta(seconds=0.1))
-    def add(double):
-        return double + 1
+    def add(one, other):
+        return one + other
     @task(retries=9, retry_delay=timedelta(seconds=0.1))
-    def collect(sums):
-        return list(sums)
-    collect(add.expand(double=double.expand(number=numbers())))
+    def collect(sums, triples):
+        return [list(sums), list(triples)]
+    @task_group
+    def triple(number):
+        return add(double(number), number)
+    given = numbers()
+    sums = add.partial(other=1).expand(one=double.expand(number=given))
+    collect(sums, triple.partial(max_outstanding=50).expand(number=given))
 """
 
 
@@ -58,7 +65,7 @@ def kill(dev: DevSite, victim: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_each_element_ends_once_though_each_process_is_killed_on_the_way(dev: DevSite) -> None:
-    (dev.folder / "dags" / "maps.py").write_text(MAPS)
+    (dev.folder / "dags" / "maps.py").write_text(FILE)
     settings = {"TIDEMILL_WORKER__REUSE_PROCESSES": '["*"]'}
     dev.start(**settings)
     wait_until(lambda: dev.run("dags", "trigger", "maps", "--run", "r1").returncode == 0, what=lambda: dev.log)
@@ -73,15 +80,17 @@ def test_each_element_ends_once_though_each_process_is_killed_on_the_way(dev: De
 
     wait_until(lambda: query(dev, "select state from dag_run") == [("success",)], 120.0, what=lambda: dev.log[-3000:])
     of_elements = "select task_id, map_index, state from task_instance where map_index >= 0 order by task_id, map_index"
-    states = [(task_id, index, "success") for task_id in ("add", "double") for index in range(ELEMENTS)]
+    states = [(task_id, index, "success") for task_id in MAPS for index in range(ELEMENTS)]
     assert query(dev, of_elements) == states
     left = query(dev, "select task, epoch from task_journal where before = 'success'")
     assert left == []
     successes = query(dev, "select count(*), count(distinct task) from task_journal where after = 'success'")
-    # The elements of both maps, their heads, the generator and the task that collects the results.
-    assert successes == [(2 * ELEMENTS + 4, 2 * ELEMENTS + 4)]
+    # The elements, their heads, the generator and the task that collects the results.
+    total = len(MAPS) * (ELEMENTS + 1) + 2
+    assert successes == [(total, total)]
     collected = query(
         dev, "select x.value from xcom x join task_instance t on t.id = x.task where t.task_id = 'collect'"
     )
-    assert collected == [(str([2 * number + 1 for number in range(ELEMENTS)]).replace(" ", ""),)]
+    wanted = [[2 * number + 1 for number in range(ELEMENTS)], [3 * number for number in range(ELEMENTS)]]
+    assert collected == [(str(wanted).replace(" ", ""),)]
     assert dev.stop() == 0
