@@ -23,12 +23,15 @@ from tidemill.store.calls.log_calls import ReadLog
 from tidemill.store.calls.run_calls import CancelRun, GetRun, ListRuns, RunRecord, WatchRuns
 from tidemill.store.calls.service_calls import (
     BeatSession,
+    ClaimFiles,
+    DescribeServices,
     EndSession,
     ListFiles,
     ListSessions,
     LoseOtherSessions,
     LoseSession,
     MapLimits,
+    ReleaseLeft,
     RemoveFile,
     StoreFile,
 )
@@ -273,6 +276,10 @@ class Everybody:
     async def _end_all(self) -> None:
         """Run what is left of callbacks, and end all services."""
         await self.call(LoseOtherSessions())
+        parser = await self.player.begin_service("parser")
+        await self.call(ClaimFiles(parser, ("claimed.py",)))
+        await self.call(ReleaseLeft())
+        await self.call(DescribeServices())
         await self.player.begin()
         while attempts := await self.player.claim():
             await self.player.turn(callbacks=tuple(CallbackReport(one.callback.id) for one in attempts))  # type: ignore[union-attr]

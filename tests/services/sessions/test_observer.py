@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.errors import RemoteError
@@ -105,6 +106,19 @@ async def test_the_services_are_described_with_what_they_hold(database: Database
     found = await database.call(DescribeServices())
 
     assert [(one.session.kind, one.held) for one in found] == [("scheduler", 0), ("worker", 2)]
+
+
+async def test_what_an_ended_session_still_holds_is_released(database: Database):
+    player = await Player(database).begin()
+    run = await player.create(dag(task("a")))
+    assert len(await player.claim()) == 1
+    ended = text("UPDATE service_session SET ended_us = 1 WHERE kind = 'worker'")
+    await database.write(lambda connection: connection.execute(ended))
+    observer = SessionObserver(database, player.scheduler, LEASE)
+
+    await observer.look(0.0)
+
+    assert await player.states(run) == {"a": "queued"}
 
 
 async def test_no_child_begins_below_a_session_that_has_ended(database: Database):

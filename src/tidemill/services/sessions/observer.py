@@ -8,6 +8,7 @@ watches the process itself. A session is ended once: `LoseSession` changes nothi
 from __future__ import annotations
 
 import asyncio
+import math
 
 import structlog
 
@@ -15,7 +16,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
 from tidemill.runtime.log.setup import throttle
 from tidemill.services.sessions.lease import ServiceLease
-from tidemill.store.calls.service_calls import ListSessions, LoseSession, ServiceSession
+from tidemill.store.calls.service_calls import ListSessions, LoseSession, ReleaseLeft, ServiceSession
 from tidemill.store.database import StoreCalls
 
 log = structlog.get_logger(__name__)
@@ -34,6 +35,8 @@ class SessionObserver:
         self._store, self._own = store, own
         self._look_seconds = lease.beat_seconds
         self._watch = SessionWatch(lease.seconds, lease.beat_seconds)
+        self._sweep_seconds = lease.seconds
+        self._swept = -math.inf
 
     async def run(self) -> None:
         """Observe until cancelled."""
@@ -51,7 +54,7 @@ class SessionObserver:
             await asyncio.sleep(max(0.0, began + self._look_seconds - loop.time()))
 
     async def look(self, now: float) -> None:
-        """Read all sessions, and end those that are dead.
+        """Read all sessions, end those that are dead, and from time to time release what ended ones still hold.
 
         Args:
             now: The time, in seconds of a monotonic clock.
@@ -64,6 +67,10 @@ class SessionObserver:
         for number, one in found.items():
             if self._watch.judge(number) is SessionLife.DEAD:
                 await self._lose(one)
+        if now - self._swept >= self._sweep_seconds:
+            self._swept = now
+            if left := await self._store.call(ReleaseLeft()):
+                log.warning("released what sessions had still held that have ended", sessions=left)
 
     def note_outage(self) -> None:
         """Record that the store could not be read: the time since the last read counts for no session."""

@@ -85,6 +85,14 @@ class LoseSession(Call[bool], frozen=True):
     beat: int | None = None
 
 
+@answered_by("sessions.services:release_left")
+class ReleaseLeft(Call[int], frozen=True):
+    """Release what sessions that have ended still hold; return the number of these sessions.
+
+    The end of a session releases everything, except the tasks of runs that failed at that moment.
+    """
+
+
 @answered_by("sessions.services:lose_other_sessions")
 class LoseOtherSessions(Call[tuple[int, ...]], frozen=True):
     """End every live DAG service session except the given ones; return the ids. Hosts of trigger lists are excluded.

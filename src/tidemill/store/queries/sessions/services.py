@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, case, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, case, func, insert, select, union, update
 
 from tidemill.core.tasks.attempt import MAX_LOST
 from tidemill.core.tasks.inputs import Channel, Lost, Returned
@@ -23,6 +23,7 @@ from tidemill.store.calls.service_calls import (
     ListSessions,
     LoseOtherSessions,
     LoseSession,
+    ReleaseLeft,
     ServiceRecord,
     ServiceSession,
 )
@@ -37,6 +38,8 @@ from tidemill.store.statements import Statement
 from tidemill.store.tables import service_session, trigger, trigger_cursor
 
 _SESSION, _TASK = service_session.c, task_instance.c
+#: The maximum number of ended sessions whose work one call releases.
+_LEFT = 20
 
 #: The advisory lock for starting a `dev` session ("tidemdev" in ASCII).
 _DEV_KEY = int.from_bytes(b"tidemdev", "big")
@@ -123,6 +126,23 @@ def _free_all(connection: Connection, number: int, context: CallContext, *, is_c
     _lose_tasks(connection, number, context, is_clean=is_clean)
     _free_callbacks(connection, number, context)
     _free_triggers(connection, number, context)
+
+
+def release_left(connection: Connection, request: ReleaseLeft, context: CallContext) -> int:
+    """Release what ended sessions still hold; see `ReleaseLeft`."""
+    live = select(_SESSION.id).where(_SESSION.ended_us.is_(None))
+    states = (TaskState.RUNNING.value, TaskState.ENDING.value)
+    task, cursor, callback = _TASK.session_id, trigger_cursor.c.session_id, task_callback.c.session_id
+    # `> 0` makes both databases search the indexes of what sessions hold.
+    of_tasks = select(task).where(and_(task > 0, task.not_in(live), _TASK.state.in_(states)))
+    running = task_callback.c.state == "running"
+    of_callbacks = select(callback).where(and_(callback > 0, callback.not_in(live), running))
+    joined = select(cursor).join(trigger, trigger.c.id == trigger_cursor.c.trigger_id)
+    of_triggers = joined.where(and_(cursor > 0, cursor.not_in(live), trigger.c.task_id.is_not(None)))
+    found = connection.execute(union(of_tasks, of_callbacks, of_triggers).limit(_LEFT)).scalars().all()
+    for number in sorted(found):
+        _free_all(connection, number, context)
+    return len(found)
 
 
 def lose_other_sessions(connection: Connection, request: LoseOtherSessions, context: CallContext) -> tuple[int, ...]:
