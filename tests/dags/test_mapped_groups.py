@@ -322,6 +322,20 @@ def test_dicts_that_do_not_fit_fail_the_task_for_good(item: Any, text: str) -> N
     assert (text in ending.error, ending.may_retry) == (True, False)
 
 
+def test_a_task_of_a_group_has_a_label() -> None:
+    def fill(x: Any) -> Any:
+        return show.override(map_index_template="{{ ti.map_index }}: {{ task.op_args[0] }}")(x)
+
+    with DAG("d") as dag:
+        make(fill)
+        show.override(map_index_template="unused", task_id="other")(1)
+    assert element(dag, "g.show", 1, (1, ...)).label == "1: 2"
+    assert attempt(dag, "other").label is None
+    mapped = find(dag)["g.show"].mapped
+    assert mapped is not None
+    assert mapped.index_template == "{{ ti.map_index }}: {{ task.op_args[0] }}"
+
+
 def test_outputs_in_the_list_are_resolved_and_templates_of_partial_are_rendered() -> None:
     services = Services(xcoms={("numbers", "return_value"): "5"})
     with DAG("d") as dag:

@@ -121,14 +121,14 @@ def _build_task(task: Any, priority: int, scope: set[str]) -> TaskStructure:
         edge_labels={after: label for after, label in labels.items() if label},
         is_sensor=task.is_sensor,
         template_fields=tuple(task.template_fields),
-        mapped=task.map_structure if task.is_mapped else None if group is None else _map_over_group(group),
+        mapped=task.map_structure if task.is_mapped else None if group is None else _map_over_group(task, group),
         is_generator=task.is_generator,
         mapped_group="" if group is None else group.group_id,
     )
 
 
-def _map_over_group(group: Any) -> MapStructure:
-    return MapStructure((), (MapSource("group", task=group.group_id),))
+def _map_over_group(task: Any, group: Any) -> MapStructure:
+    return MapStructure((), (MapSource("group", task=group.group_id),), index_template=task.map_index_template or "")
 
 
 def _build_group(group: Any) -> TaskStructure:

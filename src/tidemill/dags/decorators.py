@@ -68,14 +68,15 @@ class TaskFunction:
         """
         options = {**self._defaults, **self.options}
         options["task_id"] = _number_id(options)
-        for name in _MAP_OPTIONS:
-            options.pop(name, None)
+        given = {name: options.pop(name, None) for name in _MAP_OPTIONS}
         operator = self._operator_class(
             python_callable=self.function,
             op_args=[_unwrap(value) for value in args],
             op_kwargs={key: _unwrap(value) for key, value in {**self.shared, **kwargs}.items()},
             **options,
         )
+        if operator.mapped_group is not None:
+            operator.set_index_template(given["map_index_template"])
         return self._close(operator)
 
     def _close(self, operator: Any) -> PlainXComArg:

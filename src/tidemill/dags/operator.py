@@ -119,6 +119,8 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
     is_mapped: ClassVar[bool] = False
     soft_fail: bool = False
     never_fail: bool = False
+    #: The template of the label of an element, if the task or its group is mapped.
+    map_index_template: str | None = None
 
     def __init__(
         self,
@@ -255,6 +257,11 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
     def is_generator(self) -> bool:
         """Whether the task yields its values one by one."""
         return False
+
+    def set_index_template(self, template: object) -> None:
+        """Set `map_index_template`."""
+        name = f"task {self.task_id!r}"
+        self.map_index_template = None if template is None else check_text(name, "map_index_template", template)
 
     @property
     def mapped_group(self) -> Any:

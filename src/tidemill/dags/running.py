@@ -91,7 +91,8 @@ def _run(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult
             return _run_callbacks(task, claim.callback, context)
     if original.is_mapped:
         return _run_element(dag, original, claim, context, services)
-    return _run_task(dag, task, claim, context, services)
+    result = _run_task(dag, task, claim, context, services)
+    return result if group is None else _add_label(dag, original, result, context, services)
 
 
 def _run_task(
@@ -145,9 +146,16 @@ def _run_element(dag: Any, mapped: Any, claim: AttemptClaim, context: Context, s
         except BaseException as error:
             return AttemptResult(_classify(error))
     result = _run_task(dag, task, claim, context, services, find_texts(data))
-    if result.ending.__class__ is Deferral or not mapped.map_index_template:
+    return _add_label(dag, mapped, result, context, services)
+
+
+def _add_label(
+    dag: Any, original: Any, result: AttemptResult, context: Context, services: TaskServices
+) -> AttemptResult:
+    """Return the result of an element's attempt with the label of the element, unless the attempt deferred."""
+    if result.ending.__class__ is Deferral or not original.map_index_template:
         return result
-    return replace(result, label=_render_label(dag, mapped.map_index_template, context, services))
+    return replace(result, label=_render_label(dag, original.map_index_template, context, services))
 
 
 def _make_element(mapped: Any, claim: AttemptClaim, context: Context) -> tuple[Any, Any]:

@@ -30,7 +30,7 @@ Indexes = Annotated[
 _OPEN = ("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending")
 _ENDED = ("success", "failed", "skipped", "upstream_failed")
 _STATES = (*_OPEN, "mapped", *_ENDED)
-_ELEMENT_STATES = (*_OPEN, *_ENDED, "removed")
+_ELEMENT_STATES = (*_OPEN, "mapped", *_ENDED, "removed")
 _RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 #: How often a followed log is read again.
 _FOLLOW_SECONDS = 0.5
@@ -72,7 +72,7 @@ def elements(
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the elements of a mapped task, by index."""
+    """Show the elements of a mapped task or group, by index."""
     with reporting():
         from tidemill.cli.dags.views import ELEMENT_COLUMNS, build_element_row, encode_task, show_rows
         from tidemill.store.calls.element_calls import ListElements
@@ -220,7 +220,7 @@ def retry_failed(
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the failed elements of a mapped task again, and the tasks that failed because of them."""
+    """Run the failed elements of a mapped task or group again, and the tasks that failed because of them."""
     with reporting():
         from tidemill.store.calls.instance_calls import ClearTasks
 
