@@ -25,6 +25,7 @@ from tidemill.store.calls.task_calls import EmitItems
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.dag_tables import task_instance, task_map
 from tidemill.store.engines.opening import open_store
+from tidemill.store.queries.dags.stored_sources import read_sources
 
 STEPS, ITEMS = 40, 6
 COUNTS = ("waiting", "unfinished", "retrying", "success", "failed", "upstream_failed", "skipped")
@@ -35,6 +36,8 @@ class Life:
 
     NAMES: ClassVar[list[tuple[str, ...]]] = [("m",), ("n",), ("g",), ("z",), ("m", "n"), ()]
     FOLLOWERS: ClassVar[str] = ""
+    #: The part of the attempts that return None.
+    NONES: ClassVar[float] = 0.0
 
     def __init__(self, player: Player, seed: int) -> None:
         self.player, self.random, self.seed = player, random.Random(seed), seed
@@ -109,7 +112,8 @@ class Life:
         del self.held[key]
         self.log.append(f"{attempt.task_id}[{attempt.map_index}] {type(result).__name__}")
         if attempt.callback is None:
-            xcoms = (("return_value", "1"),) if isinstance(result, Success) and not generator else ()
+            returns = isinstance(result, Success) and not generator and self.random.random() >= self.NONES
+            xcoms = (("return_value", "1"),) if returns else ()
             await self.player.turn(AttemptReport(*key, result, xcoms=xcoms), held=tuple(self.held))
 
     async def emit(self, key: tuple[int, int]) -> bool:
@@ -176,7 +180,9 @@ class Life:
                 for (name, index), state in states.items()
                 if name == one["task_id"] and (0 <= index < one["created"] or (index >= 0 and name in self.FOLLOWERS))
             )
-            extra = max(0, one["arrived"] - one["created"]) if one["stop"] else 0
+            # A map that follows another one counts these apart.
+            never = read_sources(one["sources"]).never
+            extra = max(never, one["arrived"] - one["created"]) if one["stop"] else 0
             told = {name: one[name] for name in COUNTS}
             wanted = {name: found[name] + (extra if name == "skipped" else 0) for name in COUNTS}
             at_source = {name: told[name] - wanted[name] for name in COUNTS if told[name] != wanted[name]}
@@ -188,6 +194,7 @@ class ChainLife(Life):
 
     NAMES: ClassVar[list[tuple[str, ...]]] = [("m",), ("f",), ("h",), ("g",), ("z",), ("m", "f"), ("f", "h"), ()]
     FOLLOWERS: ClassVar[str] = "fh"
+    NONES: ClassVar[float] = 0.2
 
     def build(self, rule: str, limit: int | None) -> DagStructure:
         windows = {name: self.random.randint(1, 3) for name in "mfh"}
