@@ -504,6 +504,7 @@ def test_one_file_and_one_environment_are_for_a_trigger_host_too(load: Load) -> 
         "list_name": "",
         "block_threshold_seconds": 0.2,
         "block_limit_seconds": 120.0,
+        "queues": ["default"],
         "capacity": 10_000,
     }
 

@@ -22,6 +22,7 @@ from tests.until import slack, until
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import Backoff
+from tidemill.core.tasks.inputs import Channel
 from tidemill.core.triggers.event_plan import EventStored, NewEvent
 from tidemill.core.triggers.group_commit import CommitLimits, ProducerStanding
 from tidemill.store.database_events import DatabaseEvents
@@ -271,6 +272,24 @@ async def test_behind_a_pooler_events_are_stored_durably(
         await reader.read(lambda c: c.exec_driver_sql("DELETE FROM trigger_event"))
     await reader.close()
     await database.close()
+
+
+async def test_bells_ring_over_the_url_that_is_given_for_them(postgres: PostgresServer) -> None:
+    url, direct = [await postgres.new_database() for _ in range(2)]
+    one, other = [await open_store(url, listen_url=direct) for _ in range(2)]
+    try:
+        for _ in range(2):  # all bells have rung at first, and ring once when the connection is there
+            await other.doorbell.wait(Channel.WORKER, 5.0)
+            await one.doorbell.wait(Channel.SCHEDULER, 5.0)
+        connection = await asyncpg.connect(direct)
+        listening = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        assert await connection.fetchval(f"{listening} AND application_name = 'tidemill doorbell'") == 2
+        await connection.close()
+        one.doorbell.ring([Channel.WORKER])
+        assert await other.doorbell.wait(Channel.WORKER, 30.0)
+    finally:
+        await one.close()
+        await other.close()
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -26,6 +26,11 @@ class StoreSettings(Section):
         description="sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user:password@host/name; '' means "
         "tidemill.db next to the trigger list.",
     )
+    listen_url: str = Field(
+        "",
+        description="The URL of the same PostgreSQL server without the pooler, if store.url leads to one in "
+        "transaction mode: notifications do not get through such a pooler. '' means store.url.",
+    )
     encryption_key: str = Field(
         "",
         description="The Fernet key that encrypts variables, connections and the state of deferred tasks. To change "

@@ -13,7 +13,7 @@ from pathlib import Path
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.store.ciphers import Cipher, build_cipher
-from tidemill.store.database import StoreClient
+from tidemill.store.database import SchemaChange, StoreClient
 from tidemill.store.engines.lock import StoreInUseError
 from tidemill.store.engines.opening import find_file, open_caller
 
@@ -88,13 +88,16 @@ class NoStoreError(ConfigError):
     """The store of a folder of DAGs does not exist yet."""
 
 
-async def open_dag_store(settings: Settings, folder: Path, *, create: bool = False) -> StoreClient:
+async def open_dag_store(
+    settings: Settings, folder: Path, *, create: bool = False, schema: SchemaChange = SchemaChange.CREATE
+) -> StoreClient:
     """Open the store of a folder of DAGs for calls.
 
     Args:
         settings: Provides the section `store`.
         folder: The folder, absolute.
-        create: Whether to create a missing store.
+        create: Whether to create a missing SQLite file.
+        schema: What may be done to the tables of PostgreSQL.
 
     Raises:
         NoStoreError: The store does not exist.
@@ -110,7 +113,7 @@ async def open_dag_store(settings: Settings, folder: Path, *, create: bool = Fal
     deadline = asyncio.get_running_loop().time() + _BUSY_SECONDS
     while True:
         try:
-            return await open_caller(url, choose_cipher(settings, url))
+            return await open_caller(url, choose_cipher(settings, url), schema=schema)
         except StoreInUseError:
             # Another command has the store open for a moment, or `dev` is starting or stopping and does not answer.
             if asyncio.get_running_loop().time() >= deadline:

@@ -8,6 +8,7 @@ database rejects the content.
 
 from __future__ import annotations
 
+import enum
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,18 @@ _CONTENT_CLASSES = frozenset({"22", "23", "54"})
 _CONFLICTS = frozenset({"40001", "40P01"})
 _SQLITE_CONTENT = (sqlite3.DataError, sqlite3.IntegrityError, OverflowError)
 _TEXT_LIMIT = 2_000
+
+
+class SchemaChange(enum.Enum):
+    """What a process may do to the tables of a PostgreSQL database that it opens.
+
+    UPGRADE: create them, or bring them up to date. CREATE: create them if there are none. NONE: nothing; services of
+    other versions may use them.
+    """
+
+    UPGRADE = "upgrade"
+    CREATE = "create"
+    NONE = "none"
 
 
 class Database(Protocol):

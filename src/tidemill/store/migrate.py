@@ -55,13 +55,16 @@ def upgrade(connection: Connection) -> None:
     _run_alembic(connection)
 
 
-def check_current(connection: Connection, label: str) -> None:
-    """Check that the tables have the revision of this program.
+def check_current(found: str | None, label: str) -> None:
+    """Check that tables have the revision of this program.
+
+    Args:
+        found: Their revision; None: there are none.
+        label: The name of the store in messages.
 
     Raises:
         ConfigError: They have another one, or there are none.
     """
-    found = read_revision(connection)
     if found == HEAD:
         return
     has = "has no tables" if found is None else f"has tables of revision {found}, but this tidemill needs {HEAD}"

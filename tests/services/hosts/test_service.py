@@ -12,6 +12,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.services.hosts.service import check_shared
 from tidemill.services.supervision.supervisor import ServiceFolder
+from tidemill.store.database import SchemaChange
 from tidemill.store.engines.opening import open_store
 
 
@@ -33,4 +34,4 @@ async def test_a_service_changes_no_tables(postgres: PostgresServer, revision: s
         await store.close()
 
     with pytest.raises(ConfigError, match="update tidemill" if revision == "9999" else "tidemill db migrate"):
-        await open_store(url, upgrades=False)
+        await open_store(url, schema=SchemaChange.NONE)

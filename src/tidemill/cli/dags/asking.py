@@ -135,13 +135,16 @@ def _check_text(call: Call[Any]) -> None:
 
 
 @contextmanager
-def asking(config: Path | None, folder: Path | None, *, create: bool = False) -> Iterator[StoreAsker]:
+def asking(
+    config: Path | None, folder: Path | None, *, create: bool = False, upgrade: bool = False
+) -> Iterator[StoreAsker]:
     """Open the store of a folder of DAGs during the block.
 
     Args:
         config: The file with settings.
         folder: The folder.
         create: Whether to create the store if it does not exist.
+        upgrade: Whether to bring the tables up to date, also those of a PostgreSQL database.
 
     Raises:
         ConfigError: The store does not exist, or cannot be used.
@@ -151,13 +154,17 @@ def asking(config: Path | None, folder: Path | None, *, create: bool = False) ->
 
     from tidemill.config.loading import load_settings
     from tidemill.services.dag_store import choose_folder, choose_url, open_dag_store
+    from tidemill.store.database import SchemaChange
     from tidemill.store.engines.opening import find_file
 
+    schema = SchemaChange.UPGRADE if upgrade else SchemaChange.CREATE
     settings = load_settings(config)
     with asyncio.Runner() as runner:
         chosen = choose_folder(settings, folder)
         is_file = find_file(choose_url(settings, chosen)) is not None
-        asker = StoreAsker(runner, lambda: open_dag_store(settings, chosen, create=create), is_file=is_file)
+        asker = StoreAsker(
+            runner, lambda: open_dag_store(settings, chosen, create=create, schema=schema), is_file=is_file
+        )
         try:
             yield asker
         finally:

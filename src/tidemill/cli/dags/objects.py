@@ -237,10 +237,13 @@ def _read_secret(text: str) -> str:
 
 @db.command()
 def migrate(config: Config = None, folder: Folder = None) -> None:
-    """Create or update the tables of the database; every service does this when it starts."""
+    """Create or update the tables of the database.
+
+    `tidemill dev` does it, too, when it starts. Stop all services on other hosts before.
+    """
     with reporting():
         from tidemill.store.calls.service_calls import ListSessions
 
-        with asking(config, folder, create=True) as store:
+        with asking(config, folder, create=True, upgrade=True) as store:
             store.ask(ListSessions())
         typer.echo("the database is up to date")

@@ -116,7 +116,7 @@ async def _open(url: str, settings: Settings) -> Database:
     cipher = choose_cipher(settings, url)
     while True:
         try:
-            return await open_store(url, cipher)
+            return await open_store(url, cipher, listen_url=settings.store.listen_url)
         except StoreInUseError:
             if asyncio.get_running_loop().time() >= deadline:
                 raise

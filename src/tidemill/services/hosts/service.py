@@ -32,7 +32,7 @@ from tidemill.services.sessions.works import Work, run_works
 from tidemill.services.supervision.supervisor import ServiceFolder
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.service_calls import BeginSession, EndSession
-from tidemill.store.database import Database
+from tidemill.store.database import Database, SchemaChange
 from tidemill.store.engines.opening import has_one_writer, open_store
 from tidemill.store.wire.remote import call_patiently
 
@@ -156,7 +156,7 @@ async def _open(about: ServiceFolder, url: str) -> Database:
     while True:
         attempt += 1
         try:
-            return await open_store(url, cipher, upgrades=False)
+            return await open_store(url, cipher, schema=SchemaChange.NONE, listen_url=about.settings.store.listen_url)
         except RemoteError as error:
             if not error.retryable:
                 raise

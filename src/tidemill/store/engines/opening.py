@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError
 from tidemill.store.ciphers import Cipher
-from tidemill.store.database import Database, StoreClient
+from tidemill.store.database import Database, SchemaChange, StoreClient
 
 _SQLITE = re.compile(r"sqlite(?:\+\w+)?:///(?P<path>[^?#]+)\Z")
 _POSTGRES = re.compile(r"postgres(?:ql)?(?:\+\w+)?(?P<rest>://.*)\Z", re.DOTALL)
@@ -58,13 +58,16 @@ def find_file(url: str) -> Path | None:
     return _parse_url(url)[0]
 
 
-async def open_store(url: str, cipher: Cipher | None = None, *, upgrades: bool = True) -> Database:
+async def open_store(
+    url: str, cipher: Cipher | None = None, *, schema: SchemaChange = SchemaChange.UPGRADE, listen_url: str = ""
+) -> Database:
     """Open a store for writing and bring its tables up to date.
 
     Args:
         url: The store URL.
         cipher: Encrypts the secrets in the database; None: they are stored unencrypted.
-        upgrades: Whether to bring the tables of PostgreSQL up to date; else they must be.
+        schema: What may be done to the tables of PostgreSQL.
+        listen_url: A URL that leads directly to the server, if the other one leads to a pooler; empty: the same.
 
     Raises:
         ConfigError: The URL is not a store URL, another process writes to the file, or the tables have another
@@ -78,7 +81,7 @@ async def open_store(url: str, cipher: Cipher | None = None, *, upgrades: bool =
         return await open_sqlite(path, cipher)
     with _explain_missing_driver():
         from tidemill.store.engines.postgres import open_postgres
-    return await open_postgres(address, cipher=cipher, upgrades=upgrades)
+    return await open_postgres(address, cipher=cipher, schema=schema, listen_url=listen_url)
 
 
 async def open_reader(url: str, cipher: Cipher | None = None) -> Database:
@@ -98,8 +101,10 @@ async def open_reader(url: str, cipher: Cipher | None = None) -> Database:
     return await open_postgres_reader(address, cipher)
 
 
-async def open_caller(url: str, cipher: Cipher | None = None) -> StoreClient:
-    """Open a store for calls, directly or through the process that has it open.
+async def open_caller(
+    url: str, cipher: Cipher | None = None, *, schema: SchemaChange = SchemaChange.UPGRADE
+) -> StoreClient:
+    """Open a store for calls, directly or through the process that has it open; see `open_store`.
 
     Raises:
         StoreInUseError: The process that writes to the file answers no calls, because it is starting or stopping.
@@ -108,7 +113,7 @@ async def open_caller(url: str, cipher: Cipher | None = None) -> StoreClient:
     """
     path, _ = _parse_url(url)
     if path is None:
-        return await open_store(url, cipher)
+        return await open_store(url, cipher, schema=schema)
     from tidemill.store.engines.lock import StoreInUseError, StoreLock
 
     try:

@@ -38,11 +38,12 @@ from tidemill.store.calls.call import Call, CallRefusedError
 from tidemill.store.calls.dispatch import answer_call
 from tidemill.store.ciphers import Cipher
 from tidemill.store.context import build_context
-from tidemill.store.database import build_remote_error, is_conflict
+from tidemill.store.database import SchemaChange, build_remote_error, is_conflict
 from tidemill.store.doorbell import Doorbell
 from tidemill.store.engines.call_batches import build_failure
 from tidemill.store.engines.postgres_doorbell import PostgresDoorbell
-from tidemill.store.migrate import check_current, check_readable, is_current, upgrade
+from tidemill.store.migrate import check_current, check_readable, read_revision, upgrade
+from tidemill.store.tables import HEAD
 
 log = structlog.get_logger(__name__)
 
@@ -74,9 +75,10 @@ class PostgresDatabase:
         read_only: bool,
         attempt_seconds: float = ATTEMPT_SECONDS,
         cipher: Cipher | None = None,
+        listen_url: str = "",
     ) -> None:
         self._cipher = cipher or Cipher()
-        self._doorbell = PostgresDoorbell(url)
+        self._doorbell = PostgresDoorbell(listen_url or url)
         self._label = redact_text(url)
         self._attempt_seconds = attempt_seconds
         self._read_only = read_only
@@ -105,11 +107,11 @@ class PostgresDatabase:
         """False: a server has many clients."""
         return False
 
-    async def prepare(self, *, upgrades: bool = True) -> None:
+    async def prepare(self, schema: SchemaChange = SchemaChange.UPGRADE) -> None:
         """Bring the tables up to date, or, if read-only, check their revision.
 
         Args:
-            upgrades: Whether to bring the tables up to date; else their revision is checked, too.
+            schema: What may be done to the tables.
 
         Raises:
             ConfigError: The tables have another revision, or the pooler does not support transactions.
@@ -126,9 +128,11 @@ class PostgresDatabase:
             self._epoch += 1  # replaces this connection by one that prepares statements
         if self._read_only:
             await self.read(lambda connection: check_readable(connection, self._label))
-        elif not upgrades:
-            await self.read(lambda connection: check_current(connection, self._label))
-        elif not await self.read(is_current):
+            return
+        found = await self.read(read_revision)
+        if schema is SchemaChange.NONE or (schema is SchemaChange.CREATE and found is not None):
+            check_current(found, self._label)
+        elif found != HEAD:
             # No time limit: an upgrade may copy a large table while other processes wait for it. The planner settings
             # for batches of keys do not suit whole tables.
             await self._run(upgrade, None, _build_begin(False, self._attempt_seconds, {}))
@@ -296,7 +300,12 @@ class PostgresDatabase:
 
 
 async def open_postgres(
-    url: str, *, attempt_seconds: float = ATTEMPT_SECONDS, cipher: Cipher | None = None, upgrades: bool = True
+    url: str,
+    *,
+    attempt_seconds: float = ATTEMPT_SECONDS,
+    cipher: Cipher | None = None,
+    schema: SchemaChange = SchemaChange.UPGRADE,
+    listen_url: str = "",
 ) -> PostgresDatabase:
     """Open a database for writing and bring its tables up to date.
 
@@ -304,14 +313,17 @@ async def open_postgres(
         url: A URL that libpq and asyncpg accept: `postgresql://user:password@host:5432/name`.
         attempt_seconds: The time limit of a transaction.
         cipher: Encrypts the secrets in the database.
-        upgrades: Whether to bring the tables up to date; else they must be.
+        schema: What may be done to the tables.
+        listen_url: A URL that leads directly to the server, if the other one leads to a pooler; empty: the same.
 
     Raises:
         ConfigError: A newer tidemill has upgraded the database, or the pooler does not support transactions.
         RemoteError: The database is unreachable.
     """
-    database = PostgresDatabase(url, read_only=False, attempt_seconds=attempt_seconds, cipher=cipher)
-    return await _prepare(database, upgrades=upgrades)
+    database = PostgresDatabase(
+        url, read_only=False, attempt_seconds=attempt_seconds, cipher=cipher, listen_url=listen_url
+    )
+    return await _prepare(database, schema)
 
 
 async def open_postgres_reader(url: str, cipher: Cipher | None = None) -> PostgresDatabase:
@@ -324,9 +336,9 @@ async def open_postgres_reader(url: str, cipher: Cipher | None = None) -> Postgr
     return await _prepare(PostgresDatabase(url, read_only=True, cipher=cipher))
 
 
-async def _prepare(database: PostgresDatabase, *, upgrades: bool = True) -> PostgresDatabase:
+async def _prepare(database: PostgresDatabase, schema: SchemaChange = SchemaChange.UPGRADE) -> PostgresDatabase:
     try:
-        await database.prepare(upgrades=upgrades)
+        await database.prepare(schema)
     except BaseException:
         await database.close()
         raise
