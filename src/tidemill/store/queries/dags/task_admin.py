@@ -41,6 +41,7 @@ from tidemill.store.dag_tables import (
     task_instance,
     task_journal,
 )
+from tidemill.store.queries.dags.group_admin import choose_in_groups, find_inner_followers
 from tidemill.store.queries.dags.map_backlog import YIELDED
 from tidemill.store.queries.dags.map_clearing import forget_failures, select_followers
 from tidemill.store.queries.dags.map_counts import read_counts
@@ -241,14 +242,18 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
     """Reset tasks so that they run again; see `ClearTasks`."""
     board, run = _lock_run(connection, request.dag_id, request.run_id, context)
     keys = _select_keys(run, request)
+    named = {name for _, name, _ in keys}
     if request.downstream:
         after = run.plan.list_downstream({name for _, name, _ in keys})
         keys = sorted({*keys, *((run.id, name, UNMAPPED) for name in after)})
     if request.indexes is None and request.map_index == UNMAPPED:
         keys = sorted({*keys, *((run.id, name, UNMAPPED) for name in _list_maps_of_generators(run, keys))})
-    entries = _load_entries(board, run, keys, request)
+    chosen = choose_in_groups(board, run, request, keys, named)
+    _check_parts(run, request, chosen.parts)
+    entries = _load_entries(board, run, chosen.keys, request)
     if request.failed:
         entries = _select_failed(board, run, entries)
+    entries = list({entry.id: entry for entry in _complete_groups(board, run, entries) + chosen.parts}.values())
     refollowing = select_followers(board, run, entries)
     entries = [
         entry
@@ -274,6 +279,32 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
     _look_at_elements(board, cleared, reopened=refollowing.reopened.values())
     close_board(board)
     return tuple(entry.name for entry in cleared)
+
+
+def _check_parts(run: RunEntry, request: ClearTasks | MarkTasks, parts: Iterable[TaskEntry]) -> None:
+    """Check that the elements exist that a user names in mapped groups.
+
+    Raises:
+        CallRefusedError: One does not.
+    """
+    if request.map_index == UNMAPPED:
+        return
+    known = {name for part in parts for name in (part.task_id, part.plan.mapped_group)}
+    for name in request.task_ids:
+        if run.plan.tasks[name].mapped_group and name not in known:
+            raise _refuse_instance(request.dag_id, request.run_id, name, request.map_index)
+
+
+def _complete_groups(board: Board, run: RunEntry, entries: list[TaskEntry]) -> list[TaskEntry]:
+    """Return tasks with all tasks of the mapped groups among them; a group begins anew as a whole."""
+    keys = [
+        (run.id, inner, UNMAPPED)
+        for entry in entries
+        if entry.map_index == UNMAPPED
+        for inner in run.plan.groups.get(entry.task_id, ())
+    ]
+    board.load(keys)
+    return entries + [head for key in keys if (head := board.find(*key)) is not None]
 
 
 def _list_maps_of_generators(run: RunEntry, keys: Iterable[InstanceKey]) -> set[str]:
@@ -358,7 +389,10 @@ def _look_at_elements(
 def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext) -> tuple[str, ...]:
     """Set the outcome of tasks; see `MarkTasks`."""
     board, run = _lock_run(connection, request.dag_id, request.run_id, context)
-    entries = _load_entries(board, run, _select_keys(run, request), request)
+    keys = _select_keys(run, request)
+    chosen = choose_in_groups(board, run, request, keys, {name for _, name, _ in keys})
+    _check_parts(run, request, chosen.parts)
+    entries = _load_entries(board, run, chosen.keys, request) + chosen.parts
     outcome = TaskOutcome(request.state)
     triggerers = board.find_triggerers(entries)
     marked = [
@@ -371,10 +405,16 @@ def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext)
         queue_run(run, context)
     sources = [entry for entry in marked if entry.row.outcome is TaskOutcome.SUCCESS and entry.map_index == UNMAPPED]
     fed = {(run.id, name, UNMAPPED) for one in sources for name in one.plan.feeds}
-    heads = _look_at_elements(board, marked, fed, reopened)
+    cleared = []
+    if outcome is TaskOutcome.SUCCESS:
+        cleared = [one for one in find_inner_followers(board, marked) if board.give(one, Clear(), request.by)]
+        if cleared and run.state in ("success", "failed"):
+            queue_run(run, context)
+    heads = _look_at_elements(board, marked + cleared, fed, reopened)
     if outcome is TaskOutcome.SUCCESS:
         followed = [head for head in heads if head.row.outcome is TaskOutcome.SUCCESS]
-        _clear_followers(board, run, marked + followed, request.by, context)
+        parts = [head for head in heads if head.plan.structure.mapped_group]
+        _clear_followers(board, run, marked + followed + parts, request.by, context)
     ended = run.state in ("success", "failed")
     close_board(board)
     if marked and ended and run.state in ("success", "failed"):
@@ -395,6 +435,8 @@ def _clear_followers(board: Board, run: RunEntry, marked: list[TaskEntry], by: s
     reopened = []
     for entry in failed:
         stored = found.get(entry.id)
+        if entry.plan.mapped_group and any(other.is_part for other in marked):
+            continue  # its tasks that failed with marked ones are cleared
         if entry.plan.structure.follows is not None and ends[entry.task_id]:
             # Its elements that failed with marked ones are removed; it may have failed with the whole map alone.
             reopened.append(entry)

@@ -374,7 +374,7 @@ class Board:
 
     def park_elements(self) -> None:
         """Have cleared elements wait for the windows of their maps; all other decisions are left to `settle`."""
-        for entry in [one for one in self._doubtful.values() if one.map_index != UNMAPPED]:
+        for entry in [one for one in self._doubtful.values() if one.map_index != UNMAPPED and not one.is_part]:
             del self._doubtful[entry.id]
             if entry.row.state is TaskState.NONE:
                 self._decide(entry)
