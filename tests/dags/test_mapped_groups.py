@@ -152,6 +152,13 @@ def test_setups_in_a_group_have_the_rest_of_the_group_in_their_scope() -> None:
     assert (found["g.a"].setups, found["g.b"].scope, found["after"].scope) == (("g.open",), ("g.open",), ())
 
 
+def test_a_task_is_mapped_over_the_output_of_a_group() -> None:
+    with DAG("d") as dag:
+        show.expand(x=make(lambda x: show.override(task_id="a")(x)))
+    assert find(dag)["show"].mapped == MapStructure(("x",), (MapSource("map", "g.a", "return_value"),))
+    assert find(dag)["show"].upstream == ("g.a",)
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
@@ -248,10 +255,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "over a map": (
         lambda: etl.expand(x=show.expand(x=[1])),
         "group 'etl': argument 'x' of expand() is the output of a mapped task, which is not supported yet",
-    ),
-    "map over a group": (
-        lambda: show.expand(x=make(lambda x: show.override(task_id="a")(x))),
-        "mapping over the results of a mapped group is not supported yet",
     ),
     "unknown": (lambda: etl.expand(z=[1]), "group 'etl': etl has no parameter 'z', which expand() gives; use one of"),
     "unknown in partial": (lambda: etl.partial(z=1), "etl has no parameter 'z', which partial() gives"),

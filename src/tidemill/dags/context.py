@@ -212,7 +212,7 @@ class TaskInstance:
         task = None if dag_id is not None else self._find_task(task_id)
         if task is None:
             return False
-        return task.is_mapped or task.mapped_group is not None or (task.is_generator and key == RETURN_VALUE)
+        return task.has_elements or (task.is_generator and key == RETURN_VALUE)
 
     def get_previous_dagrun(self, state: str | None = None) -> DagRun | None:
         """Return the run of this DAG with the closest earlier logical date; None if there is none.

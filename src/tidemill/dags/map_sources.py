@@ -235,19 +235,13 @@ def describe_source(owner: str, name: str, source: Any) -> MapSource:
 
 def _describe_output(where: str, source: PlainXComArg) -> MapSource:
     task = source.operator
-    if task.mapped_group is not None:
-        raise DagError(
-            f"{where} is the output of task {task.task_id!r} of the mapped group {task.mapped_group.group_id!r}: "
-            "mapping over the results of a mapped group is not supported yet; put an unmapped @task between them that "
-            "returns list(values)"
-        )
     if source.key == RETURN_VALUE and not task.do_xcom_push:
         raise DagError(
             f"{where} is the output of task {task.task_id!r}, which stores none; remove do_xcom_push=False from that "
             "task"
         )
     is_open = task.is_generator and source.key == RETURN_VALUE
-    kind = "map" if task.is_mapped else "generator" if is_open else "xcom"
+    kind = "map" if task.has_elements else "generator" if is_open else "xcom"
     return MapSource(kind, task.task_id, source.key)
 
 
@@ -293,7 +287,7 @@ def _evaluate(source: Any, leaves: Iterator[LeafItem], *, paired: bool = False) 
         return source.items[leaf.index] if 0 <= leaf.index < len(source.items) else MISSING
     if leaf.text is not None:
         return decode(leaf.text)
-    if not paired and isinstance(source, PlainXComArg) and source.operator.is_mapped:
+    if not paired and isinstance(source, PlainXComArg) and source.operator.has_elements:
         raise TaskError(
             f"element {leaf.index} of task {source.operator.task_id!r} has no result now: it was cleared, and has not "
             "succeeded again; clear this element once it has"

@@ -269,6 +269,11 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         return self.task_group.mapped_group if self.task_group is not None else None
 
     @property
+    def has_elements(self) -> bool:
+        """Whether the task or its group is mapped, so that a run has an instance of it for each value."""
+        return self.is_mapped or self.mapped_group is not None
+
+    @property
     def output(self) -> PlainXComArg:
         """The return value of the task, as an argument for other tasks."""
         return PlainXComArg(self)

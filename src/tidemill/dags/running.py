@@ -69,9 +69,8 @@ def _run(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult
     if original is None:
         return AttemptResult(Failure(f"DAG {claim.dag_id!r} no longer has a task {claim.task_id!r} ({claim.file})"))
     group = original.mapped_group
-    is_element = original.is_mapped or group is not None
-    if claim.callback is None and is_element != (claim.map_index >= 0):
-        text = "is mapped now" if is_element else "is no longer mapped"
+    if claim.callback is None and original.has_elements != (claim.map_index >= 0):
+        text = "is mapped now" if original.has_elements else "is no longer mapped"
         return AttemptResult(
             Failure(
                 f"task {claim.task_id!r} {text}, unlike when the run began ({claim.file}); start a new run",
