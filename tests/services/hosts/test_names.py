@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.services.hosts.fleet import run_fleet
 from tests.services.hosts.test_kills import wait_for
 from tests.store.server import PostgresServer
+from tests.until import until
 
+from tidemill.runtime.embedded.broker import free_port
 from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.store.calls.run_calls import CreateRun
 from tidemill.store.engines.opening import open_store
@@ -29,6 +32,13 @@ with DAG("slow", schedule=None):
 """
 
 
+def is_ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_a_second_worker_of_a_name_is_refused_and_the_next_takes_over_from_a_killed_one_at_once(
@@ -39,7 +49,9 @@ async def test_a_second_worker_of_a_name_is_refused_and_the_next_takes_over_from
     with run_fleet(tmp_path, url, lease_seconds=600) as fleet:
         fleet.write(FILE)
         fleet.start("scheduler-1")
-        fleet.start("worker-1")
+        port = free_port()
+        fleet.start("worker-1", TIDEMILL_METRICS__ENABLED="true", TIDEMILL_METRICS__PORT=str(port))
+        await until(lambda: is_ready(port), what=fleet.describe, pause_seconds=0.1)
         await wait_for(store, "SELECT count(*) FROM dag", 1, "the DAG is stored")
         await store.call(CreateRun("slow", by="tester"))
         async with asyncio.timeout(60):

@@ -19,11 +19,15 @@ from msgspec.structs import replace
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.runtime.identity import find_worker_name
+from tidemill.runtime.log.setup import version
+from tidemill.runtime.loop.loop_calls import call_on_loop
 from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.runtime.process.identity_lock import IdentityLock
 from tidemill.runtime.process.service_signals import Signals, finish_or_stop
 from tidemill.runtime.process.stop_signals import find_stop_signals
 from tidemill.services.dag_store import choose_cipher
+from tidemill.services.dev.metrics import CallMeter, DagMetrics, MeasuredStore
+from tidemill.services.dev.web_ui import serve_dags_metrics
 from tidemill.services.sessions.beats import SessionLostError, send_beats
 from tidemill.services.sessions.describing import describe_session
 from tidemill.services.sessions.lease import ServiceLease
@@ -39,10 +43,41 @@ from tidemill.store.wire.remote import call_patiently
 log = structlog.get_logger(__name__)
 
 _BACKOFF = Backoff(0.2, 5.0)
+#: A loop that does not answer for this long hangs.
+_LOOP_SECONDS = 5.0
 #: The pause before another session is begun.
 _PAUSE_SECONDS = 0.5
 #: How long recording the end of a session may take.
 _END_SECONDS = 5.0
+
+
+class ServiceHealth:
+    """Whether a service is at work; read from any thread.
+
+    Args:
+        kind: The kind of the service.
+        loop: Its event loop.
+    """
+
+    def __init__(self, kind: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._kind, self._loop = kind, loop
+        self._works = False
+
+    def note(self, *, works: bool) -> None:
+        """Record whether the service has a session."""
+        self._works = works
+
+    def find_dead(self) -> list[str]:
+        """Return the reasons to restart the process."""
+        try:
+            call_on_loop(self._loop, lambda: None, _LOOP_SECONDS)
+        except TimeoutError:
+            return [f"the event loop has not answered for {_LOOP_SECONDS:g} s"]
+        return []
+
+    def find_unready(self) -> list[str]:
+        """Return the reasons why the service does not work at the moment."""
+        return self.find_dead() or ([] if self._works else [f"the {self._kind} has no session in the store yet"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +90,8 @@ class ServiceHost:
         store: The store.
         stop: Set when the service is to stop.
         lock: The lock of its name on this machine.
+        calls: The same store for calls, which are counted for the metrics.
+        health: Whether the service is at work.
     """
 
     kind: str
@@ -62,6 +99,8 @@ class ServiceHost:
     store: Database
     stop: asyncio.Event
     lock: IdentityLock
+    calls: MeasuredStore
+    health: ServiceHealth
 
     @property
     def name(self) -> str:
@@ -143,7 +182,12 @@ async def _run(
         ended = await finish_or_stop(end_predecessor(store, kind, lock), signals.stop)
         if ended is not None:
             ended.result()
-            await run(ServiceHost(kind, about, store, signals.stop, lock))
+            meter, health = CallMeter(), ServiceHealth(kind, asyncio.get_running_loop())
+            calls = MeasuredStore(store, meter)
+            host = ServiceHost(kind, about, store, signals.stop, lock, calls, health)
+            metrics = DagMetrics(calls, asyncio.get_running_loop(), meter, (host.name, version()))
+            with serve_dags_metrics(settings, metrics, health.find_dead, health.find_unready):
+                await run(host)
     finally:
         await store.close()
         lock.release()
@@ -176,6 +220,7 @@ async def serve_sessions(host: ServiceHost, service: HostedService) -> None:
         if begun is None:
             return
         session = begun.result()
+        host.health.note(works=True)
         log.info(f"the {host.kind} is running", session=session, store=host.store.label)
         works = [("heartbeat", send_beats(host.store, session, host.lease)), *service.build_works(host, session)]
         try:
@@ -195,6 +240,7 @@ async def serve_sessions(host: ServiceHost, service: HostedService) -> None:
 
 async def note_lost(host: ServiceHost) -> None:
     """Say that the session was ended, and wait before another one is begun."""
+    host.health.note(works=False)
     log.warning(f"this {host.kind} was taken for dead, and others continue its work; beginning another session")
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(host.stop.wait(), _PAUSE_SECONDS)

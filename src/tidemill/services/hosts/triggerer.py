@@ -29,7 +29,7 @@ def run_triggerer(about: ServiceFolder) -> ExitCode:
 
 async def _run(host: ServiceHost) -> None:
     with relayed_output("tidemill-triggerer-output") as output:
-        async with serve_calls(host.store, host.store) as address:
+        async with serve_calls(host.store, host.calls) as address:
             await serve_sessions(host, HostedTriggerer(address, output))
 
 
