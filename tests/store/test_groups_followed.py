@@ -10,6 +10,7 @@ from tests.store.test_maps_follow import follower, list_states, list_values, pla
 
 from tidemill.core.tasks.endings import Failure
 from tidemill.core.tasks.structure import MapSource
+from tidemill.store.calls.instance_calls import ClearTasks
 
 __all__ = ["player"]
 
@@ -60,3 +61,22 @@ async def test_a_group_without_elements_decides_what_follows_it(player: Player, 
     await player.play()
     found = await end(player, run)
     assert [found[name] for name in ("G", "a", "f")] == [outcome] * 3
+
+
+async def test_clearing_a_task_of_an_element_with_downstream_takes_its_followers(player: Player) -> None:
+    tasks = (group(literal(3)), part("a"), part("b", "a"), follower("f", "b"), follower("g", "f"), task("z", "g"))
+    run = await player.create(dag(*tasks))
+    await play(player, failing=("a[1]", "b[2]"))
+
+    cleared = await player.store.call(ClearTasks(run.dag_id, run.run_id, ("G",), "me", downstream=True, failed=True))
+    assert set(cleared) >= {"z"}
+    assert sorted(await play(player)) == ["a[1]", "b[1]", "b[2]", "f[1]", "f[2]", "g[1]", "g[2]", "z[-1]"]
+    assert (await end(player, run))["run"] == "success"
+
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("b",), "me", downstream=True, map_index=1))
+    assert sorted(await play(player)) == ["b[1]", "f[1]", "g[1]", "z[-1]"]
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("G",), "me", downstream=True, map_index=2))
+    assert sorted(await play(player)) == ["a[2]", "b[2]", "f[2]", "g[2]", "z[-1]"]
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("G",), "me", downstream=True))
+    assert len(await play(player)) == 13
+    assert (await end(player, run))["run"] == "success"
