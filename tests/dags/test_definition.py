@@ -542,16 +542,3 @@ def test_a_default_that_its_schema_does_not_allow_has_to_be_given_where_no_sched
         return
 
     assert not flow().params["name"].has_default
-
-
-@pytest.mark.parametrize("where", ["class", "instance"])
-def test_a_task_that_is_to_start_from_a_trigger_is_refused(where: str) -> None:
-    class Waits(BaseOperator):
-        start_from_trigger = where == "class"
-
-    with DAG("d") as found:
-        operator = Waits(task_id="t")
-        if where == "instance":
-            operator.start_from_trigger = True
-    with pytest.raises(DagError, match="task 't': start_from_trigger is not supported; set it to False"):
-        found.validate()

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from tidemill.dags.templates import literal
     from tidemill.dags.variable import Variable
     from tidemill.dags.xcom_arg import XComArg
+    from tidemill.triggers.base import StartTriggerArgs
 
 _MODULES = {
     ".connection": ("BaseHook", "Connection"),
@@ -109,6 +110,7 @@ _MODULES = {
     ".templates": ("literal",),
     ".variable": ("Variable",),
     ".xcom_arg": ("XComArg",),
+    "tidemill.triggers.base": ("StartTriggerArgs",),
 }
 __all__ = [
     "DAG",
@@ -141,6 +143,7 @@ __all__ = [
     "PythonSensor",
     "SensorTimeout",
     "ShortCircuitOperator",
+    "StartTriggerArgs",
     "SubprocessOperator",
     "TaskDeferralError",
     "TaskDeferralTimeout",

@@ -5,10 +5,11 @@ Invariant: a file yields the same structure in every process; nothing in it depe
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -19,6 +20,7 @@ from tidemill.core.tasks.structure import (
     MapStructure,
     ParamStructure,
     ScheduleStructure,
+    StartStructure,
     TaskStructure,
 )
 from tidemill.dags.arguments import check_duration
@@ -123,6 +125,7 @@ def _build_task(task: Any, priority: int, scope: set[str]) -> TaskStructure:
         template_fields=tuple(task.template_fields),
         mapped=task.map_structure if task.is_mapped else None if group is None else _map_over_group(task, group),
         is_generator=task.is_generator,
+        start=_describe_start(task),
         mapped_group="" if group is None else group.group_id,
     )
 
@@ -144,6 +147,13 @@ def _build_group(group: Any) -> TaskStructure:
         mapped=group.map_structure,
         is_group=True,
     )
+
+
+def _describe_start(task: Any) -> StartStructure | None:
+    if not task.start_from_trigger:
+        return None
+    # That module imports Jinja, and few files need it.
+    return cast("StartStructure | None", importlib.import_module("tidemill.dags.starting").describe_start(task))
 
 
 def _build_schedule(dag: Any) -> ScheduleStructure:

@@ -320,30 +320,19 @@ def build_context(task: Any, dag: Any, claim: AttemptClaim, services: TaskServic
         services: Access to XComs, variables, connections and other runs.
         params: The params of the run.
     """
-    logical = _moment(claim.logical_us)
-    start, end = _moment(claim.interval_start_us), _moment(claim.interval_end_us)
-    begun = _EPOCH + timedelta(microseconds=claim.run_started_us)
-    conf = decode(claim.conf)
-    run = DagRun(claim.dag_id, claim.run_id, claim.run_kind, logical, start, end, begun, logical or begun, conf or {})
-    callback = claim.callback
-    if callback is not None:
-        run = replace(run, state=callback.run_state, end_date=_moment(callback.run_ended_us))
+    values = build_run_values(claim, params)
+    run: DagRun = values["dag_run"]
+    logical = run.logical_date
     instance = TaskInstance(task, claim, services, run, params)
     context: dict[str, Any] = {
+        **values,
         "conn": ConnectionAccessor(),
         "dag": dag,
-        "dag_run": run,
-        "data_interval_end": end,
-        "data_interval_start": start,
-        "expanded_ti_count": claim.map_length if claim.map_index >= 0 else None,
         "fencing_token": claim.epoch,
         "inlets": [],
-        "logical_date": logical,
         "macros": macros,
         "map_index_template": getattr(task, "map_index_template", None),
         "outlets": [],
-        "params": params,
-        "run_id": claim.run_id,
         "start_date": instance.start_date,
         "task": task,
         "task_instance": instance,
@@ -352,12 +341,39 @@ def build_context(task: Any, dag: Any, claim: AttemptClaim, services: TaskServic
         "task_state_store": TaskStateStore(services),
         "test_mode": claim.run_kind == "test",
         "ti": instance,
-        "try_number": claim.try_number,
         "var": SimpleNamespace(
             value=VariableAccessor(deserialize_json=False), json=VariableAccessor(deserialize_json=True)
         ),
     }
-    return Context({**context, **_format_dates(logical)}, _ask_later(instance))
+    return Context(context, _ask_later(instance))
+
+
+def build_run_values(claim: AttemptClaim, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a context that come from the claim alone.
+
+    Args:
+        claim: The attempt, or the task that starts in a trigger.
+        params: The params of the run.
+    """
+    logical = _moment(claim.logical_us)
+    start, end = _moment(claim.interval_start_us), _moment(claim.interval_end_us)
+    begun = _EPOCH + timedelta(microseconds=claim.run_started_us)
+    conf = decode(claim.conf)
+    run = DagRun(claim.dag_id, claim.run_id, claim.run_kind, logical, start, end, begun, logical or begun, conf or {})
+    callback = claim.callback
+    if callback is not None:
+        run = replace(run, state=callback.run_state, end_date=_moment(callback.run_ended_us))
+    return {
+        "dag_run": run,
+        "data_interval_end": end,
+        "data_interval_start": start,
+        "expanded_ti_count": claim.map_length if claim.map_index >= 0 else None,
+        "logical_date": logical,
+        "params": params,
+        "run_id": claim.run_id,
+        "try_number": claim.try_number,
+        **_format_dates(logical),
+    }
 
 
 def _ask_later(instance: TaskInstance) -> dict[str, Callable[[], Any]]:

@@ -216,8 +216,7 @@ class DAG:
 
         Raises:
             DagError: The dependencies form a cycle, a setup is used incorrectly, a scheduled run would lack a param, a
-                task uses `start_from_trigger`, a mapped task was begun with `partial` and not completed, or a task
-                cannot run in its mapped group.
+                mapped task was begun with `partial` and not completed, or a task cannot run in its mapped group.
         """
         for partial in self.partials:
             if not partial.is_expanded:
@@ -235,11 +234,6 @@ class DAG:
         for group in self.mapped_groups:
             group.check()
         for task in self.tasks:
-            if getattr(task, "start_from_trigger", False):
-                raise DagError(
-                    f"task {task.task_id!r}: start_from_trigger is not supported; set it to False, and defer to the "
-                    "trigger in execute"
-                )
             if not task.is_setup:
                 continue
             for after in task.downstream_list:

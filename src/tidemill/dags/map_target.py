@@ -15,7 +15,9 @@ from tidemill.dags.operators.python import check_call
 #: The arguments of a map itself.
 MAP_OPTIONS: Final = frozenset({"max_outstanding", "max_failed_elements", "map_index_template"})
 #: The arguments that the scheduler reads: those of `BaseOperator`, and these of other classes.
-_FOR_ALL: Final = list_names(BaseOperator, BaseOperator)[0] | MAP_OPTIONS | {"soft_fail", "never_fail"}
+_FOR_ALL: Final = (
+    (list_names(BaseOperator, BaseOperator)[0] - {"trigger_kwargs"}) | MAP_OPTIONS | {"soft_fail", "never_fail"}
+)
 _MAX_OUTSTANDING: Final = 10_000
 
 

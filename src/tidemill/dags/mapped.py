@@ -74,7 +74,7 @@ class MappedOperator(BaseOperator):
         given = {**fallbacks, **target.kwargs}
         for name in ("soft_fail", "never_fail"):
             setattr(self, name, check_bool(owner, name, given.get(name, getattr(cls, name))))
-        self.start_from_trigger = getattr(cls, "start_from_trigger", False)
+        self.start_from_trigger, self.start_trigger_args = cls.start_from_trigger, cls.start_trigger_args
         super().__init__(**kwargs)
 
     @property
@@ -107,6 +107,11 @@ class MappedOperator(BaseOperator):
             self.max_failed_elements,
             self.map_index_template or "",
         )
+
+    @property
+    def expand_input(self) -> ExpandInput:
+        """What the task is mapped over."""
+        return self._expand_input
 
     def evaluate(self, leaves: Sequence[LeafItem], values: RunValues) -> tuple[dict[str, Any], Any]:
         """Return the arguments of an element, and which of their values are data; see `ExpandInput.evaluate`."""

@@ -10,6 +10,7 @@ import abc
 import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar, NoReturn
 
@@ -23,6 +24,7 @@ from tidemill.dags.params import Param, wrap_params
 from tidemill.dags.scope import open_dags, open_teardowns
 from tidemill.dags.trigger_text import check_triggers
 from tidemill.dags.xcom_arg import PLAIN_TYPES, MappedArgument, PlainXComArg, list_outputs
+from tidemill.triggers.base import StartTriggerArgs
 
 TRIGGER_RULES = (
     "all_success",
@@ -97,6 +99,10 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         on_failure_callback: Called with the context after the task has failed.
         on_retry_callback: Called with the context after a failed try that will be retried.
         on_skipped_callback: Called with the context after the task was skipped.
+        start_from_trigger: Whether each try starts in a trigger instead of a worker, as `start_trigger_args` says;
+            `execute` is not called.
+        start_trigger_args: The trigger, and the method that resumes the task.
+        trigger_kwargs: The arguments of the trigger, instead of those of `start_trigger_args`.
         params: Params that override those of the DAG.
         default_args: Default arguments of this task; they override those of its groups and DAG.
         dag: The DAG; by default the one that is open.
@@ -121,6 +127,8 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
     never_fail: bool = False
     #: The template of the label of an element, if the task or its group is mapped.
     map_index_template: str | None = None
+    start_from_trigger: bool = False
+    start_trigger_args: StartTriggerArgs | None = None
 
     def __init__(
         self,
@@ -150,6 +158,9 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         on_failure_callback: Callbacks = None,
         on_retry_callback: Callbacks = None,
         on_skipped_callback: Callbacks = None,
+        start_from_trigger: bool | None = None,
+        start_trigger_args: StartTriggerArgs | None = None,
+        trigger_kwargs: Mapping[str, Any] | None = None,
         params: Mapping[str, Any] | None = None,
         default_args: Mapping[str, Any] | None = None,
         dag: Any = None,
@@ -187,6 +198,9 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         self.on_failure_callback = arguments.check_callbacks(name, "on_failure_callback", on_failure_callback)
         self.on_retry_callback = arguments.check_callbacks(name, "on_retry_callback", on_retry_callback)
         self.on_skipped_callback = arguments.check_callbacks(name, "on_skipped_callback", on_skipped_callback)
+        if start_from_trigger is not None:
+            self.start_from_trigger = check_bool(name, "start_from_trigger", start_from_trigger)
+        self.start_trigger_args = _copy_start(name, start_trigger_args or self.start_trigger_args, trigger_kwargs)
         self.params: dict[str, Param] = wrap_params(name, params)
         self._dag: Any = None
         self.task_group: TaskGroup | None = task_group
@@ -430,8 +444,24 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         """
         raise TaskDeferred(trigger=trigger, method_name=method_name, kwargs=kwargs, timeout=timeout)
 
+    def make_start_args(self) -> StartTriggerArgs | None:
+        """Return how the task starts with `start_from_trigger`; called when the file is parsed.
+
+        Override this if the arguments of the trigger follow from those of the operator.
+        """
+        return self.start_trigger_args
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.task_id!r}>"
+
+
+def _copy_start(name: str, args: Any, trigger_kwargs: Any) -> Any:
+    """Return the task's own copy, since those of the class are shared by all its tasks."""
+    if isinstance(args, StartTriggerArgs):
+        return replace(args, **({} if trigger_kwargs is None else {"trigger_kwargs": trigger_kwargs}))
+    if trigger_kwargs is not None:
+        raise DagError(f"{name}: trigger_kwargs needs start_trigger_args, which names the trigger; add it")
+    return args
 
 
 _NO_OUTPUTS = frozenset({"dag", "task_group", "default_args"})

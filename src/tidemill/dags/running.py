@@ -239,6 +239,8 @@ def _execute(task: Any, resume: ResumeClaim | None, context: Context) -> Any:
 
 def _find_method(task: Any, name: object) -> Callable[..., Any]:
     method = getattr(task, name, None) if isinstance(name, str) else None
+    if name == "":
+        raise TaskFailed("the trigger fired an event that does not end the task, and next_method is not set; set it")
     if not callable(method):
         raise DagError(f"task {task.task_id!r}: {type(task).__name__} has no method {name!r} to resume with")
     found: Callable[..., Any] = method
@@ -278,7 +280,7 @@ def _defer(task: Any, deferral: TaskDeferred) -> AttemptEnding:
     """Check and serialize a deferral."""
     try:
         given = {} if deferral.kwargs is None else deferral.kwargs
-        _check_continuation(task, deferral.method_name, given)
+        check_continuation(task, deferral.method_name, given)
         kwargs = encode(given, "kwargs of the deferral")
         timeout = deferral.timeout
         owner = f"task {task.task_id!r}"
@@ -296,7 +298,7 @@ def _defer(task: Any, deferral: TaskDeferred) -> AttemptEnding:
     return Deferral(classpath, trigger_kwargs, deferral.method_name, kwargs, timeout_us, stream_key)
 
 
-def _check_continuation(task: Any, name: object, kwargs: object) -> None:
+def check_continuation(task: Any, name: object, kwargs: object) -> None:
     """Check that a method can resume the task with these arguments, before anything waits for the trigger.
 
     Raises:

@@ -41,6 +41,11 @@ def literal(value: Any) -> Literal:
     return Literal(value)
 
 
+def has_marks(text: str) -> bool:
+    """Return whether a text has template syntax."""
+    return any(mark in text for mark in _MARKS)
+
+
 class _TemplateContext(jinja2.runtime.Context):
     """The names of a template; names of the task's context are looked up only when the template uses them."""
 
@@ -60,7 +65,7 @@ def build_environment(dag: Any) -> jinja2.Environment:
     environment = kind(loader=jinja2.FileSystemLoader(folders), undefined=jinja2.StrictUndefined, cache_size=0)
     environment.context_class = _TemplateContext
     environment.globals.update(dag.user_defined_macros)
-    environment.filters.update(_FILTERS)
+    environment.filters.update(FILTERS)
     environment.filters.update(dag.user_defined_filters)
     return environment
 
@@ -119,7 +124,7 @@ class Renderer:
     def _render_text(self, text: str) -> Any:
         if self._extensions and text.endswith(self._extensions):
             return self._environment.get_template(text).render(self._context, **{_CONTEXT: self._context})
-        if not any(mark in text for mark in _MARKS):
+        if not has_marks(text):
             return text
         return self._environment.from_string(text).render(self._context, **{_CONTEXT: self._context})
 
@@ -188,7 +193,7 @@ def _ts_nodash_with_tz(moment: datetime | None) -> str:
     return _ts(moment).replace("-", "").replace(":", "")
 
 
-_FILTERS: Final = {
+FILTERS: Final = {
     "ds": _format("%Y-%m-%d"),
     "ds_nodash": _format("%Y%m%d"),
     "ts": _ts,

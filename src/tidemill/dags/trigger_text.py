@@ -28,7 +28,7 @@ def write_trigger(trigger: Any) -> tuple[str, str]:
         raise DagError(f"{trigger!r} is not a trigger; it must inherit from tidemill.triggers.base.BaseTrigger")
     kind = type(trigger).__name__
     classpath, kwargs = _serialize(trigger, kind)
-    cls = _find_class(classpath, kind)
+    cls = find_trigger_class(classpath, kind)
     try:
         again = cls(**kwargs)
     except Exception as error:
@@ -67,7 +67,16 @@ def _serialize(trigger: BaseTrigger, kind: str) -> tuple[str, dict[str, Any]]:
         raise DagError(f"serialize() of {kind} must return a classpath and kwargs: {describe_error(error)}") from error
 
 
-def _find_class(classpath: str, kind: str) -> Any:
+def find_trigger_class(classpath: str, kind: str) -> Any:
+    """Import the class of a trigger.
+
+    Args:
+        classpath: Its import path.
+        kind: The name of the trigger, for messages.
+
+    Raises:
+        DagError: There is no such class, or a triggerer cannot import it.
+    """
     module_name, _, name = classpath.rpartition(".")
     if module_name.startswith(DAG_MODULE):
         raise DagError(
@@ -77,11 +86,11 @@ def _find_class(classpath: str, kind: str) -> Any:
         cls = getattr(importlib.import_module(module_name), name)
     except Exception as error:
         raise DagError(
-            f"{kind} cannot be imported as {classpath!r}, which its serialize() returns: {describe_error(error)}; "
-            "define the class at the top level of a module"
+            f"{kind} cannot be imported as {classpath!r}: {describe_error(error)}; define the class at the top level "
+            "of a module, and use its import path"
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, BaseTrigger)):
-        raise DagError(f"{classpath!r}, which serialize() of {kind} returns, is not a trigger class")
+        raise DagError(f"{classpath!r} is not a trigger class; it must inherit from tidemill.triggers.base.BaseTrigger")
     return cls
 
 

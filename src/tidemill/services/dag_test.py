@@ -36,7 +36,8 @@ from tidemill.services.dag_store import NoStoreError, open_dag_store
 from tidemill.services.map_limits import build_map_limits
 from tidemill.services.parser.program import describe_failure
 from tidemill.services.triggerer.hosting.ending import explain_fault
-from tidemill.services.triggerer.hosting.loading import create_trigger, encode_payload
+from tidemill.services.triggerer.hosting.loading import create_trigger, encode_ending, encode_payload
+from tidemill.services.triggerer.tasks.starts import StartRenderer
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.calls.call import Call, CallRefusedError
 from tidemill.store.calls.instance_calls import ListTasks
@@ -197,6 +198,7 @@ class _Test:
         # Triggers progress only while the loop runs, between attempts.
         self._triggers: dict[int, asyncio.Task[None]] = {}
         self._tokens: dict[int, int] = {}
+        self._renderer = StartRenderer()
         # A generator task sends its values from a thread of its own.
         self._lock = threading.Lock()
 
@@ -314,11 +316,14 @@ class _Test:
     async def _run_trigger(self, claimed: ClaimedTrigger) -> None:
         self._say(f"--- {_name(claimed)}: waits for {claimed.classpath}")
         try:
-            trigger = create_trigger(str(claimed.id), claimed.classpath, claimed.kwargs)
+            is_template = claimed.start is not None and claimed.start.rendered
+            kwargs = await self._renderer.render(claimed) if is_template else claimed.kwargs
+            trigger = create_trigger(str(claimed.id), claimed.classpath, kwargs)
             events = find_events(trigger)
             try:
                 async for event in events:
-                    fired = FiredEvent(claimed.id, claimed.token, encode_payload(event), None, time.time_ns() // 1000)
+                    at_us, ending = time.time_ns() // 1000, encode_ending(event)
+                    fired = FiredEvent(claimed.id, claimed.token, encode_payload(event), None, at_us, ending)
                     self._request += 1
                     await self._store.call(StoreEvents(self._service, self._request, (fired,)))
                     return

@@ -116,6 +116,7 @@ class DagPlan:
         by_past: Whether tasks of a run depend on tasks of the previous run.
         maps: The ids of its mapped tasks, including mapped groups and their tasks.
         groups: The ids of its mapped groups, each with the ids of its tasks, sorted.
+        starts: Whether any of its tasks starts in a trigger.
     """
 
     structure: DagStructure
@@ -126,6 +127,7 @@ class DagPlan:
     by_past: bool
     maps: tuple[str, ...] = ()
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    starts: bool = False
 
     def list_downstream(self, ids: Iterable[str], limit: int | None = None) -> list[str]:
         """Return the tasks downstream of the given ones, nearest first.
@@ -196,7 +198,8 @@ def build_plan(structure: DagStructure) -> DagPlan:
     teardowns = tuple(one.id for one in structure.tasks if one.is_teardown)
     maps = tuple(one.id for one in structure.tasks if one.mapped is not None)
     leaves, limits = frozenset(_find_leaves(tasks)), _build_limits(structure)
-    return DagPlan(structure, tasks, leaves, limits, teardowns, by_past, maps, groups)
+    starts = any(one.start is not None for one in structure.tasks)
+    return DagPlan(structure, tasks, leaves, limits, teardowns, by_past, maps, groups, starts)
 
 
 def _list_inner(structure: DagStructure, group: str) -> tuple[str, ...]:

@@ -107,7 +107,15 @@ class EventStore:
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run(), name="store events")
 
-    def add(self, trigger_id: int, token: int, payload: str, identity: str | None, done: Done) -> None:
+    def add(
+        self,
+        trigger_id: int,
+        token: int,
+        payload: str,
+        identity: str | None,
+        done: Done,
+        ending: str | None = None,
+    ) -> None:
         """Accept an event; if the database is idle, it is written together with others within 20 ms.
 
         This method never waits and never refuses an event because of backlog: the caller awaits `wait_open` before it
@@ -121,9 +129,11 @@ class EventStore:
             identity: Identifies repeated events of this trigger; must pass `content.check_identity`. None: the event
                 has no identity.
             done: Called once on the loop with the outcome.
+            ending: How the event ends the task that waits for it, encoded; None: it does not.
         """
-        event = NewEvent(trigger_id, token, payload, identity, time.time_ns() // 1000)
-        self._machine.add(_Entry(event, done), len(payload) + _EVENT_BYTES, self._loop.time())
+        event = NewEvent(trigger_id, token, payload, identity, time.time_ns() // 1000, ending)
+        size_bytes = len(payload) + len(ending or "") + _EVENT_BYTES
+        self._machine.add(_Entry(event, done), size_bytes, self._loop.time())
         if self._idle is not None and self._timer is None:
             self._wake_up()
         if self._machine.standing is not self._reported:

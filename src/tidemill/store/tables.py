@@ -108,6 +108,8 @@ trigger = Table(
     Column("queue", Text),
     Column("priority", BigInteger),
     Column("stream_key", Text),
+    #: For a trigger that starts its task: 1 if texts in its arguments are templates, else 0.
+    Column("starts", BigInteger),
 )
 
 Index("ix_trigger_list_state", trigger.c.list, trigger.c.state)

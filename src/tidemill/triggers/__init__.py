@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 from tidemill.lazy_exports import load_export
 
 if TYPE_CHECKING:
-    from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+    from tidemill.triggers.base import (
+        BaseEventTrigger,
+        BaseTaskEndEvent,
+        BaseTrigger,
+        StartTriggerArgs,
+        TaskFailedEvent,
+        TaskSkippedEvent,
+        TaskSuccessEvent,
+        TriggerEvent,
+    )
     from tidemill.triggers.builtin.directory import DirectoryTrigger
     from tidemill.triggers.builtin.file import FileTrigger
     from tidemill.triggers.builtin.http import HttpTrigger
@@ -35,7 +44,12 @@ if TYPE_CHECKING:
 _MODULES = {
     ".base": (
         "BaseEventTrigger",
+        "BaseTaskEndEvent",
         "BaseTrigger",
+        "StartTriggerArgs",
+        "TaskFailedEvent",
+        "TaskSkippedEvent",
+        "TaskSuccessEvent",
         "TriggerEvent",
     ),
     ".builtin.directory": ("DirectoryTrigger",),
@@ -67,6 +81,7 @@ __all__ = [
     "AdvanceItem",
     "AdvanceOutcome",
     "BaseEventTrigger",
+    "BaseTaskEndEvent",
     "BaseTrigger",
     "DateTimeTrigger",
     "DirectoryTrigger",
@@ -76,8 +91,12 @@ __all__ = [
     "ProcessExitTrigger",
     "SharedStreamProducer",
     "SqsTrigger",
+    "StartTriggerArgs",
     "StreamEnded",
     "SubscriberOverflow",
+    "TaskFailedEvent",
+    "TaskSkippedEvent",
+    "TaskSuccessEvent",
     "TimeDeltaTrigger",
     "TriggerEvent",
     "kafka_claim",

@@ -8,8 +8,10 @@ derives its own events from them (`filter_shared_stream`).
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncIterator, Hashable
-from typing import Any
+from collections.abc import AsyncIterator, Hashable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
 
 import structlog
 
@@ -44,6 +46,73 @@ class TriggerEvent:
 
     def __repr__(self) -> str:
         return f"TriggerEvent<{self.payload!r}>"
+
+
+class BaseTaskEndEvent(TriggerEvent):
+    """Base of the events that end the waiting task, without a worker.
+
+    Args:
+        xcoms: The values that the task stores for other tasks, by key; `return_value` is its result.
+    """
+
+    __slots__ = ("xcoms",)
+    #: The state that the task ends in; also the payload of the event.
+    state: ClassVar[str]
+
+    def __init__(self, *, xcoms: Mapping[str, Any] | None = None) -> None:
+        super().__init__(self.state)
+        self.xcoms = xcoms
+
+
+class TaskSuccessEvent(BaseTaskEndEvent):
+    """Yield this event to end the waiting task as a success."""
+
+    __slots__ = ()
+    state = "success"
+
+
+class TaskFailedEvent(BaseTaskEndEvent):
+    """Yield this event to fail the try of the waiting task; its retries follow.
+
+    Args:
+        xcoms: See `BaseTaskEndEvent`.
+        error: The reason, for people.
+    """
+
+    __slots__ = ("error",)
+    state = "failed"
+
+    def __init__(self, *, xcoms: Mapping[str, Any] | None = None, error: str = "") -> None:
+        super().__init__(xcoms=xcoms)
+        self.error = error
+
+
+class TaskSkippedEvent(BaseTaskEndEvent):
+    """Yield this event to skip the waiting task."""
+
+    __slots__ = ()
+    state = "skipped"
+
+
+@dataclass(slots=True)
+class StartTriggerArgs:
+    """How a task starts in a trigger instead of a worker, with `start_from_trigger=True`.
+
+    Attributes:
+        trigger_cls: The import path of the trigger's class.
+        next_method: The method of the operator that resumes the task with the trigger's event; None if the trigger
+            ends the task itself, with a `TaskSuccessEvent`, `TaskFailedEvent` or `TaskSkippedEvent`.
+        trigger_kwargs: The arguments of the trigger: values that can be stored. Texts are templates that see values of
+            the run.
+        next_kwargs: More arguments of the method.
+        timeout: How long to wait for the trigger, as a timedelta or in seconds; None: no limit.
+    """
+
+    trigger_cls: str
+    next_method: str | None
+    trigger_kwargs: dict[str, Any] | None = None
+    next_kwargs: dict[str, Any] | None = None
+    timeout: timedelta | float | None = None
 
 
 class BaseTrigger(abc.ABC):

@@ -66,6 +66,14 @@ def test_a_generator_that_goes_on_comes_first_and_needs_room_within_the_limits()
     assert admit(waiting, 9, 0, limits, Active(per_dag={1: 1}, per_task_and_run={(1, "g"): 1})).admitted == (1,)
 
 
+def test_a_task_that_starts_in_a_trigger_waits_for_a_slot_but_does_not_keep_it():
+    waiting = [Candidate(number, 1, 1, "a", slots=2, passes=True) for number in range(3)]
+    assert admit(waiting, 2, 0, {}, Active()).admitted == (0, 1, 2)
+    assert admit(waiting, 2, 1, {}, Active()).admitted == ()
+    assert admit(waiting, 2, 0, {1: ActiveLimits(per_dag=1)}, Active()).admitted == (0,)
+    assert admit([*waiting, Candidate(9, 1, 1, "b", priority=5)], 2, 0, {}, Active()).admitted == (9,)
+
+
 candidates = st.lists(
     st.builds(
         Candidate,

@@ -10,6 +10,7 @@ from tests.core.examples import examples
 from tidemill.core.retry import JITTER_BITS
 from tidemill.core.tasks.attempt import MAX_CLEANUP_US, MAX_LOST, Already, Fenced, Moved, Refused, feed
 from tidemill.core.tasks.dependencies import NOTHING, TOLD, Readiness, TaskOutcome, Told
+from tidemill.core.tasks.endings import Failure, Skip, Success
 from tidemill.core.tasks.inputs import (
     Admit,
     Blocked,
@@ -37,11 +38,13 @@ from tidemill.core.tasks.inputs import (
     Ring,
     RunCallback,
     Skipped,
+    StartInTrigger,
     StopMap,
     StopTrigger,
     StoreXComs,
     Succeeded,
     TellSuccessors,
+    TriggerEnded,
     TriggerFailed,
     TriggerFired,
     TriggerStopReason,
@@ -75,6 +78,7 @@ KINDS: dict[type, dict[str, object]] = {
     Unblocked: {},
     WentOn: {},
     TriggerFired: {"payload": "1"},
+    TriggerEnded: {"ending": Success()},
     TriggerFailed: {"error": "it broke"},
     Due: {},
     Lost: {},
@@ -86,6 +90,9 @@ KINDS: dict[type, dict[str, object]] = {
     Remove: {"triggerer": 9},
     MapTold: {"told": Told(frozenset((S, F)), done=True)},
 }
+
+
+START = StartInTrigger("a trigger", "resume", '{"a":1}', 5 * SECOND)
 
 
 class Life:
@@ -325,6 +332,56 @@ def test_a_trigger_that_fails_fails_the_try_with_its_traceback(soft_fail):
     assert life.effects[0] == StopTrigger(TriggerStopReason.FAILED)
     assert life.effects[1].error == "TaskDeferralError: ValueError: no"
     assert life.task.state is (TaskState.SKIPPED if soft_fail else TaskState.UP_FOR_RETRY)
+
+
+def test_a_task_that_starts_in_its_trigger_begins_its_try_at_the_deferral_without_a_claim():
+    life = Life(RETRYING).take(Ready, Readiness.RUN)
+    epoch = life.task.epoch
+    life.take(Admit, START)
+    assert life.task.state is TaskState.DEFERRED
+    assert (life.task.tries, life.task.deadline_us) == (1, life.now + 60 * SECOND)
+    assert life.task.next_due_us == life.now + 5 * SECOND
+    assert life.effects == (MakeTrigger(epoch + 1, "a trigger"), Ring(Channel.TRIGGERER), Ring(Channel.SCHEDULER))
+    assert not life.task.holds_slots()
+    deadline = life.task.deadline_us
+    life.take(TriggerFired, "1")
+    assert life.task.resume == TaskResume("resume", '{"a":1}', "1")
+    life.take(Admit, START)
+    assert life.task.state is TaskState.QUEUED, "only a new try starts in the trigger"
+    life.take(Claim, 7)
+    assert (life.task.tries, life.task.deadline_us) == (1, deadline)
+    life.take(Failed, "it broke")
+    life.now += 10 * SECOND
+    life.take(Due).take(Admit, START)
+    assert life.effects[0] == ClearXComs()
+    assert (life.task.state, life.task.tries) == (TaskState.DEFERRED, 2)
+
+
+@pytest.mark.parametrize(
+    ("ending", "outcome", "kind"),
+    [(Success(), TaskOutcome.SUCCESS, CallbackKind.SUCCESS), (Skip(), TaskOutcome.SKIPPED, CallbackKind.SKIPPED)],
+)
+def test_an_event_of_the_trigger_ends_the_task_in_one_step(ending, outcome, kind):
+    life = Life(RETRYING).take(Ready, Readiness.RUN).take(Admit, START)
+    life.take(TriggerEnded, ending, (("key", "1"),))
+    assert life.task.outcome is outcome
+    assert life.effects == (
+        StopTrigger(TriggerStopReason.DONE),
+        StoreXComs((("key", "1"),)),
+        RunCallback(kind),
+        TellSuccessors(TOLD[None], TOLD[outcome]),
+        Ring(Channel.SCHEDULER),
+    )
+
+
+def test_a_failure_that_the_trigger_reports_is_retried_unless_it_is_final_and_skips_a_sensor_that_fails_softly():
+    life = Life(RETRYING).defer().take(TriggerEnded, Failure("it broke"))
+    assert life.task.state is TaskState.UP_FOR_RETRY
+    assert life.effects[:2] == (StopTrigger(TriggerStopReason.DONE), RunCallback(CallbackKind.RETRY, "it broke"))
+    life = Life(RETRYING).defer().take(TriggerEnded, Failure("it broke", may_retry=False))
+    assert life.task.state is TaskState.FAILED
+    life = Life(replace(RETRYING, soft_fail=True)).defer().take(TriggerEnded, Failure("it broke"))
+    assert life.task.state is TaskState.SKIPPED
 
 
 def test_a_try_that_is_lost_with_its_worker_is_queued_again_without_using_a_retry():
@@ -584,7 +641,7 @@ def test_every_input_is_answered_in_every_state(state):
         TaskState.RUNNING: {
             *(Succeeded, Failed, Skipped, Deferred, Blocked, Lost, Returned, Clear, Mark, Cancel, Remove)
         },
-        TaskState.DEFERRED: {TriggerFired, TriggerFailed, Due, Clear, Mark, Cancel, Remove},
+        TaskState.DEFERRED: {TriggerFired, TriggerEnded, TriggerFailed, Due, Clear, Mark, Cancel, Remove},
         TaskState.UP_FOR_RETRY: {Due, Clear, Mark, Cancel, Remove},
         TaskState.ENDING: {Ended, Lost, Returned, Mark, Cancel, Remove},
         TaskState.REMOVED: {Clear},
@@ -650,6 +707,10 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
             arguments["readiness"] = data.draw(st.sampled_from([Readiness.RUN, Readiness.SKIP, Readiness.FAIL]))
         if kind is MapTold:
             arguments["told"] = data.draw(parts)
+        if kind is Admit:
+            arguments["start"] = data.draw(st.sampled_from([None, START]))
+        if kind is TriggerEnded:
+            arguments["ending"] = data.draw(st.sampled_from([Success(), Failure("it broke"), Skip()]))
         epoch = task.epoch - data.draw(st.sampled_from([0, 0, 0, 1, 2]))
         given_input: Input = kind(epoch=epoch, request=str(number), **arguments)
         answer = feed(task, given_input, now, journal.get(epoch))

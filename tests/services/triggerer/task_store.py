@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.json.codec import decode
 from tidemill.runtime.log.task_lines import TaskLine, decode_lines
@@ -23,7 +25,9 @@ from tidemill.store.calls.trigger_calls import (
     EventOutcomeKind,
     FailTrigger,
     HeldTriggers,
+    PlaceTriggers,
     ReleaseTriggers,
+    StartClaim,
     StoppedTrigger,
     StoreEvents,
 )
@@ -39,6 +43,7 @@ class Deferred:
     token: int = 0
     stop: str | None = None
     payload: Any = None
+    ending: str | None = None
     error: str | None = None
     claims: int = 0
 
@@ -59,6 +64,7 @@ class TaskStore:
         parts: The parts of logs, by task.
         requests: All requests.
         variables: The variables.
+        elsewhere: The triggers whose streams another service reads.
     """
 
     deferred: dict[int, Deferred] = field(default_factory=dict)
@@ -68,6 +74,7 @@ class TaskStore:
     parts: dict[int, dict[int, LogPart]] = field(default_factory=lambda: defaultdict(dict))
     requests: list[Any] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
+    elsewhere: set[int] = field(default_factory=set)
     _answers: dict[tuple[type, int], tuple[int, Any]] = field(default_factory=dict)
     _services: int = 0
     _rung: asyncio.Event = field(default_factory=asyncio.Event)
@@ -81,6 +88,12 @@ class TaskStore:
         )
         self.deferred[number] = one = Deferred(claim)
         self.ring()
+        return one
+
+    def start(self, classpath: str, kwargs: Any, start: StartClaim) -> Deferred:
+        """Have a task start in its trigger."""
+        one = self.defer(classpath)
+        one.claim = msgspec.structs.replace(one.claim, kwargs=json.dumps(kwargs), start=start)
         return one
 
     def stop(self, one: Deferred, reason: str) -> None:
@@ -179,6 +192,11 @@ class TaskStore:
                     if (self.deferred[number].session, self.deferred[number].token) == (session, token):
                         self.deferred[number].session = None
                 return len(released)
+            case PlaceTriggers(session=session, triggers=placed):
+                elsewhere = tuple(number for number, _, _ in placed if number in self.elsewhere)
+                for number in elsewhere:
+                    self.deferred[number].session = None
+                return elsewhere
             case AppendLog(parts=parts):
                 for part in parts:
                     self.parts[part.task].setdefault(part.number, part)
@@ -194,11 +212,11 @@ class TaskStore:
             claimed.append(ClaimedTrigger(**fields | {"token": one.token}))
         return tuple(claimed)
 
-    def _store(self, trigger: int, token: int, payload: str) -> EventOutcome:
+    def _store(self, trigger: int, token: int, payload: str, ending: str | None) -> EventOutcome:
         one = self.deferred[trigger]
         if one.token != token or one.stop:
             return EventOutcome(EventOutcomeKind.FENCED)
-        one.payload, one.stop = decode(payload), "done"
+        one.payload, one.stop, one.ending = decode(payload), "done", ending
         return EventOutcome(EventOutcomeKind.STORED, 0)
 
     def _compare(self, session: int, number: int, token: int) -> StoppedTrigger | None:
@@ -208,5 +226,5 @@ class TaskStore:
         return StoppedTrigger(number, token, one.stop) if one.stop else None
 
 
-def _fields(event: Any) -> tuple[int, int, str]:
-    return event.trigger, event.token, event.payload
+def _fields(event: Any) -> tuple[int, int, str, str | None]:
+    return event.trigger, event.token, event.payload, event.ending

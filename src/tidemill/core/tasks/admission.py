@@ -31,6 +31,8 @@ class Candidate:
             they may need what it has not yielded yet.
         priority: Tasks with a higher priority come first.
         since_us: When it began to wait, in UTC microseconds.
+        passes: Whether it returns its slots at once: a task that starts in a trigger is admitted only while there is
+            room for it, but then waits without slots.
     """
 
     number: int
@@ -42,6 +44,7 @@ class Candidate:
     priority: int = 1
     since_us: int = 0
     returns: bool = False
+    passes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ def admit(
         elif room.has_room(candidate):
             if candidate.slots > free:
                 break
-            free -= candidate.slots
+            free -= 0 if candidate.passes else candidate.slots
             room.take(candidate)
             admitted.append(candidate.number)
     return PoolAdmission(tuple(admitted), tuple(too_large))

@@ -8,6 +8,7 @@ itself. All services and the command line change tasks only through it.
                  +---- deferred <-----+
                  +-- up_for_retry <---+          none -> skipped | upstream_failed, as the upstream tasks decide
 
+    scheduled -> deferred -> success | failed | skipped | up_for_retry, if a trigger starts and ends it
     running | deferred -> ending -> none | success | failed | skipped, as a user decides
 
 A mapped task as a whole has no attempt; it is `mapped` while its elements, which are tasks of their own, run:
@@ -51,6 +52,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypedDict, Unpack
 
 from tidemill.core.tasks.dependencies import TOLD, Readiness, TaskOutcome, Told
+from tidemill.core.tasks.endings import Failure, Success
 from tidemill.core.tasks.inputs import (
     Admit,
     Blocked,
@@ -79,11 +81,13 @@ from tidemill.core.tasks.inputs import (
     Ring,
     RunCallback,
     Skipped,
+    StartInTrigger,
     StopMap,
     StopTrigger,
     StoreXComs,
     Succeeded,
     TellSuccessors,
+    TriggerEnded,
     TriggerFailed,
     TriggerFired,
     TriggerStopReason,
@@ -177,7 +181,7 @@ def feed(task: TaskRow, given: Input, now_us: int, left: str | None = None) -> A
             return _decide_attempt(task, given, now_us)
         case Blocked() | Unblocked() | WentOn():
             return _decide_block(task, given, now_us)
-        case TriggerFired() | TriggerFailed():
+        case TriggerFired() | TriggerEnded() | TriggerFailed():
             return _decide_trigger(task, given, now_us)
         case MapTold(told=told):
             return _decide_map(task, given, told)
@@ -238,7 +242,9 @@ def _decide_waiting(task: TaskRow, given: Ready | Admit | Claim | Due, now_us: i
         case Claim(session=session):
             if task.state is TaskState.QUEUED:
                 return _start(task, session, now_us)
-        case Admit():
+        case Admit(start=start):
+            if task.state is TaskState.SCHEDULED and start is not None and task.resume is None:
+                return _start_in_trigger(task, start, now_us)
             if task.state is TaskState.SCHEDULED:
                 return _move(task, TaskState.QUEUED, _RING_WORKER)
             return _decide_block(task, given, now_us)
@@ -264,9 +270,29 @@ def _start(task: TaskRow, session: int, now_us: int) -> Moved:
     """Begin the attempt of a new try, or of a try that was deferred or lost."""
     if task.resume is not None or task.lost:
         return _move(task, TaskState.RUNNING, session=session)
-    timeout_us, cleared = task.policy.execution_timeout_us, ClearXComs() if task.tries else None
-    deadline_us = None if timeout_us is None else now_us + timeout_us
+    cleared, deadline_us = _begin_try(task, now_us)
     return _move(task, TaskState.RUNNING, cleared, session=session, tries=task.tries + 1, deadline_us=deadline_us)
+
+
+def _start_in_trigger(task: TaskRow, start: StartInTrigger, now_us: int) -> Moved:
+    """Begin a new try as a deferral, without a worker."""
+    cleared, deadline_us = _begin_try(task, now_us)
+    task = task._replace(tries=task.tries + 1, deadline_us=deadline_us)
+    return _defer(task, start.trigger, TaskResume(start.method, start.kwargs), start.timeout_us, now_us, cleared)
+
+
+def _begin_try(task: TaskRow, now_us: int) -> tuple[ClearXComs | None, int | None]:
+    """Return the effect of a new try on the XComs of the last one, and its deadline."""
+    timeout_us = task.policy.execution_timeout_us
+    return ClearXComs() if task.tries else None, None if timeout_us is None else now_us + timeout_us
+
+
+def _defer(
+    task: TaskRow, trigger: str, resume: TaskResume, timeout_us: int | None, now_us: int, *effects: Effect | None
+) -> Moved:
+    due_us = None if timeout_us is None else now_us + timeout_us
+    told = (MakeTrigger(task.epoch + 1, trigger), _RING_TRIGGERER, _RING_SCHEDULER)
+    return _move(task, TaskState.DEFERRED, *effects, *told, due_us=due_us, lost=0, resume=resume)
 
 
 def _decide_due(task: TaskRow, given: Due, now_us: int) -> Answer:
@@ -304,11 +330,8 @@ def _decide_attempt(
         case Failed(error=error, may_retry=may_retry, bits=bits):
             return _fail(task, error, now_us, bits, may_retry=may_retry)
         case Deferred():
-            due_us = None if given.timeout_us is None else now_us + given.timeout_us
-            resume = TaskResume(given.method, given.kwargs)
-            told = (MakeTrigger(task.epoch + 1, given.trigger), _RING_TRIGGERER, _RING_SCHEDULER)
-            deadline_us = _find_deadline(task, now_us)
-            return _move(task, TaskState.DEFERRED, *told, due_us=due_us, lost=0, resume=resume, deadline_us=deadline_us)
+            task = task._replace(deadline_us=_find_deadline(task, now_us))
+            return _defer(task, given.trigger, TaskResume(given.method, given.kwargs), given.timeout_us, now_us)
         case Lost(bits=bits):
             if task.lost >= MAX_LOST:
                 return _fail(task, f"the task was lost with its worker {MAX_LOST + 1} times", now_us, bits)
@@ -345,9 +368,11 @@ def _find_deadline(task: TaskRow, now_us: int) -> int | None:
     return task.deadline_us + now_us - task.block.since_us
 
 
-def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerFailed, now_us: int) -> Answer:
+def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerEnded | TriggerFailed, now_us: int) -> Answer:
     if task.state is not TaskState.DEFERRED or task.resume is None:
         return _refuse(task, given)
+    if isinstance(given, TriggerEnded):
+        return _end_by_trigger(task, given, now_us)
     if isinstance(given, TriggerFired):
         resume = task.resume._replace(payload=given.payload)
         return _move(
@@ -357,6 +382,16 @@ def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerFailed, now_us: 
     trace, newline, said = given.error.rstrip().rpartition("\n")
     error = f"{trace}{newline}TaskDeferralError: {said}"
     return _fail(task, error, now_us, given.bits, StopTrigger(TriggerStopReason.FAILED), soft=True)
+
+
+def _end_by_trigger(task: TaskRow, given: TriggerEnded, now_us: int) -> Moved:
+    """End the task, or its try, as an event of its trigger says."""
+    stored: tuple[Effect, ...] = (StoreXComs(given.xcoms),) if given.xcoms else ()
+    effects = (StopTrigger(TriggerStopReason.DONE), *stored)
+    ending = given.ending
+    if isinstance(ending, Failure):
+        return _fail(task, ending.error, now_us, given.bits, *effects, may_retry=ending.may_retry, soft=True)
+    return _end(task, TaskOutcome.SUCCESS if isinstance(ending, Success) else TaskOutcome.SKIPPED, *effects)
 
 
 def _decide_map(task: TaskRow, given: MapTold, told: Told) -> Answer:

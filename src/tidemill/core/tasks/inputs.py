@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from tidemill.core.tasks.dependencies import Readiness, TaskOutcome, Told
+from tidemill.core.tasks.endings import Failure, Skip, Success
 
 
 class TriggerStopReason(enum.StrEnum):
@@ -54,10 +55,28 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class StartInTrigger:
+    """How a try begins in a trigger, without a worker (`start_from_trigger`).
+
+    Attributes:
+        trigger: The trigger, encoded.
+        method: The method of the operator that continues; empty: the trigger itself ends the task.
+        kwargs: The encoded arguments of the method.
+        timeout_us: How long the trigger may take; None: as long as the try.
+    """
+
+    trigger: str
+    method: str = ""
+    kwargs: str = "{}"
+    timeout_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Admit:
-    """The task gets its slots."""
+    """The task gets its slots. `start`: how a new try begins without a worker; None: a worker runs it."""
 
     epoch: int
+    start: StartInTrigger | None = None
     request: str = ""
 
 
@@ -159,6 +178,25 @@ class TriggerFired:
 
     epoch: int
     payload: str
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerEnded:
+    """The task's trigger has fired an event that ends the task without a worker.
+
+    Attributes:
+        epoch: The epoch of the deferral.
+        ending: How the task ends; after a failure, its retries apply.
+        xcoms: Keys and encoded values.
+        bits: 32 random bits, for the delay before a retry.
+        request: Identifies the report.
+    """
+
+    epoch: int
+    ending: Success | Failure | Skip
+    xcoms: tuple[tuple[str, str], ...] = ()
+    bits: int = 0
     request: str = ""
 
 
@@ -276,6 +314,7 @@ Input = (
     | Unblocked
     | WentOn
     | TriggerFired
+    | TriggerEnded
     | TriggerFailed
     | Due
     | Lost

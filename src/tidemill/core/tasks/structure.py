@@ -115,6 +115,36 @@ def find_followed(rule: str, factors: Sequence[MapSource]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
+class StartStructure:
+    """How each try of a task begins in a trigger, without a worker.
+
+    Attributes:
+        classpath: The import path of the trigger's class.
+        kwargs: The arguments of the trigger, encoded.
+        method: The method of the operator that continues; empty: the trigger itself ends the task.
+        method_kwargs: The arguments of that method, encoded.
+        timeout_us: How long the trigger may take; None: no limit.
+        rendered: Whether the texts in the arguments are templates.
+        native: Whether templates render to Python values instead of texts.
+        elements: For a task that is mapped over literal values: the arguments of each element, encoded.
+        leaf: For a task that is mapped over `trigger_kwargs`, and not over literal values: the position of their source
+            among the leaves of the map.
+        items: By leaf of the map, the encoded items that are in the file, where the arguments need them.
+    """
+
+    classpath: str
+    kwargs: str = "{}"
+    method: str = ""
+    method_kwargs: str = "{}"
+    timeout_us: int | None = None
+    rendered: bool = False
+    native: bool = False
+    elements: tuple[str, ...] = ()
+    leaf: int | None = None
+    items: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TaskStructure:
     """A task of a DAG.
 
@@ -155,6 +185,7 @@ class TaskStructure:
             id of the group and no operator.
         mapped_group: The mapped group that it belongs to, directly or through its other groups; empty: none. Such a
             task is mapped over its group alone (`MapSource.kind` is `group`).
+        start: How its tries begin without a worker; None: a worker begins them.
     """
 
     id: str
@@ -191,6 +222,7 @@ class TaskStructure:
     is_generator: bool = False
     is_group: bool = False
     mapped_group: str = ""
+    start: StartStructure | None = None
 
     @property
     def follows(self) -> str | None:

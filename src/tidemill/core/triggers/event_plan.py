@@ -28,6 +28,7 @@ class NewEvent(NamedTuple):
         payload: JSON text.
         identity: Identifies the event among the events of this trigger; None: it has no identity.
         created_us: When it fired, in UTC microseconds since the epoch.
+        ending: How it ends the task that waits for it, encoded; None: it does not.
     """
 
     trigger_id: int
@@ -35,6 +36,7 @@ class NewEvent(NamedTuple):
     payload: str
     identity: str | None
     created_us: int
+    ending: str | None = None
 
 
 class Counter(NamedTuple):
@@ -140,7 +142,7 @@ def make_plan(
     rows: list[EventRow] = []
     outcomes: list[StoreOutcome] = []
     for event in events:
-        trigger_id, token, payload, identity, created_us = event
+        trigger_id, token, payload, identity, created_us, _ = event
         counter = counters.get(trigger_id)
         if counter is None:
             outcomes.append(EventRefused(EventRefusal.UNKNOWN_TRIGGER))

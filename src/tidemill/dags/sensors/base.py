@@ -16,7 +16,7 @@ from tidemill.dags.arguments import check_bool, check_choice, check_duration
 from tidemill.dags.exceptions import DagError, SensorTimeout, TaskDeferred, TaskFailed, TaskSkipped
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.sensors.attributes import find_changed, write_attributes
-from tidemill.triggers.base import BaseTrigger
+from tidemill.triggers.base import BaseTrigger, StartTriggerArgs
 from tidemill.triggers.builtin.temporal import DateTimeTrigger
 
 _MODES = ("poke", "reschedule")
@@ -168,6 +168,19 @@ class BaseSensorOperator(BaseOperator):
     def wait_for(self, trigger: BaseTrigger) -> NoReturn:
         """Defer to a trigger for at most the timeout; `complete` receives the event."""
         self.defer(trigger=trigger, method_name="complete", timeout=max(self.timeout, _LEAST_SECONDS))
+
+    def start_with(self, trigger: type[BaseTrigger], kwargs: dict[str, Any], *, ends: bool = False) -> StartTriggerArgs:
+        """Return how the sensor starts in a trigger, which waits for at most the timeout.
+
+        Args:
+            trigger: The trigger's class.
+            kwargs: Its arguments.
+            ends: Whether the trigger ends the task itself; otherwise `complete` receives its event.
+        """
+        classpath = f"{trigger.__module__}.{trigger.__qualname__}"
+        return StartTriggerArgs(
+            classpath, None if ends else "complete", kwargs, timeout=max(self.timeout, _LEAST_SECONDS)
+        )
 
     def complete(self, context: Any, event: Any = None) -> Any:
         """Return the event that the trigger of `wait_for` fired."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from tidemill.dags.arguments import check_duration
 from tidemill.dags.sensors.base import BaseSensorOperator
+from tidemill.triggers.base import StartTriggerArgs
 from tidemill.triggers.builtin.http import HttpTrigger
 
 
@@ -23,7 +24,8 @@ class HttpSensor(BaseSensorOperator):
         status: The expected status, or several.
         where: A condition on the JSON of the response, as for `HttpTrigger`.
         request_timeout: How long a request may take, as a timedelta or in seconds.
-        kwargs: The arguments of `BaseSensorOperator`.
+        kwargs: The arguments of `BaseSensorOperator`. With `start_from_trigger=True` no worker runs before the response
+            is as expected.
     """
 
     template_fields = ("url", "query", "headers", "json")
@@ -55,16 +57,21 @@ class HttpSensor(BaseSensorOperator):
 
     def execute(self, context: Any) -> Any:
         """Defer until the response is as expected."""
-        self.wait_for(
-            HttpTrigger(
-                self.url,
-                method=self.method,
-                params=self.query,
-                headers=self.headers,
-                json=self.json,
-                status=self.status,
-                where=self.where,
-                poll_seconds=self.poke_interval,
-                timeout_seconds=self.request_timeout,
-            )
-        )
+        self.wait_for(HttpTrigger(**self._list_arguments()))
+
+    def make_start_args(self) -> StartTriggerArgs:
+        """Return how the sensor starts in a trigger; see `BaseOperator.make_start_args`."""
+        return self.start_trigger_args or self.start_with(HttpTrigger, self._list_arguments())
+
+    def _list_arguments(self) -> dict[str, Any]:
+        return {
+            "url": self.url,
+            "method": self.method,
+            "params": self.query,
+            "headers": self.headers,
+            "json": self.json,
+            "status": self.status,
+            "where": self.where,
+            "poll_seconds": self.poke_interval,
+            "timeout_seconds": self.request_timeout,
+        }

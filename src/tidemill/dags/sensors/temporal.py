@@ -9,11 +9,18 @@ from zoneinfo import ZoneInfo
 from tidemill.dags.arguments import check_duration
 from tidemill.dags.exceptions import DagError, SensorTimeout, TaskSkipped
 from tidemill.dags.sensors.base import BaseSensorOperator
-from tidemill.triggers.builtin.temporal import DateTimeTrigger
+from tidemill.triggers.base import BaseTrigger, StartTriggerArgs
+from tidemill.triggers.builtin.temporal import DateTimeTrigger, LaterTrigger, TimeOfDayTrigger
+
+#: A template of the time of a run.
+_RUN_TIME = "{{ dag_run.data_interval_end or dag_run.logical_date or dag_run.start_date }}"
 
 
 class _MomentSensor(BaseSensorOperator):
-    """Base of sensors that wait for a point in time."""
+    """Base of sensors that wait for a point in time.
+
+    With `start_from_trigger=True` they use no worker at all, unless a subclass overrides `complete`.
+    """
 
     def execute(self, context: Any) -> Any:
         """Defer until that time; return at once if it has passed."""
@@ -42,6 +49,13 @@ class _MomentSensor(BaseSensorOperator):
         """Return None; the time carries no result."""
         return
 
+    def wait_from_start(self, trigger: type[BaseTrigger], **kwargs: Any) -> StartTriggerArgs:
+        """Return how the sensor starts, and ends, in a trigger with these arguments."""
+        if self.start_trigger_args is not None:
+            return self.start_trigger_args
+        ends = type(self).complete is _MomentSensor.complete
+        return self.start_with(trigger, {**kwargs, "end_from_trigger": ends}, ends=ends)
+
 
 class DateTimeSensor(_MomentSensor):
     """Waits until a date and time.
@@ -65,6 +79,10 @@ class DateTimeSensor(_MomentSensor):
         moment = found if isinstance(found, datetime) else datetime.fromisoformat(str(found).strip())
         return moment.replace(tzinfo=UTC) if moment.utcoffset() is None else moment
 
+    def make_start_args(self) -> StartTriggerArgs:
+        """Return how the sensor starts in a trigger; see `BaseOperator.make_start_args`."""
+        return self.wait_from_start(LaterTrigger, moment=self.target_time)
+
 
 class TimeSensor(_MomentSensor):
     """Waits until a time on the day on which it starts.
@@ -86,6 +104,11 @@ class TimeSensor(_MomentSensor):
         started = context["ti"].start_date.astimezone(zone)
         return datetime.combine(started.date(), self.target_time.replace(tzinfo=None), zone)
 
+    def make_start_args(self) -> StartTriggerArgs:
+        """Return how the sensor starts in a trigger; see `BaseOperator.make_start_args`."""
+        zone = self.dag.timetable.zone
+        return self.wait_from_start(TimeOfDayTrigger, start="{{ start_date }}", time=self.target_time, zone=zone)
+
 
 class TimeDeltaSensor(_MomentSensor):
     """Waits until a duration has passed since the time of the run.
@@ -106,6 +129,10 @@ class TimeDeltaSensor(_MomentSensor):
         run = context["dag_run"]
         begin: datetime = run.data_interval_end or run.logical_date or run.start_date
         return begin + self.delta
+
+    def make_start_args(self) -> StartTriggerArgs:
+        """Return how the sensor starts in a trigger; see `BaseOperator.make_start_args`."""
+        return self.wait_from_start(LaterTrigger, moment=_RUN_TIME, delay=self.delta)
 
 
 class DateTimeSensorAsync(DateTimeSensor):

@@ -11,11 +11,32 @@ import enum
 import msgspec
 
 from tidemill.store.calls.call import Call, answered_by
-from tidemill.store.calls.worker_calls import OutcomeKind
+from tidemill.store.calls.worker_calls import ClaimedAttempt, OutcomeKind
+
+
+class StartClaim(msgspec.Struct, frozen=True):
+    """A trigger that starts its task.
+
+    Attributes:
+        rendered: Whether texts in its arguments are templates.
+        attempt: The run and the task, for templates; None: there are none, or the structure of the DAG is unreadable.
+        element: The mapped arguments of an element, by name, encoded.
+        native: Whether templates render to Python values.
+        started_us: When the try started.
+    """
+
+    rendered: bool = False
+    attempt: ClaimedAttempt | None = None
+    element: tuple[tuple[str, str], ...] = ()
+    native: bool = False
+    started_us: int = 0
 
 
 class ClaimedTrigger(msgspec.Struct, frozen=True):
-    """A trigger of a deferred task. `token`: required for storing its events."""
+    """A trigger of a deferred task.
+
+    `token`: required for storing its events. `start`: set if it starts its task and its stream is not known yet.
+    """
 
     id: int
     token: int
@@ -30,6 +51,7 @@ class ClaimedTrigger(msgspec.Struct, frozen=True):
     kwargs: str
     stream_key: str | None
     due_us: int | None
+    start: StartClaim | None = None
 
 
 @answered_by("sessions.task_triggers:claim_task_triggers")
@@ -97,6 +119,21 @@ class FiredEvent(msgspec.Struct, frozen=True, array_like=True):
     payload: str
     identity: str | None
     created_us: int
+    ending: str | None = None
+
+
+class EventEnding(msgspec.Struct, frozen=True, array_like=True):
+    """How an event ends the task that waits for it.
+
+    Attributes:
+        state: `success`, `failed` or `skipped`.
+        error: The reason of a failure, for people.
+        xcoms: The XComs of the task: keys and encoded values.
+    """
+
+    state: str
+    error: str = ""
+    xcoms: tuple[tuple[str, str], ...] = ()
 
 
 class EventOutcomeKind(enum.StrEnum):
@@ -128,6 +165,21 @@ class StoreEvents(Call[tuple[EventOutcome, ...]], frozen=True):
     session: int
     request: int
     events: tuple[FiredEvent, ...]
+
+
+@answered_by("sessions.start_streams:place_triggers")
+class PlaceTriggers(Call[tuple[int, ...]], frozen=True):
+    """Store the stream keys of triggers that start their tasks; return those that another session has to run.
+
+    The key of such a trigger is known only once it is created. All triggers of a stream run in one session.
+
+    Attributes:
+        session: The session that has claimed them.
+        triggers: Their ids, tokens and stream keys.
+    """
+
+    session: int
+    triggers: tuple[tuple[int, int, str], ...]
 
 
 @answered_by("sessions.task_triggers:fail_trigger")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 from tidemill.core.plain_times import make_plain_duration, make_plain_moment
-from tidemill.triggers.base import BaseTrigger, TriggerEvent
+from tidemill.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 #: The longest sleep before the clock is read again.
 LOOK_SECONDS: Final = 60.0
@@ -39,25 +40,70 @@ class DateTimeTrigger(BaseTrigger):
 
     Args:
         moment: A datetime with a time zone, or a string in ISO 8601 with one.
+        end_from_trigger: Whether the event ends the waiting task as a success, without a worker.
 
     Raises:
-        TypeError: The argument is neither.
+        TypeError: An argument has the wrong type.
         ValueError: There is no time zone, or the string is not a date and time.
     """
 
-    def __init__(self, moment: datetime | str) -> None:
+    def __init__(self, moment: datetime | str, *, end_from_trigger: bool = False) -> None:
         super().__init__()
         self.moment = _parse_moment(moment)
+        self.end_from_trigger = end_from_trigger
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the classpath and arguments of this trigger."""
-        return "tidemill.triggers.builtin.temporal.DateTimeTrigger", {"moment": self.moment.isoformat()}
+        ends = {"end_from_trigger": True} if self.end_from_trigger else {}
+        return "tidemill.triggers.builtin.temporal.DateTimeTrigger", {"moment": self.moment.isoformat(), **ends}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, then fire."""
         await wait_until(self.moment)
         moment = self.moment.isoformat()
-        yield TriggerEvent(moment, identity=moment)
+        yield TaskSuccessEvent() if self.end_from_trigger else TriggerEvent(moment, identity=moment)
+
+
+class LaterTrigger(DateTimeTrigger):
+    """Fires some time after a point in time, such as the time of a run.
+
+    It serializes as a `DateTimeTrigger`.
+
+    Args:
+        moment: A datetime, or a string in ISO 8601; without a time zone it is UTC.
+        delay: The time after it, as a timedelta or in seconds.
+        end_from_trigger: See `DateTimeTrigger`.
+    """
+
+    def __init__(
+        self, moment: datetime | str, *, delay: timedelta | float = 0.0, end_from_trigger: bool = False
+    ) -> None:
+        if isinstance(moment, str):
+            moment = _read_text(moment)
+        if isinstance(moment, datetime) and moment.utcoffset() is None:
+            moment = moment.replace(tzinfo=UTC)
+        super().__init__(moment, end_from_trigger=end_from_trigger)
+        span = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        self.moment = _parse_moment(self.moment + make_plain_duration(span))
+
+
+class TimeOfDayTrigger(DateTimeTrigger):
+    """Fires at a time of the day on which a task has started.
+
+    It serializes as a `DateTimeTrigger`.
+
+    Args:
+        start: When the task started: a datetime with a time zone, or a string in ISO 8601 with one.
+        time: The time of day.
+        zone: The IANA name of the time zone, if the time has none.
+        end_from_trigger: See `DateTimeTrigger`.
+    """
+
+    def __init__(self, start: datetime | str, *, time: time, zone: str = "UTC", end_from_trigger: bool = False) -> None:
+        place = time.tzinfo or ZoneInfo(zone)
+        day = _parse_moment(start).astimezone(place).date()
+        moment = datetime.combine(day, time.replace(tzinfo=None), place)
+        super().__init__(moment, end_from_trigger=end_from_trigger)
 
 
 class TimeDeltaTrigger(DateTimeTrigger):
@@ -84,14 +130,18 @@ class TimeDeltaTrigger(DateTimeTrigger):
         super().__init__(moment)
 
 
+def _read_text(moment: str) -> datetime:
+    try:
+        return datetime.fromisoformat(moment.strip())
+    except ValueError as error:
+        raise ValueError(
+            f"moment {moment!r} is not a date and time in ISO 8601, like 2030-01-31T12:00:00+00:00"
+        ) from error
+
+
 def _parse_moment(moment: object) -> datetime:
     if isinstance(moment, str):
-        try:
-            moment = datetime.fromisoformat(moment)
-        except ValueError as error:
-            raise ValueError(
-                f"moment {moment!r} is not a date and time in ISO 8601, like 2030-01-31T12:00:00+00:00"
-            ) from error
+        moment = _read_text(moment)
     if not isinstance(moment, datetime):
         raise TypeError(f"moment must be a datetime or a string in ISO 8601, got {type(moment).__name__}")
     if moment.utcoffset() is None:

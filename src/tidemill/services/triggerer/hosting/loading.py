@@ -11,15 +11,19 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from tidemill.core.errors import ConfigError, HandlerError, describe_error
+import msgspec
+
+from tidemill.core.errors import ConfigError, HandlerError, describe_error, escape_surrogates
+from tidemill.core.wording import shorten
 from tidemill.runtime.json import codec
 from tidemill.runtime.log.user_code import locate_error
+from tidemill.store.calls.trigger_calls import EventEnding
 from tidemill.store.content import check_identity, check_payload
-from tidemill.triggers.base import BaseTrigger, TriggerEvent
+from tidemill.triggers.base import BaseTaskEndEvent, BaseTrigger, TriggerEvent
 
 #: The module of each built-in trigger. These names are suggested whatever module a classpath names.
 _BUILTIN = {
@@ -32,6 +36,8 @@ _BUILTIN = {
     "SqsTrigger": "sqs",
     "TimeDeltaTrigger": "temporal",
 }
+#: Longer errors of events are cut.
+_MAX_ERROR = 20_000
 BUILTIN_CLASSPATHS = tuple(f"tidemill.triggers.builtin.{module}.{name}" for name, module in _BUILTIN.items())
 
 
@@ -56,6 +62,8 @@ def create_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
     """
     cls = find_class(classpath)
     arguments = codec.decode(kwargs)
+    if not isinstance(arguments, dict):
+        raise TriggerError(f"{classpath} needs a dict of arguments, got {shorten(repr(arguments), 100)}")
     check_arguments(cls, classpath, arguments)
     try:
         trigger = cls(**arguments)
@@ -202,6 +210,29 @@ def encode_payload(event: object) -> str:
     except Exception as error:
         raise TriggerError(f"the payload of an event cannot be written as JSON: {error}; yield plain values") from error
     return payload
+
+
+def encode_ending(event: object, mask: Callable[[str], str] = str) -> str | None:
+    """Return how an event ends the waiting task, as text for the store; None if it does not.
+
+    Args:
+        event: The event.
+        mask: Masks secrets in its error.
+
+    Raises:
+        TriggerError: Its XComs cannot be stored.
+    """
+    if not isinstance(event, BaseTaskEndEvent):
+        return None
+    xcoms, error = event.xcoms, getattr(event, "error", "")
+    if xcoms is not None and not (isinstance(xcoms, Mapping) and all(isinstance(key, str) for key in xcoms)):
+        raise TriggerError(f"xcoms of a {type(event).__name__} must be a dict with texts as keys, got {xcoms!r}")
+    try:
+        values = tuple((key, codec.encode(value, f"XCom {key!r}")) for key, value in (xcoms or {}).items())
+    except ValueError as fault:
+        raise TriggerError(f"xcoms of a {type(event).__name__} cannot be stored: {fault}; pass plain values") from fault
+    text = mask(escape_surrogates(str(error)).replace("\0", "\\x00"))
+    return msgspec.json.encode(EventEnding(event.state, shorten(text, _MAX_ERROR), values)).decode()
 
 
 def read_identity(event: TriggerEvent) -> str | None:

@@ -21,7 +21,13 @@ class EventTarget(Protocol):
         """Whether the store accepts events, is slow, or is down."""
 
     def add(
-        self, trigger_id: int, token: int, payload: str, identity: str | None, done: Callable[[StoreOutcome], None]
+        self,
+        trigger_id: int,
+        token: int,
+        payload: str,
+        identity: str | None,
+        done: Callable[[StoreOutcome], None],
+        ending: str | None = None,
     ) -> None:
         """Accept an event; `done` is called exactly once."""
 

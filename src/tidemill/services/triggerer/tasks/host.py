@@ -33,6 +33,7 @@ from tidemill.services.triggerer.hosting.host import TriggerHost
 from tidemill.services.triggerer.tasks.folder_code import FolderCode
 from tidemill.services.triggerer.tasks.logs import TaskLogs
 from tidemill.services.triggerer.tasks.source import CLAIM_COUNT, ServiceSessionEndedError, TaskSource
+from tidemill.services.triggerer.tasks.starts import StartRenderer
 from tidemill.services.triggerer.tasks.stuck_watch import StuckWatch
 from tidemill.services.triggerer.tasks.trigger import TaskTrigger, TaskTriggerServices
 from tidemill.services.triggerer.tasks.trigger_services import TriggerServices
@@ -230,6 +231,7 @@ class _Turns:
             serve=serve,
             mask=mask,
         )
+        self._renderer = StartRenderer()
         self._runs: dict[ClaimKey, TaskTrigger] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self._compare_at = 0.0
@@ -263,6 +265,7 @@ class _Turns:
                 task.cancel()
             if self._starting:
                 await asyncio.wait(self._starting)
+            self._renderer.close()
 
     async def _look(self) -> bool:
         """Claim and stop triggers; return whether there may be more to claim at once."""
@@ -306,7 +309,8 @@ class _Turns:
         self._runs.update((run.key, run) for run in runs)
         missing = {name for run in runs if (name := _find_module(run.claim)) not in sys.modules}
         ready = [run for run in runs if _find_module(run.claim) not in missing]
-        self._begin(self._start_all(ready))
+        self._begin(self._start_all([run for run in ready if run.claim.start is None]))
+        self._begin(self._start_all([run for run in ready if run.claim.start is not None]))
         if missing:
             self._begin(self._import_first(missing, [run for run in runs if _find_module(run.claim) in missing]))
 
@@ -320,7 +324,15 @@ class _Turns:
         await self._start_all(runs)
 
     async def _start_all(self, runs: Sequence[TaskTrigger]) -> None:
+        for run in runs:
+            if run.claim.start is not None and run.claim.start.rendered:
+                await run.render(self._renderer)
         await self._host.create(runs)
+        streams = [(run.claim.id, run.claim.token, key) for run in runs if (key := run.find_stream_key()) is not None]
+        elsewhere = await self._source.place(streams) if streams else frozenset()
+        for run in runs:
+            if run.claim.id in elsewhere:
+                run.cancel(CancelReason.HAND_OVER)
         self._host.route(runs)
         await self._host.run_all(runs)
 

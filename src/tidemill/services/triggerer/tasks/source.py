@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -28,7 +28,14 @@ from tidemill.services.triggerer.tasks.call_events import CallEvents
 from tidemill.services.triggerer.tasks.logs import TaskLog, TaskLogs
 from tidemill.store.calls.call import Call, CallRefusedError, RefusalKind
 from tidemill.store.calls.service_calls import BeatSession
-from tidemill.store.calls.trigger_calls import ClaimedTrigger, ClaimTriggers, FailTrigger, HeldTriggers, ReleaseTriggers
+from tidemill.store.calls.trigger_calls import (
+    ClaimedTrigger,
+    ClaimTriggers,
+    FailTrigger,
+    HeldTriggers,
+    PlaceTriggers,
+    ReleaseTriggers,
+)
 from tidemill.store.database import StoreClient
 from tidemill.store.wire.remote import call_patiently
 
@@ -155,6 +162,19 @@ class TaskSource:
                 self.ended.set()
                 raise ServiceSessionEndedError from error
             raise
+
+    async def place(self, triggers: Sequence[tuple[int, int, str]]) -> frozenset[int]:
+        """Store the stream keys of triggers that start their tasks; return those that another session has to run.
+
+        Args:
+            triggers: Their ids, tokens and stream keys.
+        """
+        try:
+            return frozenset(await call_patiently(self._calls, PlaceTriggers(self._session, tuple(triggers))))
+        except CallRefusedError as error:
+            if error.kind is RefusalKind.FENCED:
+                self.ended.set()
+            return frozenset(number for number, _, _ in triggers)
 
     def note_ended(self, key: ClaimKey, end: TaskEnd) -> None:
         """Handle a trigger that has ended: free its slot, and report a released trigger to the store."""

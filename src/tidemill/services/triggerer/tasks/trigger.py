@@ -21,19 +21,28 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from tidemill.core.tasks.instance import format_instance
 from tidemill.core.triggers.event_plan import EventRefused, StoreOutcome
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, decide_end
+from tidemill.dags.stream_key import write_key
 from tidemill.services.triggerer.hosting.ending import RefusedEventError, explain_fault, run_step
-from tidemill.services.triggerer.hosting.loading import TriggerError, create_trigger, encode_payload, read_identity
+from tidemill.services.triggerer.hosting.loading import (
+    TriggerError,
+    create_trigger,
+    encode_ending,
+    encode_payload,
+    read_identity,
+)
 from tidemill.services.triggerer.hosting.run_services import EventTarget
 from tidemill.services.triggerer.hosting.stream_membership import StreamMembership
 from tidemill.services.triggerer.hosting.trigger_loop import RUN
 from tidemill.services.triggerer.tasks.logs import TaskLog
 from tidemill.services.triggerer.tasks.output import SINK, make_logger
+from tidemill.services.triggerer.tasks.starts import StartRenderer
 from tidemill.store.calls.task_calls import MAX_XCOM_BYTES
 from tidemill.store.calls.trigger_calls import ClaimedTrigger
 from tidemill.triggers.base import BaseTrigger
@@ -157,8 +166,31 @@ class TaskTrigger:
 
     # -- calls of the host ------------------------------------------------------------------------------------
 
+    async def render(self, renderer: StartRenderer) -> None:
+        """Render the templates of a trigger that starts its task; if that fails, its run ends with the error."""
+        try:
+            kwargs = await renderer.render(self.claim)
+            self.claim = msgspec.structs.replace(self.claim, kwargs=kwargs)
+        except TriggerError as error:
+            self._fault = error
+
+    def find_stream_key(self) -> str | None:
+        """Return the key of the shared stream of a trigger that starts its task, if the store does not know it yet."""
+        trigger = self._trigger
+        if trigger is None or self.claim.start is None or self.claim.stream_key is not None:
+            return None
+        try:
+            find_key = getattr(trigger, "shared_stream_key", None)
+            key = None if find_key is None else self._context.run(find_key)
+            return None if key is None else write_key(key)
+        except BaseException as error:  # KeyboardInterrupt would end the loop of all triggers
+            self._fault = error
+            return None
+
     def create(self) -> None:
         """Create the trigger; if that fails, its run ends with the error."""
+        if self._fault is not None:
+            return
         try:
             self._trigger = self._context.run(self._create)
         except BaseException as error:  # its constructor may also raise KeyboardInterrupt
@@ -169,7 +201,7 @@ class TaskTrigger:
 
         Synchronous, so that all triggers of a key subscribe before its first poll.
         """
-        if self._trigger is None or self.reason is not None:
+        if self._trigger is None or self.reason is not None or self._fault is not None:
             return
         try:
             self._context.run(self._stream.join, self._trigger)
@@ -254,6 +286,7 @@ class TaskTrigger:
         if event is _NO_EVENT:
             raise TriggerError("the trigger ended without having fired an event; yield one before it returns")
         payload, identity = encode_payload(event), read_identity(event)  # type: ignore[arg-type]
+        ending = encode_ending(event, self._services.mask)
         if (size := len(payload.encode("utf-8", "replace"))) > MAX_XCOM_BYTES:
             raise TriggerError(
                 f"the payload of its event is {size:,} bytes long; at most {MAX_XCOM_BYTES:,} are stored; "
@@ -267,6 +300,7 @@ class TaskTrigger:
             payload,
             identity,
             lambda outcome: self._settle(seq, identity, outcome),
+            ending,
         )
         outcome = await self._stored
         if isinstance(outcome, EventRefused):

@@ -42,6 +42,7 @@ from tidemill.store.dag_tables import (
     pool,
     task_instance,
 )
+from tidemill.store.queries.dags.starts import build_starts, starts_in_trigger
 from tidemill.store.queries.dags.task_rows import (
     COLUMNS,
     TaskValues,
@@ -126,7 +127,7 @@ def _admit_pool(
 
     def admit_some(rows: list[_Waiting]) -> int:
         nonlocal used
-        slots, admitted = _admit_page(connection, context, by, one.slots, used, rows)
+        slots, admitted = _admit_page(connection, context, by, one, used, rows)
         used += slots
         return admitted
 
@@ -228,11 +229,17 @@ def _returning(dialect: str, skips: bool) -> Select[Any]:
 
 
 def _admit_page(
-    connection: Connection, context: CallContext, by: str, slots: int, used: int, rows: list[_Waiting]
+    connection: Connection, context: CallContext, by: str, one: _Pool, used: int, rows: list[_Waiting]
 ) -> tuple[int, int]:
-    """Admit tasks of one page; return the number of slots and of tasks."""
-    rows, limits = _find_limits(connection, context, rows)
+    """Admit tasks of one page; return the number of slots that they hold from now on, and of tasks.
+
+    A task that starts in a trigger is admitted like others, but holds slots only if the pool counts deferred tasks.
+    """
+    rows, limits, starting = _find_limits(connection, context, rows)
     active = _count_active(connection, limits)
+    board = Board(connection, context)
+    if starting and not one.include_deferred:
+        board.take(row.values for row in rows)
     candidates = [
         Candidate(
             row.id,
@@ -244,45 +251,50 @@ def _admit_page(
             compute_rank(0, is_resumed(row.rank)) - row.rank,
             row.since_us,
             row.returns,
+            row.id in board.tasks and starts_in_trigger(board.tasks[row.id]),
         )
         for row in rows
     ]
-    admission = admit(candidates, slots, used, limits, active)
+    admission = admit(candidates, one.slots, used, limits, active)
     by_number = {row.id: row for row in rows}
-    board = Board(connection, context)
-    for entry in board.take(by_number[number].values for number in admission.admitted):
-        board.give(entry, Admit(entry.row.epoch), by)
+    entries = board.take(by_number[number].values for number in admission.admitted)
+    starts = build_starts(connection, entries, context)
+    for entry in entries:
+        board.give(entry, Admit(entry.row.epoch, starts.get(entry.id)), by)
     board.flush()
-    return sum(by_number[number].pool_slots for number in board.tasks), len(board.tasks)
+    holding = [entry.id for entry in entries if entry.row.holds_slots(bool(one.include_deferred))]
+    return sum(by_number[number].pool_slots for number in holding), len(entries)
 
 
 def _find_limits(
     connection: Connection, context: CallContext, rows: list[_Waiting]
-) -> tuple[list[_Waiting], dict[int, ActiveLimits]]:
+) -> tuple[list[_Waiting], dict[int, ActiveLimits], bool]:
     """Lock the DAGs that have limits; return the tasks without those of DAGs that are locked elsewhere, and the limits.
 
-    The limits are those of the newest versions.
+    The limits are those of the newest versions. The last value is whether tasks of these versions start in triggers.
     """
     numbers = {row.dag for row in rows}
     if not numbers:
-        return rows, {}
-    found = {}
+        return rows, {}, False
+    found, starting = {}, False
     given = IDS.build_parameters(find_dialect(connection), build_id_rows(numbers))
     for number, version_id, digest in _versions.fetch(connection, given):
         try:
-            limits = load_plan(connection, version_id, digest).limits
+            plan = load_plan(connection, version_id, digest)
         except UnreadableStructureError:
             continue  # its runs stay unchanged
+        limits, starting = plan.limits, starting or plan.starts
         if limits is not None:
             found[number] = limits
     if not found:
-        return rows, found
+        return rows, found, starting
     statement = select(dag.c.id).where(dag.c.id.in_(sorted(found))).order_by(dag.c.id)
     locked = set(connection.execute(statement.with_for_update(skip_locked=True)).scalars())
     if len(locked) == len(found):
-        return rows, found
+        return rows, found, starting
     context.skipped = True
-    return [row for row in rows if row.dag not in found or row.dag in locked], {one: found[one] for one in locked}
+    left = [row for row in rows if row.dag not in found or row.dag in locked]
+    return left, {one: found[one] for one in locked}, starting
 
 
 @Statement

@@ -270,6 +270,12 @@ def _build_attempts(board: Board, entries: Sequence[TaskEntry], callbacks: Seque
     )
 
 
+def build_plain_attempts(connection: Connection, entries: Sequence[TaskEntry]) -> dict[int, ClaimedAttempt]:
+    """Return the run and the task of each entry as an attempt gets them, without its items."""
+    runs = _fetch_runs(connection, {entry.run.id for entry in entries})
+    return {entry.id: _build(entry, runs[entry.run.id], entry.row.deadline_us, None, None) for entry in entries}
+
+
 def _fetch_callbacks(connection: Connection, callbacks: Sequence[int]) -> Sequence[Row[Any]]:
     if not callbacks:
         return []

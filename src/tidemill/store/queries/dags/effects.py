@@ -48,7 +48,16 @@ _JOURNAL = RowSet("journal", task=int, epoch=int, before=str, after=str, given=s
 _DETAILED_JOURNAL = RowSet("details", task=int, epoch=int, before=str, after=str, given=str, said_by=str, detail=str)
 _XCOMS = RowSet("xcoms", task=int, key=str, value=str, created_us=int)
 _MADE = RowSet(
-    "made", classpath=str, kwargs=str, created_us=int, task_id=int, epoch=int, queue=str, priority=int, stream_key=str
+    "made",
+    classpath=str,
+    kwargs=str,
+    created_us=int,
+    task_id=int,
+    epoch=int,
+    queue=str,
+    priority=int,
+    stream_key=str,
+    starts=int,
 )
 _OF_TASKS = RowSet("of_tasks", task_id=int, epoch=int)
 _STOPPED = RowSet("stopped", id=int, state=str, reason=str, changed_us=int)
@@ -107,12 +116,13 @@ class DueCallback(NamedTuple):
 
 
 class PackedTrigger(msgspec.Struct, frozen=True, array_like=True):
-    """The trigger of a deferral, packed into one text for the state machine."""
+    """The trigger of a deferral, packed into one text for the state machine; `starts`: as in the table `trigger`."""
 
     classpath: str
     kwargs: str
     queue: str
     stream_key: str | None
+    starts: int | None = None
 
 
 @dataclass(slots=True)
@@ -212,7 +222,7 @@ def _make_triggers(connection: Connection, made: Sequence[MadeTrigger], context:
         packed = msgspec.json.decode(one.trigger, type=PackedTrigger)
         kwargs = context.cipher.encrypt(packed.kwargs)
         what = (packed.classpath, kwargs, context.now_us, one.task, one.epoch, packed.queue, one.priority)
-        rows.append((*what, packed.stream_key))
+        rows.append((*what, packed.stream_key, packed.starts))
     dialect = find_dialect(connection)
     _trigger_insert.fetch(connection, _MADE.build_parameters(dialect, rows))
     keys = _OF_TASKS.build_parameters(dialect, [(one.task, one.epoch) for one in made])
@@ -222,7 +232,7 @@ def _make_triggers(connection: Connection, made: Sequence[MadeTrigger], context:
 @Statement
 def _trigger_insert(dialect: str) -> Insert:
     given = _MADE.build_source(dialect)
-    copied = ["classpath", "kwargs", "created_us", "task_id", "epoch", "queue", "priority", "stream_key"]
+    copied = ["classpath", "kwargs", "created_us", "task_id", "epoch", "queue", "priority", "stream_key", "starts"]
     values = select(
         *[given.c[name] for name in copied],
         literal("never").label("restart"),

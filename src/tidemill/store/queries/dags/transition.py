@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 
 from tidemill.core.tasks.attempt import Answer, Moved, feed
 from tidemill.core.tasks.dependencies import Readiness, TaskOutcome, Told, decide
+from tidemill.core.tasks.endings import Failure
 from tidemill.core.tasks.inputs import (
     Channel,
     Clear,
@@ -37,6 +38,7 @@ from tidemill.core.tasks.inputs import (
     StopTrigger,
     StoreXComs,
     TellSuccessors,
+    TriggerEnded,
     TriggerFailed,
     identify,
 )
@@ -243,6 +245,8 @@ class Board:
             entry.started_us = now_us
         entry.ended_us = None if after.outcome is None else now_us
         error = given.error if isinstance(given, (Failed, TriggerFailed)) else None
+        if isinstance(given, TriggerEnded) and isinstance(given.ending, Failure):
+            error = given.ending.error
         for effect in answer.effects:
             if isinstance(effect, RunCallback) and effect.error is not None:
                 error = effect.error

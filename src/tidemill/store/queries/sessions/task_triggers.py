@@ -13,15 +13,12 @@ from typing import Any
 import msgspec
 import structlog
 from sqlalchemy import (
-    BigInteger,
     ColumnElement,
     Connection,
     Row,
     Select,
     and_,
     exists,
-    func,
-    literal,
     literal_column,
     or_,
     select,
@@ -30,28 +27,34 @@ from sqlalchemy import (
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved
-from tidemill.core.tasks.inputs import Ended, Input, TriggerFailed, TriggerFired, identify
+from tidemill.core.tasks.endings import Failure, Skip, Success
+from tidemill.core.tasks.inputs import Ended, Input, TriggerEnded, TriggerFailed, TriggerFired, identify
 from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventStored, NewEvent, StoreOutcome
 from tidemill.runtime.log.setup import throttle
-from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.batches import find_dialect
 from tidemill.store.calls.trigger_calls import (
     ClaimedTrigger,
     ClaimTriggers,
+    EventEnding,
     EventOutcome,
     EventOutcomeKind,
     FailTrigger,
     HeldTriggers,
     ReleaseTriggers,
+    StartClaim,
     StoppedTrigger,
     StoreEvents,
 )
 from tidemill.store.calls.worker_calls import OutcomeKind
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run, task_instance
+from tidemill.store.queries.dags.starts import StartValues, describe_starts
 from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_held
 from tidemill.store.queries.dags.transition import Board
+from tidemill.store.queries.dags.xcoms import find_fault
 from tidemill.store.queries.sessions.reserved_triggers import take_reserved
 from tidemill.store.queries.sessions.services import check_session, free_triggers, lock_session
+from tidemill.store.queries.sessions.stream_locks import try_lock_streams
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.queries.triggers.events import store_events
 from tidemill.store.queries.triggers.triggers import make_storable
@@ -64,11 +67,9 @@ _TRIGGER, _CURSOR, _TASK = trigger.c, trigger_cursor.c, task_instance.c
 _RUNNING = TriggerState.RUNNING.value
 #: How often a claim retries to replace triggers that cannot be decrypted.
 _LOOKS = 20
-_STREAMS = RowSet("streams", key=str)
-#: The hash seed for stream keys ("tidestre" in ASCII), which separates them from other advisory locks.
-_STREAMS_SEED = int.from_bytes(b"tidestre", "big")
 _KINDS = {EventRefusal.UNKNOWN_TRIGGER: EventOutcomeKind.UNKNOWN, EventRefusal.FENCED: EventOutcomeKind.FENCED}
 _answers = msgspec.json.Encoder().encode
+_read_ending = msgspec.json.Decoder(EventEnding).decode
 _read_answers = msgspec.json.Decoder(tuple[EventOutcome, ...]).decode
 
 
@@ -133,7 +134,7 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
         if not unreadable:
             break
         skip += unreadable
-    streams = _lock_streams(connection, {row.stream_key for row in rows if row.stream_key is not None})
+    streams = try_lock_streams(connection, {row.stream_key for row in rows if row.stream_key is not None})
     found = [row.id for row in rows if row.id not in skip and (row.stream_key is None or row.stream_key in streams)]
     if found:
         dialect = find_dialect(connection)
@@ -148,22 +149,6 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
         state = {"state": _RUNNING, "reason": None, "changed_us": context.now_us}
         connection.execute(update(trigger).where(_TRIGGER.id.in_(wanted)).values(state), given)
     return found
-
-
-def _lock_streams(connection: Connection, keys: Collection[str]) -> Collection[str]:
-    """Lock the streams and return those we got; the locks last until this transaction ends.
-
-    Without the locks, two concurrent claims would not see each other and could split a stream between two services.
-    There is no need to wait for the other streams: the transaction that locked them claims their triggers.
-    """
-    if not keys or find_dialect(connection) != "postgresql":
-        return keys  # a SQLite file has one writer
-    source = _STREAMS.build_source("postgresql")
-    lock = func.pg_try_advisory_xact_lock(func.hashtextextended(source.c.key, literal(_STREAMS_SEED, BigInteger())))
-    rows = connection.execute(
-        select(source.c.key, lock), _STREAMS.build_parameters("postgresql", [(key,) for key in sorted(keys)])
-    )
-    return {key for key, locked in rows if locked}
 
 
 def _describe_claimed(connection: Connection, ids: Collection[int], context: CallContext) -> tuple[ClaimedTrigger, ...]:
@@ -188,11 +173,18 @@ def _describe_claimed(connection: Connection, ids: Collection[int], context: Cal
         .where(_TRIGGER.id.in_(select(IDS.build_source(dialect).c.id)))
         .order_by(_TRIGGER.id)
     )
-    rows = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(ids)))
-    return tuple(_build_claimed(row, context) for row in rows)
+    rows = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(ids))).all()
+    starts = describe_starts(connection, {row.task_id for row in rows if row.starts}, context)
+    return tuple(_build_claimed(row, _build_start(row, starts.get(row.task_id)), context) for row in rows)
 
 
-def _build_claimed(row: Row[Any], context: CallContext) -> ClaimedTrigger:
+def _build_start(row: Row[Any], values: StartValues | None) -> StartClaim | None:
+    if row.starts is None:
+        return None
+    return StartClaim(bool(row.starts), *values) if values is not None and row.starts else StartClaim(bool(row.starts))
+
+
+def _build_claimed(row: Row[Any], start: StartClaim | None, context: CallContext) -> ClaimedTrigger:
     return ClaimedTrigger(
         row.id,
         row.token,
@@ -207,6 +199,7 @@ def _build_claimed(row: Row[Any], context: CallContext) -> ClaimedTrigger:
         context.cipher.decrypt(row.kwargs),
         row.stream_key,
         row.next_due_us,
+        start,
     )
 
 
@@ -236,11 +229,25 @@ def store_and_resume(connection: Connection, events: Sequence[NewEvent], context
     for event, outcome in zip(events, outcomes, strict=True):
         row = tasks.get(event.trigger_id)
         if row is not None and isinstance(outcome, EventStored) and outcome.sequence_index == 0:
-            request = f"trigger-{event.trigger_id}"
-            given.append((row.task_id, TriggerFired(row.epoch, event.payload, request)))
+            given.append((row.task_id, _build_input(row.epoch, event)))
     board.give_all(given, "trigger")
     close_board(board)
     return outcomes
+
+
+def _build_input(epoch: int, event: NewEvent) -> TriggerFired | TriggerEnded:
+    request = f"trigger-{event.trigger_id}"
+    if event.ending is None:
+        return TriggerFired(epoch, event.payload, request)
+    said = _read_ending(event.ending)
+    fault = find_fault(said.xcoms)
+    if fault is not None:
+        return TriggerEnded(epoch, Failure(fault, may_retry=False), (), draw_bits(), request)
+    ending: Success | Failure | Skip = Success() if said.state == "success" else Skip()
+    if said.state == "failed":
+        error = said.error.strip() or "the trigger fired a TaskFailedEvent"
+        ending = Failure(make_storable(f"TaskDeferralError: {error}") or "")
+    return TriggerEnded(epoch, ending, said.xcoms, draw_bits(), request)
 
 
 def _find_tasks(connection: Connection, ids: Collection[int]) -> dict[int, Row[Any]]:
