@@ -8,8 +8,9 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 import pytest
-from tests.dags.attempts import Claim
+from tests.dags.attempts import Claim, Resume, Services
 
+from tidemill.core.tasks.endings import Failure
 from tidemill.core.tasks.structure import StartStructure
 from tidemill.dags import (
     DAG,
@@ -25,6 +26,7 @@ from tidemill.dags import (
     task,
 )
 from tidemill.dags.building import build_structure, serialize_dag
+from tidemill.dags.running import run_attempt
 from tidemill.dags.start_templates import render_kwargs
 from tidemill.dags.structures import read_structure
 from tidemill.runtime.json.codec import decode, encode
@@ -300,6 +302,15 @@ def test_a_base_sensor_without_a_trigger_cannot_start_in_one():
         build_structure(dag)
 
 
+def test_an_event_without_a_method_to_resume_with_fails_the_task_finally():
+    with DAG("d") as dag:
+        Plain(task_id="t", start_from_trigger=True, start_trigger_args=StartTriggerArgs(CLASSPATH, None))
+    result = run_attempt(dag, Claim("d", "t", resume=Resume("", "{}", "1")), Services())
+    assert isinstance(result.ending, Failure)
+    assert not result.ending.may_retry
+    assert "next_method is not set" in result.ending.error
+
+
 def test_templates_see_values_of_the_run_and_of_the_element():
     claim = Claim("d", "t", map_index=4, params=encode({"n": 5}), conf=encode({"n": 5}), try_number=2)
     kwargs = {
@@ -320,7 +331,15 @@ def test_templates_see_values_of_the_run_and_of_the_element():
 
 @pytest.mark.parametrize(
     "text",
-    ["{{ params.no }}", "{{ ds.__class__ }}", "{{ ti.xcom_pulls() }}", "{% for i in range(10**9) %}{% endfor %}"],
+    [
+        "{{ params.no }}",
+        "{{ 10 ** 10 ** 9 }}",
+        "{{ 'x' * 10 ** 9 }}",
+        "{{ 2 * [1] * 10 ** 8 }}",
+        "{{ ds.__class__ }}",
+        "{{ ti.xcom_pulls() }}",
+        "{% for i in range(10**9) %}{% endfor %}",
+    ],
 )
 def test_a_template_that_cannot_be_rendered_says_so(text: str):
     with pytest.raises((ValueError, OverflowError)):

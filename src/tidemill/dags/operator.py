@@ -458,7 +458,8 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
 def _copy_start(name: str, args: Any, trigger_kwargs: Any) -> Any:
     """Return the task's own copy, since those of the class are shared by all its tasks."""
     if isinstance(args, StartTriggerArgs):
-        return replace(args, **({} if trigger_kwargs is None else {"trigger_kwargs": trigger_kwargs}))
+        kwargs = args.trigger_kwargs if trigger_kwargs is None else trigger_kwargs
+        return replace(args, trigger_kwargs=dict(kwargs) if isinstance(kwargs, Mapping) else kwargs)
     if trigger_kwargs is not None:
         raise DagError(f"{name}: trigger_kwargs needs start_trigger_args, which names the trigger; add it")
     return args

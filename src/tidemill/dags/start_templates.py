@@ -44,17 +44,30 @@ _ELSEWHERE: Final = {
 }
 #: The maximum number of compiled templates that are kept.
 _KEPT: Final = 1_000
+#: The largest product or power that a template may compute.
+_MAX_RESULT: Final = 1_000_000
 _LOADS: Final = (jinja2.nodes.Include, jinja2.nodes.Extends, jinja2.nodes.Import, jinja2.nodes.FromImport)
 _PULLS: Final = ("xcom_pull", "xcom_push")
 
 
 class _StartEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """An environment without access to files or to the internals of objects; it keeps what it has compiled."""
+    """An environment without access to files or to the internals of objects; it keeps what it has compiled.
+
+    It refuses huge products and powers, which Python computes without giving way to other threads.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(undefined=jinja2.StrictUndefined, cache_size=0, **options)
         self.filters.update(FILTERS)
         self._compiled: dict[Any, jinja2.Template] = {}
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Compute a product or a power of moderate size."""
+        if _measure(operator, left, right) > _MAX_RESULT:
+            raise jinja2.sandbox.SecurityError(f"the result of {operator} is too large")
+        return super().call_binop(context, operator, left, right)
 
     def from_string(self, source: Any, globals: Any = None, template_class: Any = None) -> jinja2.Template:
         """Compile a template, unless this was done before."""
@@ -69,6 +82,15 @@ class _StartEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 class _NativeStartEnvironment(_StartEnvironment, jinja2.nativetypes.NativeEnvironment):
     """The same, for DAGs whose templates render to Python values."""
+
+
+def _measure(operator: str, left: Any, right: Any) -> int:
+    """Return the approximate size of a product or power: in items of a sequence, or in bits of a number."""
+    if operator == "*":
+        if isinstance(left, int) and hasattr(right, "__len__"):
+            left, right = right, left
+        return len(left) * right if hasattr(left, "__len__") and isinstance(right, int) else 0
+    return left.bit_length() * right if isinstance(left, int) and isinstance(right, int) else 0
 
 
 _ENVIRONMENTS: Final = {False: _StartEnvironment(), True: _NativeStartEnvironment()}

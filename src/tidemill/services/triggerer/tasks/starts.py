@@ -18,6 +18,7 @@ from typing import Final
 from tidemill.core.errors import describe_error
 from tidemill.runtime.json.codec import decode
 from tidemill.services.triggerer.hosting.loading import TriggerError
+from tidemill.store.calls.task_calls import MAX_XCOM_BYTES
 from tidemill.store.calls.trigger_calls import ClaimedTrigger
 
 #: The time limit for the arguments of a trigger.
@@ -51,10 +52,15 @@ def render_start(claim: ClaimedTrigger) -> str:
     try:
         element = {name: decode(text) for name, text in start.element}
         started = _EPOCH + timedelta(microseconds=start.started_us)
-        return render_kwargs(claim.kwargs, start.attempt, element, started, native=start.native)
+        text = render_kwargs(claim.kwargs, start.attempt, element, started, native=start.native)
     except Exception as error:
         said = str(error) if isinstance(error, ValueError) else describe_error(error)
         raise TriggerError(f"the templates in trigger_kwargs cannot be rendered: {said}") from error
+    if (size_bytes := len(text.encode())) > MAX_XCOM_BYTES:
+        raise TriggerError(
+            f"trigger_kwargs are {size_bytes:,} bytes long once rendered; at most {MAX_XCOM_BYTES:,} fit"
+        )
+    return text
 
 
 class StartRenderer:
