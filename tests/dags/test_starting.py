@@ -333,7 +333,7 @@ def test_templates_see_values_of_the_run_and_of_the_element():
     "text",
     [
         "{{ params.no }}",
-        "{{ 10 ** 10 ** 9 }}",
+        "{{ 10 ** (10 ** 9) }}",
         "{{ 'x' * 10 ** 9 }}",
         "{{ 2 * [1] * 10 ** 8 }}",
         "{{ ds.__class__ }}",
