@@ -67,6 +67,7 @@ from tidemill.store.calls.trigger_calls import (
     FiredEvent,
     HeldTriggers,
     ListOwnedTriggers,
+    PlaceTriggers,
     ReleaseTriggers,
     ReserveTriggers,
     StoreEvents,
@@ -143,6 +144,7 @@ class Everybody:
             for trigger in claimed:  # type: ignore[attr-defined]
                 held = HeldTriggers(triggerer, ((trigger.id, trigger.token),))
                 await self.call(held)
+                await self.call(PlaceTriggers(triggerer, ((trigger.id, trigger.token, "key"),)))
                 await self.call(StoreEvents(triggerer, turn, (FiredEvent(trigger.id, trigger.token, "1", "i", 0),)))
             if (await player.run(run)).state == "success" and not attempts:
                 break

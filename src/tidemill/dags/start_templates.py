@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import jinja2
+import jinja2.exceptions
 import jinja2.meta
 import jinja2.nativetypes
 import jinja2.nodes
@@ -66,7 +67,7 @@ class _StartEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute a product or a power of moderate size."""
         if _measure(operator, left, right) > _MAX_RESULT:
-            raise jinja2.sandbox.SecurityError(f"the result of {operator} is too large")
+            raise jinja2.exceptions.SecurityError(f"the result of {operator} is too large")
         return super().call_binop(context, operator, left, right)
 
     def from_string(self, source: Any, globals: Any = None, template_class: Any = None) -> jinja2.Template:
