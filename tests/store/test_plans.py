@@ -23,6 +23,7 @@ from tidemill.store.calls.log_calls import ReadLog
 from tidemill.store.calls.run_calls import CancelRun, GetRun, ListRuns, RunRecord, WatchRuns
 from tidemill.store.calls.service_calls import (
     BeatSession,
+    CheckKey,
     ClaimFiles,
     DescribeServices,
     EndSession,
@@ -282,6 +283,7 @@ class Everybody:
         await self.call(ClaimFiles(parser, ("claimed.py",)))
         await self.call(ReleaseLeft())
         await self.call(DescribeServices())
+        await self.call(CheckKey())
         await self.player.begin()
         while attempts := await self.player.claim():
             await self.player.turn(callbacks=tuple(CallbackReport(one.callback.id) for one in attempts))  # type: ignore[union-attr]

@@ -167,3 +167,11 @@ trigger_identity = Table(
 )
 
 Index("ix_trigger_identity_created", trigger_identity.c.created_us)
+
+#: At most one row, with the id 1: a text that every service must be able to decrypt.
+key_check = Table(
+    "key_check",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("value", Text, nullable=False),
+)

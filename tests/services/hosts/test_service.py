@@ -12,6 +12,8 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.services.hosts.service import check_shared
 from tidemill.services.supervision.supervisor import ServiceFolder
+from tidemill.store.calls.service_calls import CheckKey
+from tidemill.store.ciphers import Cipher, create_key
 from tidemill.store.database import SchemaChange
 from tidemill.store.engines.opening import open_store
 
@@ -35,3 +37,29 @@ async def test_a_service_changes_no_tables(postgres: PostgresServer, revision: s
 
     with pytest.raises(ConfigError, match="update tidemill" if revision == "9999" else "tidemill db migrate"):
         await open_store(url, schema=SchemaChange.NONE)
+
+
+async def test_a_service_whose_keys_do_not_decrypt_the_check_value_is_refused(postgres: PostgresServer) -> None:
+    url = await postgres.new_database()
+    old, new, other = [create_key() for _ in range(3)]
+
+    async def check(*keys: str) -> None:
+        store = await open_store(url, Cipher(keys))
+        try:
+            await store.call(CheckKey())
+        finally:
+            await store.close()
+
+    await check()
+    await check(old)
+    for keys in ((), (other,)):
+        with pytest.raises(ConfigError, match=r"store\.encryption_key"):
+            await check(*keys)
+    # Rotated: the first keys differ for a while.
+    await check(old, new)
+    await check(new, old)
+    await check(old, new)
+    await check(new, old)
+    await check(new)
+    with pytest.raises(ConfigError, match=r"store\.encryption_key"):
+        await check(old)

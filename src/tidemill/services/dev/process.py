@@ -46,6 +46,7 @@ from tidemill.services.supervision.call_socket import serve_calls
 from tidemill.services.supervision.supervisor import ServiceFolder, ServiceSupervisor
 from tidemill.store.calls.service_calls import (
     BeginSession,
+    CheckKey,
     EndSession,
 )
 from tidemill.store.database import Database
@@ -90,6 +91,8 @@ async def _run(about: ServiceFolder, signals: Signals, on_ready: Callable[[Dev],
         )
     database = await _open(url, about.settings)
     try:
+        if not database.exclusive:
+            await database.call(CheckKey())
         await _serve_all(about, database, signals, on_ready)
         await check_files(database)
     except StoreLostError as loss:

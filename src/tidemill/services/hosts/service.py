@@ -35,7 +35,7 @@ from tidemill.services.sessions.predecessor import end_predecessor, lock_name
 from tidemill.services.sessions.works import Work, run_works
 from tidemill.services.supervision.supervisor import ServiceFolder
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
-from tidemill.store.calls.service_calls import BeginSession, EndSession
+from tidemill.store.calls.service_calls import BeginSession, CheckKey, EndSession
 from tidemill.store.database import Database, SchemaChange
 from tidemill.store.engines.opening import has_one_writer, open_store
 from tidemill.store.wire.remote import call_patiently
@@ -153,7 +153,7 @@ def run_service(kind: str, about: ServiceFolder, run: Callable[[ServiceHost], Aw
         run: Runs the service until `stop` is set.
 
     Raises:
-        ConfigError: The settings are invalid, or the tables have another revision.
+        ConfigError: The settings are invalid, the tables have another revision, or the key is not the database's.
         RemoteError: A part of the service stopped.
     """
     url = check_shared(kind, about)
@@ -179,6 +179,10 @@ async def _run(
         return
     store = opened.result()
     try:
+        checked = await finish_or_stop(call_patiently(store, CheckKey()), signals.stop)
+        if checked is None:
+            return
+        checked.result()
         ended = await finish_or_stop(end_predecessor(store, kind, lock), signals.stop)
         if ended is not None:
             ended.result()

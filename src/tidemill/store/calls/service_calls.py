@@ -45,6 +45,14 @@ class BeginSession(Call[int], frozen=True):
     lock: str = ""
 
 
+@answered_by("sessions.keys:check_key")
+class CheckKey(Call[None], frozen=True):
+    """Check that the keys of this process decrypt the check value; the first key encrypts it from now on.
+
+    So a new key is first added after the old one everywhere, then put before it, and the old one is removed last.
+    """
+
+
 @answered_by("sessions.services:beat_service_session")
 class BeatSession(Call[bool], frozen=True):
     """Send a heartbeat; False: another process has ended the session, and the service must stop at once.
