@@ -526,3 +526,28 @@ async def test_two_maps_follow_one_and_retention_removes_all(player: Player) -> 
     for table in (map_item, task_map, task_instance):
         statement = select(func.count()).select_from(table)
         assert await player.store.read(lambda c, statement=statement: c.execute(statement).scalar()) == 0
+
+
+async def test_elements_that_keep_their_results_are_followed(player: Player) -> None:
+    structure = dag(
+        task("g", is_generator=True), mapped("s", MapSource("generator", "g")), follower("f", "s", max_outstanding=1)
+    )
+    run = await player.create(structure)
+    source = await player.claim_one()
+    await emit(player, source, 0, "1", "2", "3")
+    await player.report(source, Success())
+    for one in await player.claim():
+        await succeed(player, one)
+    (held,) = await player.claim()
+    assert name(held) == "f[0]"
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("g",), "tester"))
+    await player.schedule()
+    await succeed(player, held)
+    source = await player.claim_one()
+    assert source.task_id == "g"
+    await emit(player, source, 0, "1", "2", "3")
+    await player.report(source, Success())
+    ran = await play(player)
+    assert [one for one in ran if one.startswith("f")] == ["f[1]", "f[2]"]
+    assert await list_states(player, run, "f") == dict.fromkeys(range(3), "success")
+    assert await end(player, run) == dict.fromkeys(("run", "g", "s", "f"), "success")
