@@ -478,3 +478,10 @@ async def test_a_mapped_group_is_shown_by_its_elements_and_an_element_by_its_tas
         assert (await client.get(f"{base}/tasks/g/state?map_index=3")).status_code == 200
         run = html.unescape((await client.get(base)).text)
         assert "of 12: 2 success, 2 failed" in run
+
+        for order, wanted in (
+            ({"map_index": 0}, 3),
+            ({"failed": True, "downstream": True}, 5),  # and `page`
+        ):
+            cleared = await client.post(f"/api/v1{base}/clear", json={"tasks": ["g"], "dry_run": True, **order})
+            assert len(cleared.json()["tasks"]) == wanted
