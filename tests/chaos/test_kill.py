@@ -49,21 +49,6 @@ def test_sigkill_of_an_engine_at_full_load_loses_nothing_and_disturbs_nobody(sit
     assert sum(again.values()) <= 400, "more was reprocessed than was uncommitted"
 
 
-@pytest.mark.long  # tests/runtime/test_warden.py has it of an engine without Spark
-def test_the_children_of_a_killed_engine_die_with_it(site):
-    site.feed(8, sleep=300)
-    pipeline = site.start()
-
-    def sleepers() -> list[int]:
-        return [pid for pid, command in pipeline.marked().items() if command.startswith(("sleep ", "/bin/sleep"))]
-
-    wait_until(lambda: len(sleepers()) == 8, 60, what="eight running tasks")
-    before = set(sleepers())
-    for engine in pipeline.engines():
-        os.kill(engine, signal.SIGKILL)
-    wait_until(lambda: not before & set(sleepers()), 60, what="the children of both engines are gone")
-
-
 @pytest.mark.long  # tests/sources has it of a source, with and without transactions
 def test_a_broker_that_is_down_is_waited_for(tmp_path: Path, own_kafka):
     broker = own_kafka()

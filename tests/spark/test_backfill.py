@@ -244,39 +244,6 @@ def test_a_backfill_without_tasks_has_reports_letters_and_traces_and_its_letters
     assert Counter(values) == Counter([*range(302), 300, 301]), "each letter is a message again"
 
 
-@pytest.mark.long  # tests/spark/bounded/test_dataframe.py has it of a backfill in a session
-def test_order_by_key_demands_whole_partitions_and_keeps_the_order_then(site: Site) -> None:
-    producer = ck.Producer({"bootstrap.servers": site.broker.bootstrap})
-    for n in range(600):
-        producer.produce(site.topic, json.dumps({"n": n}).encode(), key=b"%d" % (n % 6), partition=n % 2)
-    assert producer.flush(30) == 0
-    site.config(executor={"order_by": "key"})
-    refused = site.run("Shuffled", "--from", "earliest")
-    assert refused.returncode == ExitCode.CONFIG
-    assert "use --whole-partitions" in refused.stderr
-    done = site.run("Shuffled", "--from", "earliest", "--whole-partitions", "--range-messages", "50")
-    assert done.returncode == ExitCode.OK, done.stderr
-    assert len(site.parts()) == 2
-    lines = [json.loads(line)["n"] for line in (site.folder / "out" / "out.jsonl").read_text().splitlines()]
-    for key in range(6):
-        assert [n for n in lines if n % 6 == key] == list(range(key, 600, 6))
-
-
-@pytest.mark.long  # tests/spark/bounded/test_dataframe.py has it of a backfill in a session
-def test_a_backfill_of_which_too_much_fails_ends_and_is_not_tried_again(site: Site) -> None:
-    site.feed(2_000)
-    site.config(executor={"max_failure_ratio": 0.5}, spark={"master": "local[1]"})
-    failed = site.run("Broken", "--from", "earliest")
-    assert failed.returncode == ExitCode.HANDLER, failed.stderr
-    assert "50 of the last 50 messages failed with on_task_complete: LookupError (last: " in failed.stderr
-    assert "executor.max_failure_ratio (0.5)" in failed.stderr
-    consumer = ck.Consumer({"bootstrap.servers": site.broker.bootstrap, "group.id": f"{site.topic}-letters"})
-    _, letters = consumer.get_watermark_offsets(ck.TopicPartition(f"{site.topic}_dlq", 0), timeout=20)
-    consumer.close()
-    assert letters < 200, "it was tried again, or went on"
-    assert site.parts() == []
-
-
 @pytest.mark.long
 def test_a_killed_backfill_is_resumed_without_doing_finished_ranges_again(site: Site) -> None:
     site.feed(3_000)

@@ -69,11 +69,6 @@ class Driver:
         """Return all processes that descend from the driver, with their command lines."""
         return find_marked(self.mark)
 
-    def jvm(self) -> int:
-        return next(
-            pid for pid, command in self.family().items() if "SparkSubmit" in command and "/java" in command.split()[0]
-        )
-
     def until_alone(self, seconds: float) -> float:
         """Wait until nothing is left of the driver, and return how long that took."""
         started = time.monotonic()
@@ -138,23 +133,6 @@ def test_a_revoke_that_may_take_longer_than_the_poll_interval_is_refused_before_
     assert "kafka.max_poll_interval_ms (30000)" in str(pipeline.error)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGINT, id="ctrl-c", marks=pytest.mark.long),  # tests/cli/test_run.py has both of a command
-        pytest.param(signal.SIGHUP, id="the end of a terminal", marks=pytest.mark.long),
-    ],
-)
-def test_a_signal_for_the_whole_process_group_drains(start: Callable[..., Driver], number: int) -> None:
-    driver = start(DRAIN_SECONDS="0.5")
-    driver.engines()
-    os.killpg(driver.process.pid, number)
-    signalled_at = time.monotonic()
-    assert driver.process.wait(60) == ExitCode.OK
-    print(f"drained in {time.monotonic() - signalled_at:.2f} s")
-    driver.until_alone(60)
-
-
 @pytest.mark.long  # test_start.py has it of a start
 def test_a_second_sigterm_stops_at_once(start: Callable[..., Driver]) -> None:
     driver = start(DRAIN_SECONDS="60")
@@ -169,16 +147,6 @@ def test_a_second_sigterm_stops_at_once(start: Callable[..., Driver]) -> None:
     driver.until_alone(60)
 
 
-@pytest.mark.long  # test_stop.py has it of a command
-def test_a_killed_driver_leaves_no_process_behind(start: Callable[..., Driver]) -> None:
-    driver = start(DRAIN_SECONDS="0.5")
-    engines = driver.engines()
-    assert set(engines) <= set(driver.family())
-    driver.process.kill()
-    driver.process.wait()
-    print(f"alone {driver.until_alone(slack(2.0 + 15.0)):.2f} s after SIGKILL of the driver")
-
-
 @pytest.mark.long
 def test_engines_of_a_killed_driver_that_do_not_drain_end_at_their_deadline(
     start: Callable[..., Driver],
@@ -190,15 +158,6 @@ def test_engines_of_a_killed_driver_that_do_not_drain_end_at_their_deadline(
     seconds = driver.until_alone(slack(2.0 + 15.0))
     assert seconds > 10.0
     print(f"alone {seconds:.2f} s after SIGKILL of the driver, with a drain timeout of 2 s")
-
-
-@pytest.mark.long  # test_kill.py has it of a command
-def test_engines_drain_when_spark_dies_and_the_run_fails(start: Callable[..., Driver]) -> None:
-    driver = start(DRAIN_SECONDS="0.5")
-    driver.engines()
-    os.kill(driver.jvm(), signal.SIGKILL)
-    assert driver.process.wait(60) == ExitCode.REMOTE
-    driver.until_alone(60)
 
 
 @pytest.mark.spark

@@ -206,7 +206,7 @@ def test_a_start_of_spark_that_takes_too_long_ends_and_says_what_to_look_at(
 
 
 #: How many moments of a start get a signal, and for how many seconds of starts; on a terminal they are different ones.
-MOMENTS, MOMENTS_SECONDS = 16, 60.0
+MOMENTS, MOMENTS_SECONDS = 8, 30.0
 
 
 @pytest.mark.long
