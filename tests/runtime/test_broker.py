@@ -112,6 +112,13 @@ def test_a_file_in_the_place_of_the_data_folder_is_named(tmp_path: Path) -> None
         EmbeddedBroker(tmp_path / "file").start()
 
 
+def test_a_folder_that_is_not_formatted_in_time_is_named(tmp_path: Path) -> None:
+    broker = EmbeddedBroker(tmp_path / "kafka", start_timeout_seconds=0.01)
+    with pytest.raises(RemoteError, match=f"{tmp_path}/kafka was not formatted"):
+        broker.start()
+    assert not broker.running
+
+
 def test_a_broker_that_does_not_start_leaves_no_folder() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         broker = EmbeddedBroker(port=taken.getsockname()[1])

@@ -66,7 +66,8 @@ class EmbeddedBroker:
         port: The port for clients; 0 chooses a free one at the first start.
         properties: Broker properties that add to or override the defaults.
         progress: Called with a line of text while jars are downloaded and the broker starts.
-        start_timeout_seconds: How long the first metadata answer may take after the process starts.
+        start_timeout_seconds: How long the first metadata answer may take after the process starts, and how long the
+            formatting of a new data folder may take.
 
     Example:
         with EmbeddedBroker() as broker:
@@ -282,16 +283,22 @@ class EmbeddedBroker:
         # The fixed first byte avoids an id that begins with "-", which would be parsed as an option.
         cluster_id = base64.urlsafe_b64encode(b"t" + secrets.token_bytes(15)).decode().rstrip("=")
         tool = ["kafka.tools.StorageTool", "format", "--standalone", "-t", cluster_id, "-c"]
-        done = subprocess.run(
-            [*command, *tool, str(self._properties_path)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=_make_environment(),
-            text=True,
-            errors="replace",
-            timeout=60,
-        )
+        try:
+            done = subprocess.run(
+                [*command, *tool, str(self._properties_path)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=_make_environment(),
+                text=True,
+                errors="replace",
+                timeout=self._start_timeout_seconds,
+            )
+        except subprocess.TimeoutExpired:
+            raise RemoteError(
+                f"the broker's data folder {self.data_dir} was not formatted within {self._start_timeout_seconds:g} s; "
+                "try again when the machine is less busy"
+            ) from None
         if done.returncode != 0:
             raise RemoteError(f"the broker's data folder {self.data_dir} could not be formatted:\n{done.stdout}")
 
