@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, and_, bindparam, func, literal_column, select, text
+from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, cast, func, literal_column, select, text
 
 from tidemill.core.tasks.backlog import MAX_BACKLOG, Backlog, Consumer, count_taken
 from tidemill.core.tasks.inputs import Unblocked
@@ -27,6 +27,8 @@ from tidemill.store.statements import Statement
 
 #: The key of the items of a generator, which is the key of its XCom.
 YIELDED = "return_value"
+#: The end of the key of the note that says how many items a generator has yielded since it was cleared.
+AGAIN = "\x1fagain"
 _ITEM, _TASK, _MAP = map_item.c, task_instance.c, task_map.c
 _FED = RowSet("fed", task_id=str)
 _NUMBERS = RowSet("size_numbers", number=int)
@@ -99,14 +101,22 @@ def _maps(dialect: str) -> Select[Any]:
 
 
 def count_items(connection: Connection, task: int, key: str) -> int:
-    """Return the number of items of a source."""
-    return int(_count.fetch(connection, {"item_task": task, "item_key": key})[0][0])
+    """Return the number of items of a source; of a generator that was cleared, those that it has yielded since."""
+    return count_yielded(connection, task, key)[0]
+
+
+def count_yielded(connection: Connection, task: int, key: str) -> tuple[int, bool]:
+    """Return the number of items of a source, and whether it is a generator that was cleared and yields again."""
+    ((since, stored),) = _count.fetch(connection, {"item_task": task, "item_key": key, "again_key": key + AGAIN})
+    return (int(stored), False) if since is None else (int(since), True)
 
 
 @Statement
 def _count(dialect: str) -> Select[Any]:
     mine = and_(_ITEM.task == bindparam("item_task"), _ITEM.key == bindparam("item_key"))
-    return select(func.coalesce(func.max(_ITEM.number), -1) + 1).where(mine)
+    again = and_(_ITEM.task == bindparam("item_task"), _ITEM.key == bindparam("again_key"))
+    since = select(cast(_ITEM.value, BigInteger)).where(again).scalar_subquery()
+    return select(since, select(func.coalesce(func.max(_ITEM.number), -1) + 1).where(mine).scalar_subquery())
 
 
 def read_sizes(connection: Connection, task: int, key: str, numbers: Sequence[int]) -> dict[int, int]:

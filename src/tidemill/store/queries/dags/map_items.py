@@ -1,5 +1,9 @@
 """Stores and reads the items of mapped tasks: what generators yield, and the values of lists that maps are opened over.
 
+A source that was cleared gives its items again: an equal one stays as it is, a different one replaces it, and the time
+is noted, so that elements with the same items keep their results (`find_changes`). What a cleared generator has
+yielded so far is counted, because the items of its last time are still there.
+
 Invariants: the items of a source are numbered from 0 without gaps. An item never changes while a map expands over it.
 """
 
@@ -9,7 +13,19 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Select, and_, bindparam, delete, insert, select
+from sqlalchemy import (
+    Connection,
+    Delete,
+    Insert,
+    Select,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    insert,
+    select,
+    update,
+)
 
 from tidemill.core.tasks.inputs import Channel
 from tidemill.store.batches import RowSet, find_dialect
@@ -17,7 +33,14 @@ from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.task_calls import EmitItems, ItemsStored
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, dag_version, map_item, task_instance, task_map
-from tidemill.store.queries.dags.map_backlog import YIELDED, count_items, find_consumers, read_sizes
+from tidemill.store.queries.dags.map_backlog import (
+    AGAIN,
+    YIELDED,
+    count_items,
+    count_yielded,
+    find_consumers,
+    read_sizes,
+)
 from tidemill.store.queries.dags.map_rows import wake_maps
 from tidemill.store.queries.dags.task_rows import load_plan
 from tidemill.store.queries.dags.task_values import check_attempt
@@ -27,13 +50,17 @@ from tidemill.store.statements import Statement
 _ITEM, _TASK, _MAP = map_item.c, task_instance.c, task_map.c
 _NEW = RowSet("new_items", number=int, value=str, size_up_to=int)
 _WANTED = RowSet("wanted_items", task=int, key=str, number=int)
+_CHANGED = RowSet("changed_items", number=int, value=str, size_up_to=int)
+_NOTES = RowSet("item_notes", number=int, value=str)
+#: The end of the key of notes that say when items of a source changed; keys of XComs do not end like this.
+_CHANGES = "\x1fchanged"
 
 
 def emit_items(connection: Connection, request: EmitItems, context: CallContext) -> ItemsStored:
     """Store what a generator yielded; see `EmitItems`."""
     _check_values(request)
     check_attempt(connection, request.task, request.epoch)
-    total = count_items(connection, request.task, YIELDED)
+    total, yields_again = count_yielded(connection, request.task, YIELDED)
     if request.first > total:
         raise CallRefusedError(
             RefusalKind.INVALID,
@@ -49,7 +76,10 @@ def emit_items(connection: Connection, request: EmitItems, context: CallContext)
                 "generator yield the same elements again, or clear it to begin anew",
             )
     new = request.values[len(known) :]
-    if new:
+    if new and yields_again:
+        put_items(connection, request.task, YIELDED, total, new, context.now_us)
+        _count_again(connection, request.task, total + len(new))
+    elif new:
         add_items(connection, request.task, YIELDED, total, new)
     wanted, full = _wake_maps(connection, request.task, context, rings=bool(new))
     return ItemsStored(total + len(new), wanted, full)
@@ -88,6 +118,19 @@ def _plans(dialect: str) -> Select[Any]:
     )
 
 
+def begin_again(connection: Connection, tasks: Iterable[int]) -> None:
+    """Have generators that were cleared yield from the start; what they yielded stays, to be compared."""
+    for task in tasks:
+        remove_items(connection, [task], YIELDED + AGAIN)
+        if count_items(connection, task, YIELDED):
+            add_items(connection, task, YIELDED + AGAIN, 0, ["0"])
+
+
+def _count_again(connection: Connection, task: int, number: int) -> None:
+    mine = and_(_ITEM.task == task, _ITEM.key == YIELDED + AGAIN)
+    connection.execute(update(map_item).where(mine).values(value=str(number)))
+
+
 def read_range(connection: Connection, task: int, key: str, first: int, number: int) -> list[str]:
     """Return the items of a source from `first` on, at most `number`."""
     if number <= 0:
@@ -120,11 +163,78 @@ def _insert(dialect: str) -> Insert:
     return insert(map_item).from_select(["task", "key", "number", "value", "size_up_to"], rows)
 
 
-def replace_items(connection: Connection, task: int, key: str, values: Sequence[str]) -> None:
+def put_items(connection: Connection, task: int, key: str, first: int, values: Sequence[str], now_us: int) -> None:
+    """Store items of a source from `first` on, in place of those that it has there; equal ones are left alone."""
+    known = read_range(connection, task, key, first, len(values))
+    if known:
+        before = 0 if first == 0 else read_sizes(connection, task, key, [first - 1])[first - 1]
+        sizes = list(accumulate((len(value.encode()) for value in values), initial=before))[1:]
+        stored = read_sizes(connection, task, key, range(first, first + len(known)))
+        rows = list(zip(range(first, first + len(known)), values, sizes, known, strict=False))
+        changed = [number for number, value, _, old in rows if value != old]
+        # The sizes of all items after a longer one differ, too.
+        written = [(number, value, size) for number, value, size, old in rows if (value, size) != (old, stored[number])]
+        _overwrite_items(connection, task, key, written, changed, now_us)
+    if len(values) > len(known):
+        add_items(connection, task, key, first + len(known), values[len(known) :])
+
+
+def _overwrite_items(
+    connection: Connection,
+    task: int,
+    key: str,
+    rows: Sequence[tuple[int, str, int]],
+    changed: Sequence[int],
+    now_us: int,
+) -> None:
+    dialect = find_dialect(connection)
+    if rows:
+        given = _CHANGED.build_parameters(dialect, rows)
+        _overwrite.fetch(connection, {**given, "item_task": task, "item_key": key})
+    if changed:
+        notes = _NOTES.build_parameters(dialect, [(number, str(now_us)) for number in changed])
+        _forget.fetch(connection, {**notes, "item_task": task, "item_key": key + _CHANGES})
+        _note.fetch(connection, {**notes, "item_task": task, "item_key": key + _CHANGES})
+
+
+@Statement
+def _overwrite(dialect: str) -> Update:
+    given = _CHANGED.build_source(dialect)
+    mine = and_(_ITEM.task == bindparam("item_task"), _ITEM.key == bindparam("item_key"))
+    same = and_(mine, _ITEM.number == given.c.number)
+    return update(map_item).where(same).values(value=given.c.value, size_up_to=given.c.size_up_to)
+
+
+@Statement
+def _forget(dialect: str) -> Delete:
+    given = _NOTES.build_source(dialect)
+    mine = and_(_ITEM.task == bindparam("item_task"), _ITEM.key == bindparam("item_key"))
+    return delete(map_item).where(and_(mine, _ITEM.number.in_(select(given.c.number))))
+
+
+@Statement
+def _note(dialect: str) -> Insert:
+    given = _NOTES.build_source(dialect)
+    mine = bindparam("item_task", type_=_ITEM.task.type), bindparam("item_key", type_=_ITEM.key.type)
+    rows = select(*mine, given.c.number, given.c.value).order_by(given.c.position)
+    return insert(map_item).from_select(["task", "key", "number", "value"], rows)
+
+
+def find_changes(connection: Connection, items: Iterable[tuple[int, str, int]]) -> dict[tuple[int, str, int], int]:
+    """Return when items changed, given as task, key and number; those that never did are left out."""
+    notes = read_items(connection, {(task, key + _CHANGES, number) for task, key, number in items})
+    return {(task, key.removesuffix(_CHANGES), number): int(value) for (task, key, number), value in notes.items()}
+
+
+def cut_items(connection: Connection, task: int, key: str, end: int) -> None:
+    """Remove the items of a source from `end` on."""
+    connection.execute(delete(map_item).where(and_(_ITEM.task == task, _ITEM.key == key, _ITEM.number >= end)))
+
+
+def replace_items(connection: Connection, task: int, key: str, values: Sequence[str], now_us: int) -> None:
     """Store all items of a source that is known as a whole; equal ones are left alone."""
-    if read_range(connection, task, key, 0, len(values) + 1) != list(values):
-        remove_items(connection, [task], key)
-        add_items(connection, task, key, 0, values)
+    put_items(connection, task, key, 0, values, now_us)
+    cut_items(connection, task, key, len(values))
 
 
 def select_items(task: int, key: str) -> Select[Any]:

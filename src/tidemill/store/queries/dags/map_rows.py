@@ -28,9 +28,10 @@ from tidemill.store.statements import Statement
 DEFAULT_LIMITS = MapLimits()
 _MAP = task_map.c
 _OUTCOMES = tuple(TaskOutcome)
-#: The bits of `told`: one per outcome, whether the map is done, whether the head tells this, not just its outcome, and
-#: whether the map has cancelled the elements that had not started when it stopped itself.
-_DONE, _FOLLOWS, _SWEPT = 1 << len(_OUTCOMES), 2 << len(_OUTCOMES), 4 << len(_OUTCOMES)
+#: The bits of `told`: one per outcome, whether the map is done, whether the head tells this, not just its outcome,
+#: whether the map has cancelled the elements that had not started when it stopped itself, and whether elements of its
+#: former life with the same items keep their results.
+_DONE, _FOLLOWS, _SWEPT, _KEEPS = (factor << len(_OUTCOMES) for factor in (1, 2, 4, 8))
 _COUNTS = ("waiting", "unfinished", "retrying", "success", "failed", "upstream_failed", "skipped")
 _DELTAS = RowSet("deltas", run=int, task_id=str, **dict.fromkeys(_COUNTS, int))
 _WOKEN = RowSet("woken", run=int, task_id=str)
@@ -49,6 +50,7 @@ class StoredMap(NamedTuple):
         row: The counts, which `core.tasks.expansion` changes.
         follows: Whether the head tells `row.told`.
         swept: Whether the map, after it stopped itself, has cancelled all elements that had not started.
+        keeps: Whether elements of its former life keep their results if their items are the same.
         made: The number of elements that have a row; some may be of a former life of the map.
         limits: Those of the settings when it opened.
     """
@@ -59,6 +61,7 @@ class StoredMap(NamedTuple):
     row: MapRow
     follows: bool
     swept: bool
+    keeps: bool
     made: int
     pending: int
     sources: str | None
@@ -87,12 +90,14 @@ class MapWrites:
         woken: The maps that the scheduler has to look at, as run and task.
         told: What the heads told when they were read, by head.
         ended: The elements that have ended and are followed, as run, follower and index.
+        keeps: The heads of maps that will begin anew, and whether their elements keep results.
     """
 
     reset: set[int] = field(default_factory=set)
     woken: set[tuple[int, str]] = field(default_factory=set)
     told: dict[int, Told | None] = field(default_factory=dict)
     ended: set[tuple[int, str, int]] = field(default_factory=set)
+    keeps: dict[int, bool] = field(default_factory=dict)
 
     def pass_on(self, run: int, followers: Iterable[str], index: int) -> None:
         """Have maps follow an element that has ended."""
@@ -125,7 +130,7 @@ class MapWrites:
                 if entry.row.policy.is_map and entry.row.told != self.told.get(entry.id):
                     follows.append(entry)
                     changed_heads.add((entry.run.id, entry.task_id))
-                elif entry.id in self.reset:
+                elif entry.id in self.reset or entry.id in self.keeps:
                     changed_heads.add((entry.run.id, entry.task_id))
                 continue
             count = find_count(entry.row.state)
@@ -145,6 +150,11 @@ class MapWrites:
         _lock(connection, {*changed_heads, *self.woken, *deltas})
         for entry in follows:
             self._follow(connection, entry)
+        for keeps in (False, True):
+            heads = [head for head, one in self.keeps.items() if one is keeps]
+            if heads:
+                _keep.fetch(connection, IDS.build_parameters(dialect, build_id_rows(heads)), keeps)
+        self.keeps = {}
         if self.reset:
             _reset.fetch(connection, IDS.build_parameters(dialect, build_id_rows(self.reset)))
         woken = sorted(self.woken - deltas.keys())
@@ -171,8 +181,8 @@ def _follow(dialect: str, only_outcome: bool) -> Update:
     statement = update(task_map).where(_MAP.task == bindparam("map_task"))
     told = _MAP.told
     if only_outcome:
-        return statement.values(told=told.bitwise_and(_SWEPT | _FOLLOWS - 1))
-    return statement.values(told=told.bitwise_and(_SWEPT).bitwise_or(bindparam("told_now", type_=told.type)))
+        return statement.values(told=told.bitwise_and(_KEEPS | _SWEPT | _FOLLOWS - 1))
+    return statement.values(told=told.bitwise_and(_KEEPS | _SWEPT).bitwise_or(bindparam("told_now", type_=told.type)))
 
 
 @Statement
@@ -206,7 +216,15 @@ def _reset(dialect: str) -> Update:
     kept = {"made", *_LIMITS}
     zero: dict[str, Any] = {name: None if name in _TEXTS else 0 for name in _WRITTEN if name not in kept}
     wanted = select(IDS.build_source(dialect).c.id)
-    return update(task_map).where(_MAP.task.in_(wanted)).values(zero | {"pending": 1})
+    kept_bits = {"told": _MAP.told.bitwise_and(_KEEPS)}
+    return update(task_map).where(_MAP.task.in_(wanted)).values(zero | kept_bits | {"pending": 1})
+
+
+@Statement
+def _keep(dialect: str, keeps: bool) -> Update:
+    wanted = select(IDS.build_source(dialect).c.id)
+    changed = _MAP.told.bitwise_or(_KEEPS) if keeps else _MAP.told.bitwise_and(_KEEPS - 1)
+    return update(task_map).where(_MAP.task.in_(wanted)).values(told=changed)
 
 
 def wake_maps(connection: Connection, maps: Collection[tuple[int, str]]) -> None:
@@ -278,7 +296,8 @@ def _read(values: Iterable[Any]) -> StoredMap:
     said, follows = read_told(told)
     row = MapRow(bool(opened), bool(closed), arrived, created, *counts)._replace(stop=stop, told=said)
     limits = DEFAULT_LIMITS if outstanding is None else MapLimits(outstanding, length, backlog)
-    return StoredMap(task, run, task_id, row, follows, bool(told & _SWEPT), made, pending, sources, error, limits)
+    swept, keeps = bool(told & _SWEPT), bool(told & _KEEPS)
+    return StoredMap(task, run, task_id, row, follows, swept, keeps, made, pending, sources, error, limits)
 
 
 def write_map(connection: Connection, stored: StoredMap) -> None:
@@ -287,7 +306,7 @@ def write_map(connection: Connection, stored: StoredMap) -> None:
     values: Mapping[str, Any] = {
         **{name: int(getattr(row, name)) for name in ("opened", "closed", "arrived", "created", *_COUNTS)},
         "made": stored.made,
-        "told": write_told(row.told, follows=stored.follows) + _SWEPT * stored.swept,
+        "told": write_told(row.told, follows=stored.follows) + _SWEPT * stored.swept + _KEEPS * stored.keeps,
         "pending": stored.pending,
         "stop": row.stop,
         "sources": stored.sources,

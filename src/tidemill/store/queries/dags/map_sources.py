@@ -56,7 +56,7 @@ class _UnusableValueError(Exception):
     """A value cannot be mapped over; the message is for users."""
 
 
-def open_sources(connection: Connection, head: TaskEntry) -> OpenedSources | None:
+def open_sources(connection: Connection, head: TaskEntry, now_us: int) -> OpenedSources | None:
     """Store the items of the sources of a map; None: the map has to wait until a source has ended."""
     mapped = head.plan.structure.mapped
     assert mapped is not None
@@ -70,7 +70,7 @@ def open_sources(connection: Connection, head: TaskEntry) -> OpenedSources | Non
     if bad is not None:
         return OpenedSources(NO_SOURCES, 0, bad)
     try:
-        sources = _store_sources(connection, head, mapped, found)
+        sources = _store_sources(connection, head, mapped, found, now_us)
     except _UnusableValueError as error:
         return OpenedSources(NO_SOURCES, 0, TaskOutcome.FAILED, str(error))
     arrived, outcome = look_at_sources(connection, head, sources)
@@ -98,21 +98,21 @@ def _find_instances(connection: Connection, run: int, names: Sequence[str]) -> d
 
 
 def _store_sources(
-    connection: Connection, head: TaskEntry, mapped: MapStructure, found: dict[str, _Instance]
+    connection: Connection, head: TaskEntry, mapped: MapStructure, found: dict[str, _Instance], now_us: int
 ) -> StoredSources:
     owners: list[tuple[int, str] | None] = []
     lengths: list[int] = []
     factors: list[int] = []
     for argument, factor in zip(mapped.arguments, mapped.factors, strict=True):
         if len(factor.leaves) > 1 and any(leaf.kind == "map" for leaf in factor.leaves):
-            paired, number = _store_pairs(connection, head, factor, found, first=len(owners))
+            paired, number = _store_pairs(connection, head, factor, found, now_us, first=len(owners))
             owners += paired
             lengths += [number] * len(paired)
             factors.append(number)
             continue
         parts = []
         for leaf in factor.leaves:
-            owner, length = _store_leaf(connection, head, leaf, found, takes_dict=argument != "**")
+            owner, length = _store_leaf(connection, head, leaf, found, now_us, takes_dict=argument != "**")
             owners.append(owner)
             parts.append(length)
         lengths += parts
@@ -121,7 +121,7 @@ def _store_sources(
 
 
 def _store_pairs(
-    connection: Connection, head: TaskEntry, factor: MapSource, found: dict[str, _Instance], *, first: int
+    connection: Connection, head: TaskEntry, factor: MapSource, found: dict[str, _Instance], now_us: int, *, first: int
 ) -> tuple[list[tuple[int, str]], int]:
     """Store the items of a zip with the results of maps: equal indexes belong together, and some may be missing.
 
@@ -136,7 +136,7 @@ def _store_pairs(
         if leaf.kind == "map":
             parts.append(select_results(head.run.id, leaf.task, leaf.key))
         else:
-            owner, _ = _store_leaf(connection, head, leaf, found, takes_dict=True)
+            owner, _ = _store_leaf(connection, head, leaf, found, now_us, takes_dict=True)
             assert owner is not None  # zip() takes no literals
             parts.append(select_items(*owner))
     return owners, copy_pairs(connection, parts, owners, fills=factor.fills)
@@ -147,7 +147,13 @@ def _count_factor(factor: MapSource, parts: Sequence[int]) -> int:
 
 
 def _store_leaf(
-    connection: Connection, head: TaskEntry, leaf: MapSource, found: dict[str, _Instance], *, takes_dict: bool
+    connection: Connection,
+    head: TaskEntry,
+    leaf: MapSource,
+    found: dict[str, _Instance],
+    now_us: int,
+    *,
+    takes_dict: bool,
 ) -> tuple[tuple[int, str] | None, int]:
     match leaf.kind:
         case "literal":
@@ -168,11 +174,11 @@ def _store_leaf(
             if length is not None:
                 return (task, leaf.key), length
             items = _split(text, f"the XCom {leaf.key!r} of task {leaf.task!r}", takes_dict=takes_dict)
-            replace_items(connection, task, leaf.key, items)
+            replace_items(connection, task, leaf.key, items, now_us)
             return (task, leaf.key), len(items)
         case _:
             items = _split(_read_param(connection, head, leaf.key), f"the param {leaf.key!r}", takes_dict=takes_dict)
-            replace_items(connection, head.id, leaf.key, items)
+            replace_items(connection, head.id, leaf.key, items, now_us)
             return (head.id, leaf.key), len(items)
 
 

@@ -26,26 +26,28 @@ def get_value_page(connection: Connection, request: GetValuePage, context: CallC
     run = find_read_run(connection, request.run, request.dag_id, request.run_id)
     if run is None:
         return ValuePage(0 if request.count else None, ())
-    task = _find_generator(connection, run.id, request)
-    statement = _select_results(run.id, request) if task is None else _select_items(task)
+    items = _find_items(connection, run.id, request)
+    statement = _select_results(run.id, request) if items is None else _select_items(*items)
     values = _read_page(connection, statement, request)
     if not request.count:
         return ValuePage(None, values)
-    total = _count_results(connection, run.id, request) if task is None else count_items(connection, task, YIELDED)
+    total = _count_results(connection, run.id, request) if items is None else items[1]
     return ValuePage(total, values)
 
 
-def _find_generator(connection: Connection, run: int, request: GetValuePage) -> int | None:
-    """Return the instance of a generator that has yielded; None: the task is mapped, or yielded nothing."""
+def _find_items(connection: Connection, run: int, request: GetValuePage) -> tuple[int, int] | None:
+    """Return the instance of a task that has items, and their number; None: the task is mapped, or has none."""
     mine = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == -1)
     found = connection.execute(select(_TASK.id).where(mine)).scalar()
-    if found is None or request.key != YIELDED or not count_items(connection, found, YIELDED):
+    if found is None or request.key != YIELDED:
         return None
-    return int(found)
+    number = count_items(connection, found, YIELDED)
+    return (int(found), number) if number else None
 
 
-def _select_items(task: int) -> Select[Any]:
-    mine = and_(_ITEM.task == task, _ITEM.key == YIELDED)
+def _select_items(task: int, number: int) -> Select[Any]:
+    # A generator that was cleared still has items of its last time, beyond what it has yielded since.
+    mine = and_(_ITEM.task == task, _ITEM.key == YIELDED, _ITEM.number < number)
     return select(_ITEM.number.label("position"), _ITEM.value.label("value")).where(mine).order_by(_ITEM.number)
 
 

@@ -71,9 +71,10 @@ from tidemill.store.queries.dags.map_groups import (
     start_units,
     write_parts,
 )
+from tidemill.store.queries.dags.map_items import find_changes
 from tidemill.store.queries.dags.map_queue import count_queue, remove_queued
 from tidemill.store.queries.dags.map_rows import DEFAULT_LIMITS, StoredMap, read_maps, write_map
-from tidemill.store.queries.dags.map_sources import look_at_sources, open_sources
+from tidemill.store.queries.dags.map_sources import locate_leaves, look_at_sources, open_sources
 from tidemill.store.queries.dags.stored_sources import StoredSources, read_sources, write_sources
 from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, compute_rank
 from tidemill.store.queries.dags.tasks import close_board
@@ -330,7 +331,7 @@ def _prepare(board: Board, head: TaskEntry, stored: StoredMap, reopens: bool) ->
         last = min(row.created + policy.max_outstanding, stored.made) - 1
         entries = board.add_elements(_fetch(board, head, "any", row.created, last, policy.max_outstanding))
         work.known = {entry.map_index: entry for entry in entries}
-    if row.closed and row.opened and stored.made > _find_end(stored):
+    if row.closed and row.opened and stored.made > _find_end(stored) and not _has_failed_again(stored):
         rows = _fetch(board, head, "present", _find_end(stored), stored.made - 1, ELEMENTS)
         work.gone = board.add_elements(rows)
         if len(rows) < ELEMENTS:
@@ -385,9 +386,14 @@ def _find_end(stored: StoredMap) -> int:
     return stored.row.arrived if stored.row.stop is None else stored.row.created
 
 
+def _has_failed_again(stored: StoredMap) -> bool:
+    """Whether the source of a map failed after it was cleared; the results beyond its last item wait for the next."""
+    return stored.keeps and stored.row.upstream_failed > 0
+
+
 def _has_to_remove(work: _Work, stored: StoredMap) -> bool:
     """Whether a further step has to remove elements of a closed map that have no item any more."""
-    if not stored.row.closed or stored.made <= _find_end(stored):
+    if not stored.row.closed or stored.made <= _find_end(stored) or _has_failed_again(stored):
         return False
     return work.empty_from is None or work.empty_from > _find_end(stored)
 
@@ -470,7 +476,7 @@ def _step(board: Board, work: _Work, maps: Mapping[int, StoredMap]) -> None:
     if work.group is not None and not stored.row.opened and head.row.ending is None and not work.group.is_decided:
         inputs: tuple[MapInput, ...] = ()
     elif head.plan.structure.follows is None or head.row.ending is not None:
-        stored, inputs = _find_inputs(board.connection, head, stored)
+        stored, inputs = _find_inputs(board.connection, head, stored, board.context.now_us)
     else:
         stored, inputs = _follow(board, work, stored)
     policy, left, stops = _get_policy(head, stored.limits), work.left, False
@@ -481,10 +487,14 @@ def _step(board: Board, work: _Work, maps: Mapping[int, StoredMap]) -> None:
         stored = stored._replace(row=expansion.row)
         stops = stops or expansion.stops
     counts: dict[str, Counter[str]] = {}
+    kept = 0
     if work.group is not None:
         stored, missing, counts = start_units(board, work.group, stored, expansion)
     else:
-        stored, missing = _start_elements(board, work, stored, expansion)
+        stored, missing, kept = _start_elements(board, work, stored, expansion)
+    if kept:
+        expansion = feed(stored.row, Look(), policy, starts=False)
+        stored, stops = stored._replace(row=expansion.row), stops or expansion.stops
     if head.plan.structure.follows is not None and stored.row.opened:
         stored = stored._replace(row=count_existing(stored.row, failed=read_sources(stored.sources).failed))
     if stops:
@@ -496,7 +506,7 @@ def _step(board: Board, work: _Work, maps: Mapping[int, StoredMap]) -> None:
         holds = _step_parts(board, work.group, stored, maps, counts, inputs, holds=removes)
     if holds and stored.row.done:
         stored = stored._replace(row=stored.row._replace(told=before.told))
-    left = left or missing > 0 or stops or removes
+    left = left or missing > 0 or kept > 0 or stops or removes
     swept = stored.swept or (work.sweeps and not work.left)
     write_map(board.connection, stored._replace(pending=int(left), swept=swept))
     if left:
@@ -540,7 +550,9 @@ def _step_parts(
     return holds
 
 
-def _find_inputs(connection: Connection, head: TaskEntry, stored: StoredMap) -> tuple[StoredMap, tuple[MapInput, ...]]:
+def _find_inputs(
+    connection: Connection, head: TaskEntry, stored: StoredMap, now_us: int
+) -> tuple[StoredMap, tuple[MapInput, ...]]:
     """Return what the map has to be fed, and the map with its sources if it opens."""
     if head.row.ending is not None:
         reason = _REASONS.get(head.row.ending.state, MapStopReason.MARKED)
@@ -548,7 +560,7 @@ def _find_inputs(connection: Connection, head: TaskEntry, stored: StoredMap) -> 
             return stored, (Look(),)
         return _count_rest(connection, head, stored), (Stopped(reason),)
     if head.row.state is TaskState.MAPPED and not stored.row.opened:
-        opened = open_sources(connection, head)
+        opened = open_sources(connection, head, now_us)
         if opened is None:
             return stored, ()
         stored = stored._replace(sources=write_sources(opened.sources), error=opened.error or None)
@@ -687,11 +699,12 @@ def _bring_back(board: Board, entry: TaskEntry, readiness: Readiness) -> None:
     entry.counted = find_count(entry.row.state)
 
 
-def _start_elements(board: Board, work: _Work, stored: StoredMap, expansion: Expansion) -> tuple[StoredMap, int]:
+def _start_elements(board: Board, work: _Work, stored: StoredMap, expansion: Expansion) -> tuple[StoredMap, int, int]:
     """Start waiting elements again and create new ones; the map counts them already.
 
     Returns:
-        The map, and how many elements began to wait after the step had looked for them: the next step starts them.
+        The map, how many elements began to wait after the step had looked for them: the next step starts them, and how
+        many keep their results.
     """
     fresh = [] if work.following is None else work.following.fresh
     again = work.waiting[: expansion.again - len(fresh)]
@@ -705,8 +718,11 @@ def _start_elements(board: Board, work: _Work, stored: StoredMap, expansion: Exp
         if removed is not None:
             known[index] = removed
     wanted = [*fresh, *expansion.create]
+    kept = _select_kept(board, work.head, stored, [known[index] for index in expansion.create if index in known])
     for index in wanted:
-        if index in known:
+        if index in kept:
+            known[index].counted = find_count(known[index].row.state)
+        elif index in known:
             _bring_back(board, known[index], Readiness.RUN)
     new = [index for index in wanted if index not in known]
     if new:
@@ -715,8 +731,36 @@ def _start_elements(board: Board, work: _Work, stored: StoredMap, expansion: Exp
     row = stored.row
     if missing:
         row = row._replace(waiting=row.waiting + missing, unfinished=row.unfinished - missing)
+    for index in sorted(kept):
+        board.maps.pass_on(work.head.run.id, work.head.plan.followers, index)
+        count = find_count(known[index].row.state)
+        assert count is not None
+        row = row._replace(unfinished=row.unfinished - 1, **{count: getattr(row, count) + 1})
     made = max(stored.made, expansion.create.stop) if expansion.create else stored.made
-    return stored._replace(row=row, made=made), missing
+    return stored._replace(row=row, made=made), missing, len(kept)
+
+
+def _select_kept(board: Board, head: TaskEntry, stored: StoredMap, known: Sequence[TaskEntry]) -> frozenset[int]:
+    """Return the indexes of elements of a former life of a map that have ended with the items that they have now."""
+    mapped = head.plan.structure.mapped
+    ended = [entry for entry in known if entry.row.outcome is not None]
+    if not (stored.keeps and ended) or mapped is None:
+        return frozenset()
+    sources = read_sources(stored.sources)
+    items = {
+        entry.map_index: [
+            (*owner, number)
+            for owner, number in zip(sources.owners, locate_leaves(mapped, sources, entry.map_index), strict=True)
+            if owner is not None
+        ]
+        for entry in ended
+    }
+    changes = find_changes(board.connection, {one for leaves in items.values() for one in leaves})
+    return frozenset(
+        entry.map_index
+        for entry in ended
+        if all(changes.get(one, -1) < entry.since_us for one in items[entry.map_index])
+    )
 
 
 def _insert_elements(

@@ -14,6 +14,7 @@ from tidemill.core.tasks.attempt import Moved
 from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.inputs import Clear, Mark, Remove
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
+from tidemill.core.tasks.structure import MapSource
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.calls.count_calls import CountStore, StoreCounts
@@ -42,10 +43,9 @@ from tidemill.store.dag_tables import (
     task_journal,
 )
 from tidemill.store.queries.dags.group_admin import choose_in_groups, find_inner_followers
-from tidemill.store.queries.dags.map_backlog import YIELDED
 from tidemill.store.queries.dags.map_clearing import forget_failures, select_followers
 from tidemill.store.queries.dags.map_counts import read_counts
-from tidemill.store.queries.dags.map_items import remove_items
+from tidemill.store.queries.dags.map_items import begin_again
 from tidemill.store.queries.dags.map_rows import read_ends, read_maps
 from tidemill.store.queries.dags.maps import lock_elements, lock_failed_elements, look_at_maps
 from tidemill.store.queries.dags.progress import ACTIVE, count_tasks
@@ -246,14 +246,20 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
     if request.downstream:
         after = run.plan.list_downstream({name for _, name, _ in keys})
         keys = sorted({*keys, *((run.id, name, UNMAPPED) for name in after)})
+    kept: set[str] = set()
     if request.indexes is None and request.map_index == UNMAPPED:
-        keys = sorted({*keys, *((run.id, name, UNMAPPED) for name in _list_maps_of_generators(run, keys))})
+        if request.failed:
+            added = _list_maps_of_generators(run, keys)
+        else:
+            added = kept = _list_maps_over(run, keys) - {name for _, name, _ in keys}
+        keys = sorted({*keys, *((run.id, name, UNMAPPED) for name in added)})
     chosen = choose_in_groups(board, run, request, keys, named)
     _check_parts(run, request, chosen.parts)
     entries = _load_entries(board, run, chosen.keys, request)
     if request.failed:
         entries = _select_failed(board, run, entries)
     entries = list({entry.id: entry for entry in _complete_groups(board, run, entries) + chosen.parts}.values())
+    whole = [entry for entry in entries if entry.row.policy.is_map]
     refollowing = select_followers(board, run, entries)
     entries = [
         entry
@@ -271,7 +277,13 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
             cleared.append(entry)
     generators = [entry.id for entry in cleared if entry.plan.structure.is_generator]
     if generators:
-        remove_items(connection, generators, YIELDED)
+        begin_again(connection, generators)
+    moved = {entry.id for entry in cleared}
+    board.maps.keeps = {
+        entry.id: entry.task_id in kept and _may_keep(entry)
+        for entry in whole
+        if entry.task_id not in kept or entry.id in moved
+    }
     if cleared and run.state in ("success", "failed"):
         queue_run(run, context)
     for name, index in refollowing.again:
@@ -305,6 +317,29 @@ def _complete_groups(board: Board, run: RunEntry, entries: list[TaskEntry]) -> l
     ]
     board.load(keys)
     return entries + [head for key in keys if (head := board.find(*key)) is not None]
+
+
+def _list_maps_over(run: RunEntry, keys: Iterable[InstanceKey]) -> set[str]:
+    """Return the tasks that are mapped over cleared tasks; their elements keep results if their items stay the same."""
+    plans = [run.plan.tasks[name] for _, name, _ in keys]
+    names = {name for plan in plans if plan.structure.mapped is None for name in plan.feeds}
+    # A mapped group begins anew only with its generator.
+    return {name for name in names if not run.plan.tasks[name].mapped_group} | _list_maps_of_generators(run, keys)
+
+
+def _may_keep(entry: TaskEntry) -> bool:
+    """Whether an element of a map has the same items as before if the items with these numbers are the same."""
+    mapped = entry.plan.structure.mapped
+    if mapped is None or entry.plan.mapped_group or any(map(_fills, mapped.factors)):
+        return False
+    if any(leaf.kind in ("map", "group") for leaf in mapped.leaves):
+        return False  # results are copied when the map opens
+    others = [factor for place, factor in enumerate(mapped.factors) if place != mapped.slowest]
+    return all(factor.kind == "literal" for factor in others)
+
+
+def _fills(source: MapSource) -> bool:
+    return source.fills or any(map(_fills, source.parts))
 
 
 def _list_maps_of_generators(run: RunEntry, keys: Iterable[InstanceKey]) -> set[str]:
