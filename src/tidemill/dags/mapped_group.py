@@ -8,7 +8,7 @@ refused when the file is parsed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
@@ -155,25 +155,27 @@ class MappedTaskGroup(GroupCall):
         tasks = {task.task_id: task for task in self.iter_tasks()}
         if not tasks:
             raise DagError(f"group {self.group_id!r} is mapped, but has no tasks; create them in its function")
+        outside = {name for task in tasks.values() for name in task.upstream_task_ids - tasks.keys()}
+        between = {name: self.dag.find_relatives(name, upstream=True) & tasks.keys() for name in outside}
         for task in tasks.values():
             owner = f"task {task.task_id!r} of the mapped group {self.group_id!r}"
             if task.is_generator:
                 raise DagError(
                     f"{owner}: a generator function is not supported in a mapped group yet; return a list instead"
                 )
-            self._check_outside(owner, task, tasks)
+            _check_outside(owner, task, between)
             _check_rule(owner, task, tasks)
             _check_edges(owner, task, tasks)
 
-    def _check_outside(self, owner: str, task: Any, tasks: Mapping[str, Any]) -> None:
-        """Check that no task outside of the group is between two of its tasks: the group could not begin."""
-        for name in sorted(task.upstream_task_ids - tasks.keys()):
-            between = self.dag.find_relatives(name, upstream=True) & tasks.keys()
-            if between:
-                raise DagError(
-                    f"{owner} depends on {name!r} outside of the group, which depends on {min(between)!r} of the "
-                    f"group; move {name!r} into the group, or make two groups"
-                )
+
+def _check_outside(owner: str, task: Any, between: Mapping[str, Collection[str]]) -> None:
+    """Check that no task outside of the group is between two of its tasks: the group could not begin."""
+    for name in sorted(task.upstream_task_ids & between.keys()):
+        if between[name]:
+            raise DagError(
+                f"{owner} depends on {name!r} outside of the group, which depends on {min(between[name])!r} of the "
+                f"group; move {name!r} into the group, or make two groups"
+            )
 
 
 def _check_rule(owner: str, task: Any, tasks: Mapping[str, Any]) -> None:
