@@ -24,6 +24,7 @@ from tidemill.dags import (
     TimeDeltaSensor,
     TimeSensor,
     task,
+    task_group,
 )
 from tidemill.dags.building import build_structure, serialize_dag
 from tidemill.dags.running import run_attempt
@@ -47,6 +48,9 @@ class Waits(BaseTrigger):
 
 
 CLASSPATH = f"{__name__}.Waits"
+
+
+STARTS: Any = {"start_from_trigger": True, "start_trigger_args": StartTriggerArgs(CLASSPATH, None)}
 
 
 class Starts(BaseOperator):
@@ -167,6 +171,22 @@ def test_the_output_of_a_task_is_refused_and_a_param_is_to_be_a_template():
         args = StartTriggerArgs(CLASSPATH, None, {"n": dag.param("p")})
         Plain(task_id="t", start_from_trigger=True, start_trigger_args=args)
     with pytest.raises(DagError, match=r"write it as a template: '\{\{ params.p \}\}'"):
+        build_structure(dag)
+
+
+def test_an_output_as_an_argument_and_an_argument_of_a_mapped_group_are_refused_with_other_advice():
+    with DAG("d") as dag:
+        Plain(task_id="t", **STARTS, trigger_kwargs={"url": EmptyOperator(task_id="before").output})
+    with pytest.raises(DagError, match=r"task 't': .* map the task over it with expand\(trigger_kwargs=...\)"):
+        build_structure(dag)
+
+    @task_group
+    def group(x: Any) -> None:
+        Plain(task_id="t", **STARTS, trigger_kwargs={"url": x})
+
+    with DAG("d") as dag:
+        group.expand(x=[1, 2])
+    with pytest.raises(DagError, match=r"task 'group.t': .* has argument 'x' of its mapped group"):
         build_structure(dag)
 
 

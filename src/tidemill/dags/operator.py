@@ -315,8 +315,10 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
             for output in list_outputs(owner, field, getattr(self, field)):
                 for task in output.iter_tasks():
                     connect(task, self)
+        # `dags.starting` checks the arguments of a trigger that starts the task.
+        elsewhere = {*_NO_OUTPUTS, "trigger_kwargs"} if self.start_from_trigger else _NO_OUTPUTS
         for name, value in given.items():
-            if type(value) not in PLAIN_TYPES and name not in self.template_fields and name not in _NO_OUTPUTS:
+            if type(value) not in PLAIN_TYPES and name not in self.template_fields and name not in elsewhere:
                 self._check_no_outputs(owner, name, value)
         check_triggers(owner, given)
         teardown = open_teardowns.current

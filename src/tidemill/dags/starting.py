@@ -22,7 +22,7 @@ from tidemill.dags.exceptions import DagError
 from tidemill.dags.map_sources import ALL_ARGUMENTS, LiteralItems, count_leaves
 from tidemill.dags.start_templates import check_templates, find_templates
 from tidemill.dags.trigger_text import find_trigger_class
-from tidemill.dags.xcom_arg import DagParam, PlainXComArg, list_outputs
+from tidemill.dags.xcom_arg import DagParam, MappedArgument, PlainXComArg, list_outputs
 from tidemill.runtime.json.codec import encode_sorted
 from tidemill.triggers.base import StartTriggerArgs
 
@@ -138,6 +138,11 @@ def _check_no_outputs(where: str, value: Any) -> None:
     for output in list_outputs(where, _TRIGGER_KWARGS, value):
         if isinstance(output, DagParam):
             raise DagError(f"{where} has a param; write it as a template: '{{{{ params.{output.name} }}}}'")
+        if isinstance(output, MappedArgument):
+            raise DagError(
+                f"{where} has argument {output.name!r} of its mapped group, which is not known there; defer in "
+                "execute instead"
+            )
         names = ", ".join(repr(task.task_id) for task in output.iter_tasks())
         raise DagError(
             f"{where} has the output of task {names}, which a trigger that starts its task cannot read; map the task "
