@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import os
 import re
@@ -34,6 +35,34 @@ def test_a_failed_step_does_not_stop_the_next_and_fails_the_whole() -> None:
     assert "two words: FAILED (exit code 1)" in output
     assert "told" in output
     assert output.splitlines()[-1].endswith("two words")
+
+
+def test_each_file_of_tests_is_in_one_group_at_full_length() -> None:
+    (function,) = re.findall(r"^full_length\(\) \{$.*?^\}$", (SCRIPTS / "test").read_text(), re.DOTALL | re.MULTILINE)
+    code, output = bash(f"""
+        step() {{ shift; "$@"; }}
+        beside() {{ shift; "$@"; }}
+        joined() {{ :; }}
+        pytest() {{ printf 'group'; printf ' %s' "$@"; printf '\\n'; }}
+        cd {SCRIPTS.parent}
+        {function}
+        full_length
+    """)
+    assert code == 0, output
+    groups = [line.split() for line in output.splitlines() if line.startswith("group ") and "not alone" in line]
+    root = SCRIPTS.parent
+
+    def includes(group: list[str], file: str) -> bool:
+        named = [word for word in group if word.startswith("tests/")]
+        ignored = [word.partition("=")[2] for word in group if word.startswith("--ignore=")]
+        globs = [word.partition("=")[2] for word in group if word.startswith("--ignore-glob=")]
+        within = [name for name in named or ["tests"] if file == name or file.startswith(f"{name}/")]
+        left_out = any(file == name or file.startswith(f"{name}/") for name in ignored)
+        return bool(within) and not left_out and not any(fnmatch.fnmatch(file, each) for each in globs)
+
+    files = {str(path.relative_to(root)) for path in (root / "tests").rglob("test_*.py")}
+    counts = {file: sum(includes(group, file) for group in groups) for file in files if file[:11] != "tests/core/"}
+    assert {file: count for file, count in counts.items() if count != 1} == {}
 
 
 def test_a_step_that_cannot_run_fails() -> None:
