@@ -12,7 +12,8 @@ from tests.store.test_maps import emit, end, fail_indexes, find_head, list_eleme
 
 from tidemill.core.tasks.endings import Failure, Success
 from tidemill.core.tasks.structure import MapSource
-from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
+from tidemill.store.calls import instance_calls
+from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks, split_clear
 from tidemill.store.calls.run_calls import RunRecord
 from tidemill.store.calls.service_calls import SchedulerTurn
 from tidemill.store.calls.task_calls import GetValuePage
@@ -310,3 +311,19 @@ async def test_a_map_that_is_cleared_in_part_is_open_again_before_the_tasks_afte
     await player.report(beside, Success())
     await player.play()
     assert await end(player, run) == dict.fromkeys(("run", "m", "z", "beside"), "success")
+
+
+async def test_many_failed_elements_are_cleared_in_parts(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance_calls, "CLEARED_AT_ONCE", 3)
+    run = await player.create(dag(mapped("m", literal(8)), task("z", "m")))
+    await player.play(fail_indexes(0, 1, 4, 7))
+    call = ClearTasks(run.dag_id, run.run_id, ("m",), "tester", failed=True, downstream=True)
+
+    parts = list(split_clear(call, (await find_head(player, run, "m")).elements))
+    cleared = [await player.store.call(part) for part in parts]
+
+    assert [part.indexes for part in parts] == [(0, 2), (3, 5), (6, 7), (8, 1 << 62)]
+    assert [sorted(names) for names in cleared] == [["m[0]", "m[1]", "z"], ["m[4]"], ["m[7]"], []]
+    await player.play()
+    assert await end(player, run) == {"run": "success", "m": "success", "z": "success"}
+    assert list(split_clear(call, (await find_head(player, run, "m")).elements)) == [call]

@@ -222,12 +222,14 @@ def retry_failed(
 ) -> None:
     """Run the failed elements of a mapped task or group again, and the tasks that failed because of them."""
     with reporting():
-        from tidemill.store.calls.instance_calls import ClearTasks
+        from tidemill.store.calls.instance_calls import ClearTasks, ListTasks, split_clear
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
             call = ClearTasks(dag, found.run_id, (task,), find_user(), downstream=True, failed=True)
-            names = store.ask(call)
+            rows = store.ask(ListTasks(dag, found.run_id, task_id=task)).rows
+            parts = split_clear(call, rows[0].elements if rows else None)
+            names = tuple(name for part in parts for name in store.ask(part))
         _say_changed(names, "cleared", as_json=as_json)
 
 

@@ -6,11 +6,14 @@ page. `by` names the user who makes a change and is recorded in the journal. Tim
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
 from tidemill.store.calls.call import Call, Listed, answered_by
+
+_NO_END = 1 << 62
 
 
 class MapCounts(msgspec.Struct, frozen=True):
@@ -199,6 +202,27 @@ class ClearTasks(Call[tuple[str, ...]], frozen=True):
     dry_run: bool = False
     map_index: int = -1
     indexes: tuple[int, int] | None = None
+
+
+#: The most elements that one call should clear; more take long enough for others to wait.
+CLEARED_AT_ONCE = 2_000
+
+
+def split_clear(call: ClearTasks, elements: MapCounts | None) -> Iterator[ClearTasks]:
+    """Yield the calls that clear the failed elements of one mapped task, a part of its elements each if many failed.
+
+    Args:
+        call: The call for the whole task, with `failed`.
+        elements: The counts of the task; None: it is not mapped.
+    """
+    if elements is None or elements.failed + elements.upstream_failed <= CLEARED_AT_ONCE:
+        yield call
+        return
+    end = max(elements.created, elements.arrived)
+    for first in range(0, end, CLEARED_AT_ONCE):
+        yield msgspec.structs.replace(call, indexes=(first, min(first + CLEARED_AT_ONCE, end) - 1))
+    # A map over a map may have elements with higher indexes than it has elements.
+    yield msgspec.structs.replace(call, indexes=(end, _NO_END))
 
 
 @answered_by("dags.task_admin:mark_tasks")
