@@ -152,6 +152,13 @@ def test_setups_in_a_group_have_the_rest_of_the_group_in_their_scope() -> None:
     assert (found["g.a"].setups, found["g.b"].scope, found["after"].scope) == (("g.open",), ("g.open",), ())
 
 
+def test_a_group_is_mapped_over_the_output_of_a_map() -> None:
+    with DAG("d") as dag:
+        etl.expand(x=show.expand(x=[1]))
+    assert find(dag)["etl"].mapped == MapStructure(("x",), (MapSource("map", "show", "return_value"),))
+    assert (find(dag)["etl"].upstream, find(dag)["etl"].follows) == (("show",), None)
+
+
 def test_a_task_is_mapped_over_the_output_of_a_group() -> None:
     with DAG("d") as dag:
         show.expand(x=make(lambda x: show.override(task_id="a")(x)))
@@ -252,10 +259,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "setup": (lambda: make(after_setup) >> EmptyOperator(task_id="a"), "is a setup that 'a' outside of the group"),
     "teardown": (with_outer_setup, "is a teardown that directly follows 'open' outside of the group"),
     "circle": (in_a_circle, "the dependencies form a cycle: etl >> etl.second >> numbers >> etl"),
-    "over a map": (
-        lambda: etl.expand(x=show.expand(x=[1])),
-        "group 'etl': argument 'x' of expand() is the output of a mapped task, which is not supported yet",
-    ),
     "unknown": (lambda: etl.expand(z=[1]), "group 'etl': etl has no parameter 'z', which expand() gives; use one of"),
     "unknown in partial": (lambda: etl.partial(z=1), "etl has no parameter 'z', which partial() gives"),
     "unknown in dicts": (lambda: etl.expand_kwargs([{"x": 1, "z": 2}]), "'z', which expand_kwargs() gives"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.store.dags import Player, dag, task
 from tests.store.test_groups import group, part
-from tests.store.test_maps import end, literal
-from tests.store.test_maps_follow import follower, list_states, list_values, play, player, succeed
+from tests.store.test_maps import end, literal, mapped
+from tests.store.test_maps_follow import follower, list_states, list_values, over, play, player, succeed
 
 from tidemill.core.tasks.endings import Failure
 from tidemill.core.tasks.structure import MapSource
@@ -47,6 +47,23 @@ async def test_an_element_of_the_group_without_a_result_has_no_follower(player: 
         await succeed(player, attempts[0], "" if attempts[0].map_index == 0 else None)
     assert await list_states(player, run, "f") == {1: "success"}
     assert await list_states(player, run, "g") == {1: "success"}
+
+
+@pytest.mark.parametrize("bad", [(), ("m[1]",)])
+async def test_a_group_over_a_map_waits_for_all_of_it(player: Player, bad: tuple[str, ...]) -> None:
+    tasks = (mapped("m", literal(3)), group(over("m")), part("a"), part("b", "a"), task("z", "b"))
+    run = await player.create(dag(*tasks))
+
+    ran = await play(player, failing=bad)
+
+    if bad:
+        assert sorted(ran) == ["m[0]", "m[1]", "m[2]"]
+        found = await end(player, run)
+        assert [found[name] for name in ("run", "G", "a", "z")] == ["failed", *["upstream_failed"] * 3]
+        await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "me", downstream=True, failed=True))
+        ran += await play(player)
+    assert [one[0] for one in ran if one[0] in "abz"] == list("abababz")
+    assert (await end(player, run))["run"] == "success"
 
 
 @pytest.mark.parametrize("outcome", ["skipped", "upstream_failed"])

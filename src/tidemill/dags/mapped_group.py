@@ -83,12 +83,6 @@ class MappedTaskGroup(GroupCall):
         self.shared = dict(shared)
         self.max_outstanding, self.max_failed_elements = check_limits(owner, max_outstanding, max_failed_elements)
         self.factors = describe_sources(owner, expand_input)
-        for name, factor in zip(expand_input.sources, self.factors, strict=True):
-            if any(leaf.kind == "map" for leaf in factor.leaves):
-                raise DagError(
-                    f"{owner}: argument {name!r} of expand() is the output of a mapped task, which is not supported "
-                    "yet; put an unmapped @task between them that returns list(values)"
-                )
         self.source_ids: set[str] = set()
         for name, source in expand_input.sources.items():
             if isinstance(source, RunValue):
