@@ -10,6 +10,8 @@ import asyncpg
 import pytest
 from tests.store.dags import Player, dag, task
 from tests.store.server import PostgresServer
+from tests.store.test_groups import group, part
+from tests.store.test_maps import literal
 
 from tidemill.core.tasks.endings import Deferral, Success
 from tidemill.core.tasks.structure import MapSource, MapStructure
@@ -289,3 +291,23 @@ async def test_triggerers_that_claim_at_once_never_share_out_a_stream(players: l
 
     assert len(claimed) == len(set(claimed)) == len(names)
     assert {stream for stream, of_stream in owners.items() if len(of_stream) > 1} == set()
+
+
+async def test_ends_of_tasks_in_one_unit_do_not_block_each_other_for_good(address: str, players: list[Player]) -> None:
+    run = await players[0].create(dag(group(literal(12)), part("a"), part("b"), part("c", "a", "b")))
+    attempts = {(one.task_id, one.map_index): one for one in await players[0].claim()}
+
+    async def end(player: Player, *keys: tuple[str, int]) -> None:
+        found = [attempts[key] for key in keys]
+        await player.turn(*[AttemptReport(one.task, one.epoch, Success()) for one in found])
+
+    for index in range(0, 12, 2):
+        await asyncio.gather(
+            end(players[0], ("a", index), ("b", index + 1)), end(players[1], ("b", index), ("a", index + 1))
+        )
+    connection = await asyncpg.connect(address)
+    count = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    assert await connection.fetchval(count) == 0
+    await connection.close()
+    await players[0].play()
+    assert set((await players[0].states(run)).values()) == {"success"}
