@@ -26,11 +26,14 @@ from tidemill.core.errors import ConfigError, HandlerError, TidemillError
 from tidemill.deadletters.letter import decode_letter
 from tidemill.deadletters.opening import open_letters
 from tidemill.deadletters.reader import FoundLetter
+from tidemill.pipeline.reports.history import HistoryRows, HistoryWriter
+from tidemill.pipeline.reports.report import HistoryStatus
 from tidemill.pipeline.tasks.environment import filter_environment
 from tidemill.recorder.reading.queries import EventQuery
 from tidemill.recorder.reading.reader import Reader
 from tidemill.runtime.embedded.broker import free_port
 from tidemill.runtime.embedded.java import find_java
+from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE
 from tidemill.spark import backfill, process
 from tidemill.spark.bounded.schema import OUTCOME_SCHEMA
@@ -300,6 +303,27 @@ def test_dead_letters_of_rows_go_to_the_topic_and_a_history_is_written(session, 
     ]
     assert {letter.kind.value for letter in letters} == {"arrange", "parse"}
     assert session.read.parquet(settings.history.path).count() == 3
+
+
+@pytest.mark.long
+def test_spark_sql_reads_the_history_while_it_grows(session, tmp_path):
+    async def write() -> None:
+        writer = HistoryWriter(tmp_path, EngineIdentity("w", 0, "e" * 32, "g"), max_rows=2)
+        for offset in range(5):
+            status = HistoryStatus.FAILED if offset == 3 else HistoryStatus.DONE
+            row = ("t", 0, offset, b"k", status, 1, 1, None, 1_700_000_000_000_000, 1_700_000_001_500_000, None)
+            writer.add(HistoryRows.from_columns([[value] for value in row]))
+        await writer.close()
+
+    asyncio.run(write())
+    (tmp_path / "_part-being-written.parquet").write_bytes(b"half a par")
+    rows = session.sql(
+        f"""
+        select status, count(*) as messages, max(cast(finished_at as double) - cast(started_at as double)) as seconds
+        from parquet.`{tmp_path}` group by status order by status
+        """
+    ).collect()
+    assert [tuple(row) for row in rows] == [("done", 4, 1.5), ("failed", 1, 1.5)]
 
 
 def test_a_stream_from_files_is_worked_off_batch_by_batch_and_goes_on_where_it_was(session, settings, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import queue
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 from tests.spark.live.handlers import Quiet, Refusing, SecondWaits, SlowFirst
 from tests.until import slack, wait_until
 
@@ -25,9 +23,6 @@ from tidemill.core.supervision.slot_events import EngineEnding
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.reports.history import HistoryRows, HistoryWriter
-from tidemill.pipeline.reports.report import HistoryStatus
-from tidemill.runtime.identity import EngineIdentity
 from tidemill.runtime.link.frames import LinkAddress
 from tidemill.runtime.link.live_tasks import LiveState
 from tidemill.runtime.process.table import is_running
@@ -348,25 +343,3 @@ def test_exit_now_ends_the_processes_at_once(running: Callable[..., Running]) ->
     run.live.drain()
     run.live.exit_now()
     wait_until(lambda: not is_running(pid), slack(3))
-
-
-@pytest.mark.long
-def test_spark_sql_reads_the_history_while_it_grows(spark: Spark, tmp_path: Path) -> None:
-    async def write() -> None:
-        writer = HistoryWriter(tmp_path, EngineIdentity("w", 0, "e" * 32, "g"), max_rows=2)
-        for offset in range(5):
-            status = HistoryStatus.FAILED if offset == 3 else HistoryStatus.DONE
-            row = ("t", 0, offset, b"k", status, 1, 1, None, 1_700_000_000_000_000, 1_700_000_001_500_000, None)
-            writer.add(HistoryRows.from_columns([[value] for value in row]))
-        await writer.close()
-
-    asyncio.run(write())
-    (tmp_path / "_part-being-written.parquet").write_bytes(b"half a par")
-    session = SparkSession(spark.context)
-    rows = session.sql(
-        f"""
-        select status, count(*) as messages, max(cast(finished_at as double) - cast(started_at as double)) as seconds
-        from parquet.`{tmp_path}` group by status order by status
-        """
-    ).collect()
-    assert [tuple(row) for row in rows] == [("done", 4, 1.5), ("failed", 1, 1.5)]
