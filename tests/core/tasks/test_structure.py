@@ -1,6 +1,13 @@
 from __future__ import annotations
 
-from tidemill.core.tasks.structure import DagStructure, MapSource, MapStructure, TaskStructure
+from tidemill.core.tasks.structure import (
+    DagStructure,
+    MapSource,
+    MapStructure,
+    StartStructure,
+    TaskStructure,
+    hide_arguments,
+)
 
 NUMBERS, LINES = MapSource("literal", length=2), MapSource("generator", "lines", "return_value")
 PAIRS = MapSource("zip", parts=(MapSource("xcom", "ids", "return_value"), MapSource("param", key="names")))
@@ -46,3 +53,11 @@ def test_a_task_follows_the_map_that_is_its_only_source_if_all_must_succeed() ->
     assert TaskStructure("f", mapped=MapStructure(("x",), (MapSource("xcom", "s"),))).follows is None
     assert TaskStructure("f").follows is None
     assert two.maps == {"s"}
+
+
+def test_the_arguments_of_triggers_are_not_shown() -> None:
+    start = StartStructure("a.Trigger", '{"token":"secret"}', "go_on", '{"a":"secret"}', 5, elements=("secret",))
+    shown = hide_arguments(DagStructure("d", (TaskStructure("a", start=start), TaskStructure("b"))))
+    assert shown.tasks[0].start == StartStructure("a.Trigger", method="go_on", timeout_us=5)
+    assert shown.tasks[1] == TaskStructure("b")
+    assert "secret" not in str(shown)

@@ -81,7 +81,7 @@ def _tell_errors(store: StoreAsker) -> None:
 def show(dag: DagId, config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
     """Show a DAG: its schedule, and its tasks with their dependencies."""
     with reporting():
-        from tidemill.cli.dags.structure_view import format_structure
+        from tidemill.cli.dags.structure_view import format_structure, show_structure
         from tidemill.cli.dags.views import encode_dag
         from tidemill.store.calls.dag_calls import GetDag
 
@@ -91,7 +91,7 @@ def show(dag: DagId, config: Config = None, folder: Folder = None, as_json: AsJs
             raise build_unknown_error(dag)
         if as_json:
             document = {**encode_dag(found.dag), "unshared": found.unshared}
-            typer.echo(json.dumps({**document, "structure": json.loads(found.structure)}))
+            typer.echo(json.dumps({**document, "structure": show_structure(found.structure)}))
             return
         for line in format_structure(found):
             typer.echo(line)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidemill.cli.dags.views import build_dag_row
 from tidemill.cli.terminal.tables import Column, find_width, format_table
@@ -12,6 +13,8 @@ from tidemill.core.tasks.structure import DagStructure, ParamStructure, TaskStru
 if TYPE_CHECKING:
     from tidemill.store.calls.dag_calls import DagDetails
 
+#: The fields of `StartStructure` that have no values of users.
+_SHOWN = ("classpath", "method", "timeout_us")
 _COLUMNS = (
     Column("TASK", cut=True),
     Column("OPERATOR", cut=True),
@@ -26,6 +29,15 @@ _PARAM_COLUMNS = (
     Column("SCHEMA", cut=True, optional=True),
     Column("DESCRIPTION", optional=True),
 )
+
+
+def show_structure(text: bytes) -> Any:
+    """Return a stored structure as JSON values, without the arguments of triggers."""
+    found = json.loads(text)
+    for task in found.get("tasks", ()):
+        if "start" in task:
+            task["start"] = {name: task["start"][name] for name in _SHOWN if name in task["start"]}
+    return found
 
 
 def format_structure(found: DagDetails) -> Iterator[str]:

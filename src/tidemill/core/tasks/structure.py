@@ -10,7 +10,7 @@ exists. Durations are whole microseconds; times are UTC microseconds since the e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 #: The number of this format; texts in other formats are not read.
 FORMAT = 1
@@ -317,3 +317,15 @@ class DagStructure:
     def waits_for_past(self) -> bool:
         """Whether tasks of a run wait for tasks of the previous run."""
         return any(one.depends_on_past or one.wait_for_downstream for one in self.tasks)
+
+
+def hide_arguments(structure: DagStructure) -> DagStructure:
+    """Return a structure for display, without the arguments of triggers, among which there may be secrets."""
+    return replace(structure, tasks=tuple(map(_hide_arguments, structure.tasks)))
+
+
+def _hide_arguments(task: TaskStructure) -> TaskStructure:
+    start = task.start
+    if start is None:
+        return task
+    return replace(task, start=StartStructure(start.classpath, method=start.method, timeout_us=start.timeout_us))

@@ -9,6 +9,7 @@ from fastapi import Path, Query
 from starlette.requests import Request
 
 from tidemill.core.tasks.instance import MAX_INDEX
+from tidemill.core.tasks.structure import hide_arguments
 from tidemill.core.wording import format_count
 from tidemill.runtime.json.codec import EncodingError, encode
 from tidemill.store.calls.dag_calls import PauseDag
@@ -94,7 +95,7 @@ def _add_dags(router: Routes, desk: Desk) -> None:
     @router.get("/dags/{dag_id}", tags=["dags"], summary="A DAG with its structure")
     def read_dag(dag_id: DagId) -> models.DagDetailsView:
         dag, structure = desk.get_dag(dag_id)
-        return models.DagDetailsView(dag=dag, structure=msgspec.to_builtins(structure))
+        return models.DagDetailsView(dag=dag, structure=msgspec.to_builtins(hide_arguments(structure)))
 
     @router.get("/dag-runs", tags=["dags"], summary="The runs of all DAGs, newest first")
     def list_all_runs(
