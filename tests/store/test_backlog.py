@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, func, select, text, update
 from tests.store.dags import Player, dag, task
 
-from tidemill.core.tasks.backlog import Backlog
+from tidemill.core.tasks.backlog import ItemBacklog
 from tidemill.core.tasks.endings import Loss, Success
 from tidemill.core.tasks.structure import DagStructure, MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.instance_calls import ClearTasks, ListTasks, MarkTasks
@@ -139,8 +139,8 @@ async def read_block(database: Database, name: str = "g") -> tuple[str, int]:
     return state, block
 
 
-async def read_backlog(database: Database, run: RunRecord) -> Backlog:
-    def read(connection: Connection) -> Backlog:
+async def read_backlog(database: Database, run: RunRecord) -> ItemBacklog:
+    def read(connection: Connection) -> ItemBacklog:
         columns = task_instance.c
         mine = (columns.run == run.id) & (columns.task_id == "g")
         task_id = connection.execute(select(columns.id).where(mine)).scalar_one()
@@ -153,7 +153,7 @@ async def read_backlog(database: Database, run: RunRecord) -> Backlog:
         return find_consumers(connection, plan, run.id, "g").measure(connection, task_id)
 
     found = await database.read(read)
-    return Backlog(*found)
+    return ItemBacklog(*found)
 
 
 @pytest.mark.parametrize(
@@ -330,11 +330,11 @@ async def test_a_product_takes_an_item_once_all_its_elements_exist(database: Dat
     await site.take_turn()
     ((key, _),) = site.running.items()
     await site.store.call(EmitItems(*key, 0, ('"a"', '"bb"', '"ccc"', '"dddd"')))
-    assert await read_backlog(database, run) == Backlog(4, 18)
+    assert await read_backlog(database, run) == ItemBacklog(4, 18)
     await site.schedule()  # five of eight elements
-    assert await read_backlog(database, run) == Backlog(2, 11)
+    assert await read_backlog(database, run) == ItemBacklog(2, 11)
     await site.store.call(EmitItems(*key, 4, ('"\u00e9"',)))
-    assert await read_backlog(database, run) == Backlog(3, 15), "bytes count, not characters"
+    assert await read_backlog(database, run) == ItemBacklog(3, 15), "bytes count, not characters"
 
 
 async def test_a_map_keeps_the_limits_with_which_it_opened(database: Database) -> None:

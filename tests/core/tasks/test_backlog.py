@@ -4,20 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.tasks.backlog import MAX_BACKLOG, MAX_BACKLOG_BYTES, Backlog, Consumer, count_taken
+from tidemill.core.tasks.backlog import MAX_BACKLOG, MAX_BACKLOG_BYTES, Consumer, ItemBacklog, count_taken
 
 
 @pytest.mark.parametrize(
     ("backlog", "full", "room"),
     [
-        (Backlog(), False, True),
-        (Backlog(MAX_BACKLOG // 2 - 1), False, True),
-        (Backlog(MAX_BACKLOG // 2), False, False),
-        (Backlog(MAX_BACKLOG - 1), False, False),
-        (Backlog(MAX_BACKLOG), True, False),
-        (Backlog(1, MAX_BACKLOG_BYTES // 2 - 1), False, True),
-        (Backlog(1, MAX_BACKLOG_BYTES // 2), False, False),
-        (Backlog(1, MAX_BACKLOG_BYTES), True, False),
+        (ItemBacklog(), False, True),
+        (ItemBacklog(MAX_BACKLOG // 2 - 1), False, True),
+        (ItemBacklog(MAX_BACKLOG // 2), False, False),
+        (ItemBacklog(MAX_BACKLOG - 1), False, False),
+        (ItemBacklog(MAX_BACKLOG), True, False),
+        (ItemBacklog(1, MAX_BACKLOG_BYTES // 2 - 1), False, True),
+        (ItemBacklog(1, MAX_BACKLOG_BYTES // 2), False, False),
+        (ItemBacklog(1, MAX_BACKLOG_BYTES), True, False),
     ],
 )
 def test_a_generator_waits_at_the_limit_and_goes_on_below_half_of_it(backlog, full, room):
@@ -25,16 +25,16 @@ def test_a_generator_waits_at_the_limit_and_goes_on_below_half_of_it(backlog, fu
 
 
 def test_the_smallest_backlog_is_empty_before_the_generator_goes_on():
-    assert Backlog(1).is_full(1)
-    assert not Backlog(1).has_room(1)
-    assert Backlog(0).has_room(1)
+    assert ItemBacklog(1).is_full(1)
+    assert not ItemBacklog(1).has_room(1)
+    assert ItemBacklog(0).has_room(1)
 
 
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(1, 60), st.integers(1, 60))
 def test_no_backlog_is_full_and_has_room(items, size, max_items, max_size):
-    backlog = Backlog(items, size)
+    backlog = ItemBacklog(items, size)
     assert not (backlog.is_full(max_items, max_size) and backlog.has_room(max_items, max_size))
-    assert Backlog().has_room(max_items, max_size), "a generator whose elements have taken all of it goes on"
+    assert ItemBacklog().has_room(max_items, max_size), "a generator whose elements have taken all of it goes on"
 
 
 def test_the_slowest_map_that_counts_decides():

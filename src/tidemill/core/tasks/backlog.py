@@ -13,7 +13,7 @@ from typing import NamedTuple
 MAX_BACKLOG, MAX_BACKLOG_BYTES = 10_000, 64 << 20
 
 
-class Backlog(NamedTuple):
+class ItemBacklog(NamedTuple):
     """What a generator has yielded and some map over it has not created elements from. `size`: its bytes."""
 
     items: int = 0

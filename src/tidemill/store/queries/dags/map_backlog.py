@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, cast, func, literal_column, select, text
 
-from tidemill.core.tasks.backlog import MAX_BACKLOG, Backlog, Consumer, count_taken
+from tidemill.core.tasks.backlog import MAX_BACKLOG, Consumer, ItemBacklog, count_taken
 from tidemill.core.tasks.inputs import Unblocked
 from tidemill.core.tasks.task_row import ENDED
 from tidemill.store.batches import RowSet, find_dialect
@@ -48,14 +48,14 @@ class Consumers(NamedTuple):
     max_items: int
     wants: bool
 
-    def measure(self, connection: Connection, task: int) -> Backlog:
+    def measure(self, connection: Connection, task: int) -> ItemBacklog:
         """Return how far the generator is ahead. `task`: its instance."""
         yielded = count_items(connection, task, YIELDED)
         taken = count_taken(yielded, self.maps)
         if taken == yielded:
-            return Backlog()
+            return ItemBacklog()
         sizes = read_sizes(connection, task, YIELDED, [taken - 1, yielded - 1])
-        return Backlog(yielded - taken, sizes[yielded - 1] - sizes.get(taken - 1, 0))
+        return ItemBacklog(yielded - taken, sizes[yielded - 1] - sizes.get(taken - 1, 0))
 
 
 def find_consumers(connection: Connection, plan: DagPlan, run: int, name: str) -> Consumers:
