@@ -426,14 +426,14 @@ async def test_old_elements_of_a_map_that_begins_anew_are_removed_in_batches_tha
     run = await player.create(dag(mapped("s", literal(7)), follower("f", "s"), task("z", "f")))
     await play(player)
     monkeypatch.setattr(maps, "ELEMENTS", 3)
-    fetch, read = maps._fetch, []
+    fetch, read = maps.fetch_elements, []
 
     def note(board: Any, head: Any, kind: str, first: int, *details: Any) -> list[Any]:
         if (head.task_id, kind) == ("f", "present"):
             read.append(first)
         return fetch(board, head, kind, first, *details)
 
-    monkeypatch.setattr(maps, "_fetch", note)
+    monkeypatch.setattr(maps, "fetch_elements", note)
     await player.store.call(ClearTasks(run.dag_id, run.run_id, ("s",), "tester", downstream=True))
     ran = await play(player)
 

@@ -20,7 +20,7 @@ from tidemill.store.context import build_context
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.database import Database
 from tidemill.store.queries.dags import transition
-from tidemill.store.queries.dags.maps import expand_maps
+from tidemill.store.queries.dags.map_turns import expand_maps
 from tidemill.store.queries.dags.runs import start_runs
 from tidemill.store.queries.dags.task_rows import read_runs
 from tidemill.store.queries.dags.transition import Board

@@ -12,7 +12,7 @@ from tidemill.store.calls.call import Call, Listed, answered_by
 from tidemill.store.calls.instance_calls import TaskRecord
 
 
-@answered_by("dags.task_admin:list_elements", reads=True)
+@answered_by("dags.task_lists:list_elements", reads=True)
 class ListElements(Call[Listed[TaskRecord]], frozen=True):
     """Return the elements of a mapped task by index.
 

@@ -127,7 +127,7 @@ class DescribeTriggers(Call[tuple[TriggerAbout, ...]], frozen=True):
     triggers: tuple[int, ...]
 
 
-@answered_by("dags.task_admin:list_tasks", reads=True)
+@answered_by("dags.task_lists:list_tasks", reads=True)
 class ListTasks(Call[Listed[TaskRecord]], frozen=True):
     """Return the task instances of a run, by name and map index.
 
@@ -162,7 +162,7 @@ class HistoryRecord(msgspec.Struct, frozen=True):
     detail: str | None
 
 
-@answered_by("dags.task_admin:list_history", reads=True)
+@answered_by("dags.task_lists:list_history", reads=True)
 class TaskHistory(Call[Listed[HistoryRecord]], frozen=True):
     """Return the state changes of a task, oldest first."""
 

@@ -14,7 +14,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from sqlalchemy import (
@@ -53,12 +53,11 @@ from tidemill.core.tasks.expansion import (
     find_count,
 )
 from tidemill.core.tasks.inputs import Cancel, Channel, Clear, MapTold, Mark, Ready, Remove
-from tidemill.core.tasks.task_row import ENDED, TaskState
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.core.wording import format_count
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.service_calls import MapLimits
-from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import IS_BAD_ELEMENT, dag_run, task_instance, task_map
+from tidemill.store.dag_tables import IS_BAD_ELEMENT, task_instance
 from tidemill.store.queries.dags.map_follow import Following, find_passed, lock_passed
 from tidemill.store.queries.dags.map_groups import (
     UNITS,
@@ -72,26 +71,21 @@ from tidemill.store.queries.dags.map_groups import (
     write_parts,
 )
 from tidemill.store.queries.dags.map_items import find_changes
+from tidemill.store.queries.dags.map_locks import fetch_elements
+from tidemill.store.queries.dags.map_policy import get_policy, may_start
 from tidemill.store.queries.dags.map_queue import count_queue, remove_queued
 from tidemill.store.queries.dags.map_rows import DEFAULT_LIMITS, StoredMap, read_maps, write_map
 from tidemill.store.queries.dags.map_sources import locate_leaves, look_at_sources, open_sources
 from tidemill.store.queries.dags.stored_sources import StoredSources, read_sources, write_sources
-from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, compute_rank
-from tidemill.store.queries.dags.tasks import close_board
+from tidemill.store.queries.dags.task_rows import TaskEntry, compute_rank
 from tidemill.store.queries.dags.transition import Board
-from tidemill.store.queries.isolation import work_on_runs
-from tidemill.store.queries.triggers.cursors import SKIPPED, build_id_rows
 from tidemill.store.statements import Statement
 
-#: The most maps that one turn looks at, and the most elements of a map that one step changes, besides new ones.
-MAPS, ELEMENTS = 50, 500
-#: The most elements that one turn creates or starts again.
-STARTED = 5_000
-_TASK, _MAP = task_instance.c, task_map.c
-_ENDED = tuple(sorted(state.value for state in ENDED))
+#: The most elements of a map that one step changes, besides new ones.
+ELEMENTS = 500
+_TASK = task_instance.c
+
 _BY = "scheduler"
-#: More elements than any map has.
-_MANY = 1 << 62
 _INDEXES = RowSet("new_elements", map_index=int)
 #: The decisions of a follower over an element that it does not run.
 _READINESS = {TaskState.SKIPPED: Readiness.SKIP, TaskState.UPSTREAM_FAILED: Readiness.FAIL}
@@ -108,112 +102,6 @@ _CONSTANT = {
     "pending": 0,
     "skip_votes": 0,
 }
-
-
-class _Marked(NamedTuple):
-    """A map that is marked, and the counts that say how many elements it may start."""
-
-    head: int
-    opened: int
-    closed: int
-    arrived: int
-    created: int
-    waiting: int
-    unfinished: int
-    retrying: int
-    max_outstanding: int | None
-
-
-def expand_maps(
-    connection: Connection,
-    context: CallContext,
-    skip: Collection[int] = (),
-    limits: MapLimits = DEFAULT_LIMITS,
-    most: int = STARTED,
-) -> int:
-    """Look at the maps that are marked; return their number.
-
-    Args:
-        connection: A connection inside a transaction.
-        context: The transaction's context.
-        skip: Runs to skip.
-        limits: The limits of maps that open now.
-        most: The maximum number of elements to create or to start again.
-    """
-    given = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
-    found = _pending.fetch(connection, {"most": MAPS, **given}, bool(skip))
-
-    def expand(marked: list[_Marked]) -> int:
-        nonlocal most
-        board = Board(connection, context)
-        board.lock([one.head for one in marked])
-        heads, limited = [], []
-        for one in marked:
-            head = board.tasks.get(one.head)
-            if head is None:
-                continue
-            window = _find_window(head, (one.opened and one.max_outstanding) or limits.max_outstanding)
-            wanted = _estimate_starts(head, one, window)
-            if wanted > most:
-                context.left = True
-                if not most:
-                    continue  # it stays marked
-                head.window = one.unfinished + _count_retrying(window, one.retrying) + most
-                limited.append(head)
-            most -= min(wanted, most)
-            heads.append(head)
-        look_at_maps(board, heads, limits)
-        _mark_again(board, limited)
-        close_board(board, stops=False)
-        return len(marked)
-
-    return work_on_runs(connection, context, [(run, _Marked(*values)) for run, *values in found], expand)
-
-
-@Statement
-def _pending(dialect: str, skips: bool) -> Select[Any]:
-    wanted = [_MAP.pending == literal_column("1")]
-    if skips:
-        wanted.append(_MAP.run.not_in(select(SKIPPED.build_source(dialect).c.id)))
-    counts = [_MAP[name] for name in _Marked._fields if name != "head"]
-    statement = select(_MAP.run, _MAP.task, *counts).join(dag_run, dag_run.c.id == _MAP.run).where(and_(*wanted))
-    statement = statement.order_by(_MAP.task).limit(bindparam("most"))
-    return statement.with_for_update(of=dag_run, skip_locked=True)
-
-
-def _estimate_starts(head: TaskEntry, one: _Marked, window: int) -> int:
-    """Return how many elements a map creates or starts again at most."""
-    if not _may_start(head) or head.plan.structure.mapped_group:
-        return 0
-    room = window - one.unfinished - _count_retrying(window, one.retrying)
-    if one.opened and one.closed:
-        room = min(room, one.arrived - one.created + one.waiting)
-    return max(room, 0)
-
-
-def _find_window(head: TaskEntry, max_outstanding: int) -> int:
-    """Return how many elements of a map may be unfinished. `max_outstanding`: unless the task sets it."""
-    return _get_policy(head, MapLimits(max_outstanding)).max_outstanding
-
-
-def _count_retrying(window: int, retrying: int) -> int:
-    """Return how many elements that wait for a retry count in the window, at most."""
-    return min(retrying, (window + 1) // 2)
-
-
-def _mark_again(board: Board, heads: Sequence[TaskEntry]) -> None:
-    """Mark maps whose window has more room than this transaction could use."""
-    stored = read_maps(board.connection, [head.id for head in heads], locks=False) if heads else {}
-    for head in heads:
-        head.window = None
-        row = stored[head.id].row
-        # How many elements a map that follows another one may start is known once it looks.
-        more = row.created < row.arrived or (head.plan.structure.follows is not None and not row.closed)
-        left = row.waiting or (row.stop is None and more)
-        window = _find_window(head, stored[head.id].limits.max_outstanding)
-        room = window - row.unfinished - _count_retrying(window, row.retrying)
-        if left and room > 0 and _may_start(head):
-            board.maps.wake(head.run.id, head.task_id)
 
 
 @dataclass(slots=True)
@@ -296,19 +184,6 @@ def _count_followed(head: TaskEntry) -> int:
     return number
 
 
-def _get_policy(head: TaskEntry, limits: MapLimits) -> MapPolicy:
-    policy = head.plan.build_map_policy(limits.max_outstanding, limits.max_map_length)
-    assert policy is not None
-    return policy if head.window is None else policy._replace(max_outstanding=head.window)
-
-
-def _may_start(head: TaskEntry) -> bool:
-    stop = head.run.stop
-    # Teardowns clean up after a fail-fast stop.
-    goes_on = stop is None or (stop == "fail_fast" and head.plan.structure.is_teardown)
-    return goes_on and head.row.state is not TaskState.ENDING and head.run.state == "running"
-
-
 def _prepare(board: Board, head: TaskEntry, stored: StoredMap, reopens: bool) -> _Work:
     """Lock the elements that may get an input; a map is locked after them."""
     work, row = _Work(head, reopens=reopens and stored.sources is not None), stored.row
@@ -319,20 +194,20 @@ def _prepare(board: Board, head: TaskEntry, stored: StoredMap, reopens: bool) ->
         wanted = "removed" if isinstance(ordered, Remove) else head.row.ending.state.value  # type: ignore[union-attr]
         _order(board, work, ordered, wanted)
     elif _has_to_sweep(stored) and not work.reopens:
-        rows = _fetch(board, head, "unstarted", 0, None, ELEMENTS)
+        rows = fetch_elements(board, head, "unstarted", 0, None, ELEMENTS)
         work.orders = Cancel(request=row.stop or ""), board.add_elements(rows)
         work.left = len(rows) >= ELEMENTS
         work.sweeps = True
-    policy = _get_policy(head, stored.limits)
-    if row.waiting and _may_start(head):
-        work.waiting = board.add_elements(_fetch(board, head, "waiting", 0, None, policy.max_outstanding))
+    policy = get_policy(head, stored.limits)
+    if row.waiting and may_start(head):
+        work.waiting = board.add_elements(fetch_elements(board, head, "waiting", 0, None, policy.max_outstanding))
     follows = head.plan.structure.follows is not None
     if row.created < stored.made and row.stop is None and not follows:
         last = min(row.created + policy.max_outstanding, stored.made) - 1
-        entries = board.add_elements(_fetch(board, head, "any", row.created, last, policy.max_outstanding))
+        entries = board.add_elements(fetch_elements(board, head, "any", row.created, last, policy.max_outstanding))
         work.known = {entry.map_index: entry for entry in entries}
     if row.closed and row.opened and stored.made > _find_end(stored) and not _has_failed_again(stored):
-        rows = _fetch(board, head, "present", _find_end(stored), stored.made - 1, ELEMENTS)
+        rows = fetch_elements(board, head, "present", _find_end(stored), stored.made - 1, ELEMENTS)
         work.gone = board.add_elements(rows)
         if len(rows) < ELEMENTS:
             work.empty_from = _find_end(stored)
@@ -346,7 +221,7 @@ def _prepare_group(board: Board, work: _Work, stored: StoredMap) -> _Work:
     group = work.group = GroupWork(head, find_parts(board, head))
     end = _find_end(stored) if row.closed and row.opened else None
     work.sweeps = head.row.ending is None and _has_to_sweep(stored)
-    window = _get_policy(head, stored.limits).max_outstanding if _may_start(head) else 0
+    window = get_policy(head, stored.limits).max_outstanding if may_start(head) else 0
     work.left = prepare_units(board, group, stored, window=window, end=end, sweeps=work.sweeps)
     if end is not None and len(group.gone) < UNITS:
         work.empty_from = end
@@ -371,13 +246,13 @@ def _prepare_follower(board: Board, work: _Work, stored: StoredMap) -> None:
             return
         # Elements of the time before the map began anew would be counted; it opens without any. Meanwhile `made` is
         # the index up to which they are removed.
-        rows = _fetch(board, head, "present", stored.made, None, ELEMENTS)
+        rows = fetch_elements(board, head, "present", stored.made, None, ELEMENTS)
         work.gone = board.add_elements(rows)
         work.left = len(rows) >= ELEMENTS
         work.removed_to = work.gone[-1].map_index + 1 if work.left else 0
         if work.left:
             return
-    room = min(count_room(row, _get_policy(head, stored.limits)), ELEMENTS) if _may_start(head) else 0
+    room = min(count_room(row, get_policy(head, stored.limits)), ELEMENTS) if may_start(head) else 0
     work.following = find_passed(board, head, room, opens=not row.opened)
 
 
@@ -399,63 +274,9 @@ def _has_to_remove(work: _Work, stored: StoredMap) -> bool:
 
 
 def _order(board: Board, work: _Work, ordered: Mark | Remove, wanted: str) -> None:
-    rows = _fetch(board, work.head, "open", 0, None, ELEMENTS, wanted)
+    rows = fetch_elements(board, work.head, "open", 0, None, ELEMENTS, wanted)
     work.orders = ordered, board.add_elements(rows)
     work.left = len(rows) >= ELEMENTS
-
-
-def _fetch(
-    board: Board, head: TaskEntry, kind: str, first: int, last: int | None, limit: int, wanted: str = ""
-) -> list[Any]:
-    given = {
-        "of_run": head.run.id,
-        "of_task": head.task_id,
-        "first": first,
-        "last": _MANY if last is None else last,
-        "most": limit,
-        "wanted": wanted,
-    }
-    return _elements.fetch(board.connection, given, kind)
-
-
-def lock_elements(connection: Connection, run: int, task_id: str, first: int, last: int) -> list[Any]:
-    """Lock the elements of a mapped task in a range of indexes, and return their rows."""
-    given = {"of_run": run, "of_task": task_id, "first": max(0, first), "last": last, "most": _MANY}
-    return _elements.fetch(connection, given, "present")
-
-
-def lock_failed_elements(connection: Connection, run: int, task_id: str) -> list[Any]:
-    """Lock the elements of a mapped task that failed, and return their rows."""
-    given = {"of_run": run, "of_task": task_id, "first": 0, "last": _MANY, "most": _MANY}
-    return _elements.fetch(connection, given, "failed")
-
-
-@Statement
-def _elements(dialect: str, kind: str) -> Select[Any]:
-    """Build the statement that locks elements of a map, in order of their index.
-
-    kind: `waiting`: cleared ones; `open`: unfinished ones, except those that are ending as `wanted` or to be removed;
-    `unstarted`: unfinished ones that have not started; `failed`; `present`: those that are not removed; `any`.
-    """
-    mine: list[Any] = [_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task")]
-    mine += [_TASK.map_index >= bindparam("first"), _TASK.map_index <= bindparam("last")]
-    unfinished = _TASK.state.not_in([literal_column(f"'{state}'") for state in _ENDED])
-    match kind:
-        case "waiting":
-            mine.append(_TASK.pending == literal_column("2"))
-        case "open":
-            after = func.coalesce(_TASK.ending_outcome, literal_column("'none'"))
-            decided = after.in_([bindparam("wanted"), literal_column("'removed'")])
-            same = and_(_TASK.state == literal_column("'ending'"), decided)
-            mine += [unfinished, ~same]
-        case "unstarted":
-            resting = _TASK.state.in_([literal_column("'none'"), literal_column("'ending'")])
-            mine += [unfinished, _TASK.tries == _TASK.tries_before, ~resting]
-        case "failed":
-            mine.append(text(IS_BAD_ELEMENT))
-        case "present":
-            mine.append(_TASK.state != literal_column("'removed'"))
-    return select(*COLUMNS).where(and_(*mine)).order_by(_TASK.map_index).limit(bindparam("most")).with_for_update()
 
 
 def _step(board: Board, work: _Work, maps: Mapping[int, StoredMap]) -> None:
@@ -479,10 +300,10 @@ def _step(board: Board, work: _Work, maps: Mapping[int, StoredMap]) -> None:
         stored, inputs = _find_inputs(board.connection, head, stored, board.context.now_us)
     else:
         stored, inputs = _follow(board, work, stored)
-    policy, left, stops = _get_policy(head, stored.limits), work.left, False
+    policy, left, stops = get_policy(head, stored.limits), work.left, False
     expansion = Expansion(stored.row)
     for given in inputs:
-        starts = given is inputs[-1] and _may_start(head) and not (work.sweeps and work.left)
+        starts = given is inputs[-1] and may_start(head) and not (work.sweeps and work.left)
         expansion = feed(stored.row, given, policy, starts)
         stored = stored._replace(row=expansion.row)
         stops = stops or expansion.stops
@@ -619,10 +440,10 @@ def _follow(board: Board, work: _Work, stored: StoredMap) -> tuple[StoredMap, tu
         stored = stored._replace(sources=write_sources(_FOLLOWS), error=None, swept=False)
     if following is None:
         return stored, (*inputs, Look()) if stored.row.opened else ()
-    policy = _get_policy(work.head, stored.limits)
+    policy = get_policy(work.head, stored.limits)
     if feed(stored.row, inputs[0] if inputs else Look(), policy, starts=False).stops:
         return _count_rest(board.connection, work.head, stored), (*inputs, Look())
-    room = count_room(stored.row, policy) if _may_start(work.head) else 0
+    room = count_room(stored.row, policy) if may_start(work.head) else 0
     moved = _take_over(board, work, following, room)
     inputs += [ElementsMoved(TaskState.REMOVED, state, number) for state, number in moved.items()]
     source = board.find(work.head.run.id, following.source)

@@ -31,7 +31,7 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import IS_BLOCKED, dag_run, task_instance, task_map
 from tidemill.store.queries.dags.admissions import Admitted, admit_tasks
 from tidemill.store.queries.dags.map_backlog import unblock_sources
-from tidemill.store.queries.dags.maps import expand_maps
+from tidemill.store.queries.dags.map_turns import expand_maps
 from tidemill.store.queries.dags.run_starts import start_waiting_runs
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, stop_runs
 from tidemill.store.queries.dags.schedule import create_due_runs, select_next_due

@@ -1,0 +1,234 @@
+"""The tasks of runs for the command line and the web pages: lists, history, logs, and numbers for metrics.
+
+Invariants: lists read at most one page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, and_, func, literal_column, select, text
+
+from tidemill.core.tasks.dependencies import TaskOutcome
+from tidemill.core.tasks.instance import UNMAPPED, format_instance
+from tidemill.core.tasks.task_row import TaskState
+from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
+from tidemill.store.calls.count_calls import CountStore, StoreCounts
+from tidemill.store.calls.element_calls import ListElements
+from tidemill.store.calls.instance_calls import (
+    HistoryRecord,
+    ListTasks,
+    MapCounts,
+    TaskHistory,
+    TaskRecord,
+)
+from tidemill.store.calls.log_calls import LogPartRecord, ReadLog
+from tidemill.store.context import CallContext
+from tidemill.store.dag_plan import DagPlan
+from tidemill.store.dag_tables import (
+    HOLDS_SLOTS,
+    IS_BAD_ELEMENT,
+    IS_DEFERRED,
+    IS_UNMAPPED,
+    dag_file,
+    dag_run,
+    dag_version,
+    task_instance,
+    task_journal,
+)
+from tidemill.store.queries.dags.map_counts import read_counts
+from tidemill.store.queries.dags.progress import ACTIVE, count_tasks
+from tidemill.store.queries.dags.runs import find_run
+from tidemill.store.queries.dags.task_logs import find_last_try, read_log
+from tidemill.store.queries.dags.task_rows import compute_rank, is_resumed, load_plan
+from tidemill.store.tables import service_session, trigger
+
+_TASK, _RUN, _JOURNAL = task_instance.c, dag_run.c, task_journal.c
+_BAD = (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
+#: The conditions of the short indexes on tasks that have not ended, by state.
+_OPEN = {
+    TaskState.NONE: "task_instance.pending = 2",
+    TaskState.SCHEDULED: "task_instance.state = 'scheduled'",
+    TaskState.QUEUED: f"task_instance.{HOLDS_SLOTS}",
+    TaskState.RUNNING: f"task_instance.{HOLDS_SLOTS}",
+    TaskState.ENDING: f"task_instance.{HOLDS_SLOTS}",
+    TaskState.DEFERRED: f"task_instance.{IS_DEFERRED}",
+    TaskState.UP_FOR_RETRY: "task_instance.next_due_us IS NOT NULL",
+}
+
+
+def list_tasks(connection: Connection, request: ListTasks, context: CallContext) -> Listed[TaskRecord]:
+    """Return a page of the tasks of a run; see `ListTasks`."""
+    run, plan = _find_plan(connection, request.dag_id, request.run_id)
+    statement = _select_tasks(run, request.limit)
+    if request.states:
+        statement = statement.where(_TASK.state.in_(request.states))
+    if request.task_id is not None:
+        statement = statement.where(_TASK.task_id == request.task_id)
+    if request.map_index == UNMAPPED:
+        statement = statement.where(text(IS_UNMAPPED))
+    elif request.map_index is not None:
+        statement = statement.where(_TASK.map_index == request.map_index)
+    rows = _fetch_page(connection, statement, plan, request)
+    found = rows[: request.limit]
+    counts = read_counts(connection, run, plan)
+    records = tuple(_build_task(row, plan, request, counts.get(row.id)) for row in found)
+    last = rows[request.limit - 1] if len(rows) > request.limit else None
+    return Listed(records, None if last is None else f"{last.number}:{last.map_index}")
+
+
+def list_elements(connection: Connection, request: ListElements, context: CallContext) -> Listed[TaskRecord]:
+    """Return a page of the elements of a mapped task; see `ListElements`."""
+    run, plan = _find_plan(connection, request.dag_id, request.run_id)
+    if request.task_id not in plan.tasks:
+        raise refuse_instance(request.dag_id, request.run_id, request.task_id, UNMAPPED)
+    rows = _fetch_elements(connection, run, request)
+    records = tuple(_build_task(row, plan, request) for row in rows[: request.limit])
+    return Listed(records, str(records[-1].map_index) if len(rows) > request.limit else None)
+
+
+def _fetch_elements(connection: Connection, run: int, request: ListElements) -> list[Row[Any]]:
+    """Return the rows of a page of elements and one more; those in states that few elements have by their indexes."""
+    first = max(0, request.first or 0, -1 if request.after is None else int(request.after) + 1)
+    mine = [_TASK.task_id == request.task_id, _TASK.map_index >= first]
+    if request.last is not None:
+        mine.append(_TASK.map_index <= request.last)
+    if request.states:
+        mine.append(_TASK.state.in_(request.states))
+    page = _select_tasks(None, request.limit).where(and_(*mine)).order_by(_TASK.map_index)
+    if request.states and set(request.states) <= _OPEN.keys():
+        # The `+ 0` keeps the databases from reading all elements by name.
+        page = page.where(_TASK.run + literal_column("0") == run)
+        conditions = sorted({_OPEN[TaskState(state)] for state in request.states})
+        rows = [row for condition in conditions for row in connection.execute(page.where(text(condition)))]
+        return sorted(rows, key=lambda row: int(row.map_index))
+    if request.states and set(request.states) <= {outcome.value for outcome in _BAD}:
+        page = page.where(text(IS_BAD_ELEMENT.replace("state", "task_instance.state")))
+    return list(connection.execute(page.where(_TASK.run == run)))
+
+
+def _find_plan(connection: Connection, dag_id: str, run_id: str) -> tuple[int, DagPlan]:
+    run = find_run(connection, dag_id, run_id)
+    version = (
+        select(dag_version.c.id, dag_version.c.digest)
+        .join(dag_run, _RUN.version_id == dag_version.c.id)
+        .where(_RUN.id == run)
+    )
+    return run, load_plan(connection, *connection.execute(version).one())
+
+
+def _select_tasks(run: int | None, limit: int) -> Select[Any]:
+    """Select tasks with their workers and triggers. `run`: None: the caller names the run."""
+    waits = and_(trigger.c.task_id == _TASK.id, trigger.c.epoch == _TASK.epoch)
+    selected = (
+        select(task_instance, service_session.c.host, service_session.c.pid, trigger.c.id.label("trigger"))
+        .outerjoin(service_session, service_session.c.id == _TASK.session_id)
+        .outerjoin(trigger, waits)
+        .limit(limit + 1)
+    )
+    return selected if run is None else selected.where(_TASK.run == run)
+
+
+def _fetch_page(
+    connection: Connection, statement: Select[Any], plan: DagPlan, request: ListTasks
+) -> Sequence[Row[Any]]:
+    """Return the rows of a page and one more; `after` is the number and the index of the last row before it."""
+    # The index on names provides the order of the instances of one task; there may be many.
+    of_one, of_all = statement.order_by(_TASK.map_index), statement.order_by(_TASK.number, _TASK.map_index)
+    if request.after is None:
+        return connection.execute(of_all if request.task_id is None else of_one).all()
+    number, index = map(int, request.after.split(":"))
+    rows: list[Row[Any]] = []
+    if request.map_index is None and number < len(plan.structure.tasks):
+        same = and_(_TASK.task_id == plan.structure.tasks[number].id, _TASK.map_index > index)
+        rows += connection.execute(of_one.where(same))
+    if len(rows) <= request.limit and request.task_id is None:
+        later = of_all.where(_TASK.number > number).limit(request.limit + 1 - len(rows))
+        rows += connection.execute(later)
+    return rows
+
+
+def _build_task(
+    row: Row[Any], plan: DagPlan, request: ListTasks | ListElements, elements: MapCounts | None = None
+) -> TaskRecord:
+    return TaskRecord(
+        id=row.id,
+        run=row.run,
+        dag_id=request.dag_id,
+        run_id=request.run_id,
+        task_id=row.task_id,
+        map_index=row.map_index,
+        state=row.state,
+        epoch=row.epoch,
+        tries=row.tries,
+        max_tries=row.max_tries,
+        operator=plan.tasks[row.task_id].structure.operator,
+        queue=row.queue,
+        pool=row.pool,
+        pool_slots=row.pool_slots,
+        priority=compute_rank(0, is_resumed(row.rank)) - row.rank,
+        since_us=row.since_us,
+        started_us=row.started_us,
+        ended_us=row.ended_us,
+        due_us=row.next_due_us,
+        worker=None if row.host is None else f"{row.host}, process {row.pid}",
+        trigger=row.trigger,
+        error=row.error,
+        elements=elements,
+        label=row.label,
+        block=row.block,
+    )
+
+
+def find_task(connection: Connection, request: TaskHistory | ReadLog) -> int:
+    """Return the id of a task.
+
+    Raises:
+        CallRefusedError: There is no such task.
+    """
+    run = find_run(connection, request.dag_id, request.run_id)
+    wanted = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == request.map_index)
+    found = connection.execute(select(_TASK.id).where(wanted)).scalar()
+    if found is None:
+        raise refuse_instance(request.dag_id, request.run_id, request.task_id, request.map_index)
+    return int(found)
+
+
+def refuse_instance(dag_id: str, run_id: str, task_id: str, map_index: int) -> CallRefusedError:
+    """Return the refusal of a call that names a task instance which does not exist."""
+    return CallRefusedError(
+        RefusalKind.UNKNOWN,
+        f"run {run_id!r} has no task {format_instance(task_id, map_index)!r}; list them with "
+        f"`tidemill tasks states {dag_id} --run {run_id}`",
+    )
+
+
+def list_history(connection: Connection, request: TaskHistory, context: CallContext) -> Listed[HistoryRecord]:
+    """Return a page of the state changes of a task; see `TaskHistory`."""
+    wanted = [_JOURNAL.task == find_task(connection, request)]
+    if request.after is not None:
+        wanted.append(_JOURNAL.epoch > int(request.after))
+    statement = select(task_journal).where(and_(*wanted)).order_by(_JOURNAL.epoch).limit(request.limit + 1)
+    rows = [
+        HistoryRecord(row.epoch, row.before, row.after, row.given, row.at_us, row.said_by, row.detail)
+        for row in connection.execute(statement)
+    ]
+    more = len(rows) > request.limit
+    return Listed(tuple(rows[: request.limit]), str(rows[request.limit - 1].epoch) if more else None)
+
+
+def read_task_log(connection: Connection, request: ReadLog, context: CallContext) -> Listed[LogPartRecord]:
+    """Return a page of the log of a try; see `ReadLog`."""
+    task = find_task(connection, request)
+    try_number = find_last_try(connection, task) if request.try_number is None else request.try_number
+    return read_log(connection, task, try_number, request.after, request.limit)
+
+
+def count_store(connection: Connection, request: CountStore, context: CallContext) -> StoreCounts:
+    """Return the numbers for metrics; see `CountStore`."""
+    tasks = count_tasks(connection)
+    counted = select(ACTIVE.c.state, func.count()).group_by(ACTIVE.c.state)
+    runs: dict[str, int] = dict(connection.execute(counted).all())
+    broken = select(func.count()).where(and_(dag_file.c.present == 1, dag_file.c.error.is_not(None)))
+    return StoreCounts(tasks, runs, int(connection.execute(broken).scalar_one()))
