@@ -16,7 +16,7 @@ from tidemill.store.calls.service_calls import ListSessions
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store
 
-RUNS = 12
+RUNS = 6
 #: Six tasks, of which three defer and one is retried.
 FILE = """
 import asyncio, os, time
