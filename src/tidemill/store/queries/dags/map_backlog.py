@@ -5,11 +5,11 @@ Invariant: a generator does not wait for a map that waits for the generator's ow
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from math import prod
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, cast, func, literal_column, select, text
+from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, cast, func, literal_column, or_, select, text
 
 from tidemill.core.tasks.backlog import MAX_BACKLOG, Consumer, ItemBacklog, count_taken
 from tidemill.core.tasks.inputs import Unblocked
@@ -31,7 +31,6 @@ YIELDED = "return_value"
 AGAIN = "\x1fagain"
 _ITEM, _TASK, _MAP = map_item.c, task_instance.c, task_map.c
 _FED = RowSet("fed", task_id=str)
-_NUMBERS = RowSet("size_numbers", number=int)
 _ENDED = frozenset(state.value for state in ENDED)
 
 
@@ -54,7 +53,7 @@ class Consumers(NamedTuple):
         taken = count_taken(yielded, self.maps)
         if taken == yielded:
             return ItemBacklog()
-        sizes = read_sizes(connection, task, YIELDED, [taken - 1, yielded - 1])
+        sizes = read_sizes(connection, task, YIELDED, taken - 1, yielded - 1)
         return ItemBacklog(yielded - taken, sizes[yielded - 1] - sizes.get(taken - 1, 0))
 
 
@@ -119,18 +118,18 @@ def _count(dialect: str) -> Select[Any]:
     return select(since, select(func.coalesce(func.max(_ITEM.number), -1) + 1).where(mine).scalar_subquery())
 
 
-def read_sizes(connection: Connection, task: int, key: str, numbers: Sequence[int]) -> dict[int, int]:
-    """Return the sizes of the items up to each of the given ones."""
-    given = _NUMBERS.build_parameters(find_dialect(connection), [(number,) for number in numbers])
-    return dict(_sizes.fetch(connection, {"item_task": task, "item_key": key, **given}))
+def read_sizes(connection: Connection, task: int, key: str, first: int, last: int) -> dict[int, int]:
+    """Return the sizes of the items up to each of two."""
+    given = {"item_task": task, "item_key": key, "first": first, "last": last}
+    return dict(_sizes.fetch(connection, given))
 
 
 @Statement
 def _sizes(dialect: str) -> Select[Any]:
-    given = _NUMBERS.build_source(dialect)
+    # Not joined with the numbers: SQLite would read all items of the source.
     mine = and_(_ITEM.task == bindparam("item_task"), _ITEM.key == bindparam("item_key"))
-    same = and_(mine, _ITEM.number == given.c.number)
-    return select(_ITEM.number, _ITEM.size_up_to).join(given, same)
+    either = or_(_ITEM.number == bindparam("first"), _ITEM.number == bindparam("last"))
+    return select(_ITEM.number, _ITEM.size_up_to).where(and_(mine, either))
 
 
 def unblock_sources(connection: Connection, context: CallContext, by: str, skip: Collection[int] = ()) -> int:

@@ -148,7 +148,7 @@ def _range(dialect: str) -> Select[Any]:
 
 def add_items(connection: Connection, task: int, key: str, first: int, values: Sequence[str]) -> None:
     """Store items of a source."""
-    before = 0 if first == 0 else read_sizes(connection, task, key, [first - 1])[first - 1]
+    before = 0 if first == 0 else read_sizes(connection, task, key, first - 1, first - 1)[first - 1]
     sizes = list(accumulate((len(value.encode()) for value in values), initial=before))[1:]
     rows = zip(range(first, first + len(values)), values, sizes, strict=True)
     given = _NEW.build_parameters(find_dialect(connection), rows)
