@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
-import time
 from typing import Any
 
 import pytest
 from tests.cli.dags.conftest import DevSite
 from tests.until import wait_until
 
-#: The number of yields at full length; TIDEMILL_TEST_YIELDS says another one.
-YIELDS = int(os.environ.get("TIDEMILL_TEST_YIELDS", "1000000"))
 GENERATOR = """
 import time
 from tidemill.dags import DAG, task
@@ -81,26 +77,13 @@ def play(
     assert dev.stop() == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_generator_and_its_elements_share_a_single_slot_and_place(dev: DevSite) -> None:
-    play(dev, yields=300, backlog=30, pause=0.001)
+    play(dev, yields=100, backlog=30, pause=0.001)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1_200)
-def test_thirty_thousand_yields_through_a_pool_of_one(dev: DevSite) -> None:
-    play(dev, yields=30_000, backlog=10_000)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1_200)
+@pytest.mark.timeout(300)
 def test_eight_runs_on_eight_places(dev: DevSite) -> None:
-    play(dev, yields=4_000, backlog=1_000, runs=8, places=8, slots=8)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(40_000)
-def test_a_million_yields_through_a_pool_of_one(dev: DevSite) -> None:
-    began = time.monotonic()
-    play(dev, yields=YIELDS, backlog=10_000)
-    print(f"{YIELDS:,} yields in {time.monotonic() - began:,.0f} s")
+    play(dev, yields=100, backlog=30, runs=8, places=8, slots=8, pause=0.001)

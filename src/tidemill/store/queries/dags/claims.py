@@ -34,7 +34,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Moved
 from tidemill.core.tasks.inputs import Blocked, Claim, WentOn
 from tidemill.core.tasks.instance import UNMAPPED
-from tidemill.core.tasks.task_row import BlockPhase, TaskState
+from tidemill.core.tasks.task_row import BlockPhase
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.worker_calls import ClaimedAttempt, ClaimedCallback, ResumeWith, WorkerTurn
@@ -244,10 +244,16 @@ def find_ended(connection: Connection, session: int, held: Collection[tuple[int,
     """Return the attempts, given as task and epoch, that a service no longer owns."""
     if not held:
         return ()
-    numbers = sorted({task for task, _ in held})
-    mine = and_(_TASK.id.in_(numbers), _TASK.session_id == session, _TASK.state == TaskState.RUNNING.value)
-    live = set(connection.execute(select(_TASK.id, _TASK.epoch).where(mine)))
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows({task for task, _ in held}))
+    live = {(task, epoch) for task, epoch in _live.fetch(connection, {"session": session, **given})}
     return tuple(one for one in held if one not in live)
+
+
+@Statement
+def _live(dialect: str) -> Select[Any]:
+    mine = and_(_TASK.session_id == bindparam("session"), _TASK.state == literal_column("'running'"))
+    listed = _TASK.id.in_(select(IDS.build_source(dialect).c.id))
+    return select(_TASK.id, _TASK.epoch).where(and_(listed, mine))
 
 
 def _build_attempts(board: Board, entries: Sequence[TaskEntry], callbacks: Sequence[int]) -> tuple[ClaimedAttempt, ...]:
