@@ -45,6 +45,7 @@ def play(
         "TIDEMILL_WORKER__REUSE_PROCESSES": '["*"]',
         "TIDEMILL_WORKER__CONCURRENCY": str(places),
         "TIDEMILL_DAGS__MAX_BACKLOG": str(backlog),
+        "TIDEMILL_DAGS__MAX_OUTSTANDING": "8",
     }
     dev.start(**settings)
     assert dev.run("pools", "set", "default_pool", slots).returncode == 0

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from math import prod
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, cast, func, literal_column, or_, select, text
+from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, cast, func, literal_column, select, text
 
 from tidemill.core.tasks.backlog import MAX_BACKLOG, Consumer, ItemBacklog, count_taken
 from tidemill.core.tasks.inputs import Unblocked
@@ -53,8 +53,8 @@ class Consumers(NamedTuple):
         taken = count_taken(yielded, self.maps)
         if taken == yielded:
             return ItemBacklog()
-        sizes = read_sizes(connection, task, YIELDED, taken - 1, yielded - 1)
-        return ItemBacklog(yielded - taken, sizes[yielded - 1] - sizes.get(taken - 1, 0))
+        size = read_size(connection, task, YIELDED, yielded) - read_size(connection, task, YIELDED, taken)
+        return ItemBacklog(yielded - taken, size)
 
 
 def find_consumers(connection: Connection, plan: DagPlan, run: int, name: str) -> Consumers:
@@ -119,17 +119,22 @@ def _count(dialect: str) -> Select[Any]:
 
 
 def read_sizes(connection: Connection, task: int, key: str, first: int, last: int) -> dict[int, int]:
-    """Return the sizes of the items up to each of two."""
+    """Return the sizes of items with all items before each of them, from `first` to `last`."""
     given = {"item_task": task, "item_key": key, "first": first, "last": last}
     return dict(_sizes.fetch(connection, given))
 
 
 @Statement
 def _sizes(dialect: str) -> Select[Any]:
-    # Not joined with the numbers: SQLite would read all items of the source.
+    # Not joined with a set of numbers: SQLite would read all items of the source.
     mine = and_(_ITEM.task == bindparam("item_task"), _ITEM.key == bindparam("item_key"))
-    either = or_(_ITEM.number == bindparam("first"), _ITEM.number == bindparam("last"))
-    return select(_ITEM.number, _ITEM.size_up_to).where(and_(mine, either))
+    wanted = and_(mine, _ITEM.number >= bindparam("first"), _ITEM.number <= bindparam("last"))
+    return select(_ITEM.number, _ITEM.size_up_to).where(wanted)
+
+
+def read_size(connection: Connection, task: int, key: str, number: int) -> int:
+    """Return the size of the first `number` items."""
+    return 0 if number == 0 else read_sizes(connection, task, key, number - 1, number - 1)[number - 1]
 
 
 def unblock_sources(connection: Connection, context: CallContext, by: str, skip: Collection[int] = ()) -> int:

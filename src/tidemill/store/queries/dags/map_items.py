@@ -39,6 +39,7 @@ from tidemill.store.queries.dags.map_backlog import (
     count_items,
     count_yielded,
     find_consumers,
+    read_size,
     read_sizes,
 )
 from tidemill.store.queries.dags.map_rows import wake_maps
@@ -148,7 +149,7 @@ def _range(dialect: str) -> Select[Any]:
 
 def add_items(connection: Connection, task: int, key: str, first: int, values: Sequence[str]) -> None:
     """Store items of a source."""
-    before = 0 if first == 0 else read_sizes(connection, task, key, first - 1, first - 1)[first - 1]
+    before = read_size(connection, task, key, first)
     sizes = list(accumulate((len(value.encode()) for value in values), initial=before))[1:]
     rows = zip(range(first, first + len(values)), values, sizes, strict=True)
     given = _NEW.build_parameters(find_dialect(connection), rows)
@@ -167,9 +168,9 @@ def put_items(connection: Connection, task: int, key: str, first: int, values: S
     """Store items of a source from `first` on, in place of those that it has there; equal ones are left alone."""
     known = read_range(connection, task, key, first, len(values))
     if known:
-        before = 0 if first == 0 else read_sizes(connection, task, key, [first - 1])[first - 1]
+        before = read_size(connection, task, key, first)
         sizes = list(accumulate((len(value.encode()) for value in values), initial=before))[1:]
-        stored = read_sizes(connection, task, key, range(first, first + len(known)))
+        stored = read_sizes(connection, task, key, first, first + len(known) - 1)
         rows = list(zip(range(first, first + len(known)), values, sizes, known, strict=False))
         changed = [number for number, value, _, old in rows if value != old]
         # The sizes of all items after a longer one differ, too.
