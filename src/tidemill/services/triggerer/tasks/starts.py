@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import importlib
 import queue
 import threading
 from datetime import UTC, datetime, timedelta
@@ -87,6 +88,8 @@ class StartRenderer:
             if self._slow.get(key, 0.0) > loop.time():
                 raise self._explain()
             if self._thread is None:
+                # Its import may take longer than the limit on a busy machine.
+                await asyncio.to_thread(importlib.import_module, "tidemill.dags.start_templates")
                 self._thread = _RenderThread(loop)
             rendering = self._thread.submit(claim)
             try:
