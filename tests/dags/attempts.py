@@ -57,6 +57,7 @@ class Claim:
     elements: tuple[str | None, ...] = ()
     leaf_indexes: tuple[int, ...] = ()
     map_length: int | None = None
+    stream: Any = None
 
 
 @dataclass(frozen=True)

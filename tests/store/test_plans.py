@@ -10,7 +10,7 @@ from tests.store.dags import Player, dag, encode, task
 from tests.store.history import Costs, copy_elements, copy_history, watch_costs, watch_rows
 from tests.store.server import PostgresServer
 
-from tidemill.core.tasks.endings import Deferral, Failure, Loss, Success
+from tidemill.core.tasks.endings import Deferral, Failure, Idle, Loss, Success
 from tidemill.core.tasks.structure import DagStructure, MapSource, MapStructure, ScheduleStructure
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.callback_calls import ListCallbacks, ReadCallbackLog
@@ -45,6 +45,7 @@ from tidemill.store.calls.setting_calls import (
     SetConnection,
     SetPool,
 )
+from tidemill.store.calls.stream_calls import EndStream, KeepBatch, StreamWant, TakeEvents
 from tidemill.store.calls.task_calls import (
     AppendLog,
     ClearTaskState,
@@ -274,7 +275,24 @@ class Everybody:
         await self.call(FailTrigger(second, one.id, one.token, "no"))
         await self.call(ReleaseTriggers(first, ((other.id, other.token),)))
         await self.call(CancelRun("deferring", run.run_id, "tester"))
+        await self._stream(first)
         await self._end_all()
+
+    async def _stream(self, triggerer: int) -> None:
+        """Play a task that handles a stream, waits for its end, and is resumed by it."""
+        await self.player.create(dag(task("s"), id="streaming"))
+        (attempt,) = [one for one in await self.player.claim() if one.task_id == "s"]
+        deferral = Deferral("package.Trigger", "{}", "", streams=True)
+        await self.player.turn(AttemptReport(attempt.task, attempt.epoch, deferral))
+        (trigger,) = await self.database.call(ClaimTriggers(triggerer, 2, 2))
+        await self.call(StoreEvents(triggerer, 1, (FiredEvent(trigger.id, trigger.token, "1", None, 0),)))
+        (attempt,) = [one for one in await self.player.claim() if one.task_id == "s"]
+        await self.call(TakeEvents((StreamWant(trigger.id, 0),)))
+        await self.call(KeepBatch(attempt.task, attempt.epoch, trigger.id, 1, 1, (("1", None), ("2", "key"))))
+        await self.player.turn(AttemptReport(attempt.task, attempt.epoch, Idle()))
+        await self.call(EndStream(triggerer, trigger.id, trigger.token))
+        (attempt,) = [one for one in await self.player.claim() if one.task_id == "s"]
+        await self.player.turn(AttemptReport(attempt.task, attempt.epoch, Success()))
 
     async def _end_all(self) -> None:
         """Run what is left of callbacks, and end all services."""

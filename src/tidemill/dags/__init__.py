@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         TimeSensor,
         TimeSensorAsync,
     )
+    from tidemill.dags.streaming import DeliveredEvent, StreamAction
     from tidemill.dags.templates import literal
     from tidemill.dags.variable import Variable
     from tidemill.dags.xcom_arg import XComArg
@@ -107,6 +108,7 @@ _MODULES = {
         "TimeSensor",
         "TimeSensorAsync",
     ),
+    ".streaming": ("DeliveredEvent", "StreamAction"),
     ".templates": ("literal",),
     ".variable": ("Variable",),
     ".xcom_arg": ("XComArg",),
@@ -129,6 +131,7 @@ __all__ = [
     "DagError",
     "DateTimeSensor",
     "DateTimeSensorAsync",
+    "DeliveredEvent",
     "EdgeModifier",
     "EmptyOperator",
     "FileSensor",
@@ -144,6 +147,7 @@ __all__ = [
     "SensorTimeout",
     "ShortCircuitOperator",
     "StartTriggerArgs",
+    "StreamAction",
     "SubprocessOperator",
     "TaskDeferralError",
     "TaskDeferralTimeout",

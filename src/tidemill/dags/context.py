@@ -179,7 +179,9 @@ class TaskInstance:
             for name in sorted(lazy):
                 _check_prior(name, include_prior_dates)
             texts: dict[str, str | None] = {}
-            for at, some in ((index, set(names) - lazy - unit), (self.map_index, unit)):
+            # The value that `on_stream_end` returned takes the place of what a streaming task emitted.
+            streams = {name for name in lazy if getattr(self._find_task(name), "handles_streams", False)}
+            for at, some in ((index, (set(names) - lazy - unit) | streams), (self.map_index, unit)):
                 asked = tuple(name for name in dict.fromkeys(names) if name in some)
                 if asked:
                     found = self._services.get_xcom(asked, key, at, include_prior_dates, other_dag, other_run)

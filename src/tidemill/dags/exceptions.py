@@ -79,16 +79,22 @@ class TaskDeferred(BaseException):
         trigger: A `tidemill.triggers.base.BaseTrigger`.
         method_name: The operator's method that resumes the task with the trigger's event.
         kwargs: More arguments for that method.
-        timeout: How long to wait for the trigger, as a timedelta or in seconds; None: no limit.
+        timeout: How long to wait for the trigger, as a timedelta or in seconds; None: no limit. For a stream, the limit
+            of the whole stream.
+        streaming: Whether all events of the trigger are delivered; None: if the operator defines
+            `handle_trigger_events`.
+        idle_timeout: How long each event of a stream may take; None: no limit.
     """
 
     def __init__(
         self,
         *,
         trigger: Any,
-        method_name: str,
+        method_name: str = "",
         kwargs: Mapping[str, Any] | None = None,
         timeout: timedelta | float | None = None,
+        streaming: bool | None = None,
+        idle_timeout: timedelta | float | None = None,
     ) -> None:
         """Store the arguments unchecked: invalid ones fail the attempt later, with a message of their own."""
         super().__init__()
@@ -96,6 +102,7 @@ class TaskDeferred(BaseException):
         self.method_name = method_name
         self.kwargs = dict(kwargs) if isinstance(kwargs, Mapping) else kwargs
         self.timeout = timeout
+        self.streaming, self.idle_timeout = streaming, idle_timeout
 
     def __repr__(self) -> str:
         return f"<TaskDeferred trigger={self.trigger!r} method={self.method_name}>"

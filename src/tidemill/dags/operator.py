@@ -111,6 +111,10 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
     Attributes:
         template_fields: The names of the attributes that are rendered as templates before `execute`.
         template_ext: File name extensions; a value with one of them names a file that contains the template.
+        stream_max_events: The most events of a stream that `handle_trigger_events` gets at a time.
+        stream_max_wait: How long a batch with fewer events waits for more, in seconds.
+        stream_linger: How long an attempt waits for the next event before it leaves its worker, in seconds.
+        allow_empty_stream: Whether a stream may end without an event.
 
     Raises:
         DagError: An argument is invalid.
@@ -129,6 +133,10 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
     map_index_template: str | None = None
     start_from_trigger: bool = False
     start_trigger_args: StartTriggerArgs | None = None
+    stream_max_events: int = 100
+    stream_max_wait: float = 0.0
+    stream_linger: float = 2.0
+    allow_empty_stream: bool = False
 
     def __init__(
         self,
@@ -269,8 +277,13 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
 
     @property
     def is_generator(self) -> bool:
-        """Whether the task yields its values one by one."""
-        return False
+        """Whether the task gives its values one by one, as the ones that handle streams do."""
+        return self.handles_streams
+
+    @property
+    def handles_streams(self) -> bool:
+        """Whether the operator defines `handle_trigger_events(events, context)`."""
+        return callable(getattr(self, "handle_trigger_events", None))
 
     def set_index_template(self, template: object) -> None:
         """Set `map_index_template`."""
@@ -428,9 +441,11 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         self,
         *,
         trigger: Any,
-        method_name: str,
+        method_name: str = "",
         kwargs: Mapping[str, Any] | None = None,
         timeout: timedelta | float | None = None,
+        streaming: bool | None = None,
+        idle_timeout: timedelta | float | None = None,
     ) -> NoReturn:
         """End this attempt; a trigger waits, and the task then resumes in another method.
 
@@ -439,12 +454,27 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
             method_name: The method that resumes the task: called on a new instance with the context, `kwargs`, and the
                 payload as `event`.
             kwargs: More arguments of the method.
-            timeout: How long to wait for the trigger, as a timedelta or in seconds; None: no limit.
+            timeout: How long to wait for the trigger, as a timedelta or in seconds; None: no limit. For a stream, the
+                limit of the whole stream.
+            streaming: Whether all events of the trigger are delivered, to `handle_trigger_events`, or one by one to the
+                method; None: if the operator defines `handle_trigger_events`.
+            idle_timeout: How long each event of a stream may take, as a timedelta or in seconds; None: no limit.
 
         Raises:
             TaskDeferred: Always.
         """
-        raise TaskDeferred(trigger=trigger, method_name=method_name, kwargs=kwargs, timeout=timeout)
+        raise TaskDeferred(
+            trigger=trigger,
+            method_name=method_name,
+            kwargs=kwargs,
+            timeout=timeout,
+            streaming=streaming,
+            idle_timeout=idle_timeout,
+        )
+
+    def on_stream_end(self, context: Any) -> Any:
+        """Hook that runs after the last event of a stream, or STOP; the value it returns is the XCom of the task."""
+        return
 
     def make_start_args(self) -> StartTriggerArgs | None:
         """Return how the task starts with `start_from_trigger`; called when the file is parsed.

@@ -31,7 +31,8 @@ from tidemill.dags.map_sources import LeafItem
 from tidemill.dags.params import wrap_params
 from tidemill.dags.results import AttemptResult
 from tidemill.dags.stream_key import write_key
-from tidemill.dags.task_services import AttemptClaim, CallbackClaim, ResumeClaim, TaskServices
+from tidemill.dags.streaming import StreamIdle, StreamPlan, StreamRun, read_plan
+from tidemill.dags.task_services import AttemptClaim, CallbackClaim, TaskServices
 from tidemill.dags.templates import Renderer, build_environment, find_texts, render_fields
 from tidemill.dags.trigger_text import write_trigger
 from tidemill.dags.xcom_arg import RETURN_VALUE
@@ -115,12 +116,14 @@ def _run_task(
     with running(task, context, services):
         try:
             _render(dag, task, context, texts)
-            result = _execute(task, claim.resume, context)
+            result = _execute(task, claim, context, services)
             xcoms = _collect_xcoms(task, result)
         except KeyboardInterrupt:
             raise
         except TaskDeferred as deferral:
             return AttemptResult(_defer(task, deferral))
+        except StreamIdle as idle:
+            return AttemptResult(idle.ending)
         except BaseException as error:
             return AttemptResult(_classify(error, task))
         finally:
@@ -221,11 +224,14 @@ def _merge_params(dag: Any, task: Any, claim: AttemptClaim) -> dict[str, Any]:
     return values
 
 
-def _execute(task: Any, resume: ResumeClaim | None, context: Context) -> Any:
+def _execute(task: Any, claim: AttemptClaim, context: Context, services: TaskServices) -> Any:
+    resume = claim.resume
     if resume is None:
         _call_all(task.on_execute_callback, context, "on_execute")
         task.pre_execute(context)
         result = task.execute(context)
+    elif claim.stream is not None:
+        result = StreamRun(task, read_plan(resume.kwargs), claim.stream, context, services).run()
     else:
         method = _find_method(task, resume.method)
         kwargs = {**(decode(resume.kwargs) or {}), "event": decode(resume.payload)}
@@ -280,22 +286,44 @@ def _defer(task: Any, deferral: TaskDeferred) -> AttemptEnding:
     """Check and serialize a deferral."""
     try:
         given = {} if deferral.kwargs is None else deferral.kwargs
-        check_continuation(task, deferral.method_name, given)
-        kwargs = encode(given, "kwargs of the deferral")
+        streams = task.handles_streams if deferral.streaming is None else deferral.streaming
+        if not (streams and task.handles_streams and not deferral.method_name):
+            check_continuation(task, deferral.method_name, given)
+        idle_us = _read_duration(task, "idle_timeout", deferral.idle_timeout)
+        kwargs = (
+            StreamPlan(deferral.method_name, given, idle_us).write()
+            if streams
+            else encode(given, "kwargs of the deferral")
+        )
         timeout = deferral.timeout
-        owner = f"task {task.task_id!r}"
-        duration = None if timeout is None else check_duration(owner, "timeout of the deferral", timeout)
+        timeout_us = _read_duration(task, "timeout", timeout)
         classpath, trigger_kwargs = write_trigger(deferral.trigger)
     except Exception as error:
         return _classify(error, task)
-    timeout_us = None if duration is None else int(duration.total_seconds() * _MICROSECONDS)
     try:
         find_key = getattr(deferral.trigger, "shared_stream_key", None)
         key = None if find_key is None else find_key()
         stream_key = None if key is None else write_key(key)
     except Exception as error:
         return Failure(_make_storable(f"shared_stream_key() of the trigger failed: {describe_error(error)}"))
-    return Deferral(classpath, trigger_kwargs, deferral.method_name, kwargs, timeout_us, stream_key)
+    return Deferral(
+        classpath,
+        trigger_kwargs,
+        deferral.method_name,
+        kwargs,
+        timeout_us,
+        stream_key,
+        streams=streams,
+        idle_us=idle_us,
+    )
+
+
+def _read_duration(task: Any, name: str, value: Any) -> int | None:
+    """Return a duration in microseconds."""
+    if value is None:
+        return None
+    duration = check_duration(f"task {task.task_id!r}", f"{name} of the deferral", value)
+    return int(duration.total_seconds() * _MICROSECONDS)
 
 
 def check_continuation(task: Any, name: object, kwargs: object) -> None:

@@ -6,7 +6,7 @@ Both are protocols, implemented by the worker's process, by `tidemill dags test`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -89,6 +89,8 @@ class AttemptClaim(Protocol):
     def leaf_indexes(self) -> tuple[int, ...]: ...
     @property
     def map_length(self) -> int | None: ...
+    @property
+    def stream(self) -> StreamClaim | None: ...
 
 
 class PastRun(Protocol):
@@ -140,6 +142,41 @@ class EmitAnswer(Protocol):
     def wanted(self) -> bool: ...
     @property
     def full(self) -> bool: ...
+
+
+class StreamClaim(Protocol):
+    """The stream of an attempt; `store.calls.worker_calls.StreamClaim` documents the fields."""
+
+    @property
+    def trigger(self) -> int: ...
+    @property
+    def handled(self) -> int: ...
+    @property
+    def kept(self) -> int: ...
+    @property
+    def checkpoint(self) -> str | None: ...
+
+
+class TakenEvent(Protocol):
+    """An event of a stream."""
+
+    @property
+    def sequence_index(self) -> int: ...
+    @property
+    def payload(self) -> str: ...
+    @property
+    def identity(self) -> str | None: ...
+
+
+class TakenEvents(Protocol):
+    """The next events of a stream; `store.calls.stream_calls.StreamBatch` documents the fields."""
+
+    @property
+    def events(self) -> Sequence[TakenEvent]: ...
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def error(self) -> str | None: ...
 
 
 class TaskServices(Protocol):
@@ -221,6 +258,28 @@ class TaskServices(Protocol):
 
         A thread other than the main one calls this, with `is_over` telling whether the wait is pointless by now.
         """
+        ...
+
+    def take_events(self, trigger: int, after: int, limit: int, wait_seconds: float) -> TakenEvents:
+        """Return the next events of a stream.
+
+        Args:
+            trigger: The trigger.
+            after: The number of events that are handled.
+            limit: The maximum number of events.
+            wait_seconds: How long to wait for an event, or the end, if there is none.
+        """
+        ...
+
+    def keep_batch(
+        self,
+        trigger: int,
+        handled: int,
+        number: int,
+        emitted: tuple[tuple[str, str | None], ...] = (),
+        checkpoint: str | None = None,
+    ) -> None:
+        """Store that events are handled, and what was derived from them; see `KeepBatch`."""
         ...
 
     def push_xcom(self, key: str, value: str) -> None:

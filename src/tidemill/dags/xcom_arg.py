@@ -159,7 +159,8 @@ class PlainXComArg(XComArg):
     def resolve(self, values: RunValues) -> Any:
         """Return the pushed value; None if there is none. For a map or a generator, return a `LazySequence`."""
         operator = self.operator
-        if operator.is_mapped or (operator.is_generator and self.key == RETURN_VALUE):
+        is_lazy = operator.is_generator and not operator.handles_streams and self.key == RETURN_VALUE
+        if operator.is_mapped or is_lazy:
             return values.read_sequence(operator.task_id, self.key)
         return values.read_xcom(operator.task_id, self.key)
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, InvariantError, RemoteError
-from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Skip
+from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Idle, Skip
 from tidemill.core.tasks.instance import format_instance
 from tidemill.dags.building import serialize_dag
 from tidemill.dags.exceptions import DagError
@@ -44,6 +44,7 @@ from tidemill.store.calls.instance_calls import ListTasks
 from tidemill.store.calls.run_calls import CreateRun, GetRun, RunRecord
 from tidemill.store.calls.service_calls import BeginSession, MapLimits, SchedulerAnswer, SchedulerTurn, StoreFile
 from tidemill.store.calls.setting_calls import SetPool
+from tidemill.store.calls.stream_calls import EndStream, StreamBatch, TakeEvents
 from tidemill.store.calls.task_calls import GetConnection, GetVariable
 from tidemill.store.calls.trigger_calls import (
     ClaimedTrigger,
@@ -198,6 +199,7 @@ class _Test:
         # Triggers progress only while the loop runs, between attempts.
         self._triggers: dict[int, asyncio.Task[None]] = {}
         self._tokens: dict[int, int] = {}
+        self._fired = asyncio.Event()
         self._renderer = StartRenderer()
         # A generator task sends its values from a thread of its own.
         self._lock = threading.Lock()
@@ -205,6 +207,8 @@ class _Test:
     def ask(self, call: Call[T]) -> T:
         """Answer a call of an attempt or of this module."""
         with self._lock:
+            if isinstance(call, TakeEvents) and call.wait_us:
+                return cast(T, self._runner.run(self._take(call)))
             found = self._runner.run(self._store.call(call))
             # Values set during the run are in the run's own store.
             is_shared = found is None and type(call) in (GetVariable, GetConnection)
@@ -212,6 +216,18 @@ class _Test:
 
     def wait_for_place(self, is_over: Callable[[], bool]) -> None:
         """Return at once: attempts run one at a time, so elements begin after their generator has ended."""
+
+    async def _take(self, call: TakeEvents) -> tuple[StreamBatch, ...]:
+        """Let the triggers work until one of them has an event for the attempt, or its wait is over."""
+        until = time.monotonic() + call.wait_us / 1e6
+        while True:
+            self._fired.clear()
+            batches = await self._store.call(call)
+            left = until - time.monotonic()
+            if left <= 0 or any(batch.events or batch.ended for batch in batches):
+                return batches
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._fired.wait(), left)
 
     def run(self, path: Path, dag_id: str, conf: dict[str, Any], logical_us: int | None) -> str:
         about = (socket.gethostname(), "", os.getpid())
@@ -262,7 +278,9 @@ class _Test:
         return bool(answer.claimed)
 
     def _make(self, attempt: ClaimedAttempt) -> AttemptResult:
-        what = f"try {attempt.try_number}" if attempt.resume is None else attempt.resume.method
+        what = (
+            f"try {attempt.try_number}" if attempt.resume is None else attempt.resume.method or "handle_trigger_events"
+        )
         if attempt.callback is not None:
             what = attempt.callback.name
         self._say(f"--- {_name(attempt) if attempt.task_id else attempt.dag_id}: {what}")
@@ -310,10 +328,15 @@ class _Test:
         if not self._triggers:
             await asyncio.sleep(seconds)
             return
-        done, _ = await asyncio.wait(self._triggers.values(), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        fired = asyncio.ensure_future(self._fired.wait())
+        waits = (*self._triggers.values(), fired)
+        done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        fired.cancel()
+        self._fired.clear()
         self._triggers = {number: task for number, task in self._triggers.items() if task not in done}
 
     async def _run_trigger(self, claimed: ClaimedTrigger) -> None:
+        error: str | None
         self._say(f"--- {_name(claimed)}: waits for {claimed.classpath}")
         try:
             is_template = claimed.start is not None and claimed.start.rendered
@@ -326,18 +349,24 @@ class _Test:
                     fired = FiredEvent(claimed.id, claimed.token, encode_payload(event), None, at_us, ending)
                     self._request += 1
                     await self._store.call(StoreEvents(self._service, self._request, (fired,)))
-                    return
+                    self._fired.set()
+                    if not claimed.streams:
+                        return
             finally:
                 if (close := getattr(events, "aclose", None)) is not None:
                     await close()
                 await trigger.cleanup()
-            error = "the trigger ended without an event"
+            error = None if claimed.streams else "the trigger ended without an event"
         except asyncio.CancelledError:
             raise
         except BaseException as fault:
             error = explain_fault(fault)
         with contextlib.suppress(RemoteError):
-            await self._store.call(FailTrigger(self._service, claimed.id, claimed.token, error))
+            if claimed.streams:
+                await self._store.call(EndStream(self._service, claimed.id, claimed.token, error))
+            else:
+                await self._store.call(FailTrigger(self._service, claimed.id, claimed.token, error or ""))
+        self._fired.set()
 
 
 def _name(claimed: ClaimedAttempt | ClaimedTrigger) -> str:
@@ -352,4 +381,6 @@ def _describe(result: AttemptEnding) -> str:
             return "skipped"
         case Deferral(classpath=classpath):
             return f"deferred to {classpath}"
+        case Idle():
+            return "waits for the next event"
     return "done"

@@ -157,6 +157,9 @@ task_instance = Table(
     Column("resume_method", Text),
     Column("resume_kwargs", Text),
     Column("resume_payload", Text),
+    Column("stream_epoch", BigInteger),
+    Column("stream_due_us", BigInteger),
+    Column("stream_paused", BigInteger),
     Column("tallies", Text, nullable=False),
     Column("pending", BigInteger, nullable=False),
     Column("skip_votes", BigInteger, nullable=False),
@@ -252,6 +255,15 @@ map_item = Table(
     Column("value", Text, nullable=False),
     Column("size_up_to", BigInteger, nullable=False, server_default=text("0")),
     # Stored with row ids, because a value may be up to a megabyte.
+)
+
+#: One row per element of a streaming task that was emitted with an identity; such an element is stored once.
+map_identity = Table(
+    "map_identity",
+    metadata,
+    Column("task", Id, primary_key=True, autoincrement=False),
+    Column("identity", Text, primary_key=True),
+    sqlite_with_rowid=False,
 )
 
 #: One row per change of a task's state, keyed by the epoch that the change produced.

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: The revision that this program reads and writes; the last one in `migrations/versions`.
-HEAD = "0014"
+HEAD = "0015"
 #: Not alembic's default name, because another program that uses alembic may share the database.
 VERSION_TABLE = "tidemill_version"
 
@@ -135,6 +135,29 @@ trigger_cursor = Table(
 
 #: Covers the query that a session runs with each heartbeat.
 Index("ix_trigger_cursor_session", trigger_cursor.c.session_id, trigger_cursor.c.token)
+
+#: One row per trigger of a task that streams its events into attempts. `handled`: the number of events that were
+#: handled; `kept`: the number of batches that attempts have kept; `ended_us`, `error`: its end; `ready`: 1 if its task
+#: waits and the scheduler has to resume it.
+trigger_stream = Table(
+    "trigger_stream",
+    metadata,
+    Column("trigger_id", Id, ForeignKey("trigger_cursor.trigger_id"), primary_key=True, autoincrement=False),
+    Column("task", Id, nullable=False),
+    Column("handled", BigInteger, nullable=False, server_default=text("0")),
+    Column("kept", BigInteger, nullable=False, server_default=text("0")),
+    Column("ready", BigInteger, nullable=False, server_default=text("0")),
+    Column("ended_us", BigInteger),
+    Column("error", Text),
+    Column("checkpoint", Text),
+)
+Index(
+    "ix_trigger_stream_ready",
+    trigger_stream.c.trigger_id,
+    postgresql_where=text("ready = 1"),
+    sqlite_where=text("ready = 1"),
+)
+Index("ix_trigger_stream_task", trigger_stream.c.task)
 
 #: One row per event. `id` orders all events of a store, `sequence_index` the events of one trigger.
 trigger_event = Table(

@@ -42,6 +42,8 @@ from tidemill.core.tasks.inputs import (
     StopMap,
     StopTrigger,
     StoreXComs,
+    StreamIdle,
+    StreamReady,
     Succeeded,
     TellSuccessors,
     TriggerEnded,
@@ -52,7 +54,16 @@ from tidemill.core.tasks.inputs import (
     WentOn,
     identify,
 )
-from tidemill.core.tasks.task_row import ENDED, BlockPhase, Policy, TaskBlock, TaskResume, TaskRow, TaskState
+from tidemill.core.tasks.task_row import (
+    ENDED,
+    BlockPhase,
+    Policy,
+    TaskBlock,
+    TaskResume,
+    TaskRow,
+    TaskState,
+    TaskStream,
+)
 
 SECOND = 1_000_000
 RETRYING = Policy(retries=2, retry_delay_us=10 * SECOND, execution_timeout_us=60 * SECOND)
@@ -77,6 +88,8 @@ KINDS: dict[type, dict[str, object]] = {
     Blocked: {},
     Unblocked: {},
     WentOn: {},
+    StreamIdle: {},
+    StreamReady: {},
     TriggerFired: {"payload": "1"},
     TriggerEnded: {"ending": Success()},
     TriggerFailed: {"error": "it broke"},
@@ -106,7 +119,10 @@ class Life:
 
     def take(self, kind: type, *args: object, **kwargs: object) -> Life:
         """Feed what somebody says who knows the task's epoch; it has to change something."""
-        answer = feed(self.task, kind(self.task.epoch, *args, **kwargs), self.now)
+        told = {"epoch": self.task.epoch, **kwargs} if kind is Mark else kwargs
+        answer = feed(
+            self.task, kind(*args, **told) if kind is Mark else kind(self.task.epoch, *args, **told), self.now
+        )
         assert isinstance(answer, Moved), answer
         assert answer.task.epoch == self.task.epoch + 1
         self.task, self.effects = answer.task, answer.effects
@@ -382,6 +398,85 @@ def test_a_failure_that_the_trigger_reports_is_retried_unless_it_is_final_and_sk
     assert life.task.state is TaskState.FAILED
     life = Life(replace(RETRYING, soft_fail=True)).defer().take(TriggerEnded, Failure("it broke"))
     assert life.task.state is TaskState.SKIPPED
+
+
+def stream(policy: Policy | None = None, **kwargs: object) -> Life:
+    """A task that has deferred to a trigger that streams."""
+    return Life(policy).run().take(Deferred, "a trigger", "", streams=True, **kwargs)
+
+
+def test_the_trigger_of_a_stream_lives_while_attempts_handle_its_events():
+    life = stream(RETRYING, timeout_us=20 * SECOND, idle_us=5 * SECOND)
+    made, start, deadline = life.task.epoch, life.now, life.task.deadline_us
+    assert life.effects == (MakeTrigger(made, "a trigger"), Ring(Channel.TRIGGERER), Ring(Channel.SCHEDULER))
+    assert life.task.stream == TaskStream(made, start + 20 * SECOND)
+    assert life.task.next_due_us == start + 5 * SECOND, "the first event may take as long as any other"
+    life.take(StreamReady)
+    assert life.effects == (Ring(Channel.SCHEDULER),)
+    assert life.task.next_due_us == start + 20 * SECOND
+    life.run()
+    assert (life.task.trigger, life.task.tries, life.task.deadline_us) == (made, 1, deadline)
+    life.now += 2 * SECOND
+    life.take(StreamIdle, idle_us=5 * SECOND)
+    assert (life.task.state, life.task.trigger, life.task.session) == (TaskState.DEFERRED, made, None)
+    assert life.task.next_due_us == life.now + 5 * SECOND
+    life.take(StreamReady).run().take(StreamIdle, ready=True)
+    assert life.task.state is TaskState.SCHEDULED, "what has arrived meanwhile resumes the task in the same step"
+    life.run().take(Succeeded)
+    assert life.effects[0] == StopTrigger(TriggerStopReason.DONE)
+
+
+def test_a_stream_survives_the_loss_of_a_worker_and_ends_with_the_try():
+    life = stream(RETRYING).take(StreamReady).run()
+    made = life.task.trigger
+    life.take(Lost)
+    assert (life.task.state, life.task.trigger) == (TaskState.QUEUED, made)
+    life.take(Claim, 7).take(Failed, "it broke")
+    assert life.effects[0] == StopTrigger(TriggerStopReason.FAILED)
+    assert life.task.trigger is None
+
+
+@pytest.mark.parametrize("late", [5, 61])
+def test_a_stream_whose_next_event_is_too_late_fails_the_try(late):
+    life = stream(RETRYING, idle_us=5 * SECOND)
+    life.now += late * SECOND
+    life.take(Due)
+    assert life.effects[0] == StopTrigger(TriggerStopReason.TIMEOUT)
+    assert life.task.state is TaskState.UP_FOR_RETRY
+
+
+def test_a_stream_that_nobody_handles_in_time_is_too_late_whether_it_waits_or_not():
+    life = stream(timeout_us=5 * SECOND).take(StreamReady)
+    life.now += 5 * SECOND
+    life.take(Due)
+    assert life.task.state is TaskState.FAILED
+
+
+@pytest.mark.parametrize("kind", [Clear, Cancel, Mark, Remove])
+def test_a_user_ends_a_stream_and_its_attempt_together_in_every_state(kind):
+    arguments = {"outcome": TaskOutcome.SUCCESS} if kind is Mark else {}
+    running = stream(RETRYING).take(StreamReady).run().take(kind, **arguments, triggerer=9)
+    assert running.effects == (
+        StopTrigger(TriggerStopReason.USER),
+        Ring(Channel.TRIGGERER),
+        EndAttempt(7),
+        Ring(Channel.WORKER),
+    )
+    assert (running.task.session, running.task.trigger) == (7, None)
+    waiting = stream(RETRYING).take(StreamReady).take(kind, **arguments, triggerer=9)
+    assert (waiting.task.session, waiting.task.trigger) == (9, None), "its trigger cleans up first"
+    unclaimed = stream(RETRYING).take(StreamReady).take(kind, **arguments)
+    assert unclaimed.effects[0] == StopTrigger(TriggerStopReason.USER)
+    assert unclaimed.task.state is not TaskState.ENDING
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_streaming_task_that_defers_to_another_trigger_has_only_that_one(streams):
+    life = stream(RETRYING).take(StreamReady).run()
+    life.take(Deferred, "another", "resume", streams=streams)
+    assert life.effects[:2] == (StopTrigger(TriggerStopReason.DONE), MakeTrigger(life.task.epoch, "another"))
+    assert life.task.trigger == life.task.epoch
+    assert (life.task.stream is not None) is streams
 
 
 def test_a_try_that_is_lost_with_its_worker_is_queued_again_without_using_a_retry():
@@ -711,6 +806,13 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
             arguments["start"] = data.draw(st.sampled_from([None, START]))
         if kind is TriggerEnded:
             arguments["ending"] = data.draw(st.sampled_from([Success(), Failure("it broke"), Skip()]))
+        if kind is Deferred:
+            arguments["streams"] = data.draw(st.booleans())
+            arguments["timeout_us"] = data.draw(st.none() | st.integers(1, 6))
+        if kind is StreamIdle:
+            arguments["ready"] = data.draw(st.booleans())
+        if kind in (Deferred, StreamIdle):
+            arguments["idle_us"] = data.draw(st.none() | st.integers(1, 6))
         epoch = task.epoch - data.draw(st.sampled_from([0, 0, 0, 1, 2]))
         given_input: Input = kind(epoch=epoch, request=str(number), **arguments)
         answer = feed(task, given_input, now, journal.get(epoch))
@@ -756,7 +858,7 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
                     assert trigger is None
                     trigger = made
                 case StopTrigger():
-                    assert trigger == task.epoch, "a trigger speaks for the deferral that made it"
+                    assert trigger == task.trigger, "a trigger speaks for the deferral that made it"
                     trigger = None
                 case EndAttempt(session=session):
                     assert session == task.session
@@ -781,13 +883,15 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
         assert told.done is (task.state in ENDED)
         assert task.outcome is None or policy.is_map or told == TOLD[task.outcome]
         assert (task.ending is not None) is (task.state is TaskState.ENDING)
-        assert (trigger is not None) is (task.state is TaskState.DEFERRED)
+        assert trigger == task.trigger
+        assert task.stream is None or task.state in ATTEMPTS
         held = task.state in (TaskState.RUNNING, TaskState.ENDING)
         assert task.block is None or held
         assert (task.block is None) is (waited_since is None)
         assert (task.session is not None) is (held and not policy.is_map)
         assert task.tries <= task.max_tries
         assert task.lost <= MAX_LOST
-        assert (task.resume is not None and task.resume.payload is None) is (task.state is TaskState.DEFERRED)
+        waits = task.state is TaskState.DEFERRED or task.stream is not None
+        assert (task.resume is not None and task.resume.payload is None) is waits
         if task.outcome is not None or policy.is_map:
             assert task.next_due_us is None

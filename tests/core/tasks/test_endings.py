@@ -6,13 +6,15 @@ import dataclasses
 
 import pytest
 
-from tidemill.core.tasks.endings import ENDINGS, AttemptEnding, Deferral, Failure, Loss, Skip, Success
+from tidemill.core.tasks.endings import ENDINGS, AttemptEnding, Deferral, Failure, Idle, Loss, Skip, Success
 
 ALL = [
     Success(),
     Failure("it broke", may_retry=False, origin="{}"),
     Skip("nothing to do"),
     Deferral("a.B", "{}", "resume"),
+    Idle(),
+    Idle(5, 7),
     Loss(),
     Loss(is_return=True),
 ]

@@ -11,6 +11,11 @@ itself. All services and the command line change tasks only through it.
     scheduled -> deferred -> success | failed | skipped | up_for_retry, if a trigger starts and ends it
     running | deferred -> ending -> none | success | failed | skipped, as a user decides
 
+A trigger that streams its events lives on when one of them resumes its task. The attempt handles what arrives, and
+leaves its worker when nothing does:
+
+    deferred -> scheduled -> queued -> running -> deferred, or scheduled if an event has arrived meanwhile
+
 A mapped task as a whole has no attempt; it is `mapped` while its elements, which are tasks of their own, run:
 
     none -> mapped -> success | failed | upstream_failed | skipped -> mapped, when an element runs again
@@ -35,8 +40,8 @@ Invariants:
 1. Every change raises the epoch by one, except those of `block`. Every report carries the epoch it was issued; a stale
    epoch changes nothing. The answer tells the sender whether it is too late (`Fenced`) or has sent the report before
    (`Already`).
-2. A trigger exists exactly while its task is deferred, and a session holds a task exactly while it is running or
-   ending.
+2. A trigger exists exactly while its task is deferred, or from a deferral that streams until the try is over. A session
+   holds a task exactly while it is running or ending.
 3. Successors are informed of every change of the outcome, once: the last outcome they were told is the task's. A
    mapped task tells each kind of outcome that its elements have, and its end.
 4. A try that was lost with its worker, or deferred, uses up no retry.
@@ -85,6 +90,8 @@ from tidemill.core.tasks.inputs import (
     StopMap,
     StopTrigger,
     StoreXComs,
+    StreamIdle,
+    StreamReady,
     Succeeded,
     TellSuccessors,
     TriggerEnded,
@@ -105,6 +112,7 @@ from tidemill.core.tasks.task_row import (
     TaskResume,
     TaskRow,
     TaskState,
+    TaskStream,
 )
 
 #: How many times a try may be lost with its worker before that counts as a failure of the try.
@@ -156,6 +164,7 @@ class _Changes(TypedDict, total=False):
     resume: TaskResume | None
     ending: TaskEnding | None
     block: TaskBlock | None
+    stream: TaskStream | None
 
 
 _RING_SCHEDULER, _RING_WORKER, _RING_TRIGGERER = Ring(Channel.SCHEDULER), Ring(Channel.WORKER), Ring(Channel.TRIGGERER)
@@ -177,11 +186,11 @@ def feed(task: TaskRow, given: Input, now_us: int, left: str | None = None) -> A
     match given:
         case Ready() | Admit() | Claim() | Due():
             return _decide_waiting(task, given, now_us)
-        case Succeeded() | Failed() | Skipped() | Deferred() | Lost() | Returned() | Ended():
+        case Succeeded() | Failed() | Skipped() | Deferred() | StreamIdle() | Lost() | Returned() | Ended():
             return _decide_attempt(task, given, now_us)
         case Blocked() | Unblocked() | WentOn():
             return _decide_block(task, given, now_us)
-        case TriggerFired() | TriggerEnded() | TriggerFailed():
+        case TriggerFired() | TriggerEnded() | TriggerFailed() | StreamReady():
             return _decide_trigger(task, given, now_us)
         case MapTold(told=told):
             return _decide_map(task, given, told)
@@ -206,35 +215,63 @@ def _move(
     *effects: Effect | None,
     session: int | None = None,
     told: Told | None = None,
+    stop: TriggerStopReason = TriggerStopReason.DONE,
     **changes: Unpack[_Changes],
 ) -> Moved:
-    """Return the task in another state, with the effects that every change has."""
+    """Return the task in another state, with the effects that every change has.
+
+    Args:
+        task: The task.
+        state: Its new state.
+        effects: Its other effects.
+        session: The session that holds it.
+        told: The part of a mapped task in the tallies of its successors.
+        stop: Why its trigger is stopped, if it has one and does not keep it.
+        changes: Other changes of its row.
+    """
     changes.setdefault("block", None)
     moved = task._replace(state=state, epoch=task.epoch + 1, session=session, told=told, **changes)
     all_effects = [effect for effect in effects if effect is not None]
+    if task.trigger is not None and moved.trigger is None:
+        all_effects.insert(0, StopTrigger(stop))
     before, after = task.tells, moved.tells
     if after != before:
         all_effects += (TellSuccessors(before, after), _RING_SCHEDULER)
     return Moved(moved, tuple(all_effects))
 
 
-def _end(task: TaskRow, outcome: TaskOutcome, *effects: Effect | None, error: str | None = None) -> Moved:
+def _end(
+    task: TaskRow,
+    outcome: TaskOutcome,
+    *effects: Effect | None,
+    error: str | None = None,
+    stop: TriggerStopReason = TriggerStopReason.DONE,
+) -> Moved:
     """End the task, and run its callback if the task was started."""
     callback = RunCallback(_CALLBACKS[outcome], error) if task.started else None
-    return _move(task, STATES[outcome], *effects, callback, due_us=None, deadline_us=None, resume=None, ending=None)
+    over: _Changes = {"due_us": None, "deadline_us": None, "resume": None, "ending": None, "stream": None}
+    return _move(task, STATES[outcome], *effects, callback, stop=stop, **over)
 
 
 def _fail(
-    task: TaskRow, error: str, now_us: int, bits: int, *effects: Effect, may_retry: bool = True, soft: bool = False
+    task: TaskRow,
+    error: str,
+    now_us: int,
+    bits: int,
+    *effects: Effect,
+    may_retry: bool = True,
+    soft: bool = False,
+    stop: TriggerStopReason = TriggerStopReason.FAILED,
 ) -> Moved:
     """End the try. Then another try follows, the task fails, or it is skipped instead (`soft`)."""
     if soft and task.policy.soft_fail:
-        return _end(task, TaskOutcome.SKIPPED, *effects, error=error)
+        return _end(task, TaskOutcome.SKIPPED, *effects, error=error, stop=stop)
     if not may_retry or task.tries >= task.max_tries:
-        return _end(task, TaskOutcome.FAILED, *effects, error=error)
+        return _end(task, TaskOutcome.FAILED, *effects, error=error, stop=stop)
     due_us = now_us + task.policy.compute_delay(task.tries, bits)
     told = (*effects, RunCallback(CallbackKind.RETRY, error), _RING_SCHEDULER)
-    return _move(task, TaskState.UP_FOR_RETRY, *told, due_us=due_us, deadline_us=None, resume=None, lost=0)
+    over: _Changes = {"due_us": due_us, "deadline_us": None, "resume": None, "lost": 0, "stream": None}
+    return _move(task, TaskState.UP_FOR_RETRY, *told, stop=stop, **over)
 
 
 def _decide_waiting(task: TaskRow, given: Ready | Admit | Claim | Due, now_us: int) -> Answer:
@@ -292,7 +329,33 @@ def _defer(
 ) -> Moved:
     due_us = None if timeout_us is None else now_us + timeout_us
     told = (MakeTrigger(task.epoch + 1, trigger), _RING_TRIGGERER, _RING_SCHEDULER)
-    return _move(task, TaskState.DEFERRED, *effects, *told, due_us=due_us, lost=0, resume=resume)
+    # The trigger of an earlier deferral of the try, if it streamed, is replaced by this one.
+    old = None if task.stream is None else StopTrigger(TriggerStopReason.DONE)
+    changes: _Changes = {"due_us": due_us, "lost": 0, "resume": resume, "stream": None}
+    return _move(task, TaskState.DEFERRED, *effects, old, *told, **changes)
+
+
+def _defer_stream(task: TaskRow, given: Deferred, now_us: int) -> Moved:
+    """Wait for the first event of a trigger that lives until the try is over."""
+    moved, effects = _defer(task, given.trigger, TaskResume(given.method, given.kwargs), given.timeout_us, now_us)
+    stream = TaskStream(moved.epoch, moved.due_us)
+    return Moved(moved._replace(stream=stream, due_us=_find_wait(stream, given.idle_us, now_us)), effects)
+
+
+def _find_wait(stream: TaskStream, idle_us: int | None, now_us: int) -> int | None:
+    """Return when the next event of a stream is too late."""
+    limits = [limit for limit in (stream.due_us, None if idle_us is None else now_us + idle_us) if limit is not None]
+    return min(limits, default=None)
+
+
+def _leave_worker(task: TaskRow, stream: TaskStream, given: StreamIdle, now_us: int) -> Moved:
+    """Wait for the next event of the stream without a worker, or be resumed by one that has arrived."""
+    if given.ready and given.pause_us is None:
+        return _move(task, TaskState.SCHEDULED, _RING_SCHEDULER, due_us=stream.due_us, lost=0)
+    paused = given.pause_us is not None
+    due_us = _find_wait(stream, given.pause_us if paused else given.idle_us, now_us)
+    stream = stream._replace(paused=paused)
+    return _move(task, TaskState.DEFERRED, _RING_SCHEDULER, due_us=due_us, lost=0, stream=stream)
 
 
 def _decide_due(task: TaskRow, given: Due, now_us: int) -> Answer:
@@ -303,19 +366,20 @@ def _decide_due(task: TaskRow, given: Due, now_us: int) -> Answer:
         return _move(task, TaskState.SCHEDULED, _RING_SCHEDULER, due_us=None)
     if task.ending is not None:
         return _become(task, task.ending)
+    stop = TriggerStopReason.TIMEOUT
     if task.deadline_us is not None and now_us >= task.deadline_us:
-        stop = (StopTrigger(TriggerStopReason.TIMEOUT),) if task.state is TaskState.DEFERRED else ()
-        return _fail(task, "TaskTimeout: the task took longer than its execution_timeout", now_us, given.bits, *stop)
+        said = "TaskTimeout: the task took longer than its execution_timeout"
+        return _fail(task, said, now_us, given.bits, stop=stop)
+    if task.stream is not None and task.stream.paused and now_us < (task.stream.due_us or now_us + 1):
+        return _resume_stream(task, task.stream)
     is_sensor = task.policy.is_sensor
     name, whose = ("SensorTimeout", "sensor") if is_sensor else ("TaskDeferralTimeout", "deferral")
     error = f"{name}: the trigger did not fire before the timeout of the {whose}"
-    return _fail(
-        task, error, now_us, given.bits, StopTrigger(TriggerStopReason.TIMEOUT), may_retry=not is_sensor, soft=True
-    )
+    return _fail(task, error, now_us, given.bits, may_retry=not is_sensor, soft=True, stop=stop)
 
 
 def _decide_attempt(
-    task: TaskRow, given: Succeeded | Failed | Skipped | Deferred | Lost | Returned | Ended, now_us: int
+    task: TaskRow, given: Succeeded | Failed | Skipped | Deferred | StreamIdle | Lost | Returned | Ended, now_us: int
 ) -> Answer:
     """Process a report from, or about, the attempt that is running or ending."""
     if task.ending is not None and isinstance(given, (Ended, Lost, Returned)) and not task.policy.is_map:
@@ -329,6 +393,10 @@ def _decide_attempt(
             return _end(task, TaskOutcome.SKIPPED)
         case Failed(error=error, may_retry=may_retry, bits=bits):
             return _fail(task, error, now_us, bits, may_retry=may_retry)
+        case Deferred(streams=True):
+            return _defer_stream(task, given, now_us)
+        case StreamIdle() if task.stream is not None:
+            return _leave_worker(task, task.stream, given, now_us)
         case Deferred():
             task = task._replace(deadline_us=_find_deadline(task, now_us))
             return _defer(task, given.trigger, TaskResume(given.method, given.kwargs), given.timeout_us, now_us)
@@ -368,30 +436,38 @@ def _find_deadline(task: TaskRow, now_us: int) -> int | None:
     return task.deadline_us + now_us - task.block.since_us
 
 
-def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerEnded | TriggerFailed, now_us: int) -> Answer:
-    if task.state is not TaskState.DEFERRED or task.resume is None:
+def _decide_trigger(
+    task: TaskRow, given: TriggerFired | TriggerEnded | TriggerFailed | StreamReady, now_us: int
+) -> Answer:
+    streams = isinstance(given, StreamReady)
+    if task.state is not TaskState.DEFERRED or task.resume is None or streams is not (task.stream is not None):
         return _refuse(task, given)
+    if task.stream is not None:
+        return _refuse(task, given) if task.stream.paused else _resume_stream(task, task.stream)
+    assert not isinstance(given, StreamReady)
     if isinstance(given, TriggerEnded):
         return _end_by_trigger(task, given, now_us)
     if isinstance(given, TriggerFired):
         resume = task.resume._replace(payload=given.payload)
-        return _move(
-            task, TaskState.SCHEDULED, StopTrigger(TriggerStopReason.DONE), _RING_SCHEDULER, due_us=None, resume=resume
-        )
+        return _move(task, TaskState.SCHEDULED, _RING_SCHEDULER, due_us=None, resume=resume)
     # The format of a Python error: the traceback, then the name and message, which lists show.
     trace, newline, said = given.error.rstrip().rpartition("\n")
     error = f"{trace}{newline}TaskDeferralError: {said}"
-    return _fail(task, error, now_us, given.bits, StopTrigger(TriggerStopReason.FAILED), soft=True)
+    return _fail(task, error, now_us, given.bits, soft=True)
 
 
 def _end_by_trigger(task: TaskRow, given: TriggerEnded, now_us: int) -> Moved:
     """End the task, or its try, as an event of its trigger says."""
-    stored: tuple[Effect, ...] = (StoreXComs(given.xcoms),) if given.xcoms else ()
-    effects = (StopTrigger(TriggerStopReason.DONE), *stored)
-    ending = given.ending
+    effects: tuple[Effect, ...] = (StoreXComs(given.xcoms),) if given.xcoms else ()
+    ending, done = given.ending, TriggerStopReason.DONE
     if isinstance(ending, Failure):
-        return _fail(task, ending.error, now_us, given.bits, *effects, may_retry=ending.may_retry, soft=True)
+        return _fail(task, ending.error, now_us, given.bits, *effects, may_retry=ending.may_retry, soft=True, stop=done)
     return _end(task, TaskOutcome.SUCCESS if isinstance(ending, Success) else TaskOutcome.SKIPPED, *effects)
+
+
+def _resume_stream(task: TaskRow, stream: TaskStream) -> Moved:
+    stream = stream._replace(paused=False)
+    return _move(task, TaskState.SCHEDULED, _RING_SCHEDULER, due_us=stream.due_us, stream=stream)
 
 
 def _decide_map(task: TaskRow, given: MapTold, told: Told) -> Answer:
@@ -450,11 +526,12 @@ def _end_first(task: TaskRow, wanted: TaskEnding, triggerer: int | None, now_us:
         return _move(task, TaskState.ENDING, StopMap(), _RING_SCHEDULER, told=task.told, ending=wanted)
     effects: tuple[Effect, ...] = ()
     session, due_us = task.session, task.due_us
-    if task.state is TaskState.DEFERRED:
-        effects = (StopTrigger(TriggerStopReason.USER), _RING_TRIGGERER)
-        session, due_us = triggerer, now_us + MAX_CLEANUP_US
-    elif session is not None and task.ending is None:
-        effects = (EndAttempt(session), _RING_WORKER)
+    if task.trigger is not None:
+        effects = (_RING_TRIGGERER,)
+        if session is None:
+            session, due_us = triggerer, now_us + MAX_CLEANUP_US
+    if task.session is not None and task.ending is None:
+        effects = (*effects, EndAttempt(task.session), _RING_WORKER)
     if session is None:
         return _become(task, wanted, *effects)
     changes: _Changes = {
@@ -463,16 +540,19 @@ def _end_first(task: TaskRow, wanted: TaskEnding, triggerer: int | None, now_us:
         "resume": None,
         "ending": wanted,
         "block": task.block,  # it has no slots for its cleanup either
+        "stream": None,
     }
-    return _move(task, TaskState.ENDING, *effects, session=session, **changes)
+    return _move(task, TaskState.ENDING, *effects, session=session, stop=TriggerStopReason.USER, **changes)
 
 
 def _become(task: TaskRow, wanted: TaskEnding, *effects: Effect) -> Moved:
     """Apply a user's decision to a task without a running attempt."""
+    stop = TriggerStopReason.USER
     if wanted.state is TaskState.NONE:
         reset = ResetMap() if task.policy.is_map else None
-        return _move(task, TaskState.NONE, *effects, ClearXComs(), reset, _RING_SCHEDULER, due_us=None, ending=None)
+        cleared: _Changes = {"due_us": None, "ending": None, "stream": None}
+        return _move(task, TaskState.NONE, *effects, ClearXComs(), reset, _RING_SCHEDULER, stop=stop, **cleared)
     if wanted.state is TaskState.REMOVED:
-        gone: _Changes = {"due_us": None, "deadline_us": None, "resume": None, "ending": None}
-        return _move(task, TaskState.REMOVED, *effects, ClearXComs(), **gone)
-    return _end(task, TaskOutcome(wanted.state.value), *effects, error=wanted.error)
+        gone: _Changes = {"due_us": None, "deadline_us": None, "resume": None, "ending": None, "stream": None}
+        return _move(task, TaskState.REMOVED, *effects, ClearXComs(), stop=stop, **gone)
+    return _end(task, TaskOutcome(wanted.state.value), *effects, error=wanted.error, stop=stop)

@@ -58,6 +58,8 @@ class Deferral(AttemptEnding):
         timeout_us: The time limit of the trigger; None: none.
         stream_key: The key of the shared stream of the trigger, as text; None: it shares none.
         queue: The queue whose triggerers may run it.
+        streams: Whether all its events are delivered, and it lives on while attempts handle them.
+        idle_us: How long the first event of a stream may take; None: no limit.
     """
 
     classpath: str
@@ -67,7 +69,23 @@ class Deferral(AttemptEnding):
     timeout_us: int | None = None
     stream_key: str | None = None
     queue: str = "default"
+    streams: bool = False
+    idle_us: int | None = None
     kind: str = field(default="Deferral", init=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle(AttemptEnding):
+    """The attempt has handled the events that have arrived, and leaves its worker until the next one.
+
+    Attributes:
+        idle_us: How long the next event may take; None: no limit.
+        pause_us: How long the task takes no event; None: it takes the next one.
+    """
+
+    idle_us: int | None = None
+    pause_us: int | None = None
+    kind: str = field(default="Idle", init=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +101,6 @@ class Loss(AttemptEnding):
 
 
 #: The class of each `kind`.
-ENDINGS: dict[str, type[AttemptEnding]] = {kind.__name__: kind for kind in (Success, Failure, Skip, Deferral, Loss)}
+ENDINGS: dict[str, type[AttemptEnding]] = {
+    kind.__name__: kind for kind in (Success, Failure, Skip, Deferral, Idle, Loss)
+}

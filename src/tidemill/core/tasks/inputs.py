@@ -137,6 +137,8 @@ class Deferred:
         method: The method of the operator that continues.
         kwargs: The encoded arguments of the method.
         timeout_us: How long the trigger may take; None: as long as the attempt.
+        streams: Whether all its events are delivered, and it lives on while an attempt handles them.
+        idle_us: How long the first event of a stream may take; None: no limit.
         request: Identifies the report.
     """
 
@@ -145,6 +147,35 @@ class Deferred:
     method: str
     kwargs: str = "{}"
     timeout_us: int | None = None
+    streams: bool = False
+    idle_us: int | None = None
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamIdle:
+    """The attempt has handled all events that it was given, and leaves its worker until the next one arrives.
+
+    Attributes:
+        epoch: The epoch of the attempt.
+        ready: Whether an event, or the end of the trigger, has arrived since.
+        idle_us: How long the next event may take; None: no limit.
+        pause_us: How long the task takes no event; None: it takes the next one.
+        request: Identifies the report.
+    """
+
+    epoch: int
+    ready: bool = False
+    idle_us: int | None = None
+    pause_us: int | None = None
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReady:
+    """An event of the stream that a deferred task waits for has arrived, or its trigger has ended."""
+
+    epoch: int
     request: str = ""
 
 
@@ -313,6 +344,8 @@ Input = (
     | Blocked
     | Unblocked
     | WentOn
+    | StreamIdle
+    | StreamReady
     | TriggerFired
     | TriggerEnded
     | TriggerFailed
@@ -353,7 +386,7 @@ class MakeTrigger:
 
 @dataclass(frozen=True, slots=True)
 class StopTrigger:
-    """Stop the trigger of the task."""
+    """Stop the trigger that the task had."""
 
     reason: TriggerStopReason
 

@@ -84,6 +84,20 @@ class TaskResume(NamedTuple):
     payload: str | None = None
 
 
+class TaskStream(NamedTuple):
+    """The trigger of a try that streams; it lives until its end is handled, or the try is over.
+
+    Attributes:
+        epoch: The epoch of the deferral that made it.
+        due_us: When the stream is too late; None: never.
+        paused: Whether the task takes no event before its `due_us`.
+    """
+
+    epoch: int
+    due_us: int | None = None
+    paused: bool = False
+
+
 class TaskEnding(NamedTuple):
     """The transition of a task once its ended attempt, or all elements of a mapped task, have exited.
 
@@ -133,6 +147,7 @@ class TaskRow(NamedTuple):
         ending: The state that follows; set exactly while it is ending.
         told: The part of a mapped task in the tallies of its successors, where its own outcome does not say it.
         block: The wait of a running attempt at its `yield`; kept while that attempt is ended.
+        stream: The trigger of the try, if it streams its events.
     """
 
     policy: Policy = Policy()
@@ -149,6 +164,7 @@ class TaskRow(NamedTuple):
     ending: TaskEnding | None = None
     told: Told | None = None
     block: TaskBlock | None = None
+    stream: TaskStream | None = None
 
     @property
     def outcome(self) -> TaskOutcome | None:
@@ -161,6 +177,13 @@ class TaskRow(NamedTuple):
         if self.told is not None:
             return self.told
         return REMOVED if self.state is TaskState.REMOVED else TOLD[self.outcome]
+
+    @property
+    def trigger(self) -> int | None:
+        """The epoch of the deferral that made the task's trigger; None: it has no trigger."""
+        if self.stream is not None:
+            return self.stream.epoch
+        return self.epoch if self.state is TaskState.DEFERRED else None
 
     @property
     def started(self) -> bool:

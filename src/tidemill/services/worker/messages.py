@@ -14,6 +14,7 @@ from tidemill.core.tasks.endings import AttemptEnding
 from tidemill.runtime.framing import add_length
 from tidemill.store.calls.call import Call, find_answer_type
 from tidemill.store.calls.run_calls import GetRun
+from tidemill.store.calls.stream_calls import KeepBatch, TakeEvents
 from tidemill.store.calls.task_calls import (
     ClearTaskState,
     DeleteTaskState,
@@ -118,6 +119,8 @@ class AskStore(msgspec.Struct, frozen=True, tag=True):
         | EmitItems
         | StoreListPart
         | GetValuePage
+        | TakeEvents
+        | KeepBatch
         | GetVariable
         | SetVariable
         | DeleteVariable

@@ -10,6 +10,7 @@ import msgspec
 from tidemill.dags.exceptions import TaskError
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.run_calls import GetRun, RunRecord
+from tidemill.store.calls.stream_calls import KeepBatch, StreamBatch, StreamWant, TakeEvents
 from tidemill.store.calls.task_calls import (
     ClearTaskState,
     DeleteTaskState,
@@ -109,6 +110,27 @@ class StoreServices:
     def wait_for_place(self, is_over: Callable[[], bool]) -> None:
         """Wait, holding nothing that elements need, until they have taken enough of what was yielded."""
         self._asker.wait_for_place(is_over)
+
+    def take_events(self, trigger: int, after: int, limit: int, wait_seconds: float) -> StreamBatch:
+        """Return the next events of the stream, as soon as there is one, or after a wait; see `TakeEvents`."""
+        self._check_runs("handle a stream")
+        want = StreamWant(trigger, after, limit)
+        return self._asker.ask(TakeEvents((want,), int(wait_seconds * 1e6)))[0]
+
+    def keep_batch(
+        self,
+        trigger: int,
+        handled: int,
+        number: int,
+        emitted: tuple[tuple[str, str | None], ...] = (),
+        checkpoint: str | None = None,
+    ) -> None:
+        """Store that events are handled; see `KeepBatch`."""
+        self._check_runs("handle a stream")
+        attempt = self._attempt
+        self._asker.ask(
+            KeepBatch(attempt.task, attempt.epoch, trigger, handled, number, emitted, checkpoint=checkpoint)
+        )
 
     def push_xcom(self, key: str, value: str) -> None:
         """Store a value of this task."""

@@ -24,6 +24,7 @@ from tidemill.core.tasks.endings import AttemptEnding, Failure
 from tidemill.core.tasks.worker_slots import Attempt, Key
 from tidemill.services.worker.attempt_processes import AttemptProcesses, RunningAttempt
 from tidemill.services.worker.endings import report_callback
+from tidemill.services.worker.event_taker import EventTaker
 from tidemill.services.worker.file_secrets import FileSecrets
 from tidemill.services.worker.log_budget import LogBudget
 from tidemill.services.worker.log_store import LogStore
@@ -33,6 +34,7 @@ from tidemill.services.worker.store_link import SCAN_SECONDS, beat, call_unfence
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.store.calls.asked_secrets import find_secrets
+from tidemill.store.calls.stream_calls import TakeEvents
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, LogPart, WorkerTurn
 from tidemill.store.database import StoreCalls
 from tidemill.store.doorbell import StoreBell
@@ -81,6 +83,7 @@ class Worker:
         self._went_on: set[Key] = set()
         self._secrets = FileSecrets(secrets)
         self._reports = Reports(secrets.mask)
+        self._events = EventTaker(calls)
         self._budget = LogBudget(config.max_log_bytes)
         self._logs = LogStore(calls, self.processes.list_logs)
         self._request = 0
@@ -190,6 +193,7 @@ class Worker:
         while True:
             await listen(self._bell)
             self._wake.set()
+            self._events.note_ring()
 
     # -- claims ----------------------------------------------------------------------------------------------------
 
@@ -213,6 +217,8 @@ class Worker:
 
     async def call_store(self, file: str, call: Any) -> Any:
         """Return the store's answer to a call of an attempt, however long the store is unreachable."""
+        if isinstance(call, TakeEvents) and call.wait_us:
+            return (await self._events.take(call.wants[0], call.wait_us / 1e6),)
         answer = await call_patiently(self._calls, call)
         self._secrets.add(file, find_secrets(call, answer))
         return answer

@@ -36,6 +36,7 @@ class ClaimedTrigger(msgspec.Struct, frozen=True):
     """A trigger of a deferred task.
 
     `token`: required for storing its events. `start`: set if it starts its task and its stream is not known yet.
+    `streams`: all its events are stored, not just the first one.
     """
 
     id: int
@@ -52,6 +53,7 @@ class ClaimedTrigger(msgspec.Struct, frozen=True):
     stream_key: str | None
     due_us: int | None
     start: StartClaim | None = None
+    streams: bool = False
 
 
 @answered_by("sessions.task_triggers:claim_task_triggers")

@@ -116,6 +116,22 @@ class ResumeWith(msgspec.Struct, frozen=True):
     payload: str
 
 
+class StreamClaim(msgspec.Struct, frozen=True):
+    """The stream that an attempt handles.
+
+    Attributes:
+        trigger: The trigger; also the `trigger_run_id` of its events.
+        handled: The number of events that are handled.
+        kept: The number of batches that were kept.
+        checkpoint: The encoded value that the task stored last; None: none.
+    """
+
+    trigger: int
+    handled: int = 0
+    kept: int = 0
+    checkpoint: str | None = None
+
+
 class ClaimedCallback(msgspec.Struct, frozen=True):
     """A user callback to run.
 
@@ -170,6 +186,7 @@ class ClaimedAttempt(msgspec.Struct, frozen=True):
             the encoded item; None for a literal, and for a part of a zip that has no such item.
         leaf_indexes: The index of the item per leaf; -1: the part of a zip has ended and is filled.
         map_length: The number of elements; None: the map is still open, or the task is not mapped.
+        stream: The stream that the attempt handles; None: its trigger does not stream, or it resumes after none.
     """
 
     task: int
@@ -197,6 +214,7 @@ class ClaimedAttempt(msgspec.Struct, frozen=True):
     elements: tuple[str | None, ...] = ()
     leaf_indexes: tuple[int, ...] = ()
     map_length: int | None = None
+    stream: StreamClaim | None = None
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True):

@@ -226,6 +226,7 @@ class _Turns:
             is_stopping=lambda: host.stopping,
             note_stored=host.event_log.note,
             report_failure=source.report_failure,
+            report_end=source.report_end,
             note_ended=self._note_ended,
             open_log=source.open_log,
             serve=serve,

@@ -28,6 +28,7 @@ from tidemill.services.triggerer.tasks.call_events import CallEvents
 from tidemill.services.triggerer.tasks.logs import TaskLog, TaskLogs
 from tidemill.store.calls.call import Call, CallRefusedError, RefusalKind
 from tidemill.store.calls.service_calls import BeatSession
+from tidemill.store.calls.stream_calls import EndStream
 from tidemill.store.calls.trigger_calls import (
     ClaimedTrigger,
     ClaimTriggers,
@@ -212,6 +213,16 @@ class TaskSource:
         """Accept the failure of a trigger, to be reported to its task soon."""
         self._begin(self._report(claim, error), "failure of a trigger")
 
+    def report_end(self, claim: ClaimedTrigger) -> None:
+        """Accept the end of a stream, to be reported soon."""
+        self._begin(self._report_end(claim), "end of a stream")
+
+    async def _report_end(self, claim: ClaimedTrigger) -> None:
+        try:
+            await call_patiently(self._calls, EndStream(self._session, claim.id, claim.token))
+        except CallRefusedError as refusal:
+            log.warning("the store refused the end of a stream", trigger=claim.id, error=str(refusal))
+
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         report = asyncio.get_running_loop().create_task(work, name=name)
         self._reports.add(report)
@@ -220,7 +231,8 @@ class TaskSource:
     async def _report(self, claim: ClaimedTrigger, error: str) -> None:
         for said in (error, "the trigger failed, and its error cannot be stored; see the log of the triggerer"):
             try:
-                await call_patiently(self._calls, FailTrigger(self._session, claim.id, claim.token, said))
+                kind = EndStream if claim.streams else FailTrigger
+                await call_patiently(self._calls, kind(self._session, claim.id, claim.token, said))
             except CallRefusedError as refusal:
                 # Its task has moved on, or another triggerer runs it.
                 log.warning("the store refused the failure of a trigger", trigger=claim.id, error=str(refusal))

@@ -17,9 +17,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import structlog
@@ -53,6 +55,8 @@ log = structlog.get_logger(__name__)
 #: Time limit, in seconds, of each of `on_kill`, `cleanup` and the end of the trigger's own generator.
 END_SECONDS = 30.0
 _NO_EVENT = object()
+#: The most events of a stream that are being stored.
+_MAX_UNSTORED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class TaskTriggerServices:
         is_stopping: Returns whether the host is stopping; if so, it ends the streams once everything is stored.
         note_stored: Called with the trigger's name, the outcome and the identity of a stored event.
         report_failure: Called with the claim and the error of a failed trigger.
+        report_end: Called with the claim of a stream that has returned, after its last event is stored.
         note_ended: Called when a run has ended and cleaned up.
         open_log: Returns the log of the task of a claim.
         serve: Provides variables and connections to the block.
@@ -95,6 +100,7 @@ class TaskTriggerServices:
     is_stopping: Callable[[], bool]
     note_stored: Callable[[str, StoreOutcome, str | None], None]
     report_failure: Callable[[ClaimedTrigger, str], None]
+    report_end: Callable[[ClaimedTrigger], None]
     note_ended: Callable[[ClaimKey, TaskEnd], None]
     open_log: Callable[[ClaimedTrigger], TaskLog]
     serve: Callable[[], AbstractContextManager[None]]
@@ -126,8 +132,8 @@ class TaskTrigger:
         "_interruptible",
         "_log",
         "_outcome",
+        "_returned",
         "_services",
-        "_stored",
         "_stream",
         "_task",
         "_trigger",
@@ -156,8 +162,9 @@ class TaskTrigger:
         self._trigger: BaseTrigger | None = None
         self._task: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
-        self._stored: asyncio.Future[StoreOutcome] | None = None
         self._outcome: StoreOutcome | None = None
+        #: Whether a stream has ended by itself, and its last event is stored.
+        self._returned = False
         self._alive = True
         # Whether a cancellation may interrupt the task: not before it has begun, nor during cleanup.
         self._interruptible = False
@@ -254,7 +261,7 @@ class TaskTrigger:
             self._interruptible = True
             try:
                 if self.reason is None:
-                    await self._wait_for_event()
+                    await (self._stream_events() if self.claim.streams else self._wait_for_event())
             except asyncio.CancelledError as error:
                 if self.disturbed and self._fault is None:
                     self.reason = self.reason or CancelReason.HAND_OVER
@@ -262,7 +269,7 @@ class TaskTrigger:
             except BaseException as error:
                 self._fault = self._fault or error
             self._interruptible = False
-            end = decide_end(self.reason, self._outcome)
+            end = TaskEnd.RESUMED if self._returned else decide_end(self.reason, self._outcome)
             try:
                 await self._finish(end)
                 self._log.finish()
@@ -285,7 +292,40 @@ class TaskTrigger:
         event = await anext(aiter(self._stream.events), _NO_EVENT)
         if event is _NO_EVENT:
             raise TriggerError("the trigger ended without having fired an event; yield one before it returns")
-        payload, identity = encode_payload(event), read_identity(event)  # type: ignore[arg-type]
+        outcome = await self._fire(event)
+        self._outcome = outcome
+        _check_stored(outcome)
+
+    async def _stream_events(self) -> None:
+        """Run the trigger to its end, and store each event; at most `_MAX_UNSTORED` are under way.
+
+        Raises:
+            TriggerError: An event cannot be stored.
+        """
+        if self._fault is not None:
+            raise self._fault
+        assert self._stream.events is not None
+        under_way: deque[asyncio.Future[StoreOutcome]] = deque()
+        async for event in self._stream.events:
+            under_way.append(self._fire(event))
+            while under_way and (under_way[0].done() or len(under_way) >= _MAX_UNSTORED):
+                self._note_streamed(await under_way.popleft())
+        while under_way:
+            self._note_streamed(await under_way.popleft())
+        self._returned = True
+
+    def _note_streamed(self, outcome: StoreOutcome) -> None:
+        if isinstance(outcome, EventRefused):
+            self._outcome = outcome
+        _check_stored(outcome)
+
+    def _fire(self, event: Any) -> asyncio.Future[StoreOutcome]:
+        """Have an event stored; return its outcome to come.
+
+        Raises:
+            TriggerError: It cannot be encoded, or is too large.
+        """
+        payload, identity = encode_payload(event), read_identity(event)
         ending = encode_ending(event, self._services.mask)
         if (size := len(payload.encode("utf-8", "replace"))) > MAX_XCOM_BYTES:
             raise TriggerError(
@@ -293,23 +333,23 @@ class TaskTrigger:
                 "yield a reference"
             )
         seq = self._stream.bind()
-        self._stored = asyncio.get_running_loop().create_future()
+        stored: asyncio.Future[StoreOutcome] = asyncio.get_running_loop().create_future()
         self._services.events.add(
             self.claim.id,
             self.claim.token,
             payload,
             identity,
-            lambda outcome: self._settle(seq, identity, outcome),
+            lambda outcome: self._settle(stored, seq, identity, outcome),
             ending,
         )
-        outcome = await self._stored
-        if isinstance(outcome, EventRefused):
-            raise RefusedEventError(f"its event is refused by the store: {outcome.reason.value}. {outcome.detail}")
+        return stored
 
-    def _settle(self, seq: int | None, identity: str | None, outcome: StoreOutcome) -> None:
-        """Handle the store's outcome of the event."""
+    def _settle(
+        self, stored: asyncio.Future[StoreOutcome], seq: int | None, identity: str | None, outcome: StoreOutcome
+    ) -> None:
+        """Handle the store's outcome of an event."""
         manager = self._services.manager
-        if self._alive and self._interruptible:
+        if self._alive and self._interruptible and not self.claim.streams:
             self._outcome = outcome
         if not isinstance(outcome, EventRefused):
             self._services.note_stored(self.name, outcome, identity)
@@ -317,8 +357,8 @@ class TaskTrigger:
                 manager.confirm_persisted((seq,))
         elif seq is not None:
             manager.refuse_persisted((seq,), None)
-        if self._stored is not None and not self._stored.done():
-            self._stored.set_result(outcome)
+        if not stored.done():
+            stored.set_result(outcome)
 
     async def _finish(self, end: TaskEnd) -> None:
         """Leave the stream, clean up, and report the outcome."""
@@ -339,9 +379,11 @@ class TaskTrigger:
             self._log.write("error", f"the trigger failed: {error}")
             log.error("the trigger of a task failed", trigger=self.name, classpath=self.claim.classpath, error=error)
             self._services.report_failure(self.claim, error)
-        else:
-            about = {} if self.reason is None else {"reason": self.reason.value}
-            log.debug("the trigger of a task ended", trigger=self.name, end=end.value, **about)
+            return
+        if self._returned:
+            self._services.report_end(self.claim)
+        about = {} if self.reason is None else {"reason": self.reason.value}
+        log.debug("the trigger of a task ended", trigger=self.name, end=end.value, **about)
 
     def _leave(self, end: TaskEnd) -> None:
         """Leave the stream, unless it ends with the host. A released trigger gets its raw event again."""
@@ -350,6 +392,12 @@ class TaskTrigger:
         if not self._services.is_stopping():
             # A handover would end the stream for the triggers of other tasks.
             self._stream.leave()
+
+
+def _check_stored(outcome: StoreOutcome) -> None:
+    """Raise an error if an event was refused."""
+    if isinstance(outcome, EventRefused):
+        raise RefusedEventError(f"its event is refused by the store: {outcome.reason.value}. {outcome.detail}")
 
 
 def _cut_frames(fault: BaseException) -> BaseException:

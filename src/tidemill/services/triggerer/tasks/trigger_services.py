@@ -95,6 +95,21 @@ class TriggerServices:
         """Refuse: a trigger returns its results in its event."""
         _refuse("XComs")
 
+    def take_events(self, trigger: int, after: int, limit: int, wait_seconds: float) -> NoReturn:
+        """Refuse: only attempts handle streams."""
+        _refuse("streams")
+
+    def keep_batch(
+        self,
+        trigger: int,
+        handled: int,
+        number: int,
+        emitted: tuple[tuple[str, str | None], ...] = (),
+        checkpoint: str | None = None,
+    ) -> NoReturn:
+        """Refuse: only attempts handle streams."""
+        _refuse("streams")
+
     def get_earlier_run(self, state: str | None) -> None:
         """Refuse: a trigger gets its inputs as arguments."""
         _refuse("other runs")

@@ -44,6 +44,7 @@ from tidemill.store.dag_tables import IS_BLOCKED, dag, dag_file, dag_run, dag_ve
 from tidemill.store.queries.dags.map_backlog import lock_free
 from tidemill.store.queries.dags.map_elements import find_elements
 from tidemill.store.queries.dags.run_params import build_params
+from tidemill.store.queries.dags.streams import read_streams
 from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, load_plan
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.triggers.cursors import IDS, SKIPPED, build_id_rows
@@ -268,12 +269,14 @@ def _build_attempts(board: Board, entries: Sequence[TaskEntry], callbacks: Seque
         attempts.append(_build_callback(row, entry, runs[row.run]))
         if entry is not None:
             told.append(entry)
-    elements = find_elements(board.connection, told)
-    if not elements:
+    changes: dict[int, dict[str, Any]] = {
+        task: dict(new) for task, new in find_elements(board.connection, told).items()
+    }
+    for task, stream in read_streams(board.connection, entries).items():
+        changes.setdefault(task, {})["stream"] = stream
+    if not changes:
         return tuple(attempts)
-    return tuple(
-        msgspec.structs.replace(one, **elements[one.task]) if one.task in elements else one for one in attempts
-    )
+    return tuple(msgspec.structs.replace(one, **changes[one.task]) if one.task in changes else one for one in attempts)
 
 
 def build_plain_attempts(connection: Connection, entries: Sequence[TaskEntry]) -> dict[int, ClaimedAttempt]:
@@ -338,7 +341,9 @@ def _build_attempt(entry: TaskEntry, run: _Run, context: CallContext) -> Claimed
     resume, resumed = entry.row.resume, None
     if resume is not None:
         resumed = ResumeWith(resume.method, context.cipher.decrypt(resume.kwargs), resume.payload or "null")
-    return _build(entry, run, entry.row.deadline_us, resumed, None)
+    limits = [entry.row.deadline_us, None if entry.row.stream is None else entry.row.stream.due_us]
+    deadline_us = min((limit for limit in limits if limit is not None), default=None)
+    return _build(entry, run, deadline_us, resumed, None)
 
 
 def _build_callback(row: Row[Any], entry: TaskEntry | None, run: _Run) -> ClaimedAttempt:

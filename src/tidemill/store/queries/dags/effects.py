@@ -38,7 +38,7 @@ from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cur
 from tidemill.store.queries.triggers.triggers import make_storable
 from tidemill.store.records import TriggerState
 from tidemill.store.statements import Statement
-from tidemill.store.tables import trigger, trigger_cursor
+from tidemill.store.tables import trigger, trigger_cursor, trigger_stream
 
 #: The journal stores the last characters of an error up to this number; the log has the full text.
 _DETAIL_CHARACTERS = 20_000
@@ -123,6 +123,7 @@ class PackedTrigger(msgspec.Struct, frozen=True, array_like=True):
     queue: str
     stream_key: str | None
     starts: int | None = None
+    streams: bool = False
 
 
 @dataclass(slots=True)
@@ -217,9 +218,11 @@ def _xcom_insert(dialect: str) -> Executable:
 
 
 def _make_triggers(connection: Connection, made: Sequence[MadeTrigger], context: CallContext) -> None:
-    rows = []
+    rows, streams = [], []
     for one in made:
         packed = msgspec.json.decode(one.trigger, type=PackedTrigger)
+        if packed.streams:
+            streams.append((one.task, one.epoch))
         kwargs = context.cipher.encrypt(packed.kwargs)
         what = (packed.classpath, kwargs, context.now_us, one.task, one.epoch, packed.queue, one.priority)
         rows.append((*what, packed.stream_key, packed.starts))
@@ -227,6 +230,8 @@ def _make_triggers(connection: Connection, made: Sequence[MadeTrigger], context:
     _trigger_insert.fetch(connection, _MADE.build_parameters(dialect, rows))
     keys = _OF_TASKS.build_parameters(dialect, [(one.task, one.epoch) for one in made])
     _cursor_insert.fetch(connection, keys)
+    if streams:
+        _stream_insert.fetch(connection, _OF_TASKS.build_parameters(dialect, streams))
 
 
 @Statement
@@ -258,6 +263,13 @@ def _cursor_insert(dialect: str) -> Insert:
     found = _build_of_tasks(dialect).subquery()
     values = select(found.c.id, literal(0).label("token"), literal(0).label("next_index")).order_by(found.c.id)
     return insert(trigger_cursor).from_select(["trigger_id", "token", "next_index"], values)
+
+
+@Statement
+def _stream_insert(dialect: str) -> Insert:
+    found = _build_of_tasks(dialect).subquery()
+    values = select(found.c.id, found.c.task_id).order_by(found.c.id)
+    return insert(trigger_stream).from_select(["trigger_id", "task"], values)
 
 
 def _stop_triggers(connection: Connection, stopped: Sequence[tuple[int, int, TriggerStopReason]], now_us: int) -> None:

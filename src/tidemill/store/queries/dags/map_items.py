@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import (
     Connection,
     Delete,
+    Executable,
     Insert,
     Select,
     Update,
@@ -23,16 +24,18 @@ from sqlalchemy import (
     bindparam,
     delete,
     insert,
+    literal,
     select,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.core.tasks.inputs import Channel
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.task_calls import EmitItems, ItemsStored
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import dag_run, dag_version, map_item, task_instance, task_map
+from tidemill.store.dag_tables import dag_run, dag_version, map_identity, map_item, task_instance, task_map
 from tidemill.store.queries.dags.map_backlog import (
     AGAIN,
     YIELDED,
@@ -49,6 +52,7 @@ from tidemill.store.queries.dags.xcoms import find_fault
 from tidemill.store.statements import Statement
 
 _ITEM, _TASK, _MAP = map_item.c, task_instance.c, task_map.c
+_IDENTITIES = RowSet("new_identities", identity=str)
 _NEW = RowSet("new_items", number=int, value=str, size_up_to=int)
 _WANTED = RowSet("wanted_items", task=int, key=str, number=int)
 _CHANGED = RowSet("changed_items", number=int, value=str, size_up_to=int)
@@ -77,13 +81,71 @@ def emit_items(connection: Connection, request: EmitItems, context: CallContext)
                 "generator yield the same elements again, or clear it to begin anew",
             )
     new = request.values[len(known) :]
-    if new and yields_again:
-        put_items(connection, request.task, YIELDED, total, new, context.now_us)
-        _count_again(connection, request.task, total + len(new))
-    elif new:
-        add_items(connection, request.task, YIELDED, total, new)
+    if new:
+        _add_yielded(connection, request.task, total, new, context, yields_again=yields_again)
     wanted, full = _wake_maps(connection, request.task, context, rings=bool(new))
     return ItemsStored(total + len(new), wanted, full)
+
+
+def add_emitted(
+    connection: Connection, task: int, emitted: Sequence[tuple[str, str | None]], context: CallContext
+) -> None:
+    """Store the elements that a streaming task emitted, after those that are stored; known identities are left out.
+
+    Args:
+        connection: A connection inside a transaction that holds the task.
+        task: The task.
+        emitted: Encoded elements, each with its identity, if it has one.
+        context: The transaction's context.
+    """
+    fresh: dict[str, str] = {}
+    for value, identity in emitted:
+        if identity is not None:
+            fresh.setdefault(identity, value)
+    dialect = find_dialect(connection)
+    known = set()
+    if fresh:
+        given = _IDENTITIES.build_parameters(dialect, [(identity,) for identity in fresh])
+        added = {identity for (identity,) in _identity_insert.fetch(connection, {**given, "item_task": task})}
+        known = fresh.keys() - added
+    values = []
+    for value, identity in emitted:
+        if identity is not None:
+            if identity in known:
+                continue
+            known.add(identity)
+        values.append(value)
+    if values:
+        total, yields_again = count_yielded(connection, task, YIELDED)
+        _add_yielded(connection, task, total, values, context, yields_again=yields_again)
+        _wake_maps(connection, task, context, rings=True)
+
+
+def _add_yielded(
+    connection: Connection,
+    task: int,
+    total: int,
+    values: Sequence[str],
+    context: CallContext,
+    *,
+    yields_again: bool,
+) -> None:
+    """Store values after the `total` that a generator has yielded since it was cleared last."""
+    if yields_again:
+        put_items(connection, task, YIELDED, total, values, context.now_us)
+        _count_again(connection, task, total + len(values))
+    else:
+        add_items(connection, task, YIELDED, total, values)
+
+
+@Statement
+def _identity_insert(dialect: str) -> Executable:
+    given = _IDENTITIES.build_source(dialect)
+    mine = bindparam("item_task", type_=map_identity.c.task.type)
+    rows = select(mine, given.c.identity).where(literal(1) == 1).order_by(given.c.position)
+    insert_into = (postgresql if dialect == "postgresql" else sqlite).insert
+    statement = insert_into(map_identity).from_select(["task", "identity"], rows)
+    return statement.on_conflict_do_nothing().returning(map_identity.c.identity)  # type: ignore[no-any-return]
 
 
 def _check_values(request: EmitItems) -> None:
@@ -122,6 +184,7 @@ def _plans(dialect: str) -> Select[Any]:
 def begin_again(connection: Connection, tasks: Iterable[int]) -> None:
     """Have generators that were cleared yield from the start; what they yielded stays, to be compared."""
     for task in tasks:
+        connection.execute(delete(map_identity).where(map_identity.c.task == task))
         remove_items(connection, [task], YIELDED + AGAIN)
         if count_items(connection, task, YIELDED):
             add_items(connection, task, YIELDED + AGAIN, 0, ["0"])

@@ -19,6 +19,7 @@ from tidemill.store.dag_tables import (
     dag,
     dag_run,
     dag_version,
+    map_identity,
     map_item,
     task_callback,
     task_instance,
@@ -29,7 +30,7 @@ from tidemill.store.dag_tables import (
     xcom,
 )
 from tidemill.store.queries.dags.progress import ACTIVE
-from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_identity
+from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_identity, trigger_stream
 
 #: The number of runs examined per transaction.
 PAGE = 500
@@ -41,8 +42,15 @@ _ENDED = ("success", "failed")
 _RUN, _TASK, _VERSION = dag_run.c, task_instance.c, dag_version.c
 #: The tables with data of tasks and the rows to remove per transaction: a log part may be 64 KiB, an XCom or an item of
 #: a mapped task 1 MiB.
-_OF_TASKS = ((task_log, 200), (xcom, 50), (map_item, 50), (task_state, 50), (task_journal, 2_000))
-_OF_TRIGGERS = ((trigger_event, 1_000), (trigger_identity, 1_000), (trigger_cursor, 1_000))
+_OF_TASKS = (
+    (task_log, 200),
+    (xcom, 50),
+    (map_item, 50),
+    (map_identity, 1_000),
+    (task_state, 50),
+    (task_journal, 2_000),
+)
+_OF_TRIGGERS = ((trigger_stream, 1_000), (trigger_event, 1_000), (trigger_identity, 1_000), (trigger_cursor, 1_000))
 
 
 class RunRemoval(enum.Enum):

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Select, SelectBase, Update, and_, bindparam, 
 from tidemill.core.errors import InvariantError, describe_error
 from tidemill.core.tasks.expansion import find_count
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
-from tidemill.core.tasks.task_row import BlockPhase, TaskBlock, TaskEnding, TaskResume, TaskRow, TaskState
+from tidemill.core.tasks.task_row import BlockPhase, TaskBlock, TaskEnding, TaskResume, TaskRow, TaskState, TaskStream
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_plan import Counts, DagPlan, PlanCache, TaskPlan, read_counts, write_counts
 from tidemill.store.dag_tables import dag_run, dag_version, task_instance
@@ -28,6 +28,7 @@ _PLANS = PlanCache()
 _FIRST = 1 << 40
 _STATES = {state.value: state for state in TaskState}
 _ENDING = TaskState.ENDING.value
+_NO_STREAM = (None, None, None)
 
 _OF_TASKS = RowSet("of_tasks", id=int)
 _NAMED = RowSet("named", run=int, task_id=str, map_index=int)
@@ -38,7 +39,8 @@ _MOVING = (
 )  # fmt: skip
 _REST = (
     "tries_before", "max_tries", "lost", "due_us", "resume_method", "resume_kwargs", "resume_payload", "tallies",
-    "skip_votes", "skips", "rank", "error", "ending_outcome", "block", "block_us",
+    "skip_votes", "skips", "rank", "error", "ending_outcome", "block", "block_us", "stream_epoch", "stream_due_us",
+    "stream_paused",
 )  # fmt: skip
 _FIELDS = (*_MOVING, *_REST)
 _TEXTS = {"state", "resume_method", "resume_kwargs", "resume_payload", "tallies", "skips", "error", "ending_outcome"}
@@ -138,7 +140,7 @@ class TaskEntry:
             self.id, _, self.task_id, self.map_index,
             state, epoch, tries, session, deadline_us, _, pending, since_us, started_us, ended_us, claim_request,
             tries_before, max_tries, lost, due_us, method, kwargs, payload, tallies, skip_votes, skips, _, error,
-            ending_outcome, block, block_us,
+            ending_outcome, block, block_us, stream_epoch, stream_due_us, stream_paused,
         ) = row  # fmt: skip
         self.run = run
         self.plan: TaskPlan = run.plan.tasks[self.task_id]
@@ -148,6 +150,7 @@ class TaskEntry:
         self.row = TaskRow(
             policy, _STATES[state], epoch, tries, tries_before, max_tries, session, lost, deadline_us, due_us,
             resume, ending, None, TaskBlock(BlockPhase(block), block_us) if block else None,
+            None if stream_epoch is None else TaskStream(stream_epoch, stream_due_us, bool(stream_paused)),
         )  # fmt: skip
         #: The count of the map that an element belongs to, as the map knows it.
         self.counted: str | None = None if self.map_index == UNMAPPED else find_count(self.row.state)
@@ -206,6 +209,7 @@ class TaskEntry:
         return (
             row.tries_before, row.max_tries, row.lost, row.due_us, method, kwargs, payload, write_counts(self.counts),
             self.skip_votes, self.skips, rank, self.error, after, int(phase), block_us,
+            *(_NO_STREAM if row.stream is None else (row.stream.epoch, row.stream.due_us, int(row.stream.paused))),
         )  # fmt: skip
 
 

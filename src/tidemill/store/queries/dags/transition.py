@@ -250,7 +250,7 @@ class Board:
         for effect in answer.effects:
             if isinstance(effect, RunCallback) and effect.error is not None:
                 error = effect.error
-            self._keep(entry, effect, before.epoch, given.origin if isinstance(given, Failed) else None)
+            self._keep(entry, effect, before.trigger, given.origin if isinstance(given, Failed) else None)
         if after.state is TaskState.NONE or after.state is TaskState.RUNNING or after.outcome is TaskOutcome.SUCCESS:
             entry.error = None
         elif after.ending is not None:
@@ -279,10 +279,10 @@ class Board:
 
     def find_triggerers(self, entries: Iterable[TaskEntry]) -> dict[int, int]:
         """Return the sessions that run the triggers of deferred tasks, by task."""
-        deferred = [(entry.id, entry.row.epoch) for entry in entries if entry.row.state is TaskState.DEFERRED]
+        deferred = [(entry.id, entry.row.trigger) for entry in entries if entry.row.trigger is not None]
         return find_triggerers(self.connection, deferred)
 
-    def _keep(self, entry: TaskEntry, effect: Effect, epoch: int, origin: str | None) -> None:
+    def _keep(self, entry: TaskEntry, effect: Effect, stopped: int | None, origin: str | None) -> None:
         effects = self._effects
         match effect:
             case Ring(channel=channel):
@@ -297,7 +297,8 @@ class Board:
                 priority = entry.plan.structure.priority
                 effects.made.append(MadeTrigger(entry.id, number, trigger, priority))
             case StopTrigger(reason=reason):
-                effects.stopped.append((entry.id, epoch, reason))
+                assert stopped is not None
+                effects.stopped.append((entry.id, stopped, reason))
             case RunCallback(callback=callback, error=error):
                 structure = entry.plan.structure
                 if callback.value in structure.callbacks:

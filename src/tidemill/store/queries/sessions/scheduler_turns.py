@@ -35,6 +35,7 @@ from tidemill.store.queries.dags.map_turns import expand_maps
 from tidemill.store.queries.dags.run_starts import start_waiting_runs
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, stop_runs
 from tidemill.store.queries.dags.schedule import create_due_runs, select_next_due
+from tidemill.store.queries.dags.streams import IS_READY, resume_streams
 from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_tasks
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.isolation import work_on_runs
@@ -64,11 +65,12 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     started = start_waiting_runs(connection, context, _RUNS, skip) if work.queued or created else 0
     overdue = _stop_overdue_runs(connection, context, skip) if _is_due(work.runs_us, now_us) else 0
     due = _feed_due(connection, context, turn.limit, by, skip) if _is_due(work.tasks_us, now_us) else 0
+    resumed = resume_streams(connection, context, by, skip) if work.streams else 0
     expanded = expand_maps(connection, context, skip, turn.map_limits) if work.maps or decided or started or due else 0
     # A failed element may stop its run; what has not started must not be admitted.
     stopped = _stop_runs(connection, context, skip) if work.stops or expanded else 0
     unblocked = unblock_sources(connection, context, by, skip) if work.blocked else 0
-    changed = created + started + overdue + stopped + decided + due + expanded + unblocked
+    changed = created + started + overdue + stopped + decided + due + resumed + expanded + unblocked
     admitted = admit_tasks(connection, context, by, turn.limit, skip) if work.scheduled or changed else Admitted()
     full = max(created, started, overdue, stopped, expanded) >= _RUNS or max(decided, due) >= turn.limit
     moved = bool(changed or admitted.count)
@@ -111,6 +113,7 @@ class _Work(NamedTuple):
     scheduled: bool
     maps: bool
     blocked: bool
+    streams: bool
 
 
 def _find_work(connection: Connection, turn: SchedulerTurn, context: CallContext) -> _Work:
@@ -148,6 +151,7 @@ def _work(dialect: str, skips: bool) -> Select[Any]:
         or_(scheduled, returning).label("scheduled"),
         exists().where(and_(_IS_MARKED_MAP, *of_maps)).label("maps"),
         exists(blocked.where(_TASK.block == literal_column("1"))).label("blocked"),
+        IS_READY.label("streams"),
     )
 
 

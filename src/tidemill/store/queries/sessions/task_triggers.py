@@ -32,6 +32,7 @@ from tidemill.core.tasks.inputs import Ended, Input, TriggerEnded, TriggerFailed
 from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventStored, NewEvent, StoreOutcome
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.batches import find_dialect
+from tidemill.store.calls.stream_calls import EndStream
 from tidemill.store.calls.trigger_calls import (
     ClaimedTrigger,
     ClaimTriggers,
@@ -49,17 +50,18 @@ from tidemill.store.calls.worker_calls import OutcomeKind
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run, task_instance
 from tidemill.store.queries.dags.starts import StartValues, describe_starts
+from tidemill.store.queries.dags.streams import note_events
 from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_held
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.dags.xcoms import find_fault
 from tidemill.store.queries.sessions.reserved_triggers import take_reserved
 from tidemill.store.queries.sessions.services import check_session, free_triggers, lock_session
 from tidemill.store.queries.sessions.stream_locks import try_lock_streams
-from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
+from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
 from tidemill.store.queries.triggers.events import store_events
 from tidemill.store.queries.triggers.triggers import make_storable
 from tidemill.store.records import TriggerState
-from tidemill.store.tables import service_session, trigger, trigger_cursor
+from tidemill.store.tables import service_session, trigger, trigger_cursor, trigger_stream
 
 log = structlog.get_logger(__name__)
 
@@ -159,6 +161,7 @@ def _describe_claimed(connection: Connection, ids: Collection[int], context: Cal
         select(
             trigger,
             _CURSOR.token,
+            trigger_stream.c.handled,
             _TASK.task_id.label("task_name"),
             _TASK.map_index,
             _TASK.tries,
@@ -167,6 +170,7 @@ def _describe_claimed(connection: Connection, ids: Collection[int], context: Cal
             dag.c.dag_id,
         )
         .join(trigger_cursor, _CURSOR.trigger_id == _TRIGGER.id)
+        .join(trigger_stream, trigger_stream.c.trigger_id == _TRIGGER.id, isouter=True)
         .join(task_instance, _TASK.id == _TRIGGER.task_id)
         .join(dag_run, dag_run.c.id == _TASK.run)
         .join(dag, dag.c.id == dag_run.c.dag)
@@ -200,6 +204,7 @@ def _build_claimed(row: Row[Any], start: StartClaim | None, context: CallContext
         row.stream_key,
         row.next_due_us,
         start,
+        row.handled is not None,
     )
 
 
@@ -222,6 +227,8 @@ def store_task_events(connection: Connection, request: StoreEvents, context: Cal
 def store_and_resume(connection: Connection, events: Sequence[NewEvent], context: CallContext) -> list[StoreOutcome]:
     """Store events and resume the tasks whose triggers fired for the first time."""
     tasks = _find_tasks(connection, {event.trigger_id for event in events})
+    streams = {number for number, row in tasks.items() if row.streams is not None}
+    tasks = {number: row for number, row in tasks.items() if number not in streams}
     board = Board(connection, context)
     board.lock({row.task_id for row in tasks.values()})
     outcomes = store_events(connection, events).outcomes
@@ -232,6 +239,8 @@ def store_and_resume(connection: Connection, events: Sequence[NewEvent], context
             given.append((row.task_id, _build_input(row.epoch, event)))
     board.give_all(given, "trigger")
     close_board(board)
+    if streams:
+        note_events(connection, streams, context)
     return outcomes
 
 
@@ -253,7 +262,11 @@ def _build_input(epoch: int, event: NewEvent) -> TriggerFired | TriggerEnded:
 def _find_tasks(connection: Connection, ids: Collection[int]) -> dict[int, Row[Any]]:
     dialect = find_dialect(connection)
     wanted = and_(_TRIGGER.id.in_(select(IDS.build_source(dialect).c.id)), _TRIGGER.task_id.is_not(None))
-    statement: Select[Any] = select(_TRIGGER.id, _TRIGGER.task_id, _TRIGGER.epoch).where(wanted)
+    statement: Select[Any] = (
+        select(_TRIGGER.id, _TRIGGER.task_id, _TRIGGER.epoch, trigger_stream.c.trigger_id.label("streams"))
+        .join(trigger_stream, trigger_stream.c.trigger_id == _TRIGGER.id, isouter=True)
+        .where(wanted)
+    )
     rows: Sequence[Row[Any]] = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(ids))).all()
     return {row.id: row for row in rows}
 
@@ -287,6 +300,26 @@ def fail_trigger(connection: Connection, request: FailTrigger, context: CallCont
     close_board(board)
     connection.execute(update(trigger).where(_TRIGGER.id == request.trigger).values(error=error))
     return _name(answers[0])
+
+
+def end_stream(connection: Connection, request: EndStream, context: CallContext) -> OutcomeKind:
+    """Store the end of a stream; see `EndStream`."""
+    check_session(connection, request.session)
+    counters = lock_cursors(connection, [request.trigger])
+    counter = counters.get(request.trigger)
+    if counter is None or counter.token != request.token:
+        return OutcomeKind.FENCED
+    mine = and_(trigger_stream.c.trigger_id == request.trigger, trigger_stream.c.ended_us.is_(None))
+    new = {"ended_us": context.now_us, "error": make_storable(request.error)}
+    if not connection.execute(update(trigger_stream).where(mine).values(new)).rowcount:
+        return OutcomeKind.ALREADY
+    # Nobody claims it again; its events stay until its task has handled them.
+    state = TriggerState.FINISHED if request.error is None else TriggerState.FAILED
+    row = {"state": state.value, "changed_us": context.now_us, "error": new["error"]}
+    connection.execute(update(trigger).where(_TRIGGER.id == request.trigger).values(row))
+    connection.execute(update(trigger_cursor).where(_CURSOR.trigger_id == request.trigger).values(session_id=None))
+    note_events(connection, [request.trigger], context)
+    return OutcomeKind.MOVED
 
 
 def _recognise(connection: Connection, row: Row[Any], given: TriggerFailed) -> OutcomeKind:

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Update, and_, update
 
 from tidemill.core.errors import describe_error
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved, Refused
-from tidemill.core.tasks.endings import Deferral, Failure, Loss, Skip, Success
-from tidemill.core.tasks.inputs import Deferred, Ended, Failed, Input, Lost, Returned, Skipped, Succeeded
+from tidemill.core.tasks.endings import Deferral, Failure, Idle, Loss, Skip, Success
+from tidemill.core.tasks.inputs import Deferred, Ended, Failed, Input, Lost, Returned, Skipped, StreamIdle, Succeeded
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.worker_calls import (
@@ -28,6 +28,7 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance
 from tidemill.store.queries.dags.claims import claim_work, find_claims, find_ended, move_blocked
 from tidemill.store.queries.dags.effects import PackedTrigger, pack_trigger
+from tidemill.store.queries.dags.streams import find_ready
 from tidemill.store.queries.dags.task_logs import store_log_parts
 from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_held
 from tidemill.store.queries.dags.transition import Board
@@ -111,7 +112,11 @@ def _store_some(
         current = entry is not None and entry.row.state is TaskState.RUNNING and entry.row.epoch == report.epoch
         if entry is not None and current and isinstance(report.result, Success):
             board.note_skips(entry, report.skip, report.skip_all_downstream)
-    given = [(report.task, _build_input(report, context)) for report in reports]
+    idle = [
+        board.tasks[report.task] for report in reports if isinstance(report.result, Idle) and report.task in board.tasks
+    ]
+    ready = find_ready(connection, idle) if idle else set()
+    given = [(report.task, _build_input(report, context, report.task in ready)) for report in reports]
     by = f"worker {turn.session}"
     answers = board.give_all(given, by)
     # A user may have cleared or marked a task again since it was found.
@@ -139,7 +144,7 @@ def _label_update(dialect: str) -> Update:
     return update(task_instance).where(task_instance.c.id == given.c.id).values({"label": given.c.label})
 
 
-def _build_input(report: AttemptReport, context: CallContext) -> Input:
+def _build_input(report: AttemptReport, context: CallContext, ready: bool = False) -> Input:
     epoch, request = report.epoch, report.request
     match report.result:
         case Success():
@@ -158,6 +163,8 @@ def _build_input(report: AttemptReport, context: CallContext) -> Input:
             return _build_deferred(epoch, deferral, request, context)
         case Loss(is_return=True):
             return Returned(epoch, request)
+        case Idle(idle_us=idle_us, pause_us=pause_us):
+            return StreamIdle(epoch, ready, idle_us, pause_us, request)
         case _:
             return Lost(epoch, draw_bits(), request)
 
@@ -176,9 +183,14 @@ def _find_fault(deferral: Deferral) -> str | None:
 
 
 def _build_deferred(epoch: int, deferral: Deferral, request: str, context: CallContext) -> Deferred:
-    packed = pack_trigger(PackedTrigger(deferral.classpath, deferral.kwargs, deferral.queue, deferral.stream_key))
+    packed = pack_trigger(
+        PackedTrigger(
+            deferral.classpath, deferral.kwargs, deferral.queue, deferral.stream_key, streams=deferral.streams
+        )
+    )
     kwargs = context.cipher.encrypt(deferral.method_kwargs)
-    return Deferred(epoch, packed, deferral.method, kwargs, deferral.timeout_us, request)
+    limits = (deferral.timeout_us, deferral.streams, deferral.idle_us)
+    return Deferred(epoch, packed, deferral.method, kwargs, *limits, request)
 
 
 def _build_outcome(report: AttemptReport, answer: Answer | None) -> AttemptReportOutcome:

@@ -1,0 +1,279 @@
+"""Runs an attempt that handles the events of a stream: takes them in batches, and keeps each batch once it is handled.
+
+Invariants: a batch is kept in one transaction with what the handler emitted and its checkpoint. After an exception of
+the handler no further event is delivered. The attempt leaves its worker when no event has come for a while.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+from tidemill.core.tasks.endings import Idle
+from tidemill.dags.arguments import check_duration
+from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskFailed
+from tidemill.dags.task_services import StreamClaim, TaskServices
+from tidemill.runtime.json.codec import decode, encode
+from tidemill.triggers.base import TriggerEvent
+
+_MICROSECONDS: Final = 1_000_000
+#: The limit of the store for an element and a checkpoint.
+_MAX_BYTES: Final = 1 << 20
+
+
+class DeliveredEvent(TriggerEvent):
+    """An event of a stream, as a handler gets it.
+
+    Attributes:
+        trigger_run_id: The number of the trigger, which is another one after each deferral.
+        sequence_index: The number of the event in the stream, from 0.
+        is_last: Whether the trigger had ended when the event was delivered, and no event follows. It may stay False for
+            the last event: `on_stream_end` is the end.
+    """
+
+    __slots__ = ("is_last", "sequence_index", "trigger_run_id")
+
+    def __init__(
+        self, payload: Any, identity: str | None, trigger_run_id: int, sequence_index: int, is_last: bool
+    ) -> None:
+        super().__init__(payload, identity)
+        self.trigger_run_id, self.sequence_index, self.is_last = trigger_run_id, sequence_index, is_last
+
+
+class StreamAction(enum.Enum):
+    """The values that a handler may return instead of None.
+
+    STOP: no further event is needed; the trigger ends, and the task goes on with `on_stream_end`. See also `pause`.
+    """
+
+    STOP = "stop"
+
+    @staticmethod
+    def pause(seconds: float | timedelta) -> StreamPause:
+        """Return the value that makes the task take no event for some time; meanwhile the trigger goes on."""
+        return StreamPause(check_duration("StreamAction.pause", "seconds", seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPause:
+    """A pause of a stream; see `StreamAction.pause`."""
+
+    duration: timedelta
+
+
+class StreamIdle(BaseException):
+    """Ends an attempt that has handled all events that have arrived; `except Exception` does not catch it."""
+
+    def __init__(self, ending: Idle) -> None:
+        super().__init__()
+        self.ending = ending
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """How a task handles its stream: a part of the stored deferral.
+
+    Attributes:
+        method: The method that is called per event, unless the operator has `handle_trigger_events`.
+        kwargs: More arguments of that method.
+        idle_us: How long the next event may take; None: no limit.
+    """
+
+    method: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    idle_us: int | None = None
+
+    def write(self) -> str:
+        """Return the encoded plan, which takes the place of the method's arguments."""
+        return encode({"method": self.method, "kwargs": self.kwargs, "idle_us": self.idle_us}, "kwargs of the deferral")
+
+
+def read_plan(text: str) -> StreamPlan:
+    """Return a plan that `StreamPlan.write` has encoded."""
+    return StreamPlan(**decode(text))
+
+
+class TaskStream:
+    """The stream of an attempt: `context["stream"]`.
+
+    Attributes:
+        trigger_run_id: The number of the trigger.
+        cursor: The last checkpoint, also of an earlier attempt of the try; None: there is none.
+        index: The index of the event that is handled, or of the first one of the batch; None after the last event.
+    """
+
+    def __init__(self, claim: StreamClaim) -> None:
+        self.trigger_run_id = claim.trigger
+        self.cursor: Any = None if claim.checkpoint is None else decode(claim.checkpoint)
+        self.index: int | None = None
+        self._emitted: list[tuple[str, str | None]] = []
+        self._checkpoint: str | None = None
+
+    def emit(self, element: Any, identity: str | None = None) -> None:
+        """Add an element to the output of the task, and thus to the tasks that are mapped over it.
+
+        The elements of a batch are stored with it, once.
+
+        Args:
+            element: The element; any value that can be encoded as JSON, of at most 1 MiB.
+            identity: A stable id: an element with an id that the task has emitted before is left out.
+        """
+        text = encode(element, "an emitted element")
+        _check_size("an emitted element", text)
+        if identity is not None and not isinstance(identity, str):
+            raise TypeError(f"the identity of an element must be a str, not {type(identity).__name__}")
+        self._emitted.append((text, identity))
+
+    def checkpoint(self, value: Any) -> None:
+        """Store a value with the batch, from which another try may begin; see `cursor`."""
+        text = encode(value, "the checkpoint")
+        _check_size("the checkpoint", text)
+        self._checkpoint = text
+        self.cursor = value
+
+    def take(self) -> tuple[tuple[tuple[str, str | None], ...], str | None]:
+        """Return what has been emitted since the last call, and the last checkpoint."""
+        emitted, checkpoint = tuple(self._emitted), self._checkpoint
+        self._emitted, self._checkpoint = [], None
+        return emitted, checkpoint
+
+
+def _check_size(what: str, text: str) -> None:
+    if (size := len(text.encode("utf-8", "replace"))) > _MAX_BYTES:
+        raise TaskFailed(f"{what} has {size:,} bytes; at most {_MAX_BYTES:,} are stored; emit a reference")
+
+
+class StreamRun:
+    """An attempt that handles events until the stream ends, pauses, or has no event for a while.
+
+    Args:
+        task: The operator.
+        plan: How it handles its stream.
+        claim: The stream.
+        context: The context of the attempt; gets `stream`.
+        services: The access to the store.
+        read_clock: Returns the seconds of a clock that never goes back.
+        sleep: Waits for some seconds.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        plan: StreamPlan,
+        claim: StreamClaim,
+        context: Any,
+        services: TaskServices,
+        read_clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._task, self._plan, self._services = task, plan, services
+        self._context, self._read_clock, self._sleep = context, read_clock, sleep
+        self._trigger, self._handled, self._kept = claim.trigger, claim.handled, claim.kept
+        self._stream = context["stream"] = TaskStream(claim)
+        self._linger = float(task.stream_linger)
+        if plan.idle_us is not None:
+            self._linger = min(self._linger, plan.idle_us / _MICROSECONDS)
+
+    def run(self) -> Any:
+        """Handle events; return the value that `on_stream_end` returned.
+
+        Raises:
+            StreamIdle: No event has come for a while, or the task pauses.
+            TaskDeferralError: The trigger failed, or ended without an event.
+        """
+        handler = self._find_handler()
+        while True:
+            events, ended, error = self._take()
+            if events:
+                action = handler(events, self._context)
+                self._keep(events[-1].sequence_index + 1)
+                if action is StreamAction.STOP:
+                    return self._finish()
+                self._check_action(action)
+            if not ended:
+                if not events:
+                    raise StreamIdle(Idle(self._plan.idle_us))
+                continue
+            if error is not None:
+                raise TaskDeferralError(error.rstrip().rpartition("\n")[2])
+            if not self._handled and not self._task.allow_empty_stream:
+                raise TaskDeferralError(
+                    "the stream ended without an event; set allow_empty_stream on the operator if that may happen"
+                )
+            return self._finish()
+
+    def _find_handler(self) -> Callable[[Sequence[DeliveredEvent], Any], Any]:
+        if self._task.handles_streams and not self._plan.method:
+            handler: Callable[[Sequence[DeliveredEvent], Any], Any] = self._task.handle_trigger_events
+            return handler
+        method = getattr(self._task, self._plan.method, None)
+        if not callable(method):
+            raise DagError(
+                f"task {self._task.task_id!r}: {type(self._task).__name__} has no method {self._plan.method!r} to "
+                "handle the stream with, and no handle_trigger_events"
+            )
+
+        def call(events: Sequence[DeliveredEvent], context: Any) -> Any:
+            """Handle one event; whatever the method returns is an element."""
+            (event,) = events
+            result = method(context, **{**self._plan.kwargs, "event": event.payload})
+            if isinstance(result, StreamAction | StreamPause):
+                return result
+            if result is not None:
+                self._stream.emit(result)
+            return None
+
+        return call
+
+    def _take(self) -> tuple[list[DeliveredEvent], bool, str | None]:
+        """Return the next events, whether none follow, and the error of the trigger."""
+        most = 1 if self._plan.method else int(self._task.stream_max_events)
+        batch = self._services.take_events(self._trigger, self._handled, most, self._linger)
+        wait = float(self._task.stream_max_wait)
+        if wait > 0 and batch.events and len(batch.events) < most and not batch.ended:
+            self._sleep(wait)
+            batch = self._services.take_events(self._trigger, self._handled, most, 0.0)
+        last = len(batch.events) - 1
+        events = [
+            DeliveredEvent(
+                decode(one.payload),
+                one.identity,
+                self._trigger,
+                one.sequence_index,
+                batch.ended and batch.error is None and number == last,
+            )
+            for number, one in enumerate(batch.events)
+        ]
+        self._stream.index = events[0].sequence_index if events else None
+        return events, batch.ended, batch.error
+
+    def _keep(self, handled: int) -> None:
+        emitted, checkpoint = self._stream.take()
+        self._kept += 1
+        self._services.keep_batch(self._trigger, handled, self._kept, emitted, checkpoint)
+        self._handled = handled
+
+    def _check_action(self, action: Any) -> None:
+        if isinstance(action, StreamPause):
+            seconds = action.duration.total_seconds()
+            if seconds > self._linger:
+                raise StreamIdle(Idle(self._plan.idle_us, int(seconds * _MICROSECONDS)))
+            self._sleep(seconds)
+        elif action is not None:
+            raise TaskFailed(
+                f"handle_trigger_events returned {type(action).__name__}; return None, StreamAction.STOP or "
+                "StreamAction.pause(seconds), and use context['stream'].emit for elements"
+            )
+
+    def _finish(self) -> Any:
+        self._stream.index = None
+        result = self._task.on_stream_end(self._context)
+        emitted, checkpoint = self._stream.take()
+        if emitted or checkpoint is not None:
+            self._kept += 1
+            self._services.keep_batch(self._trigger, self._handled, self._kept, emitted, checkpoint)
+        return result

@@ -1,0 +1,220 @@
+"""The streams of triggers: events that an attempt takes in batches, and keeps as handled.
+
+Theory of operation: the triggerer stores events under the trigger's cursor. An attempt that runs takes them, and keeps
+a batch once it has handled it. If the task waits without a worker when an event arrives, the stream is marked, and the
+next turn of the scheduler resumes the task.
+
+Invariants: storing an event locks neither task nor run. Whether a task may leave its worker is decided under the lock
+of the trigger's cursor, so no event is overlooked between the two. A batch is kept in one transaction, by the attempt
+that holds the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Select, Update, and_, bindparam, exists, literal_column, select, update
+
+from tidemill.core.tasks.inputs import Channel, StreamReady
+from tidemill.core.tasks.task_row import TaskState
+from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.stream_calls import (
+    KeepBatch,
+    StreamBatch,
+    StreamEvent,
+    TakeEvents,
+)
+from tidemill.store.calls.worker_calls import StreamClaim
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import task_instance
+from tidemill.store.queries.dags.effects import write_xcoms
+from tidemill.store.queries.dags.map_items import add_emitted
+from tidemill.store.queries.dags.task_rows import TaskEntry
+from tidemill.store.queries.dags.task_values import check_attempt
+from tidemill.store.queries.dags.tasks import move_tasks
+from tidemill.store.queries.dags.xcoms import find_fault
+from tidemill.store.queries.isolation import work_on_runs
+from tidemill.store.queries.triggers.cursors import IDS, SKIPPED, build_id_rows, lock_cursors
+from tidemill.store.statements import Statement
+from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_stream
+
+_STREAM, _CURSOR, _TASK, _EVENT = trigger_stream.c, trigger_cursor.c, task_instance.c, trigger_event.c
+_OF_TASKS = RowSet("of_streams", task=int, epoch=int)
+#: The largest batch in bytes; a batch has at least one event.
+MAX_BATCH_BYTES = 8 * 1024 * 1024
+_MOST = 500
+
+
+def read_streams(connection: Connection, entries: Iterable[TaskEntry]) -> dict[int, StreamClaim]:
+    """Return the streams of tasks, by task."""
+    wanted = [(entry.id, entry.row.stream.epoch) for entry in entries if entry.row.stream is not None]
+    if not wanted:
+        return {}
+    rows = _streams.fetch(connection, _OF_TASKS.build_parameters(find_dialect(connection), wanted))
+    return {task: StreamClaim(*stream) for task, *stream in rows}
+
+
+@Statement
+def _streams(dialect: str) -> Select[Any]:
+    given = _OF_TASKS.build_source(dialect)
+    same = and_(trigger.c.task_id == given.c.task, trigger.c.epoch == given.c.epoch)
+    return (
+        select(_STREAM.task, _STREAM.trigger_id, _STREAM.handled, _STREAM.kept, _STREAM.checkpoint)
+        .join(trigger, trigger.c.id == _STREAM.trigger_id)
+        .join(given, same)
+    )
+
+
+def find_ready(connection: Connection, entries: Sequence[TaskEntry]) -> set[int]:
+    """Return the tasks whose streams have an event that was not handled, or have ended; their cursors are locked."""
+    streams = read_streams(connection, entries)
+    lock_cursors(connection, {one.trigger for one in streams.values()})
+    ready = {one.trigger for one in _read(connection, {one.trigger for one in streams.values()}) if one.ready}
+    return {task for task, one in streams.items() if one.trigger in ready}
+
+
+class _Stream(NamedTuple):
+    trigger: int
+    task: int
+    handled: int
+    ended_us: int | None
+    error: str | None
+    next_index: int
+    state: str
+
+    @property
+    def ready(self) -> bool:
+        return self.next_index > self.handled or self.ended_us is not None
+
+
+def _read(connection: Connection, triggers: Collection[int]) -> list[_Stream]:
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(triggers))
+    return [_Stream(*row) for row in _described.fetch(connection, given)]
+
+
+@Statement
+def _described(dialect: str) -> Select[Any]:
+    wanted = select(IDS.build_source(dialect).c.id)
+    return (
+        select(
+            _STREAM.trigger_id,
+            _STREAM.task,
+            _STREAM.handled,
+            _STREAM.ended_us,
+            _STREAM.error,
+            _CURSOR.next_index,
+            _TASK.state,
+        )
+        .join(trigger_cursor, _CURSOR.trigger_id == _STREAM.trigger_id)
+        .join(task_instance, _TASK.id == _STREAM.task)
+        .where(_STREAM.trigger_id.in_(wanted))
+        .order_by(_STREAM.trigger_id)
+    )
+
+
+def note_events(connection: Connection, triggers: Collection[int], context: CallContext) -> None:
+    """Have the tasks of streams take new events, or their end; the cursors are locked."""
+    waiting = [one.trigger for one in _read(connection, triggers) if one.state == TaskState.DEFERRED.value]
+    context.bells.add(Channel.WORKER)
+    if waiting:
+        _mark.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(waiting)))
+        context.bells.add(Channel.SCHEDULER)
+
+
+@Statement
+def _mark(dialect: str) -> Update:
+    return update(trigger_stream).where(_STREAM.trigger_id.in_(select(IDS.build_source(dialect).c.id))).values(ready=1)
+
+
+IS_READY = exists().where(_STREAM.ready == literal_column("1"))
+
+
+def resume_streams(connection: Connection, context: CallContext, by: str, skip: Collection[int] = ()) -> int:
+    """Resume tasks that wait for events that have arrived; return their number."""
+    given: dict[str, Any] = {"most": _MOST}
+    if skip:
+        given |= SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip))
+    rows = _ready.fetch(connection, given, bool(skip))
+
+    def resume(found: list[tuple[int, int, int]]) -> int:
+        # The task is resumed now, or was resumed or ended in the meantime.
+        ids = build_id_rows([number for number, _, _ in found])
+        answers = move_tasks(connection, [(task, StreamReady(epoch)) for _, task, epoch in found], context, by)
+        _unmark.fetch(connection, IDS.build_parameters(find_dialect(connection), ids))
+        return sum(answer is not None for answer in answers)
+
+    return work_on_runs(
+        connection, context, [(run, (number, task, epoch)) for number, task, run, epoch in rows], resume
+    )
+
+
+@Statement
+def _ready(dialect: str, skips: bool) -> Select[Any]:
+    wanted = [_STREAM.ready == literal_column("1")]
+    if skips:
+        wanted.append(_TASK.run.not_in(select(SKIPPED.build_source(dialect).c.id)))
+    return (
+        select(_STREAM.trigger_id, _STREAM.task, _TASK.run, _TASK.epoch)
+        .join(task_instance, _TASK.id == _STREAM.task)
+        .where(and_(*wanted))
+        .order_by(_STREAM.trigger_id)
+        .limit(bindparam("most"))
+    )
+
+
+@Statement
+def _unmark(dialect: str) -> Update:
+    return update(trigger_stream).where(_STREAM.trigger_id.in_(select(IDS.build_source(dialect).c.id))).values(ready=0)
+
+
+def take_events(connection: Connection, request: TakeEvents, context: CallContext) -> tuple[StreamBatch, ...]:
+    """Return the next events of streams; see `TakeEvents`."""
+    rows = {row.trigger: row for row in _read(connection, [want.trigger for want in request.wants])}
+    batches = []
+    for want in request.wants:
+        row = rows.get(want.trigger)
+        if row is None:
+            continue
+        given = {"wanted": want.trigger, "after": want.after, "most": want.limit}
+        events: list[StreamEvent] = []
+        size = 0
+        for index, payload, identity, created_us in _next_events.fetch(connection, given):
+            size += len(payload)
+            if events and size > MAX_BATCH_BYTES:
+                break
+            events.append(StreamEvent(index, payload, identity, created_us))
+        last = events[-1].sequence_index + 1 if events else want.after
+        ended = row.ended_us is not None and last >= row.next_index
+        batches.append(
+            StreamBatch(want.trigger, tuple(events), ended, row.error if ended else None, row.next_index - last)
+        )
+    return tuple(batches)
+
+
+@Statement
+def _next_events(dialect: str) -> Select[Any]:
+    mine = and_(_EVENT.trigger_id == bindparam("wanted"), _EVENT.sequence_index >= bindparam("after"))
+    statement = select(_EVENT.sequence_index, _EVENT.payload, _EVENT.identity, _EVENT.created_us)
+    return statement.where(mine).order_by(_EVENT.sequence_index).limit(bindparam("most"))
+
+
+def keep_batch(connection: Connection, request: KeepBatch, context: CallContext) -> None:
+    """Store that an attempt has handled events; see `KeepBatch`."""
+    fault = find_fault(request.xcoms)
+    if fault is not None:
+        raise CallRefusedError(RefusalKind.INVALID, fault)
+    check_attempt(connection, request.task, request.epoch)
+    mine = and_(_STREAM.trigger_id == request.trigger, _STREAM.task == request.task)
+    kept = connection.execute(select(_STREAM.kept).where(mine)).scalar()
+    if kept is None:
+        raise CallRefusedError(RefusalKind.UNKNOWN, f"task {request.task} has no stream {request.trigger}")
+    if kept >= request.number:
+        return  # the same batch again, because the answer was lost
+    add_emitted(connection, request.task, request.emitted, context)
+    write_xcoms(connection, [(request.task, key, value) for key, value in request.xcoms], context.now_us)
+    new: dict[str, Any] = {"kept": request.number, "handled": request.handled}
+    if request.checkpoint is not None:
+        new["checkpoint"] = request.checkpoint
+    connection.execute(update(trigger_stream).where(mine).values(new))

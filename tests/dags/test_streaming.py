@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemill.core.tasks.endings import Idle
+from tidemill.dags.exceptions import TaskDeferralError, TaskFailed
+from tidemill.dags.streaming import StreamAction, StreamIdle, StreamPlan, StreamRun
+from tidemill.runtime.json.codec import decode, encode
+from tidemill.store.calls.stream_calls import StreamBatch, StreamEvent
+from tidemill.store.calls.worker_calls import StreamClaim
+
+
+class Services:
+    """A store with the events of one stream, which has ended once all were taken."""
+
+    def __init__(self, *payloads: Any, error: str | None = None, open: bool = False) -> None:
+        self.events = [StreamEvent(number, encode(one), None, 1) for number, one in enumerate(payloads)]
+        self.error, self.open = error, open
+        self.kept: list[tuple[int, int, tuple[tuple[str, str | None], ...], str | None]] = []
+        self.waits: list[float] = []
+
+    def take_events(self, trigger: int, after: int, limit: int, wait_seconds: float) -> StreamBatch:
+        self.waits.append(wait_seconds)
+        events = tuple(self.events[after : after + limit])
+        ended = not self.open and after + len(events) == len(self.events)
+        return StreamBatch(trigger, events, ended, self.error if ended else None)
+
+    def keep_batch(
+        self, trigger: int, handled: int, number: int, emitted: Any = (), checkpoint: str | None = None
+    ) -> None:
+        self.kept.append((handled, number, emitted, checkpoint))
+
+
+class Operator:
+    stream_max_events, stream_max_wait, stream_linger, allow_empty_stream = 2, 0.0, 2.0, False
+    handles_streams, task_id = True, "read"
+
+    def __init__(self) -> None:
+        self.batches: list[list[tuple[int, Any, bool]]] = []
+
+    def handle_trigger_events(self, events: Sequence[Any], context: Any) -> Any:
+        self.batches.append([(one.sequence_index, one.payload, one.is_last) for one in events])
+        for one in events:
+            context["stream"].emit(one.payload)
+            context["stream"].checkpoint(one.sequence_index)
+        return None
+
+    def on_stream_end(self, context: Any) -> Any:
+        return "end"
+
+
+def run(operator: Any, services: Services, plan: StreamPlan | None = None, claim: StreamClaim | None = None) -> Any:
+    context: dict[str, Any] = {}
+    sleeps: list[float] = []
+    services_: Any = services
+    stream = StreamRun(
+        operator, plan or StreamPlan(""), claim or StreamClaim(7), context, services_, lambda: 0.0, sleeps.append
+    )
+    return stream.run()
+
+
+def test_events_come_in_batches_and_each_is_kept_with_what_it_derived():
+    operator, services = Operator(), Services("a", "b", "c")
+    assert run(operator, services) == "end"
+    assert operator.batches == [[(0, "a", False), (1, "b", False)], [(2, "c", True)]]
+    assert services.kept == [(2, 1, (('"a"', None), ('"b"', None)), "1"), (3, 2, (('"c"', None),), "2")]
+
+
+def test_an_attempt_begins_after_what_was_handled():
+    operator, services = Operator(), Services("a", "b", "c")
+    run(operator, services, claim=StreamClaim(7, 2, 5, '"x"'))
+    assert operator.batches == [[(2, "c", True)]]
+    assert [number for _, number, _, _ in services.kept] == [6]
+
+
+def test_an_attempt_without_an_event_leaves_its_worker():
+    with pytest.raises(StreamIdle) as idle:
+        run(Operator(), Services("a", open=True), StreamPlan("", idle_us=500_000))
+    assert idle.value.ending == Idle(500_000)
+
+
+@pytest.mark.parametrize(("seconds", "leaves"), [(1, False), (60, True)])
+def test_a_pause_longer_than_the_linger_gives_the_worker_back(seconds, leaves):
+    operator = Operator()
+    operator.handle_trigger_events = lambda events, context: StreamAction.pause(seconds)  # type: ignore[method-assign]
+    services = Services("a", open=True)
+    with pytest.raises(StreamIdle) as idle:
+        run(operator, services)
+    assert idle.value.ending == (Idle(None, 60_000_000) if leaves else Idle())
+    assert [handled for handled, *_ in services.kept] == [1]
+
+
+def test_stop_ends_the_stream_and_an_unknown_result_is_refused():
+    operator, services = Operator(), Services("a", "b", "c")
+    operator.handle_trigger_events = lambda events, context: StreamAction.STOP  # type: ignore[method-assign]
+    assert run(operator, services) == "end"
+    assert [handled for handled, *_ in services.kept] == [2]
+    operator.handle_trigger_events = lambda events, context: 7  # type: ignore[method-assign]
+    with pytest.raises(TaskFailed, match="StreamAction"):
+        run(operator, Services("a"))
+
+
+def test_the_error_of_the_trigger_comes_after_its_events():
+    operator = Operator()
+    with pytest.raises(TaskDeferralError, match="ValueError: no"):
+        run(operator, Services("a", error="Traceback\nValueError: no"))
+    assert [event for batch in operator.batches for event in batch] == [(0, "a", False)]
+
+
+def test_a_stream_without_an_event_is_an_error_unless_it_is_allowed():
+    operator = Operator()
+    with pytest.raises(TaskDeferralError, match="allow_empty_stream"):
+        run(operator, Services())
+    operator.allow_empty_stream = True
+    assert run(operator, Services()) == "end"
+
+
+def test_a_method_is_called_per_event_and_what_it_returns_is_an_element():
+    calls: list[Any] = []
+    operator = Operator()
+    operator.use = lambda context, event, more: calls.append((event, more)) or event  # type: ignore[attr-defined]
+    services = Services("a", None, "c")
+    run(operator, services, StreamPlan("use", {"more": 1}))
+    assert calls == [("a", 1), (None, 1), ("c", 1)]
+    assert [emitted for _, _, emitted, _ in services.kept] == [(('"a"', None),), (), (('"c"', None),)]
+
+
+def test_an_exception_of_the_handler_keeps_nothing_of_its_batch():
+    operator, services = Operator(), Services("a", "b", "c")
+    handled = operator.handle_trigger_events
+
+    def fail(events: Any, context: Any) -> Any:
+        handled(events, context)
+        if events[0].sequence_index:
+            raise ValueError("no")
+
+    operator.handle_trigger_events = fail  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="no"):
+        run(operator, services)
+    assert [handled for handled, *_ in services.kept] == [2]
+
+
+def test_elements_are_checked_when_they_are_emitted():
+    operator = Operator()
+    operator.handle_trigger_events = lambda events, context: context["stream"].emit("x" * (1 << 20))  # type: ignore[method-assign]
+    with pytest.raises(TaskFailed, match="at most"):
+        run(operator, Services("a"))
+    operator.handle_trigger_events = lambda events, context: context["stream"].emit("x", 7)  # type: ignore[method-assign]
+    with pytest.raises(TypeError, match="identity"):
+        run(operator, Services("a"))
+
+
+def test_a_plan_is_stored_with_its_deferral():
+    plan = StreamPlan("use", {"more": 1}, 5)
+    assert decode(plan.write()) == {"method": "use", "kwargs": {"more": 1}, "idle_us": 5}
+    assert SimpleNamespace(**decode(plan.write())).idle_us == 5

@@ -1,0 +1,182 @@
+"""The streams of triggers: events that attempts take in batches, and keep."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from tests.store.dags import Player, dag, task
+
+from tidemill.core.tasks.endings import Deferral, Failure, Idle, Loss, Success
+from tidemill.store.calls.call import CallRefusedError
+from tidemill.store.calls.instance_calls import ClearTasks
+from tidemill.store.calls.stream_calls import EndStream, KeepBatch, StreamBatch, StreamWant, TakeEvents
+from tidemill.store.calls.task_calls import GetValuePage
+from tidemill.store.calls.trigger_calls import ClaimedTrigger, ClaimTriggers, FiredEvent, HeldTriggers, StoreEvents
+from tidemill.store.calls.worker_calls import ClaimedAttempt, OutcomeKind
+from tidemill.store.database import Database
+
+
+class Stream:
+    """A task that has deferred to a trigger that streams, and its triggerer."""
+
+    def __init__(self, player: Player) -> None:
+        self.player, self.store = player, player.store
+        self.requests = itertools.count(1)
+
+    async def begin(self, **limits: Any) -> Stream:
+        await self.player.begin()
+        self.triggerer = await self.player.begin_service("triggerer")
+        self.run = await self.player.create(
+            dag(task("a", retries=1, retry_delay_us=0, is_generator=True), task("b", "a"))
+        )
+        first = await self.player.claim_one()
+        await self.player.report(first, Deferral("mod.Trigger", "{}", "", streams=True, **limits))
+        self.trigger = await self.claim_trigger()
+        return self
+
+    async def claim_trigger(self) -> ClaimedTrigger:
+        (claimed,) = await self.store.call(ClaimTriggers(self.triggerer, next(self.requests), 10))
+        assert claimed.streams
+        return claimed
+
+    async def fire(self, *payloads: str, identity: str | None = None) -> list[OutcomeKind]:
+        events = tuple(FiredEvent(self.trigger.id, self.trigger.token, one, identity, 1) for one in payloads)
+        return [one.kind for one in await self.store.call(StoreEvents(self.triggerer, next(self.requests), events))]
+
+    async def end(self, error: str | None = None) -> OutcomeKind:
+        return await self.store.call(EndStream(self.triggerer, self.trigger.id, self.trigger.token, error))
+
+    async def take(self, attempt: ClaimedAttempt, after: int, limit: int = 100) -> StreamBatch:
+        assert attempt.stream is not None
+        (batch,) = await self.store.call(TakeEvents((StreamWant(attempt.stream.trigger, after, limit),)))
+        return batch
+
+    async def keep(self, attempt: ClaimedAttempt, handled: int, number: int, **values: Any) -> None:
+        assert attempt.stream is not None
+        await self.store.call(KeepBatch(attempt.task, attempt.epoch, attempt.stream.trigger, handled, number, **values))
+
+    async def states(self) -> dict[str, str]:
+        return await self.player.states(self.run)
+
+
+def _stream(attempt: ClaimedAttempt) -> tuple[int, int, str | None]:
+    assert attempt.stream is not None
+    return attempt.stream.handled, attempt.stream.kept, attempt.stream.checkpoint
+
+
+@pytest.fixture
+async def stream(database: Database) -> Stream:
+    return Stream(Player(database))
+
+
+async def test_one_attempt_handles_all_events_in_order_and_each_once(stream: Stream) -> None:
+    await stream.begin()
+    await stream.fire("0", "1")
+    attempt = await stream.player.claim_one()
+    assert attempt.resume is not None
+    batch = await stream.take(attempt, 0)
+    assert [(one.sequence_index, one.payload) for one in batch.events] == [(0, "0"), (1, "1")]
+    assert not batch.ended
+    await stream.keep(attempt, 2, 1)
+    await stream.fire("2")
+    batch = await stream.take(attempt, 2)
+    assert [one.payload for one in batch.events] == ["2"]
+    await stream.keep(attempt, 3, 2)
+    await stream.end()
+    batch = await stream.take(attempt, 3)
+    assert batch == StreamBatch(stream.trigger.id, ended=True)
+    await stream.player.report(attempt, Success())
+    assert (await stream.states())["a"] == "success"
+    stopped = await stream.store.call(HeldTriggers(stream.triggerer, ((stream.trigger.id, stream.trigger.token),)))
+    assert [one.reason for one in stopped] == ["done"]
+
+
+async def test_a_task_without_events_leaves_its_worker_until_the_next_one(stream: Stream) -> None:
+    await stream.begin()
+    assert (await stream.states())["a"] == "deferred"
+    await stream.fire("0")
+    first = await stream.player.claim_one()
+    await stream.keep(first, 1, 1)
+    await stream.player.report(first, Idle())
+    assert (await stream.states())["a"] == "deferred"
+    assert not await stream.player.claim()
+    await stream.fire("1", "2")
+    second = await stream.player.claim_one()
+    assert (*_stream(second), second.try_number) == (1, 1, None, 1)
+    # The next event arrives just before the attempt leaves.
+    await stream.keep(second, 3, 2)
+    await stream.fire("3")
+    await stream.player.report(second, Idle())
+    assert (await stream.states())["a"] == "scheduled"
+    third = await stream.player.claim_one()
+    await stream.keep(third, 4, 3)
+    await stream.player.report(third, Idle())
+    await stream.end()
+    fourth = await stream.player.claim_one()
+    assert (await stream.take(fourth, 4)).ended
+
+
+async def test_a_batch_that_was_not_kept_comes_again_and_one_that_was_kept_does_not(stream: Stream) -> None:
+    await stream.begin()
+    await stream.fire("0", "1")
+    attempt = await stream.player.claim_one()
+    await stream.keep(attempt, 1, 1, emitted=(('"x"', None),), checkpoint="7")
+    await stream.keep(attempt, 1, 1, emitted=(('"x"', None),), checkpoint="7")
+    await stream.player.report(attempt, Loss())
+    with pytest.raises(CallRefusedError):
+        await stream.keep(attempt, 2, 2)
+    again = await stream.player.claim_one()
+    assert _stream(again) == (1, 1, "7")
+    assert [one.payload for one in (await stream.take(again, 1)).events] == ["1"]
+
+
+async def test_a_failed_try_ends_the_stream_and_the_next_begins_its_own(stream: Stream) -> None:
+    await stream.begin()
+    await stream.fire("0")
+    attempt = await stream.player.claim_one()
+    await stream.player.report(attempt, Failure("it broke"))
+    assert await stream.fire("1") == ["fenced"]
+    assert await stream.end() is OutcomeKind.FENCED
+    second = await stream.player.claim_one()
+    assert (second.try_number, second.stream) == (2, None)
+
+
+async def test_an_error_of_the_trigger_follows_the_events_before_it(stream: Stream) -> None:
+    await stream.begin()
+    await stream.fire("0")
+    await stream.end("ValueError: no")
+    attempt = await stream.player.claim_one()
+    batch = await stream.take(attempt, 0, limit=1)
+    assert (len(batch.events), batch.ended, batch.error) == (1, True, "ValueError: no")
+
+
+@pytest.mark.parametrize("limits", [{"timeout_us": 1}, {"idle_us": 1}])
+async def test_a_stream_without_an_event_in_time_fails_the_try(stream: Stream, limits: dict[str, int]) -> None:
+    await stream.begin(**limits)
+    await stream.player.schedule()
+    assert (await stream.states())["a"] in ("up_for_retry", "scheduled", "queued")
+
+
+async def test_elements_with_a_known_identity_are_emitted_once(stream: Stream) -> None:
+    await stream.begin()
+    await stream.fire("0")
+    attempt = await stream.player.claim_one()
+    await stream.keep(attempt, 1, 1, emitted=(('"x"', "k"), ('"y"', None), ('"x"', "k")))
+    await stream.keep(attempt, 1, 2, emitted=(('"x"', "k"), ('"y"', None)))
+    page = await stream.store.call(GetValuePage(attempt.run, "a"))
+    assert [value for _, value in page.values] == ['"x"', '"y"', '"y"']
+    # A task that is cleared emits anew.
+    await stream.store.call(ClearTasks(stream.run.dag_id, stream.run.run_id, ("a",), "tester"))
+    await stream.player.turn(held=())
+    again = await stream.player.claim_one()
+    await stream.player.report(again, Deferral("mod.Trigger", "{}", "", streams=True))
+    stream.trigger = await stream.claim_trigger()
+    await stream.fire("0")
+    attempt = await stream.player.claim_one()
+    await stream.keep(attempt, 1, 1, emitted=(('"x"', "k"), ('"z"', None)))
+    await stream.end()
+    await stream.player.report(attempt, Success())
+    page = await stream.store.call(GetValuePage(attempt.run, "a"))
+    assert [value for _, value in page.values][:2] == ['"x"', '"z"']
