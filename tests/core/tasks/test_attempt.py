@@ -452,6 +452,22 @@ def test_a_stream_that_nobody_handles_in_time_is_too_late_whether_it_waits_or_no
     assert life.task.state is TaskState.FAILED
 
 
+def test_a_paused_stream_takes_no_event_before_its_time():
+    life = stream(RETRYING, timeout_us=60 * SECOND).take(StreamReady).run()
+    late = life.now + 60 * SECOND
+    life.take(StreamIdle, ready=True, pause_us=10 * SECOND)
+    assert life.task.state is TaskState.DEFERRED
+    life.refuse(StreamReady)
+    life.now += 10 * SECOND
+    life.take(Due)
+    assert (life.task.state, life.task.stream) == (TaskState.SCHEDULED, TaskStream(life.task.trigger or 0, late))
+    life.run().take(StreamIdle, pause_us=90 * SECOND)
+    assert life.task.next_due_us == late, "a pause does not prolong the stream"
+    life.now = late
+    life.take(Due)
+    assert life.task.state is TaskState.UP_FOR_RETRY
+
+
 @pytest.mark.parametrize("kind", [Clear, Cancel, Mark, Remove])
 def test_a_user_ends_a_stream_and_its_attempt_together_in_every_state(kind):
     arguments = {"outcome": TaskOutcome.SUCCESS} if kind is Mark else {}
