@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tidemill.core.tasks.endings import ENDINGS, AttemptEnding, Deferral, Failure, Loss, Skip, Success
+from tidemill.core.tasks.endings import ENDINGS, AttemptEnding, Deferral, Failure, Idle, Loss, Skip, Success
 from tidemill.store.calls.worker_calls import AttemptReport, WorkerTurn
 from tidemill.store.wire.frames import decode_call, encode_call
 
@@ -14,6 +14,8 @@ SENT = [
     Failure("ValueError: no", may_retry=False, origin="{}"),
     Skip("not today"),
     Deferral("a.Trigger", "{}", "resume", '{"a":1}', 5, "key", "queue"),
+    Deferral("a.Trigger", "{}", "", streams=True, idle_us=3),
+    Idle(5, 7),
     Loss(),
 ]
 

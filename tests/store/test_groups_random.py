@@ -123,11 +123,11 @@ def test_a_group_decides_as_its_tasks_would_in_sqlite(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_group_decides_as_its_tasks_would_in_sqlite_often(tmp_path: Path) -> None:
-    check_many(f"sqlite:///{tmp_path}/tidemill.db", 150)
+    check_many(f"sqlite:///{tmp_path}/tidemill.db", 60)
 
 
 @pytest.mark.long
 def test_a_group_decides_as_its_tasks_would_in_postgresql(postgres: PostgresServer) -> None:
     with asyncio.Runner() as runner:
         url = runner.run(postgres.new_database())
-    check_many(url, 40)
+    check_many(url, 15)

@@ -181,14 +181,14 @@ def test_maps_over_maps_end_as_their_elements_would_in_sqlite(sqlite_table: Chai
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes())
 def test_maps_over_maps_end_as_their_elements_would_in_sqlite_often(sqlite_table: ChainTable, shape: Shape) -> None:
     sqlite_table.check(shape)
 
 
 @pytest.mark.long
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes())
 def test_maps_over_maps_end_as_their_elements_would_in_postgresql(postgres_table: ChainTable, shape: Shape) -> None:
     postgres_table.check(shape)

@@ -131,14 +131,14 @@ def test_a_map_decides_as_its_elements_would_in_sqlite(sqlite_table: Table, shap
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes())
 def test_a_map_decides_as_its_elements_would_in_sqlite_often(sqlite_table: Table, shape: object) -> None:
     sqlite_table.check(shape)  # type: ignore[arg-type]
 
 
 @pytest.mark.long
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes())
 def test_a_map_decides_as_its_elements_would_in_postgresql(postgres_table: Table, shape: object) -> None:
     postgres_table.check(shape)  # type: ignore[arg-type]

@@ -235,7 +235,7 @@ def test_random_orders_on_maps_in_sqlite(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_random_orders_on_maps_in_sqlite_often(tmp_path: Path) -> None:
-    play(f"sqlite:///{tmp_path}/tidemill.db", range(1000, 1060))
+    play(f"sqlite:///{tmp_path}/tidemill.db", range(1000, 1020))
 
 
 @pytest.mark.long
@@ -243,7 +243,7 @@ def test_random_orders_on_maps_in_postgresql(postgres: PostgresServer) -> None:
     loop = asyncio.new_event_loop()
     url = loop.run_until_complete(postgres.new_database())
     loop.close()
-    play(url, range(50))
+    play(url, range(15))
 
 
 def test_random_orders_on_maps_over_maps_in_sqlite(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_random_orders_on_maps_over_maps_in_sqlite(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_random_orders_on_maps_over_maps_in_sqlite_often(tmp_path: Path) -> None:
-    play(f"sqlite:///{tmp_path}/tidemill.db", range(2000, 2040), ChainLife)
+    play(f"sqlite:///{tmp_path}/tidemill.db", range(2000, 2015), ChainLife)
 
 
 @pytest.mark.long
@@ -260,4 +260,4 @@ def test_random_orders_on_maps_over_maps_in_postgresql(postgres: PostgresServer)
     loop = asyncio.new_event_loop()
     url = loop.run_until_complete(postgres.new_database())
     loop.close()
-    play(url, range(15), ChainLife)
+    play(url, range(8), ChainLife)
