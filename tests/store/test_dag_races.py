@@ -199,7 +199,8 @@ async def test_schedulers_that_admit_at_once_never_give_more_slots_than_there_ar
 async def test_tasks_that_end_at_once_count_all_for_what_follows_them(players: list[Player]) -> None:
     names = [f"t{number:02}" for number in range(30)]
     run = await players[0].create(dag(*[task(name) for name in names], task("z", *names)))
-    claims = await asyncio.gather(*[one.claim(10) for one in players])
+    await players[0].schedule()
+    claims = [(await one.turn(capacity=10)).claimed for one in players]
     attempts = [(players[number], attempt) for number, claimed in enumerate(claims) for attempt in claimed]
     assert len(attempts) == 30
 

@@ -75,7 +75,7 @@ class Life:
                 [self.take, self.take, self.end, self.end, self.end, self.yield_some, self.order]
             )()
         self.calm = True
-        for _ in range(1000, 1060):
+        for _ in range(60):
             await self.take()
             if not self.held:
                 break
