@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.dags.attempts import Claim, Resume
 
-from tidemill.core.tasks.endings import Idle
-from tidemill.dags.exceptions import TaskDeferralError, TaskFailed
+from tidemill.core.tasks.endings import Failure, Idle, Skip
+from tidemill.dags import DAG, BaseOperator
+from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskFailed, TaskTimeout
+from tidemill.dags.running import run_attempt
 from tidemill.dags.streaming import StreamAction, StreamIdle, StreamPlan, StreamRun
 from tidemill.runtime.json.codec import decode, encode
 from tidemill.store.calls.stream_calls import StreamBatch, StreamEvent
@@ -21,6 +25,7 @@ class Services:
         self.events = [StreamEvent(number, encode(one), None, 1) for number, one in enumerate(payloads)]
         self.error, self.open = error, open
         self.kept: list[tuple[int, int, tuple[tuple[str, str | None], ...], str | None]] = []
+        self.said: list[tuple[bool, bool]] = []
         self.waits: list[float] = []
 
     def take_events(self, trigger: int, after: int, limit: int, wait_seconds: float) -> StreamBatch:
@@ -30,9 +35,18 @@ class Services:
         return StreamBatch(trigger, events, ended, self.error if ended else None)
 
     def keep_batch(
-        self, trigger: int, handled: int, number: int, emitted: Any = (), checkpoint: str | None = None
+        self,
+        trigger: int,
+        handled: int,
+        number: int,
+        emitted: Any = (),
+        checkpoint: str | None = None,
+        *,
+        stops: bool = False,
+        lists: bool = False,
     ) -> None:
         self.kept.append((handled, number, emitted, checkpoint))
+        self.said.append((stops, lists))
 
 
 class Operator:
@@ -53,12 +67,29 @@ class Operator:
         return "end"
 
 
-def run(operator: Any, services: Services, plan: StreamPlan | None = None, claim: StreamClaim | None = None) -> Any:
+def run(
+    operator: Any,
+    services: Services,
+    plan: StreamPlan | None = None,
+    claim: StreamClaim | None = None,
+    *,
+    step: float = 0.0,
+    lists: bool = False,
+) -> Any:
+    """Run an attempt. `step`: the seconds between two looks at the clock."""
     context: dict[str, Any] = {}
     sleeps: list[float] = []
     services_: Any = services
+    clock = itertools.count()
     stream = StreamRun(
-        operator, plan or StreamPlan(""), claim or StreamClaim(7), context, services_, lambda: 0.0, sleeps.append
+        operator,
+        plan or StreamPlan(""),
+        claim or StreamClaim(7),
+        context,
+        services_,
+        lambda: next(clock) * step,
+        sleeps.append,
+        lists=lists,
     )
     return stream.run()
 
@@ -83,6 +114,21 @@ def test_an_attempt_without_an_event_leaves_its_worker():
     assert idle.value.ending == Idle(500_000)
 
 
+@pytest.mark.parametrize(("step", "left"), [(0.2, 300_000), (0.6, 0)])
+def test_the_time_that_an_attempt_has_waited_counts_in_the_idle_timeout(step, left):
+    with pytest.raises(StreamIdle) as idle:
+        run(Operator(), Services(open=True), StreamPlan("", idle_us=500_000), step=step)
+    assert idle.value.ending == Idle(left)
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_batch_has_room_for_an_event(number):
+    operator = Operator()
+    operator.stream_max_events = number
+    with pytest.raises(DagError, match="stream_max_events"):
+        run(operator, Services("a"))
+
+
 @pytest.mark.parametrize(("seconds", "leaves"), [(1, False), (60, True)])
 def test_a_pause_longer_than_the_linger_gives_the_worker_back(seconds, leaves):
     operator = Operator()
@@ -99,6 +145,7 @@ def test_stop_ends_the_stream_and_an_unknown_result_is_refused():
     operator.handle_trigger_events = lambda events, context: StreamAction.STOP  # type: ignore[method-assign]
     assert run(operator, services) == "end"
     assert [handled for handled, *_ in services.kept] == [2]
+    assert services.said == [(True, False)]
     operator.handle_trigger_events = lambda events, context: 7  # type: ignore[method-assign]
     with pytest.raises(TaskFailed, match="StreamAction"):
         run(operator, Services("a"))
@@ -122,11 +169,29 @@ def test_a_stream_without_an_event_is_an_error_unless_it_is_allowed():
 def test_a_method_is_called_per_event_and_what_it_returns_is_an_element():
     calls: list[Any] = []
     operator = Operator()
+    operator.handles_streams = False
     operator.use = lambda context, event, more: calls.append((event, more)) or event  # type: ignore[attr-defined]
     services = Services("a", None, "c")
     run(operator, services, StreamPlan("use", {"more": 1}))
     assert calls == [("a", 1), (None, 1), ("c", 1)]
     assert [emitted for _, _, emitted, _ in services.kept] == [(('"a"', None),), (), (('"c"', None),)]
+
+
+def test_an_operator_with_a_handler_gets_batches_whatever_method_its_deferral_names():
+    operator = Operator()
+    run(operator, Services("a"), StreamPlan("use", {"more": 1}))
+    assert operator.batches == [[(0, "a", True)]]
+
+
+def test_what_only_the_result_can_show_becomes_a_list_unless_the_end_returns_another():
+    operator = Operator()
+    services = Services("a")
+    run(operator, services, lists=True)
+    assert services.said == [(False, False)]
+    operator.on_stream_end = lambda context: None  # type: ignore[method-assign]
+    services = Services("a")
+    run(operator, services, lists=True)
+    assert services.said == [(False, False), (False, True)]
 
 
 def test_an_exception_of_the_handler_keeps_nothing_of_its_batch():
@@ -158,3 +223,40 @@ def test_a_plan_is_stored_with_its_deferral():
     plan = StreamPlan("use", {"more": 1}, 5)
     assert decode(plan.write()) == {"method": "use", "kwargs": {"more": 1}, "idle_us": 5}
     assert SimpleNamespace(**decode(plan.write())).idle_us == 5
+
+
+def test_the_elements_of_a_batch_fit_into_one_message():
+    operator = Operator()
+
+    def emit(events: Any, context: Any) -> None:
+        for _ in range(40):
+            context["stream"].emit("x" * 1_000_000)
+
+    operator.handle_trigger_events = emit  # type: ignore[method-assign]
+    with pytest.raises(TaskFailed, match="stream_max_events"):
+        run(operator, Services("a"))
+
+
+@pytest.mark.parametrize(
+    ("due_us", "soft", "ending"),
+    [
+        (5, False, "TaskDeferralTimeout: the stream did not end before the timeout of the deferral"),
+        (6, False, "TaskTimeout: it takes too long"),
+        (5, True, "skipped"),
+    ],
+)
+def test_an_attempt_whose_stream_is_too_late_ends_as_the_deferral_would(due_us, soft, ending):
+    class Read(BaseOperator):
+        soft_fail = soft
+
+        def handle_trigger_events(self, events: Any, context: Any) -> None:
+            raise TaskTimeout("it takes too long")
+
+    with DAG("dag") as dag:
+        Read(task_id="read")
+    resume = Resume("", StreamPlan("").write(), "null")
+    claim = Claim("dag", "read", resume=resume, deadline_us=5, stream=StreamClaim(7, due_us=due_us))
+    services: Any = Services("a")
+    result = run_attempt(dag, claim, services).ending
+    assert (result.error if isinstance(result, Failure) else "skipped") == ending
+    assert isinstance(result, Skip) is soft

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 from tests.store.dags import Player, dag, encode, task
 from tests.store.server import PostgresServer
+from tests.store.test_streams import Stream
 
 from tidemill.core.tasks.structure import ScheduleStructure
 from tidemill.store.calls.run_calls import ListRuns
@@ -59,6 +60,18 @@ async def test_a_run_that_another_scheduler_has_locked_delays_no_other_run(
     await slow.execute("COMMIT")
     await players[1].schedule()
     assert (await players[1].run(first)).state == "failed"
+
+
+async def test_a_stream_whose_task_is_locked_is_resumed_by_a_later_turn(
+    players: list[Player], slow: asyncpg.Connection
+) -> None:
+    stream = await Stream(players[0]).begin()
+    await stream.fire("0")
+    await slow.execute("SELECT FROM task_instance WHERE task_id = 'a' FOR UPDATE")
+    async with asyncio.timeout(30):
+        assert (await players[1].schedule()).skipped, "it is looked at again soon"
+    await slow.execute("COMMIT")
+    assert (await players[1].claim_one()).stream is not None
 
 
 @pytest.mark.parametrize("locked", ["pool", "dag"])

@@ -6,16 +6,26 @@ import itertools
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, update
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.tasks.endings import Deferral, Failure, Idle, Loss, Success
-from tidemill.store.calls.call import CallRefusedError
+from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.instance_calls import ClearTasks
 from tidemill.store.calls.stream_calls import EndStream, KeepBatch, StreamBatch, StreamWant, TakeEvents
-from tidemill.store.calls.task_calls import GetValuePage
-from tidemill.store.calls.trigger_calls import ClaimedTrigger, ClaimTriggers, FiredEvent, HeldTriggers, StoreEvents
+from tidemill.store.calls.task_calls import GetValuePage, GetXCom
+from tidemill.store.calls.trigger_calls import (
+    ClaimedTrigger,
+    ClaimTriggers,
+    FailTrigger,
+    FiredEvent,
+    HeldTriggers,
+    StoreEvents,
+)
 from tidemill.store.calls.worker_calls import ClaimedAttempt, OutcomeKind
 from tidemill.store.database import Database
+from tidemill.store.queries.triggers.retention import remove_events
+from tidemill.store.tables import trigger_stream
 
 
 class Stream:
@@ -25,11 +35,12 @@ class Stream:
         self.player, self.store = player, player.store
         self.requests = itertools.count(1)
 
-    async def begin(self, **limits: Any) -> Stream:
+    async def begin(self, *, is_generator: bool = True, **limits: Any) -> Stream:
         await self.player.begin()
         self.triggerer = await self.player.begin_service("triggerer")
+        follower = [task("b", "a")] if is_generator else []
         self.run = await self.player.create(
-            dag(task("a", retries=1, retry_delay_us=0, is_generator=True), task("b", "a"))
+            dag(task("a", retries=1, retry_delay_us=0, is_generator=is_generator), *follower)
         )
         first = await self.player.claim_one()
         await self.player.report(first, Deferral("mod.Trigger", "{}", "", streams=True, **limits))
@@ -180,3 +191,97 @@ async def test_elements_with_a_known_identity_are_emitted_once(stream: Stream) -
     await stream.player.report(attempt, Success())
     page = await stream.store.call(GetValuePage(attempt.run, "a"))
     assert [value for _, value in page.values][:2] == ['"x"', '"z"']
+
+
+async def test_a_trigger_that_its_triggerer_had_to_fail_ends_its_stream(stream: Stream) -> None:
+    await stream.begin()
+    await stream.fire("0")
+    failure = FailTrigger(stream.triggerer, stream.trigger.id, stream.trigger.token, "it blocked the loop")
+    assert await stream.store.call(failure) is OutcomeKind.MOVED
+    assert await stream.store.call(ClaimTriggers(stream.triggerer, next(stream.requests), 10)) == ()
+    batch = await stream.take(await stream.player.claim_one(), 0)
+    assert (len(batch.events), batch.ended, batch.error) == (1, True, "it blocked the loop")
+
+
+async def test_after_a_stop_no_attempt_gets_another_event(stream: Stream) -> None:
+    await stream.begin()
+    await stream.fire("0", "1", "2")
+    attempt = await stream.player.claim_one()
+    await stream.keep(attempt, 1, 1, stops=True)
+    assert await stream.fire("3") == ["fenced"]
+    stopped = await stream.store.call(HeldTriggers(stream.triggerer, ((stream.trigger.id, stream.trigger.token),)))
+    assert [one.reason for one in stopped] == ["done"]
+    await stream.keep(attempt, 1, 2, emitted=(('"x"', None),))
+    await stream.player.report(attempt, Loss())
+    again = await stream.player.claim_one()
+    assert again.stream is not None
+    batch = await stream.take(again, again.stream.handled)
+    assert (batch.events, batch.ended, batch.error) == ((), True, None)
+    await stream.player.report(again, Success())
+    assert (await stream.states())["a"] == "success"
+
+
+async def test_a_mark_that_is_older_than_the_wait_of_its_task_does_not_resume_it(stream: Stream) -> None:
+    await stream.begin()
+    await stream.fire("0")
+    attempt = await stream.player.claim_one()
+    await stream.keep(attempt, 1, 1)
+    await stream.player.report(attempt, Idle())
+
+    def mark(connection: Connection) -> None:
+        connection.execute(update(trigger_stream).values(ready=1))
+
+    database: Any = stream.store
+    await database.write(mark)
+    assert not await stream.player.claim()
+    assert (await stream.states())["a"] == "deferred"
+    await stream.fire("1")
+    assert (await stream.player.claim_one()).stream is not None
+
+
+async def test_what_a_task_emits_that_is_no_source_becomes_its_result_and_is_forgotten_with_a_clear(
+    stream: Stream,
+) -> None:
+    await stream.begin(is_generator=False)
+    await stream.fire("0")
+    attempt = await stream.player.claim_one()
+    await stream.keep(attempt, 1, 1, emitted=(('"x"', "k"), ("[1]", None)))
+    await stream.keep(attempt, 1, 2, lists=True)
+    await stream.player.report(attempt, Success())
+    assert await read_result(stream) == '["x",[1]]'
+    await stream.store.call(ClearTasks(stream.run.dag_id, stream.run.run_id, ("a",), "tester"))
+    again = await stream.player.claim_one()
+    await stream.player.report(again, Deferral("mod.Trigger", "{}", "use", streams=True))
+    stream.trigger = await stream.claim_trigger()
+    await stream.fire("0")
+    attempt = await stream.player.claim_one()
+    await stream.keep(attempt, 1, 1, emitted=(('"y"', "k"),), lists=True)
+    await stream.player.report(attempt, Success())
+    assert await read_result(stream) == '["y"]'
+
+
+async def read_result(stream: Stream) -> str | None:
+    (value,) = await stream.store.call(GetXCom(stream.run.id, ("a",), "return_value"))
+    return value
+
+
+@pytest.mark.parametrize("emitted", [('"x"', "k\0"), ('"x"', "k" * 2_000), ('"\ud800"', None)])
+async def test_elements_that_databases_reject_are_refused_with_their_batch(
+    stream: Stream, emitted: tuple[str, str | None]
+) -> None:
+    await stream.begin()
+    await stream.fire("0")
+    attempt = await stream.player.claim_one()
+    with pytest.raises(CallRefusedError) as refused:
+        await stream.keep(attempt, 1, 1, emitted=(emitted,))
+    assert refused.value.kind is RefusalKind.INVALID
+
+
+async def test_old_events_that_were_not_handled_are_not_removed(stream: Stream) -> None:
+    await stream.begin()
+    await stream.fire("0", "1")
+    attempt = await stream.player.claim_one()
+    await stream.keep(attempt, 1, 1)
+    database: Any = stream.store
+    await database.write(lambda connection: remove_events(connection, 1 << 60))
+    assert [one.payload for one in (await stream.take(attempt, 0)).events] == ["1"]

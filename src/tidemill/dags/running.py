@@ -16,13 +16,21 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from tidemill.core.errors import describe_error, escape_surrogates
-from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Skip, Success
+from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Idle, Skip, Success
 from tidemill.core.wording import shorten
 from tidemill.dags.arguments import check_duration, check_text
 from tidemill.dags.context import build_context
 from tidemill.dags.current import is_interrupted, killing, running
 from tidemill.dags.exception_text import rebuild_exception, write_origin
-from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed, TaskSkipped, TaskTimeout
+from tidemill.dags.exceptions import (
+    DagError,
+    SensorTimeout,
+    TaskDeferralTimeout,
+    TaskDeferred,
+    TaskFailed,
+    TaskSkipped,
+    TaskTimeout,
+)
 from tidemill.dags.group_unit import GroupUnit
 from tidemill.dags.lazy_context import Context
 from tidemill.dags.lazy_sequence import is_lazy
@@ -125,7 +133,7 @@ def _run_task(
         except StreamIdle as idle:
             return AttemptResult(idle.ending)
         except BaseException as error:
-            return AttemptResult(_classify(error, task))
+            return AttemptResult(_end_late_stream(error, task, claim) or _classify(error, task))
         finally:
             if is_interrupted():  # the task's code may have swallowed the exception, or raised another
                 kill(task)
@@ -155,7 +163,7 @@ def _add_label(
     dag: Any, original: Any, result: AttemptResult, context: Context, services: TaskServices
 ) -> AttemptResult:
     """Return the result of an element's attempt with the label of the element, unless the attempt deferred."""
-    if result.ending.__class__ is Deferral or not original.map_index_template:
+    if isinstance(result.ending, Deferral | Idle) or not original.map_index_template:
         return result
     return replace(result, label=_render_label(dag, original.map_index_template, context, services))
 
@@ -231,7 +239,9 @@ def _execute(task: Any, claim: AttemptClaim, context: Context, services: TaskSer
         task.pre_execute(context)
         result = task.execute(context)
     elif claim.stream is not None:
-        result = StreamRun(task, read_plan(resume.kwargs), claim.stream, context, services).run()
+        # Only what a task emits that is no source of elements itself becomes its result.
+        lists = task.do_xcom_push and (claim.map_index >= 0 or not task.is_generator)
+        result = StreamRun(task, read_plan(resume.kwargs), claim.stream, context, services, lists=lists).run()
     else:
         method = _find_method(task, resume.method)
         kwargs = {**(decode(resume.kwargs) or {}), "event": decode(resume.payload)}
@@ -353,6 +363,21 @@ def check_continuation(task: Any, name: object, kwargs: object) -> None:
             f"task {task.task_id!r}: {type(task).__name__}.{name} does not accept the arguments of the deferral "
             f"(context, {', '.join([*kwargs, *event])}): {error}"
         ) from None
+
+
+def _end_late_stream(error: BaseException, task: Any, claim: AttemptClaim) -> AttemptEnding | None:
+    """Return the ending of an attempt whose stream has exceeded its time limit; None: it was interrupted for another
+    reason.
+    """
+    stream = claim.stream
+    if type(error) is not TaskTimeout or stream is None or stream.due_us is None or stream.due_us != claim.deadline_us:
+        return None
+    kill(task)
+    # As if it had been too late while no attempt ran.
+    text = f"the stream did not end before the timeout of the {'sensor' if task.is_sensor else 'deferral'}"
+    if task.soft_fail or task.never_fail:
+        return _classify(TaskSkipped(text), task)
+    return _classify(SensorTimeout(text) if task.is_sensor else TaskDeferralTimeout(text), task)
 
 
 def _classify(error: BaseException, task: Any = None) -> AttemptEnding:

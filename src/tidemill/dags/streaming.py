@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from tidemill.core.tasks.endings import Idle
 from tidemill.dags.arguments import check_duration
-from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskFailed
+from tidemill.dags.current import is_interrupted
+from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskFailed, TaskTimeout
 from tidemill.dags.task_services import StreamClaim, TaskServices
 from tidemill.runtime.json.codec import decode, encode
 from tidemill.triggers.base import TriggerEvent
@@ -23,6 +24,8 @@ from tidemill.triggers.base import TriggerEvent
 _MICROSECONDS: Final = 1_000_000
 #: The limit of the store for an element and a checkpoint.
 _MAX_BYTES: Final = 1 << 20
+#: The limit of the elements of a batch, which are sent to the worker in one message.
+_MAX_BATCH_BYTES: Final = 32 << 20
 
 
 class DeliveredEvent(TriggerEvent):
@@ -111,6 +114,7 @@ class TaskStream:
         self.cursor: Any = None if claim.checkpoint is None else decode(claim.checkpoint)
         self.index: int | None = None
         self._emitted: list[tuple[str, str | None]] = []
+        self._size = 0
         self._checkpoint: str | None = None
 
     def emit(self, element: Any, identity: str | None = None) -> None:
@@ -123,7 +127,12 @@ class TaskStream:
             identity: A stable id: an element with an id that the task has emitted before is left out.
         """
         text = encode(element, "an emitted element")
-        _check_size("an emitted element", text)
+        self._size += _check_size("an emitted element", text)
+        if self._size > _MAX_BATCH_BYTES:
+            raise TaskFailed(
+                f"the elements of a batch have more than {_MAX_BATCH_BYTES:,} bytes; set a smaller stream_max_events, "
+                "or emit references"
+            )
         if identity is not None and not isinstance(identity, str):
             raise TypeError(f"the identity of an element must be a str, not {type(identity).__name__}")
         self._emitted.append((text, identity))
@@ -135,16 +144,22 @@ class TaskStream:
         self._checkpoint = text
         self.cursor = value
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something was emitted, or a checkpoint was set, since the last call of `take`."""
+        return bool(self._emitted) or self._checkpoint is not None
+
     def take(self) -> tuple[tuple[tuple[str, str | None], ...], str | None]:
         """Return what has been emitted since the last call, and the last checkpoint."""
         emitted, checkpoint = tuple(self._emitted), self._checkpoint
-        self._emitted, self._checkpoint = [], None
+        self._emitted, self._size, self._checkpoint = [], 0, None
         return emitted, checkpoint
 
 
-def _check_size(what: str, text: str) -> None:
+def _check_size(what: str, text: str) -> int:
     if (size := len(text.encode("utf-8", "replace"))) > _MAX_BYTES:
         raise TaskFailed(f"{what} has {size:,} bytes; at most {_MAX_BYTES:,} are stored; emit a reference")
+    return size
 
 
 class StreamRun:
@@ -158,6 +173,7 @@ class StreamRun:
         services: The access to the store.
         read_clock: Returns the seconds of a clock that never goes back.
         sleep: Waits for some seconds.
+        lists: Whether a list of what was emitted is the result of the task, because nothing else can read it.
     """
 
     def __init__(
@@ -169,8 +185,14 @@ class StreamRun:
         services: TaskServices,
         read_clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        *,
+        lists: bool = False,
     ) -> None:
-        self._task, self._plan, self._services = task, plan, services
+        if int(task.stream_max_events) < 1:
+            raise DagError(
+                f"task {task.task_id!r}: stream_max_events must be at least 1, not {task.stream_max_events!r}"
+            )
+        self._task, self._plan, self._services, self._lists = task, plan, services, lists
         self._context, self._read_clock, self._sleep = context, read_clock, sleep
         self._trigger, self._handled, self._kept = claim.trigger, claim.handled, claim.kept
         self._stream = context["stream"] = TaskStream(claim)
@@ -187,16 +209,19 @@ class StreamRun:
         """
         handler = self._find_handler()
         while True:
+            if is_interrupted():
+                raise TaskTimeout("the handler has ignored that its attempt was interrupted")
+            began = self._read_clock()
             events, ended, error = self._take()
             if events:
                 action = handler(events, self._context)
-                self._keep(events[-1].sequence_index + 1)
+                self._keep(events[-1].sequence_index + 1, stops=action is StreamAction.STOP)
                 if action is StreamAction.STOP:
                     return self._finish()
                 self._check_action(action)
             if not ended:
                 if not events:
-                    raise StreamIdle(Idle(self._plan.idle_us))
+                    raise StreamIdle(Idle(self._find_idle(self._read_clock() - began)))
                 continue
             if error is not None:
                 raise TaskDeferralError(error.rstrip().rpartition("\n")[2])
@@ -206,8 +231,13 @@ class StreamRun:
                 )
             return self._finish()
 
+    def _find_idle(self, waited_seconds: float) -> int | None:
+        """Return how much longer the next event may take."""
+        idle_us = self._plan.idle_us
+        return None if idle_us is None else max(0, idle_us - int(waited_seconds * _MICROSECONDS))
+
     def _find_handler(self) -> Callable[[Sequence[DeliveredEvent], Any], Any]:
-        if self._task.handles_streams and not self._plan.method:
+        if self._task.handles_streams:
             handler: Callable[[Sequence[DeliveredEvent], Any], Any] = self._task.handle_trigger_events
             return handler
         method = getattr(self._task, self._plan.method, None)
@@ -231,7 +261,7 @@ class StreamRun:
 
     def _take(self) -> tuple[list[DeliveredEvent], bool, str | None]:
         """Return the next events, whether none follow, and the error of the trigger."""
-        most = 1 if self._plan.method else int(self._task.stream_max_events)
+        most = int(self._task.stream_max_events) if self._task.handles_streams else 1
         batch = self._services.take_events(self._trigger, self._handled, most, self._linger)
         wait = float(self._task.stream_max_wait)
         if wait > 0 and batch.events and len(batch.events) < most and not batch.ended:
@@ -251,10 +281,10 @@ class StreamRun:
         self._stream.index = events[0].sequence_index if events else None
         return events, batch.ended, batch.error
 
-    def _keep(self, handled: int) -> None:
+    def _keep(self, handled: int, *, stops: bool = False, lists: bool = False) -> None:
         emitted, checkpoint = self._stream.take()
         self._kept += 1
-        self._services.keep_batch(self._trigger, handled, self._kept, emitted, checkpoint)
+        self._services.keep_batch(self._trigger, handled, self._kept, emitted, checkpoint, stops=stops, lists=lists)
         self._handled = handled
 
     def _check_action(self, action: Any) -> None:
@@ -272,8 +302,7 @@ class StreamRun:
     def _finish(self) -> Any:
         self._stream.index = None
         result = self._task.on_stream_end(self._context)
-        emitted, checkpoint = self._stream.take()
-        if emitted or checkpoint is not None:
-            self._kept += 1
-            self._services.keep_batch(self._trigger, self._handled, self._kept, emitted, checkpoint)
+        lists = self._lists and result is None
+        if lists or self._stream.has_news:
+            self._keep(self._handled, lists=lists)
         return result

@@ -155,6 +155,8 @@ class StreamClaim(Protocol):
     def kept(self) -> int: ...
     @property
     def checkpoint(self) -> str | None: ...
+    @property
+    def due_us(self) -> int | None: ...
 
 
 class TakenEvent(Protocol):
@@ -278,6 +280,9 @@ class TaskServices(Protocol):
         number: int,
         emitted: tuple[tuple[str, str | None], ...] = (),
         checkpoint: str | None = None,
+        *,
+        stops: bool = False,
+        lists: bool = False,
     ) -> None:
         """Store that events are handled, and what was derived from them; see `KeepBatch`."""
         ...

@@ -36,7 +36,7 @@ from tidemill.services.dag_store import NoStoreError, open_dag_store
 from tidemill.services.map_limits import build_map_limits
 from tidemill.services.parser.program import describe_failure
 from tidemill.services.triggerer.hosting.ending import explain_fault
-from tidemill.services.triggerer.hosting.loading import create_trigger, encode_ending, encode_payload
+from tidemill.services.triggerer.hosting.loading import create_trigger, encode_ending, encode_payload, read_identity
 from tidemill.services.triggerer.tasks.starts import StartRenderer
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.calls.call import Call, CallRefusedError
@@ -346,7 +346,8 @@ class _Test:
             try:
                 async for event in events:
                     at_us, ending = time.time_ns() // 1000, encode_ending(event)
-                    fired = FiredEvent(claimed.id, claimed.token, encode_payload(event), None, at_us, ending)
+                    identity = read_identity(event) if claimed.streams else None
+                    fired = FiredEvent(claimed.id, claimed.token, encode_payload(event), identity, at_us, ending)
                     self._request += 1
                     await self._store.call(StoreEvents(self._service, self._request, (fired,)))
                     self._fired.set()

@@ -13,7 +13,7 @@ from tests.runtime.metrics.asking import parse
 from tests.store.dags import Player, dag, task
 
 from tidemill.config.settings import Settings
-from tidemill.core.tasks.endings import Deferral, Failure, Success
+from tidemill.core.tasks.endings import Deferral, Failure, Idle, Success
 from tidemill.runtime.metrics.exposition import write_families
 from tidemill.runtime.metrics.families import Family
 from tidemill.services.dev.metrics import DEFINITIONS, CallMeter, DagMetrics, MeasuredStore, find_delay
@@ -88,6 +88,19 @@ async def test_tasks_attempts_pools_and_resumes_are_measured(database: Any) -> N
     values = read(await asyncio.to_thread(metrics.collect))
     assert (values["worker_slots['busy']"], values["task_triggers[]"]) == (2, 0)
     assert "service_lag_seconds['triggerer']" not in values
+
+
+async def test_attempts_that_leave_their_worker_to_wait_for_events_are_counted(database: Any) -> None:
+    meter = CallMeter()
+    store = MeasuredStore(database, meter)
+    player = await Player(store).begin()
+    await player.create(dag(task("a")))
+    await player.report(await player.claim_one(), Deferral("module.Trigger", "{}", "", streams=True))
+    triggerer = await player.begin_service("triggerer")
+    (trigger,) = await store.call(ClaimTriggers(triggerer, 1, 10))
+    await store.call(StoreEvents(triggerer, 1, (FiredEvent(trigger.id, trigger.token, "1", None, 0),)))
+    await player.report(await player.claim_one(), Idle())
+    assert meter.read()[0]["idle"] == 1
 
 
 def test_the_delay_is_that_of_the_oldest_run_that_is_due() -> None:

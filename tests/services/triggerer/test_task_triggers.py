@@ -11,17 +11,20 @@ import zlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.deferring import Deferring
 from tests.services.triggerer.hosted import DID
 from tests.store.conftest import sqlite_url as url
+from tests.store.dags import Player, dag, task
 from tests.until import until
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.triggerer_settings import TriggererSettings
-from tidemill.runtime.json.codec import decode
+from tidemill.core.tasks.endings import Deferral
+from tidemill.runtime.json.codec import decode, encode_sorted
 from tidemill.runtime.log.task_lines import decode_lines
 from tidemill.services.supervision.child import stop_service
 from tidemill.services.triggerer.tasks.folder_code import FolderCode
@@ -30,7 +33,8 @@ from tidemill.store.calls.instance_calls import ClearTasks
 from tidemill.store.calls.log_calls import ReadLog
 from tidemill.store.calls.run_calls import CancelRun
 from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
-from tidemill.store.calls.trigger_calls import ListOwnedTriggers
+from tidemill.store.calls.stream_calls import StreamWant, TakeEvents
+from tidemill.store.calls.trigger_calls import ListOwnedTriggers, StoreEvents
 from tidemill.store.database import Database, StoreClient
 from tidemill.store.engines.opening import open_store
 from tidemill.store.wire.call_server import CallServer
@@ -106,6 +110,41 @@ async def test_a_trigger_that_cannot_fire_fails_its_task_with_the_error_and_its_
     lines = [line for part in parts for line in decode_lines(zlib.decompress(part.data))]
     assert {(line.level, line.source) for line in lines} == {("error", "trigger")}
     assert any(error in line.text for line in lines)
+
+
+class SlowEvents:
+    """A store that takes long to store events, and slow to nothing else."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.label, self.doorbell, self.close = database.label, database.doorbell, database.close
+
+    async def call(self, request: Any) -> Any:
+        if isinstance(request, StoreEvents):
+            await asyncio.sleep(0.2)
+        return await self._database.call(request)
+
+
+async def test_the_events_before_an_error_are_stored_before_the_end_of_their_stream(database: Database, tmp_path: Path):
+    player = await Player(database).begin()
+    await player.create(dag(task("a")))
+    kwargs = encode_sorted({"count": 3, "then": "raise"})
+    deferral = Deferral(hosted_path(hosted.Counting), kwargs, "", streams=True)
+    await player.report(await player.claim_one(), deferral)
+    store: Any = SlowEvents(database)
+    async with triggerer(store, tmp_path), asyncio.timeout(60):
+        while not (claimed := await player.claim()):
+            await asyncio.sleep(0.02)
+        (attempt,) = claimed
+        assert attempt.stream is not None
+        while True:
+            (batch,) = await database.call(TakeEvents((StreamWant(attempt.stream.trigger, 0),)))
+            if batch.ended:
+                break
+            await asyncio.sleep(0.02)
+    assert [decode(one.payload) for one in batch.events] == [{"n": 0}, {"n": 1}, {"n": 2}]
+    assert batch.error is not None
+    assert "as it was told" in batch.error
 
 
 async def test_the_trigger_of_a_run_that_a_user_cancels_ends_the_work_outside(database: Database, tmp_path: Path):

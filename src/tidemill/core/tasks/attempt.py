@@ -525,7 +525,8 @@ def _end_first(task: TaskRow, wanted: TaskEnding, triggerer: int | None, now_us:
     if task.state is TaskState.MAPPED or (task.ending is not None and task.policy.is_map):
         return _move(task, TaskState.ENDING, StopMap(), _RING_SCHEDULER, told=task.told, ending=wanted)
     effects: tuple[Effect, ...] = ()
-    session, due_us = task.session, task.due_us
+    # The time limit of a stream ends with it; an attempt has any time for its cleanup.
+    session, due_us = task.session, None if task.ending is None else task.due_us
     if task.trigger is not None:
         effects = (_RING_TRIGGERER,)
         if session is None:

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from tidemill.core.tasks.endings import ENDINGS
 from tidemill.runtime.loop.durations import DURATION_BOUNDS
 from tidemill.runtime.loop.loop_calls import await_on_loop
 from tidemill.runtime.metrics.definitions import Definition, Kind
@@ -54,7 +55,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     *(SLOTS, PROCESSES, TRIGGERS, EVENTS, LAG),
 )
 
-OUTCOMES = ("success", "failure", "skip", "deferral", "loss")
+OUTCOMES = tuple(kind.lower() for kind in ENDINGS)
 _STATES = ("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending")
 #: The maximum number of triggers and resumed tasks to remember.
 MAX_REMEMBERED = 50_000

@@ -124,12 +124,15 @@ class StoreServices:
         number: int,
         emitted: tuple[tuple[str, str | None], ...] = (),
         checkpoint: str | None = None,
+        *,
+        stops: bool = False,
+        lists: bool = False,
     ) -> None:
         """Store that events are handled; see `KeepBatch`."""
         self._check_runs("handle a stream")
         attempt = self._attempt
         self._asker.ask(
-            KeepBatch(attempt.task, attempt.epoch, trigger, handled, number, emitted, checkpoint=checkpoint)
+            KeepBatch(attempt.task, attempt.epoch, trigger, handled, number, emitted, (), checkpoint, stops, lists)
         )
 
     def push_xcom(self, key: str, value: str) -> None:

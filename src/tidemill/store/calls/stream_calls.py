@@ -72,6 +72,8 @@ class KeepBatch(Call[None], frozen=True):
         emitted: The encoded elements, each with its identity, if it has one.
         xcoms: Keys and encoded values.
         checkpoint: The encoded value to begin from in another try; None keeps the stored one.
+        stops: Whether the attempt needs no further event: the trigger ends, and the stream with it.
+        lists: Whether everything that the task has emitted becomes its result, as a list.
     """
 
     task: int
@@ -82,6 +84,8 @@ class KeepBatch(Call[None], frozen=True):
     emitted: tuple[tuple[str, str | None], ...] = ()
     xcoms: tuple[tuple[str, str], ...] = ()
     checkpoint: str | None = None
+    stops: bool = False
+    lists: bool = False
 
 
 @answered_by("sessions.task_triggers:end_stream")

@@ -124,12 +124,14 @@ class StreamClaim(msgspec.Struct, frozen=True):
         handled: The number of events that are handled.
         kept: The number of batches that were kept.
         checkpoint: The encoded value that the task stored last; None: none.
+        due_us: When the stream is too late; None: never.
     """
 
     trigger: int
     handled: int = 0
     kept: int = 0
     checkpoint: str | None = None
+    due_us: int | None = None
 
 
 class ClaimedCallback(msgspec.Struct, frozen=True):

@@ -37,6 +37,7 @@ from tidemill.store.calls.trigger_calls import (
     PlaceTriggers,
     ReleaseTriggers,
 )
+from tidemill.store.calls.worker_calls import OutcomeKind
 from tidemill.store.database import StoreClient
 from tidemill.store.wire.remote import call_patiently
 
@@ -215,30 +216,30 @@ class TaskSource:
 
     def report_end(self, claim: ClaimedTrigger) -> None:
         """Accept the end of a stream, to be reported soon."""
-        self._begin(self._report_end(claim), "end of a stream")
-
-    async def _report_end(self, claim: ClaimedTrigger) -> None:
-        try:
-            await call_patiently(self._calls, EndStream(self._session, claim.id, claim.token))
-        except CallRefusedError as refusal:
-            log.warning("the store refused the end of a stream", trigger=claim.id, error=str(refusal))
+        self._begin(self._report(claim, None), "end of a stream")
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         report = asyncio.get_running_loop().create_task(work, name=name)
         self._reports.add(report)
         report.add_done_callback(self._reports.discard)
 
-    async def _report(self, claim: ClaimedTrigger, error: str) -> None:
+    async def _report(self, claim: ClaimedTrigger, error: str | None) -> None:
+        """Report the failure of a trigger, or the end of a stream with or without an error."""
         for said in (error, "the trigger failed, and its error cannot be stored; see the log of the triggerer"):
             try:
-                kind = EndStream if claim.streams else FailTrigger
-                await call_patiently(self._calls, kind(self._session, claim.id, claim.token, said))
+                if claim.streams:
+                    outcome = await call_patiently(self._calls, EndStream(self._session, claim.id, claim.token, said))
+                    if outcome is OutcomeKind.FENCED:
+                        # A user may have ended its task at this moment; the task waits until the trigger is gone.
+                        self._give_up(ClaimKey(claim.id, claim.token))
+                else:
+                    await call_patiently(self._calls, FailTrigger(self._session, claim.id, claim.token, said or ""))
             except CallRefusedError as refusal:
                 # Its task has moved on, or another triggerer runs it.
-                log.warning("the store refused the failure of a trigger", trigger=claim.id, error=str(refusal))
+                log.warning("the store refused the end of a trigger", trigger=claim.id, error=str(refusal))
             except Exception:
                 # Without a report its task would wait forever.
-                log.exception("cannot store the failure of a trigger", trigger=claim.id)
+                log.exception("cannot store the end of a trigger", trigger=claim.id)
                 continue
             return
 

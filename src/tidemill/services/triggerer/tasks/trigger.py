@@ -306,10 +306,16 @@ class TaskTrigger:
             raise self._fault
         assert self._stream.events is not None
         under_way: deque[asyncio.Future[StoreOutcome]] = deque()
-        async for event in self._stream.events:
-            under_way.append(self._fire(event))
-            while under_way and (under_way[0].done() or len(under_way) >= _MAX_UNSTORED):
-                self._note_streamed(await under_way.popleft())
+        try:
+            async for event in self._stream.events:
+                under_way.append(self._fire(event))
+                while under_way and (under_way[0].done() or len(under_way) >= _MAX_UNSTORED):
+                    self._note_streamed(await under_way.popleft())
+        except BaseException:
+            # The events before an error are delivered, so they are stored before the end of the stream is.
+            if under_way and self.reason is None:
+                await asyncio.wait(under_way)
+            raise
         while under_way:
             self._note_streamed(await under_way.popleft())
         self._returned = True

@@ -106,6 +106,9 @@ class TriggerServices:
         number: int,
         emitted: tuple[tuple[str, str | None], ...] = (),
         checkpoint: str | None = None,
+        *,
+        stops: bool = False,
+        lists: bool = False,
     ) -> NoReturn:
         """Refuse: only attempts handle streams."""
         _refuse("streams")

@@ -156,7 +156,7 @@ def write_effects(connection: Connection, effects: Effects, context: CallContext
     if effects.xcoms:
         write_xcoms(connection, [row for row in effects.xcoms if row[0] not in effects.cleared], context.now_us)
     if effects.stopped:
-        _stop_triggers(connection, effects.stopped, context.now_us)
+        stop_triggers(connection, effects.stopped, context.now_us)
     if effects.made:
         _make_triggers(connection, effects.made, context)
     if effects.callbacks:
@@ -272,7 +272,8 @@ def _stream_insert(dialect: str) -> Insert:
     return insert(trigger_stream).from_select(["trigger_id", "task"], values)
 
 
-def _stop_triggers(connection: Connection, stopped: Sequence[tuple[int, int, TriggerStopReason]], now_us: int) -> None:
+def stop_triggers(connection: Connection, stopped: Sequence[tuple[int, int, TriggerStopReason]], now_us: int) -> None:
+    """Stop triggers, given as task and epoch of the deferral, so that nobody can store their events any more."""
     dialect = find_dialect(connection)
     reasons = {task: reason for task, _, reason in stopped}
     keys = _OF_TASKS.build_parameters(dialect, [(task, epoch) for task, epoch, _ in stopped])

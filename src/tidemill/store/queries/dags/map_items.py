@@ -49,7 +49,9 @@ from tidemill.store.queries.dags.map_rows import wake_maps
 from tidemill.store.queries.dags.task_rows import load_plan
 from tidemill.store.queries.dags.task_values import check_attempt
 from tidemill.store.queries.dags.xcoms import find_fault
+from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.statements import Statement
+from tidemill.store.tables import trigger_stream
 
 _ITEM, _TASK, _MAP = map_item.c, task_instance.c, task_map.c
 _IDENTITIES = RowSet("new_identities", identity=str)
@@ -188,6 +190,21 @@ def begin_again(connection: Connection, tasks: Iterable[int]) -> None:
         remove_items(connection, [task], YIELDED + AGAIN)
         if count_items(connection, task, YIELDED):
             add_items(connection, task, YIELDED + AGAIN, 0, ["0"])
+
+
+def forget_emitted(connection: Connection, tasks: Iterable[int]) -> None:
+    """Remove what streaming tasks that were cleared, and are no sources of elements, have emitted."""
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(list(tasks)))
+    streams = [task for (task,) in _streamed.fetch(connection, given)]
+    if streams:
+        remove_items(connection, streams, YIELDED)
+        connection.execute(delete(map_identity).where(map_identity.c.task.in_(streams)))
+
+
+@Statement
+def _streamed(dialect: str) -> Select[Any]:
+    wanted = select(IDS.build_source(dialect).c.id)
+    return select(trigger_stream.c.task).where(trigger_stream.c.task.in_(wanted)).distinct()
 
 
 def _count_again(connection: Connection, task: int, number: int) -> None:

@@ -65,14 +65,15 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     started = start_waiting_runs(connection, context, _RUNS, skip) if work.queued or created else 0
     overdue = _stop_overdue_runs(connection, context, skip) if _is_due(work.runs_us, now_us) else 0
     due = _feed_due(connection, context, turn.limit, by, skip) if _is_due(work.tasks_us, now_us) else 0
-    resumed = resume_streams(connection, context, by, skip) if work.streams else 0
     expanded = expand_maps(connection, context, skip, turn.map_limits) if work.maps or decided or started or due else 0
     # A failed element may stop its run; what has not started must not be admitted.
     stopped = _stop_runs(connection, context, skip) if work.stops or expanded else 0
+    # No step that waits for tasks may follow: attempts that hold tasks wait for the marks that this one locks.
+    resumed = resume_streams(connection, context, by, turn.limit, skip) if work.streams else 0
     unblocked = unblock_sources(connection, context, by, skip) if work.blocked else 0
     changed = created + started + overdue + stopped + decided + due + resumed + expanded + unblocked
     admitted = admit_tasks(connection, context, by, turn.limit, skip) if work.scheduled or changed else Admitted()
-    full = max(created, started, overdue, stopped, expanded) >= _RUNS or max(decided, due) >= turn.limit
+    full = max(created, started, overdue, stopped, expanded) >= _RUNS or max(decided, due, resumed) >= turn.limit
     moved = bool(changed or admitted.count)
     if moved or context.broken_runs or context.broken_dags:
         work = _find_work(connection, turn, context)
@@ -80,7 +81,7 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     left = context.left or (work.maps and moved) or bool(expanded and work.queued)
     # A SQLite file has one writer, so nothing is locked.
     shared = find_dialect(connection) == "postgresql"
-    skipped = shared and (context.skipped or work.pending or work.stops or work.maps)
+    skipped = shared and (context.skipped or work.pending or work.stops or work.maps or work.streams)
     times = [time for time in (work.dags_us, work.runs_us, work.tasks_us) if time is not None]
     return SchedulerAnswer(
         min(times, default=None),

@@ -288,6 +288,10 @@ def fail_trigger(connection: Connection, request: FailTrigger, context: CallCont
     if not rows:
         return OutcomeKind.REFUSED
     row = rows[request.trigger]
+    if row.streams is not None:
+        return end_stream(
+            connection, EndStream(request.session, request.trigger, request.token, request.error), context
+        )
     error = make_storable(request.error) or ""
     given = TriggerFailed(row.epoch, error, draw_bits(), f"trigger-{request.trigger}-{request.token}")
     board = Board(connection, context)

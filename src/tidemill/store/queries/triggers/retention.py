@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqlalchemy import Column, Connection, Table, and_, delete, select, tuple_
+from sqlalchemy import Column, ColumnElement, Connection, Table, and_, delete, exists, select, tuple_
 
-from tidemill.store.tables import trigger_event, trigger_identity
+from tidemill.store.tables import trigger_event, trigger_identity, trigger_stream
 
 #: The maximum number of rows per batch, which takes a few milliseconds.
 BATCH_COUNT = 1_000
@@ -29,14 +29,16 @@ class Removed(NamedTuple):
 
 
 def remove_events(connection: Connection, before_us: int, since_us: int = 0) -> Removed:
-    """Remove the oldest events.
+    """Remove the oldest events, except those of streams that were not handled yet.
 
     Args:
         connection: A connection inside a transaction.
         before_us: Remove events that fired before this time, in UTC microseconds since the epoch.
         since_us: `Removed.reached_us` of the previous batch; 0 for the first batch.
     """
-    return _remove(connection, trigger_event, [trigger_event.c.id], before_us, since_us)
+    stream, event = trigger_stream.c, trigger_event.c
+    undelivered = exists().where(and_(stream.trigger_id == event.trigger_id, stream.handled <= event.sequence_index))
+    return _remove(connection, trigger_event, [trigger_event.c.id], before_us, since_us, ~undelivered)
 
 
 def remove_identities(connection: Connection, before_us: int, since_us: int = 0) -> Removed:
@@ -46,12 +48,17 @@ def remove_identities(connection: Connection, before_us: int, since_us: int = 0)
 
 
 def _remove(
-    connection: Connection, table: Table, keys: list[Column[int] | Column[str]], before_us: int, since_us: int
+    connection: Connection,
+    table: Table,
+    keys: list[Column[int] | Column[str]],
+    before_us: int,
+    since_us: int,
+    *conditions: ColumnElement[bool],
 ) -> Removed:
     created: Column[int] = table.c.created_us
     oldest = (
         select(*keys)
-        .where(and_(created >= since_us, created < before_us))
+        .where(and_(created >= since_us, created < before_us, *conditions))
         .order_by(created)
         .limit(BATCH_COUNT)
         .with_for_update(skip_locked=True)
