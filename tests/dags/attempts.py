@@ -58,6 +58,7 @@ class Claim:
     leaf_indexes: tuple[int, ...] = ()
     map_length: int | None = None
     stream: Any = None
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)

@@ -260,3 +260,18 @@ def test_an_attempt_whose_stream_is_too_late_ends_as_the_deferral_would(due_us, 
     result = run_attempt(dag, claim, services).ending
     assert (result.error if isinstance(result, Failure) else "skipped") == ending
     assert isinstance(result, Skip) is soft
+
+
+@pytest.mark.parametrize(("checkpoint", "cursor"), [(None, None), ('{"page":3}', {"page": 3})])
+def test_a_try_may_begin_at_the_checkpoint_of_an_earlier_one(checkpoint, cursor):
+    class Read(BaseOperator):
+        def execute(self, context: Any) -> Any:
+            return {"from": context["stream"].cursor}
+
+        def handle_trigger_events(self, events: Any, context: Any) -> None: ...
+
+    with DAG("dag") as dag:
+        Read(task_id="read")
+    services: Any = Services()
+    result = run_attempt(dag, Claim("dag", "read", checkpoint=checkpoint), services)
+    assert [decode(value) for _, value in result.xcoms] == [{"from": cursor}]

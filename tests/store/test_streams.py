@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.store.dags import Player, dag, task
 from tidemill.core.tasks.endings import Deferral, Failure, Idle, Loss, Success
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.instance_calls import ClearTasks
+from tidemill.store.calls.service_calls import LoseSession
 from tidemill.store.calls.stream_calls import EndStream, KeepBatch, StreamBatch, StreamWant, TakeEvents
 from tidemill.store.calls.task_calls import GetValuePage, GetXCom
 from tidemill.store.calls.trigger_calls import (
@@ -285,3 +287,81 @@ async def test_old_events_that_were_not_handled_are_not_removed(stream: Stream) 
     database: Any = stream.store
     await database.write(lambda connection: remove_events(connection, 1 << 60))
     assert [one.payload for one in (await stream.take(attempt, 0)).events] == ["1"]
+
+
+async def test_a_checkpoint_stays_over_tries_and_is_forgotten_with_a_clear(stream: Stream) -> None:
+    await stream.begin(is_generator=False)
+    await stream.fire("0", "1")
+    attempt = await stream.player.claim_one()
+    await stream.keep(attempt, 1, 1, checkpoint="7")
+    await stream.player.report(attempt, Failure("it broke"))
+    second = await stream.player.claim_one()
+    assert (second.try_number, second.stream, second.checkpoint) == (2, None, "7")
+    await stream.player.report(second, Deferral("mod.Trigger", "{}", "use", streams=True))
+    stream.trigger = await stream.claim_trigger()
+    await stream.fire("1")
+    attempt = await stream.player.claim_one()
+    assert (_stream(attempt), attempt.checkpoint) == ((0, 0, "7"), None)
+    await stream.player.report(attempt, Failure("it broke again"))
+    await stream.store.call(ClearTasks(stream.run.dag_id, stream.run.run_id, ("a",), "tester"))
+    assert (await stream.player.claim_one()).checkpoint is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_in_any_order_each_event_is_handled_once_and_none_after_a_stop(stream: Stream, seed: int) -> None:
+    random = Random(seed)
+    await stream.begin()
+    attempt: ClaimedAttempt | None = None
+    fired = handled = kept = lost = 0
+    stopped = False
+    steps = ["fire", "fire", "claim", "claim", "handle", "handle", "idle", "lose", "replace", "stop"]
+    for left in range(60, 0, -1):
+        step = random.choice(steps[: -1 if left > 20 else None])
+        if step == "fire":
+            outcome = await stream.fire(str(fired), identity=str(fired))
+            assert outcome == (["fenced"] if stopped else ["stored"])
+            fired += not stopped
+        elif step == "replace" and not stopped:
+            await stream.store.call(LoseSession(stream.triggerer))
+            stream.triggerer = await stream.player.begin_service("triggerer")
+            stream.trigger = await stream.claim_trigger()
+            if fired:
+                assert await stream.fire("again", identity="0") == ["duplicate"]
+        elif step == "claim" and attempt is None:
+            attempt = next(iter(await stream.player.claim()), None)
+            if attempt is not None:
+                assert attempt.stream is not None
+                kept = attempt.stream.kept
+                assert stopped or attempt.stream.handled == handled
+        elif attempt is None:
+            continue
+        elif step in ("handle", "stop") and not stopped:
+            events = (await stream.take(attempt, handled, random.randint(1, 3))).events
+            assert [int(one.payload) for one in events] == list(range(handled, handled + len(events)))
+            if events:
+                kept += 1
+                emitted = tuple((one.payload, None) for one in events)
+                await stream.keep(attempt, handled + len(events), kept, emitted=emitted, stops=step == "stop")
+                handled += len(events)
+                stopped = step == "stop"
+        elif step == "idle" and not stopped:
+            await stream.player.report(attempt, Idle())
+            attempt, lost = None, 0
+        elif step == "lose" and lost < 4:
+            await stream.player.report(attempt, Loss())
+            attempt, lost = None, lost + 1
+            if stopped:
+                (again,) = await stream.player.claim()
+                assert again.stream is not None
+                batch = await stream.take(again, again.stream.handled)
+                assert (batch.events, batch.ended) == ((), True)
+                break
+    if not stopped:
+        await stream.end()
+        attempt = attempt or await stream.player.claim_one()
+        batch = await stream.take(attempt, handled)
+        assert batch.ended
+        await stream.keep(attempt, fired, kept + 1, emitted=tuple((one.payload, None) for one in batch.events))
+        handled = fired
+    page = await stream.store.call(GetValuePage(stream.run.id, "a"))
+    assert [int(value) for _, value in page.values] == list(range(handled))

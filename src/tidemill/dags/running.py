@@ -39,7 +39,7 @@ from tidemill.dags.map_sources import LeafItem
 from tidemill.dags.params import wrap_params
 from tidemill.dags.results import AttemptResult
 from tidemill.dags.stream_key import write_key
-from tidemill.dags.streaming import StreamIdle, StreamPlan, StreamRun, read_plan
+from tidemill.dags.streaming import StreamIdle, StreamPlan, StreamRun, read_cursor, read_plan
 from tidemill.dags.task_services import AttemptClaim, CallbackClaim, TaskServices
 from tidemill.dags.templates import Renderer, build_environment, find_texts, render_fields
 from tidemill.dags.trigger_text import write_trigger
@@ -235,6 +235,8 @@ def _merge_params(dag: Any, task: Any, claim: AttemptClaim) -> dict[str, Any]:
 def _execute(task: Any, claim: AttemptClaim, context: Context, services: TaskServices) -> Any:
     resume = claim.resume
     if resume is None:
+        if task.handles_streams or claim.checkpoint is not None:
+            context["stream"] = read_cursor(claim.checkpoint)
         _call_all(task.on_execute_callback, context, "on_execute")
         task.pre_execute(context)
         result = task.execute(context)

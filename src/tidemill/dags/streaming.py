@@ -100,12 +100,28 @@ def read_plan(text: str) -> StreamPlan:
     return StreamPlan(**decode(text))
 
 
+@dataclass(frozen=True, slots=True)
+class StreamCursor:
+    """`context["stream"]` in the `execute` of an operator that handles streams.
+
+    Attributes:
+        cursor: The last checkpoint of an earlier try; None: there is none.
+    """
+
+    cursor: Any = None
+
+
+def read_cursor(checkpoint: str | None) -> StreamCursor:
+    """Return the cursor at which a try may begin its stream."""
+    return StreamCursor(None if checkpoint is None else decode(checkpoint))
+
+
 class TaskStream:
     """The stream of an attempt: `context["stream"]`.
 
     Attributes:
         trigger_run_id: The number of the trigger.
-        cursor: The last checkpoint, also of an earlier attempt of the try; None: there is none.
+        cursor: The last checkpoint, also of an earlier attempt or try; None: there is none.
         index: The index of the event that is handled, or of the first one of the batch; None after the last event.
     """
 

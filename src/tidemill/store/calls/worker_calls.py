@@ -189,6 +189,7 @@ class ClaimedAttempt(msgspec.Struct, frozen=True):
         leaf_indexes: The index of the item per leaf; -1: the part of a zip has ended and is filled.
         map_length: The number of elements; None: the map is still open, or the task is not mapped.
         stream: The stream that the attempt handles; None: its trigger does not stream, or it resumes after none.
+        checkpoint: The encoded checkpoint of an earlier try, if the try begins; None: it has set none.
     """
 
     task: int
@@ -217,6 +218,7 @@ class ClaimedAttempt(msgspec.Struct, frozen=True):
     leaf_indexes: tuple[int, ...] = ()
     map_length: int | None = None
     stream: StreamClaim | None = None
+    checkpoint: str | None = None
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True):

@@ -44,7 +44,7 @@ from tidemill.store.dag_tables import IS_BLOCKED, dag, dag_file, dag_run, dag_ve
 from tidemill.store.queries.dags.map_backlog import lock_free
 from tidemill.store.queries.dags.map_elements import find_elements
 from tidemill.store.queries.dags.run_params import build_params
-from tidemill.store.queries.dags.streams import read_streams
+from tidemill.store.queries.dags.streams import read_checkpoints, read_streams
 from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, load_plan
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.triggers.cursors import IDS, SKIPPED, build_id_rows
@@ -274,6 +274,8 @@ def _build_attempts(board: Board, entries: Sequence[TaskEntry], callbacks: Seque
     }
     for task, stream in read_streams(board.connection, entries).items():
         changes.setdefault(task, {})["stream"] = stream
+    for task, checkpoint in read_checkpoints(board.connection, entries).items():
+        changes.setdefault(task, {})["checkpoint"] = checkpoint
     if not changes:
         return tuple(attempts)
     return tuple(msgspec.structs.replace(one, **changes[one.task]) if one.task in changes else one for one in attempts)

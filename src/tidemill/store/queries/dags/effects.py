@@ -25,6 +25,7 @@ from sqlalchemy import (
     delete,
     insert,
     literal,
+    literal_column,
     select,
     update,
 )
@@ -268,8 +269,12 @@ def _cursor_insert(dialect: str) -> Insert:
 @Statement
 def _stream_insert(dialect: str) -> Insert:
     found = _build_of_tasks(dialect).subquery()
-    values = select(found.c.id, found.c.task_id).order_by(found.c.id)
-    return insert(trigger_stream).from_select(["trigger_id", "task"], values)
+    earlier = trigger_stream.alias("earlier")
+    # A checkpoint stays over deferrals and tries, until the task is cleared.
+    last = select(earlier.c.checkpoint).where(earlier.c.task == found.c.task_id).order_by(earlier.c.trigger_id.desc())
+    checkpoint = last.limit(literal_column("1")).scalar_subquery().label("checkpoint")
+    values = select(found.c.id, found.c.task_id, checkpoint).order_by(found.c.id)
+    return insert(trigger_stream).from_select(["trigger_id", "task", "checkpoint"], values)
 
 
 def stop_triggers(connection: Connection, stopped: Sequence[tuple[int, int, TriggerStopReason]], now_us: int) -> None:

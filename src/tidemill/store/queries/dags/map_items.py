@@ -9,7 +9,7 @@ Invariants: the items of a source are numbered from 0 without gaps. An item neve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -192,13 +192,20 @@ def begin_again(connection: Connection, tasks: Iterable[int]) -> None:
             add_items(connection, task, YIELDED + AGAIN, 0, ["0"])
 
 
-def forget_emitted(connection: Connection, tasks: Iterable[int]) -> None:
-    """Remove what streaming tasks that were cleared, and are no sources of elements, have emitted."""
-    given = IDS.build_parameters(find_dialect(connection), build_id_rows(list(tasks)))
+def forget_streams(connection: Connection, tasks: Collection[int], sources: Collection[int]) -> None:
+    """Forget the streams of tasks that were cleared: their checkpoints, and what they have emitted.
+
+    What `sources` of elements have emitted is left, because `begin_again` keeps it to be compared.
+    """
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(tasks))
     streams = [task for (task,) in _streamed.fetch(connection, given)]
     if streams:
-        remove_items(connection, streams, YIELDED)
-        connection.execute(delete(map_identity).where(map_identity.c.task.in_(streams)))
+        of_streams = trigger_stream.c.task.in_(streams)
+        connection.execute(update(trigger_stream).where(of_streams).values(checkpoint=None))
+    plain = set(streams) - set(sources)
+    if plain:
+        remove_items(connection, plain, YIELDED)
+        connection.execute(delete(map_identity).where(map_identity.c.task.in_(plain)))
 
 
 @Statement

@@ -75,6 +75,21 @@ def _streams(dialect: str) -> Select[Any]:
     )
 
 
+def read_checkpoints(connection: Connection, entries: Iterable[TaskEntry]) -> dict[int, str]:
+    """Return the last checkpoints of tasks whose try begins, from the streams of earlier tries."""
+    wanted = [one.id for one in entries if one.row.resume is None and one.row.tries > one.row.tries_before + 1]
+    if not wanted:
+        return {}
+    rows = _checkpoints.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(wanted)))
+    return {task: checkpoint for task, checkpoint in rows if checkpoint is not None}
+
+
+@Statement
+def _checkpoints(dialect: str) -> Select[Any]:
+    mine = _STREAM.task.in_(select(IDS.build_source(dialect).c.id))
+    return select(_STREAM.task, _STREAM.checkpoint).where(mine).order_by(_STREAM.trigger_id)
+
+
 def find_ready(connection: Connection, entries: Sequence[TaskEntry]) -> set[int]:
     """Return the tasks whose streams have an event that was not handled, or have ended; their cursors are locked."""
     streams = read_streams(connection, entries)

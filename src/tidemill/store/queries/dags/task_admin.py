@@ -23,7 +23,7 @@ from tidemill.store.calls.instance_calls import (
 from tidemill.store.context import CallContext
 from tidemill.store.queries.dags.group_admin import choose_in_groups, find_inner_followers
 from tidemill.store.queries.dags.map_clearing import forget_failures, select_followers
-from tidemill.store.queries.dags.map_items import begin_again, forget_emitted
+from tidemill.store.queries.dags.map_items import begin_again, forget_streams
 from tidemill.store.queries.dags.map_locks import lock_elements, lock_failed_elements
 from tidemill.store.queries.dags.map_rows import read_ends, read_maps
 from tidemill.store.queries.dags.maps import look_at_maps
@@ -76,8 +76,8 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
     generators = [entry.id for entry in cleared if entry.plan.structure.is_generator]
     if generators:
         begin_again(connection, generators)
-    if plain := [entry.id for entry in cleared if not entry.plan.structure.is_generator]:
-        forget_emitted(connection, plain)
+    if cleared:
+        forget_streams(connection, [entry.id for entry in cleared], generators)
     moved = {entry.id for entry in cleared}
     board.maps.keeps = {
         entry.id: entry.task_id in kept and _may_keep(entry)
