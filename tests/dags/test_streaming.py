@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.dags.attempts import Claim, Resume
+from tests.dags.attempts import Services as StoreServices
 
 from tidemill.core.tasks.endings import Failure, Idle, Skip
 from tidemill.dags import DAG, BaseOperator
@@ -275,3 +276,18 @@ def test_a_try_may_begin_at_the_checkpoint_of_an_earlier_one(checkpoint, cursor)
     services: Any = Services()
     result = run_attempt(dag, Claim("dag", "read", checkpoint=checkpoint), services)
     assert [decode(value) for _, value in result.xcoms] == [{"from": cursor}]
+
+
+def test_a_list_that_an_operator_returns_without_a_stream_has_the_elements_of_its_maps():
+    class Read(BaseOperator):
+        def execute(self, context: Any) -> Any:
+            return [1, 2]
+
+        def handle_trigger_events(self, events: Any, context: Any) -> None: ...
+
+    with DAG("dag") as dag:
+        Read(task_id="read")
+    services: Any = StoreServices()
+    result = run_attempt(dag, Claim("dag", "read"), services)
+    assert services.emitted == [(0, ("1", "2"))]
+    assert result.xcoms == (("return_value", "[1,2]"),)

@@ -251,6 +251,12 @@ def _execute(task: Any, claim: AttemptClaim, context: Context, services: TaskSer
         if resume.method == "execute" and not _accepts_event(method):
             del kwargs["event"]
         result = method(context, **kwargs)
+    if claim.stream is None and task.handles_streams and claim.map_index < 0 and isinstance(result, list | tuple):
+        # Imported here, because it imports asyncio.
+        from tidemill.dags.yielding import emit_all
+
+        # Maps over the task take elements, whether a stream or this list has them.
+        emit_all((item for item in result), services)
     task.post_execute(context, result)
     return result
 
