@@ -280,7 +280,7 @@ class Everybody:
 
     async def _stream(self, triggerer: int) -> None:
         """Play a task that handles a stream, waits for its end, and is resumed by it."""
-        await self.player.create(dag(task("s"), id="streaming"))
+        await self.player.create(dag(task("s", retries=1, retry_delay_us=0), id="streaming"))
         (attempt,) = [one for one in await self.player.claim() if one.task_id == "s"]
         deferral = Deferral("package.Trigger", "{}", "", streams=True)
         await self.player.turn(AttemptReport(attempt.task, attempt.epoch, deferral))
@@ -291,6 +291,9 @@ class Everybody:
         await self.call(KeepBatch(attempt.task, attempt.epoch, trigger.id, 1, 1, (("1", None), ("2", "key"))))
         await self.player.turn(AttemptReport(attempt.task, attempt.epoch, Idle()))
         await self.call(EndStream(triggerer, trigger.id, trigger.token))
+        (attempt,) = [one for one in await self.player.claim() if one.task_id == "s"]
+        await self.call(KeepBatch(attempt.task, attempt.epoch, trigger.id, 1, 2, stops=True, lists=True))
+        await self.player.turn(AttemptReport(attempt.task, attempt.epoch, Failure("it broke")))
         (attempt,) = [one for one in await self.player.claim() if one.task_id == "s"]
         await self.player.turn(AttemptReport(attempt.task, attempt.epoch, Success()))
 
