@@ -303,6 +303,28 @@ async def test_the_first_failure_skips_what_has_not_started_if_the_dag_fails_fas
     assert (await player.states(run))["down"] == "success"
 
 
+async def test_a_fail_fast_run_fails_although_its_leaves_are_skipped(player: Player) -> None:
+    run = await player.create(dag(task("s"), task("t", "s"), fail_fast=True, callbacks=("on_failure",)))
+    await player.report(await player.claim_one(), Failure("no"))
+    await player.schedule()
+    assert await player.states(run) == {"s": "failed", "t": "skipped"}
+    assert (await player.run(run)).state == "failed"
+    callback = (await player.claim_one()).callback
+    assert callback is not None
+    assert (callback.name, callback.reason) == ("on_failure", "tasks failed: s")
+
+    await player.store.call(MarkTasks(run.dag_id, run.run_id, ("s",), "success", "tester"))
+
+    assert (await player.run(run)).state == "success"
+
+
+async def test_a_failed_teardown_stops_nothing_in_a_fail_fast_run(player: Player) -> None:
+    down = task("down", "up", is_teardown=True, rule="all_done_setup_success", setups=("up",))
+    run = await player.create(dag(task("up", is_setup=True), down, task("work", "up"), fail_fast=True))
+    await player.play(fail_these(["down"]))
+    assert (await player.run(run)).state == "success"
+
+
 async def test_a_run_that_takes_too_long_fails(player: Player) -> None:
     run = await player.create(dag(task("a"), run_timeout_us=1))
     await player.schedule()

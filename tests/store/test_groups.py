@@ -255,6 +255,16 @@ async def test_cancelling_a_run_ends_its_group(player: Player, begun: int) -> No
     assert counts.success + counts.failed + counts.skipped == (1000 if begun else 0)
 
 
+async def test_a_group_that_stopped_itself_fails_its_run_whatever_comes_after_it(player: Player) -> None:
+    one = group(literal(9), max_outstanding=1, max_failed_elements=0)
+    run = await player.create(dag(one, part("a"), part("b", "a"), task("z", "b", rule="all_done")))
+    held = await claim(player, 1)
+    await player.report(held["a0"], Failure("no", may_retry=False))
+    await player.play()
+    found = await end(player, run)
+    assert (found["run"], found["G"], found["z"]) == ("failed", "failed", "success")
+
+
 async def test_a_fail_fast_run_ends_its_group(player: Player) -> None:
     run = await player.create(
         dag(

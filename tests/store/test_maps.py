@@ -256,6 +256,25 @@ async def test_fail_fast_ends_a_map_at_the_first_failure(player: Player) -> None
     assert await end(player, run) == {"run": "failed", "m": "failed"}
 
 
+async def test_a_fail_fast_run_fails_although_the_tasks_after_its_map_are_skipped(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(100), max_outstanding=3), task("z", "m"), fail_fast=True))
+    attempt, *_ = await player.claim(1)
+    await player.report(attempt, Failure("no", may_retry=False))
+    await player.play()
+    assert await end(player, run) == {"run": "failed", "m": "failed", "z": "skipped"}
+
+
+@pytest.mark.parametrize(("limit", "state"), [(0, "failed"), (None, "success")])
+async def test_a_map_that_stopped_itself_fails_its_run_whatever_comes_after_it(
+    player: Player, limit: int | None, state: str
+) -> None:
+    one = mapped("m", literal(9), max_outstanding=1, max_failed_elements=limit)
+    run = await player.create(dag(one, task("z", "m", rule="all_done")))
+    await player.report(await player.claim_one(), Failure("no", may_retry=False))
+    await player.play()
+    assert await end(player, run) == {"run": state, "m": "failed", "z": "success"}
+
+
 async def test_the_whole_map_is_cleared_while_it_runs_and_after_it(player: Player) -> None:
     run = await player.create(dag(mapped("m", literal(3), max_outstanding=2), task("z", "m")))
     first, _ = await player.claim()

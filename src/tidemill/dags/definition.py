@@ -45,7 +45,7 @@ class DAG:
         tags: Labels for finding the DAG.
         doc_md: The documentation of the DAG, in Markdown.
         dag_display_name: The name to show instead of the id.
-        fail_fast: Whether the first failure skips all tasks that have not started.
+        fail_fast: Whether the first failure skips all tasks that have not started; then the run fails.
         on_success_callback: Called with the context after a run has succeeded.
         on_failure_callback: Called with the context after a run has failed.
         user_defined_macros: More names for templates.

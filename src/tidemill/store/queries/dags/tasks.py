@@ -13,6 +13,7 @@ from sqlalchemy import Connection, and_, select, text, union_all
 
 from tidemill.core.retry import JITTER_BITS
 from tidemill.core.tasks.attempt import Answer
+from tidemill.core.tasks.expansion import MapStopReason
 from tidemill.core.tasks.inputs import Cancel, Channel, Input
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import ENDED, TaskState
@@ -133,11 +134,12 @@ def _stop_some(board: Board, run: RunEntry) -> None:
 
 
 def end_run(board: Board, run: RunEntry) -> None:
-    """End a run whose tasks have all ended; its leaves decide the outcome."""
+    """End a run whose tasks have all ended; its leaves decide the outcome, and failures that stopped something."""
     board.load((run.id, name, UNMAPPED) for name in run.plan.leaves)
     bad = (TaskState.FAILED, TaskState.UPSTREAM_FAILED)
     leaves = [board.find(run.id, name) for name in sorted(run.plan.leaves)]
     failed = [leaf.task_id for leaf in leaves if leaf is not None and leaf.row.state in bad]
+    failed = failed or _find_stopping(board, run)
     state = "failed" if failed or run.reason else "success"
     if run.state != state:
         name = "on_failure" if state == "failed" else "on_success"
@@ -147,6 +149,25 @@ def end_run(board: Board, run: RunEntry) -> None:
             board.context.bells.add(Channel.WORKER)
         board.context.bells.add(Channel.SCHEDULER)
     run.state, run.ended_us, run.changed = state, board.context.now_us, True
+
+
+def _find_stopping(board: Board, run: RunEntry) -> list[str]:
+    """Return the failed tasks that stopped others: leaves that were skipped for that reason do not say that it failed.
+
+    These are all failed tasks of a fail-fast run, except teardowns, and maps that more elements failed of than may.
+    """
+    plan = run.plan
+    if not (plan.structure.fail_fast or plan.maps):
+        return []
+    board.flush()
+    mine = and_(_TASK.run == run.id, _TASK.state == TaskState.FAILED.value, text(IS_UNMAPPED))
+    found = select(_TASK.task_id).where(mine).order_by(_TASK.number)
+    if plan.structure.fail_fast:
+        found = found.where(_TASK.task_id.not_in(plan.teardowns))
+    else:
+        of_map = and_(_MAP.task == _TASK.id, _MAP.stop == MapStopReason.FAILED_ELEMENTS.value)
+        found = found.join(task_map, of_map)
+    return list(board.connection.execute(found).scalars())
 
 
 def draw_bits() -> int:
