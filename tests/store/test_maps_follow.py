@@ -131,6 +131,50 @@ async def test_failures_skips_and_missing_results_pass_along_a_chain_and_leave_g
     assert await end(player, run) == states
 
 
+async def test_a_branch_skips_the_elements_of_followers_with_its_index(player: Player) -> None:
+    run = await player.create(
+        dag(mapped("s", literal(3)), follower("f", "s"), follower("g", "s"), follower("h", "g"), task("z", "f"))
+    )
+    attempts = await player.claim()
+    skips = ((("f",), False), (("g", "z"), False), ((), True))
+    for one, (names, everything) in zip(attempts, skips, strict=True):
+        xcoms = (("return_value", "1"),)
+        await player.report(one, Success(), skip=names, skip_all_downstream=everything, xcoms=xcoms)
+    assert sorted(await play(player)) == ["f[1]", "g[0]", "h[0]", "z[-1]"]
+    assert await list_states(player, run, "f") == {0: "skipped", 1: "success", 2: "skipped"}
+    for task_id in ("g", "h"):
+        assert await list_states(player, run, task_id) == {0: "success", 1: "skipped", 2: "skipped"}
+    assert set((await end(player, run)).values()) == {"success"}
+
+    # A follower that is cleared alone is skipped again.
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("f",), "tester", indexes=(0, 1)))
+    assert await play(player) == ["f[1]"]
+    assert await list_states(player, run, "f") == {0: "skipped", 1: "success", 2: "skipped"}
+
+    # With another choice it runs.
+    call = ClearTasks(run.dag_id, run.run_id, ("s",), "tester", map_index=0, downstream=True)
+    assert set(await player.store.call(call)) == {"s[0]", "f[0]", "g[0]", "h[0]", "z"}
+    assert sorted(await play(player)) == ["f[0]", "g[0]", "h[0]", "s[0]", "z[-1]"]
+    assert (await list_states(player, run, "f"))[0] == "success"
+    assert set((await end(player, run)).values()) == {"success"}
+
+
+async def test_an_element_marked_as_a_success_skips_nothing(player: Player) -> None:
+    run = await player.create(dag(mapped("s", literal(1)), follower("f", "s")))
+    await player.report(await player.claim_one(), Success(), skip=("f",), xcoms=(("return_value", "1"),))
+    await play(player)
+    assert (await end(player, run))["f"] == "skipped"
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("s",), "tester", map_index=0, downstream=True))
+    await player.report(await player.claim_one(), Failure("no", may_retry=False), xcoms=())
+    await play(player)
+    assert await list_states(player, run, "f") == {0: "upstream_failed"}
+    columns = task_instance.c
+    skips = await player.store.read(
+        lambda connection: connection.execute(select(columns.skips).where(columns.task_id == "s")).scalars().all()
+    )
+    assert set(skips) == {None}
+
+
 async def test_a_follower_without_elements_is_skipped(player: Player) -> None:
     run = await player.create(dag(mapped("s", literal(2)), follower("f", "s"), follower("g", "f")))
     for one in await player.claim():

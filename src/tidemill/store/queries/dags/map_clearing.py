@@ -90,7 +90,7 @@ def _find_gone(
         source, mapped = structure.follows, structure.mapped
         if source is None or mapped is None or name in wholes:
             continue
-        states = read_results(board.connection, run.id, source, mapped.factors[0].key, indexes)
+        states = read_results(board.connection, run.id, source, mapped.factors[0].key, indexes, name)
         for index in sorted(indexes):
             state, has_item = states.get(index, ("", False))
             cleared = source in wholes or index in parts.get(source, ()) or index >= ends[source]

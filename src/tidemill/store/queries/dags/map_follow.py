@@ -91,7 +91,7 @@ def lock_passed(board: Board, head: TaskEntry, following: Following) -> None:
         return
     connection = board.connection
     locked = lock_queue(connection, head.id, following.found)
-    results = read_results(connection, head.run.id, following.source, following.key, locked)
+    results = read_results(connection, head.run.id, following.source, following.key, locked, head.task_id)
     for number in locked:
         state, has_item = results.get(number, ("", False))
         outcome = _OUTCOMES.get(state) if number < following.end else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -29,15 +30,21 @@ _WANTED = RowSet("wanted_results", run=int, task_id=str, map_index=int, key=str)
 
 
 def read_results(
-    connection: Connection, run: int, task_id: str, key: str, indexes: Iterable[int]
+    connection: Connection, run: int, task_id: str, key: str, indexes: Iterable[int], follower: str
 ) -> dict[int, tuple[str, bool]]:
-    """Return the states of elements, and whether they have stored a value, by index."""
+    """Return the states in which a follower sees elements, and whether they have stored a value, by index.
+
+    An element that has succeeded and skips the follower, as a branch does, is seen as skipped.
+    """
     rows = [(run, task_id, index, key) for index in sorted(indexes)]
     if not rows:
         return {}
     given = _WANTED.build_parameters(find_dialect(connection), rows)
-    found = _results.fetch(connection, given, False)
-    return {index: (state, stored is not None) for _, _, index, _, state, stored in found}
+    found = {}
+    for _, _, index, _, state, skips, stored in _results.fetch(connection, given, False):
+        is_skipped = stored is not None and skips is not None and follower in json.loads(skips)
+        found[index] = ("skipped" if is_skipped and state == "success" else state, stored is not None)
+    return found
 
 
 def read_values(
@@ -49,7 +56,7 @@ def read_values(
     given = _WANTED.build_parameters(find_dialect(connection), sorted(wanted))
     return {
         (run, task, index, key): value
-        for run, task, index, key, _, value in _results.fetch(connection, given, True)
+        for run, task, index, key, _, _, value in _results.fetch(connection, given, True)
         if value is not None
     }
 
@@ -59,7 +66,7 @@ def _results(dialect: str, values: bool) -> Select[Any]:
     given = _WANTED.build_source(dialect)
     same = and_(_TASK.run == given.c.run, _TASK.task_id == given.c.task_id, _TASK.map_index == given.c.map_index)
     stored = and_(_XCOM.task == _TASK.id, _XCOM.key == given.c.key)
-    columns = (given.c.run, given.c.task_id, given.c.map_index, given.c.key, _TASK.state)
+    columns = (given.c.run, given.c.task_id, given.c.map_index, given.c.key, _TASK.state, _TASK.skips)
     found = _XCOM.value if values else _XCOM.task
     return select(*columns, found).select_from(given).join(task_instance, same).outerjoin(xcom, stored)
 

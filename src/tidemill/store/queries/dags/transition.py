@@ -321,6 +321,8 @@ class Board:
             # Run and successors count tasks; an element tells its map alone, and its unit if it is part of one.
             if entry.is_part:
                 self._told.append(_Told(entry, before, after))
+            elif not after.done:
+                entry.skips = None
             return
         if entry.plan.structure.mapped_group:
             self.maps.wake(run.id, entry.plan.structure.mapped_group)
@@ -343,8 +345,15 @@ class Board:
     def note_skips(self, entry: TaskEntry, names: Iterable[str], everything: bool) -> None:
         """Record which tasks an attempt skips, before its report is fed; unknown task names are ignored."""
         known = [] if everything else sorted(name for name in names if name in entry.run.plan.tasks)
-        if entry.map_index != UNMAPPED:
-            # An element does not skip what follows all elements, only what follows it in its unit.
+        if entry.map_index != UNMAPPED and not entry.is_part:
+            # An element does not skip what follows all elements. The maps that follow it element by element read this.
+            skipped = [name for name in entry.plan.followers if everything or name in known]
+            tasks = entry.run.plan.tasks
+            kept = [name for name in skipped if not (everything and tasks[name].structure.is_teardown)]
+            entry.skips = json.dumps(kept) if kept else None
+            return
+        if entry.is_part:
+            # Nor does a unit: only what follows the task in its unit is skipped.
             inner = entry.run.plan.groups.get(entry.plan.structure.mapped_group, ())
             skipped = entry.run.plan.list_skipped(entry.task_id) if everything else known
             known, everything = sorted(name for name in skipped if name in inner), False
