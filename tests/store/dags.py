@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,8 +11,10 @@ import msgspec
 from sqlalchemy import Connection, and_, delete, insert, select, update
 
 from tidemill.core.tasks.endings import AttemptEnding, Success
+from tidemill.core.tasks.expansion import find_count
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.structure import DagStructure, MapSource, MapStructure, TaskStructure
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.instance_calls import ListTasks, TaskRecord
 from tidemill.store.calls.run_calls import CreateRun, GetRun, RunRecord
 from tidemill.store.calls.service_calls import BeginSession, MapLimits, SchedulerAnswer, SchedulerTurn, StoreFile
@@ -133,7 +136,8 @@ async def add_elements(database: Any, run: RunRecord, task_id: str, *states: str
         added = [int(connection.execute(statement, one).scalar_one()) for one in rows]
         head = connection.execute(select(columns.id).where(own)).scalar_one()
         if connection.execute(select(task_map.c.task).where(task_map.c.task == head)).first() is None:
-            counts = {"opened": 1, "created": len(states), "made": len(states)}
+            counted = Counter(filter(None, (find_count(TaskState(state)) for state in states)))
+            counts = {"opened": 1, "created": len(states), "made": len(states), **counted}
             connection.execute(insert(task_map).values(task=head, run=run.id, task_id=task_id, **counts))
         return added
 

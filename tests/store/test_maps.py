@@ -77,6 +77,36 @@ async def test_a_map_over_a_list_creates_its_elements_within_the_window_and_ends
     assert [one.map_index for one in await list_elements(player, run, "m", "success")] == [0, 1, 2, 3, 4]
 
 
+async def test_elements_are_listed_by_states_in_order_of_their_index(player: Player) -> None:
+    run = await player.create(dag(task("s"), mapped("m", MapSource("xcom", "s", "return_value"), retries=1)))
+    listed = ("return_value", "[1,2,3,4,5,6]")
+    await player.report(await player.claim_one(), Success(), xcoms=(listed,))
+    attempts = await player.claim(5)
+    results = (Failure("no", may_retry=False), Skip(), Success(), Failure("later"), Skip())
+    await player.turn(
+        *[AttemptReport(one.task, one.epoch, result) for one, result in zip(attempts, results, strict=True)]
+    )
+    await player.schedule()
+
+    async def index(*states: str, **details: Any) -> list[int]:
+        found = await player.store.call(ListElements(run.dag_id, run.run_id, "m", states, **details))
+        return [one.map_index for one in found.rows]
+
+    assert await index("skipped") == [1, 4]
+    assert await index("failed", "skipped", "up_for_retry") == [0, 1, 3, 4]
+    assert await index("failed", "skipped", "up_for_retry", limit=2, after="0") == [1, 3]
+    assert await index("success", "skipped", "upstream_failed") == [1, 2, 4]
+    assert await index("scheduled", "deferred") == [5]
+    assert await index("upstream_failed", "deferred", "removed", "nothing") == []
+
+    # After the map was cleared, its elements of before are listed until it comes to them again.
+    await player.store.call(MarkTasks(run.dag_id, run.run_id, ("m",), "success", "tester", 3))
+    await player.play()
+    assert (await end(player, run))["m"] == "failed"
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("s",), "tester", downstream=True))
+    assert await index("skipped") == [1, 4]
+
+
 async def test_an_element_keeps_the_label_that_its_last_attempt_gave_it(player: Player) -> None:
     run = await player.create(dag(mapped("m", literal(2))))
     first, other = await player.claim()

@@ -20,6 +20,8 @@ IS_BLOCKED = "state = 'running' AND block > 0"
 IS_DEFERRED = "state = 'deferred'"
 #: Elements of mapped tasks that failed. Queries use this text verbatim, too.
 IS_BAD_ELEMENT = "state IN ('failed', 'upstream_failed') AND map_index >= 0"
+#: Elements of mapped tasks that were skipped. Queries use this text verbatim, too.
+IS_SKIPPED_ELEMENT = "state = 'skipped' AND map_index >= 0"
 #: Tasks, as opposed to elements of mapped tasks.
 IS_UNMAPPED = "map_index = -1"
 #: The condition on the rank that `queries.dags.task_rows.is_resumed` checks.
@@ -201,6 +203,13 @@ _partial(
     task_instance.c.task_id,
     task_instance.c.map_index,
     where=IS_BAD_ELEMENT,
+)
+_partial(
+    "ix_task_element_skipped",
+    task_instance.c.run,
+    task_instance.c.task_id,
+    task_instance.c.map_index,
+    where=IS_SKIPPED_ELEMENT,
 )
 
 

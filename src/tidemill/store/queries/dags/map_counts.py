@@ -12,6 +12,7 @@ from tidemill.store.dag_tables import HOLDS_SLOTS, task_instance, task_map
 from tidemill.store.statements import Statement
 
 _TASK, _MAP = task_instance.c, task_map.c
+_COUNTS = ("waiting", "unfinished", "retrying", "success", "failed", "upstream_failed", "skipped")
 
 
 def read_counts(connection: Connection, run: int, plan: DagPlan) -> dict[int, MapCounts]:
@@ -43,3 +44,20 @@ def _running(dialect: str) -> Select[Any]:
     mine = and_(_TASK.run + literal_column("0") == bindparam("of_run", type_=BigInteger()), text(HOLDS_SLOTS))
     runs = and_(_TASK.state != literal_column("'queued'"), _TASK.map_index >= literal_column("0"))
     return select(_TASK.task_id, func.count()).where(and_(mine, runs)).group_by(_TASK.task_id)
+
+
+def read_possible(connection: Connection, run: int, task_id: str) -> dict[str, int] | None:
+    """Return by count of `MapRow` how many elements there are at most; None: the map has rows of a former life, too."""
+    rows = _possible.fetch(connection, {"of_run": run, "of_task": task_id})
+    if not rows:
+        return None
+    created, made, has_sources, *counts = rows[0]
+    # A map that follows another one has no `made`; it removes its former elements when it finds its sources.
+    counts_all = made <= created and (made or has_sources)
+    return dict(zip(_COUNTS, counts, strict=True)) if counts_all else None
+
+
+@Statement
+def _possible(dialect: str) -> Select[Any]:
+    mine = and_(_MAP.run == bindparam("of_run"), _MAP.task_id == bindparam("of_task"))
+    return select(_MAP.created, _MAP.made, _MAP.sources.is_not(None), *[_MAP[name] for name in _COUNTS]).where(mine)

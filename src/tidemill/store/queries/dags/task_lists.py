@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, and_, func, literal_column, select, text
 
 from tidemill.core.tasks.dependencies import TaskOutcome
+from tidemill.core.tasks.expansion import find_count
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
@@ -30,6 +31,7 @@ from tidemill.store.dag_tables import (
     HOLDS_SLOTS,
     IS_BAD_ELEMENT,
     IS_DEFERRED,
+    IS_SKIPPED_ELEMENT,
     IS_UNMAPPED,
     dag_file,
     dag_run,
@@ -37,7 +39,7 @@ from tidemill.store.dag_tables import (
     task_instance,
     task_journal,
 )
-from tidemill.store.queries.dags.map_counts import read_counts
+from tidemill.store.queries.dags.map_counts import read_counts, read_possible
 from tidemill.store.queries.dags.progress import ACTIVE, count_tasks
 from tidemill.store.queries.dags.runs import find_run
 from tidemill.store.queries.dags.task_logs import find_last_try, read_log
@@ -55,6 +57,13 @@ _OPEN = {
     TaskState.ENDING: f"task_instance.{HOLDS_SLOTS}",
     TaskState.DEFERRED: f"task_instance.{IS_DEFERRED}",
     TaskState.UP_FOR_RETRY: "task_instance.next_due_us IS NOT NULL",
+}
+_FAILED = IS_BAD_ELEMENT.replace("state", "task_instance.state")
+#: The conditions of all indexes on elements by state.
+_INDEXED: dict[str, str] = {
+    **_OPEN,
+    **dict.fromkeys(_BAD, _FAILED),
+    TaskOutcome.SKIPPED: IS_SKIPPED_ELEMENT.replace("state", "task_instance.state"),
 }
 
 
@@ -89,23 +98,41 @@ def list_elements(connection: Connection, request: ListElements, context: CallCo
 
 
 def _fetch_elements(connection: Connection, run: int, request: ListElements) -> list[Row[Any]]:
-    """Return the rows of a page of elements and one more; those in states that few elements have by their indexes."""
+    """Return the rows of a page of elements and at least one more; those in states that few have by their indexes."""
+    states = _select_states(connection, run, request)
+    if request.states and not states:
+        return []
     first = max(0, request.first or 0, -1 if request.after is None else int(request.after) + 1)
     mine = [_TASK.task_id == request.task_id, _TASK.map_index >= first]
     if request.last is not None:
         mine.append(_TASK.map_index <= request.last)
-    if request.states:
-        mine.append(_TASK.state.in_(request.states))
+    if states:
+        mine.append(_TASK.state.in_(states))
     page = _select_tasks(None, request.limit).where(and_(*mine)).order_by(_TASK.map_index)
-    if request.states and set(request.states) <= _OPEN.keys():
+    if not states or not states <= _INDEXED.keys():
+        return list(connection.execute(page.where(_TASK.run == run)))
+    rows: list[Row[Any]] = []
+    for condition in sorted({_INDEXED[state] for state in states}):
         # The `+ 0` keeps the databases from reading all elements by name.
-        page = page.where(_TASK.run + literal_column("0") == run)
-        conditions = sorted({_OPEN[TaskState(state)] for state in request.states})
-        rows = [row for condition in conditions for row in connection.execute(page.where(text(condition)))]
-        return sorted(rows, key=lambda row: int(row.map_index))
-    if request.states and set(request.states) <= {outcome.value for outcome in _BAD}:
-        page = page.where(text(IS_BAD_ELEMENT.replace("state", "task_instance.state")))
-    return list(connection.execute(page.where(_TASK.run == run)))
+        is_open = condition in _OPEN.values()
+        of_run = _TASK.run + literal_column("0") == run if is_open else _TASK.run == run
+        rows += connection.execute(page.where(and_(of_run, text(condition))))
+    return sorted(rows, key=lambda row: int(row.map_index))
+
+
+def _select_states(connection: Connection, run: int, request: ListElements) -> set[str]:
+    """Return the states among those asked for that elements may be in, as the counts of their map say."""
+    if not request.states:
+        return set()
+    counts = read_possible(connection, run, request.task_id)
+    if counts is None:
+        return set(request.states)
+    known = set(TaskState)
+    return {
+        state
+        for state in request.states
+        if state not in known or (name := find_count(TaskState(state))) is None or counts[name]
+    }
 
 
 def _find_plan(connection: Connection, dag_id: str, run_id: str) -> tuple[int, DagPlan]:
