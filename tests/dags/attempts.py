@@ -120,8 +120,11 @@ class Services:
         dag_id: str | None = None,
         run_id: str | None = None,
         count: bool = False,
+        map_index: int | None = None,
     ) -> Page:
         self.pages.append((after, offset))
+        if map_index is not None:
+            task_id = f"{task_id}[{map_index}]"
         found = [(index, text) for index, text in self.sequences.get((task_id, key), []) if index > after]
         values = tuple(found[offset : offset + min(limit, self.page_values)])
         return Page(len(found) if count else None, values)

@@ -37,6 +37,12 @@ class Plain(BaseOperator):
         self.value = value
 
 
+class Handles(BaseOperator):
+    """Handles a stream."""
+
+    def handle_trigger_events(self, events: Any, context: Any) -> None: ...
+
+
 @task
 def numbers() -> Any: ...
 
@@ -242,7 +248,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: make(lambda x: Plain.partial(task_id="p").expand(value=[1])),
         "task 'p': a mapped task in the mapped group 'g' is not supported",
     ),
-    "generator": (lambda: make(lambda x: stream()), "a generator function is not supported in a mapped group yet"),
+    "stream": (lambda: make(lambda x: Handles(task_id="s")), "'g.s' of the mapped group 'g' handles a stream, which"),
+    "map over a generator": (
+        lambda: show.expand(x=make(lambda x: stream())),
+        "is the output of task 'g.stream', which yields its values in each element of its mapped group",
+    ),
+    "generator outside": (
+        lambda: show.override(task_id="after")([make(lambda x: stream())]),
+        "'g.stream' of the mapped group 'g' yields its values in each element, so task 'after' outside of the group",
+    ),
     "no template": (
         lambda: make(lambda x: Plain(task_id="p", value=x)),
         "argument 'value' is <MappedArgument 'x' of group 'g'>, which is not known before the task runs; add 'value'",
@@ -391,6 +405,36 @@ def test_outputs_in_the_group_are_those_of_the_same_element_and_outside_of_all()
     assert value_of(element(dag, "g.text", 0, (0, ...), services=services)) == ["a", None]
     assert value_of(element(dag, "g.pull", 1, (1, ...), services=services)) == ["b", [5, "b"], ["a", "b"], ["a", "b"]]
     assert value_of(attempt(dag, "last", services=services)) == [["c"], ["a", "b"]]
+
+
+def test_a_generator_in_the_group_yields_in_each_element() -> None:
+    @task
+    def pull(values: Any, ti: Any) -> Any:
+        return [list(values), list(ti.xcom_pull("g.stream")), repr(ti.xcom_pull("g.stream", map_indexes=0))]
+
+    def fill(x: Any) -> Any:
+        return pull(stream())
+
+    with DAG("d") as dag:
+        make(fill)
+        task(task_id="named")(lambda ti: list(ti.xcom_pull("g.stream", map_indexes=1)))()
+        task(task_id="unnamed")(lambda ti: ti.xcom_pull("g.stream"))()
+    assert find(dag)["g.stream"].is_generator
+    services = Services(
+        sequences={
+            ("g.stream[0]", "return_value"): [(0, "1"), (1, "2")],
+            ("g.stream[1]", "return_value"): [(0, "3")],
+        }
+    )
+    text = "<LazySequence of task 'g.stream[0]' with 2 values>"
+    assert value_of(element(dag, "g.pull", 1, (1, ...), services=services)) == [[3], [3], text]
+    assert value_of(element(dag, "g.pull", 2, (2, ...), services=services)) == [[], [], text]
+    assert value_of(attempt(dag, "named", services=services)) == [3]
+    ending = attempt(dag, "unnamed", services=services).ending
+    assert isinstance(ending, Failure)
+    assert "name one with map_indexes" in ending.error
+    element(dag, "g.stream", 0, (0, ...), services=services)
+    assert services.emitted == [(0, ("1",))]
 
 
 def test_a_task_that_left_or_joined_a_group_fails_for_good() -> None:

@@ -10,6 +10,7 @@ from tests.store.test_maps import end, find_head, list_elements, literal
 
 from tidemill.core.tasks.endings import Failure, Skip, Success
 from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
+from tidemill.store.calls.instance_calls import ClearTasks
 from tidemill.store.calls.run_calls import CancelRun, RunRecord
 from tidemill.store.calls.task_calls import EmitItems, GetValuePage
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
@@ -91,6 +92,39 @@ async def play(player: Player, *bad: str, by: Any = None) -> list[str]:
 
     await player.play(result)
     return seen
+
+
+async def test_a_generator_of_a_group_yields_in_each_unit_and_anew_when_it_is_cleared(player: Player) -> None:
+    run = await player.create(dag(group(literal(2)), part("a", is_generator=True), part("b", "a")))
+
+    async def yield_some(one: ClaimedAttempt, *values: str) -> None:
+        await player.store.call(EmitItems(one.task, one.epoch, 0, values))
+        await player.report(one, Success())
+
+    async def read(index: int | None, key: str = "return_value") -> tuple[int | None, list[str]]:
+        page = await player.store.call(GetValuePage(run.id, "a", key, count=True, map_index=index))
+        return page.total, [value for _, value in page.values]
+
+    held = await claim(player)
+    await yield_some(held["a0"], "1", "2", "3")
+    await yield_some(held["a1"], "4")
+    assert [await read(index) for index in (0, 1, 2, None)] == [(3, ["1", "2", "3"]), (1, ["4"]), (0, []), (0, [])]
+    assert await read(0, "other") == (0, [])
+    assert sorted(await play(player)) == ["b0", "b1"]
+
+    # One unit, and then the whole group.
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("a",), "tester", map_index=0, downstream=True))
+    held = await claim(player)
+    await yield_some(held["a0"], "5")
+    assert [await read(index) for index in (0, 1)] == [(1, ["5"]), (1, ["4"])]
+    await play(player)
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("G",), "tester", downstream=True))
+    held = await claim(player)
+    await yield_some(held["a0"], "6", "7")
+    await player.report(held["a1"], Success())
+    assert [await read(index) for index in (0, 1)] == [(2, ["6", "7"]), (0, [])]
+    await play(player)
+    assert set((await end(player, run)).values()) == {"success"}
 
 
 async def test_a_failure_stays_in_its_unit(player: Player) -> None:

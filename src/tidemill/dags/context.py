@@ -147,7 +147,7 @@ class TaskInstance:
 
         The value of a mapped task is a `LazySequence` of what its elements stored, and that of a generator task a
         `LazySequence` of what it yielded. Between tasks of the same mapped group, it is the value of the same run of
-        the group.
+        the group; of a generator task of another group, `map_indexes` has to name one.
 
         Args:
             task_ids: The id of a task, or several; None: this task, and in a mapped task this element.
@@ -173,20 +173,30 @@ class TaskInstance:
         unit = frozenset(name for name in names if is_here and self._is_in_unit(name))
         values: list[Any] = []
         for index in indexes:
-            lazy = {
-                name for name in names if index < 0 and name not in unit and self._has_elements(name, key, other_dag)
+            yielded = {
+                name: self.map_index if name in unit else index
+                for name in names
+                if self._yields_in_elements(name, key, other_dag)
             }
-            for name in sorted(lazy):
+            _check_named(yielded)
+            others = [name for name in names if name not in yielded]
+            lazy = {
+                name for name in others if index < 0 and name not in unit and self._has_elements(name, key, other_dag)
+            }
+            for name in sorted({*lazy, *yielded}):
                 _check_prior(name, include_prior_dates)
             texts: dict[str, str | None] = {}
             # The value that `on_stream_end` returned takes the place of what a streaming task emitted.
             streams = {name for name in lazy if getattr(self._find_task(name), "handles_streams", False)}
-            for at, some in ((index, (set(names) - lazy - unit) | streams), (self.map_index, unit)):
-                asked = tuple(name for name in dict.fromkeys(names) if name in some)
+            for at, some in ((index, (set(others) - lazy - unit) | streams), (self.map_index, unit)):
+                asked = tuple(name for name in dict.fromkeys(others) if name in some)
                 if asked:
                     found = self._services.get_xcom(asked, key, at, include_prior_dates, other_dag, other_run)
                     texts |= zip(asked, found, strict=True)
             for name in names:
+                if name in yielded:
+                    values.append(LazySequence(self._services, name, key, other_dag, other_run, yielded[name]))
+                    continue
                 text = texts.get(name)
                 if text is not None and not is_mark(text):
                     values.append(decode(text))
@@ -215,6 +225,11 @@ class TaskInstance:
         if task is None:
             return False
         return task.has_elements or (task.is_generator and key == RETURN_VALUE)
+
+    def _yields_in_elements(self, task_id: str, key: str, dag_id: str | None) -> bool:
+        """Return whether a task is known to be a generator of a mapped group, which yields in each element."""
+        task = None if dag_id is not None or key != RETURN_VALUE else self._find_task(task_id)
+        return task is not None and task.has_elements and task.is_generator and not task.handles_streams
 
     def get_previous_dagrun(self, state: str | None = None) -> DagRun | None:
         """Return the run of this DAG with the closest earlier logical date; None if there is none.
@@ -263,6 +278,8 @@ class TaskInstance:
 
     def read_sequence(self, task_id: str, key: str) -> LazySequence:
         """Return the output of a mapped task or of a generator task that was passed as an argument."""
+        if self._yields_in_elements(task_id, key, None):
+            return cast("LazySequence", self.xcom_pull(task_id, key=key))
         return LazySequence(self._services, task_id, key)
 
     @property
@@ -273,6 +290,16 @@ class TaskInstance:
     def __repr__(self) -> str:
         name = format_instance(self.task_id, self.map_index)
         return f"<TaskInstance {self.dag_id}.{name} {self.run_id} try {self.try_number}>"
+
+
+def _check_named(yielded: Mapping[str, int]) -> None:
+    """Raise an error if the values that a generator yielded in all elements of a mapped group are asked for."""
+    for name, index in sorted(yielded.items()):
+        if index < 0:
+            raise DagError(
+                f"task {name!r} yields its values in each element of its mapped group; name one with map_indexes, or "
+                "return a list from another task of the group"
+            )
 
 
 def _check_prior(task_id: str, include_prior_dates: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, overload
 
+from tidemill.core.tasks.instance import format_instance
 from tidemill.dags.task_services import TaskServices
 from tidemill.runtime.json.codec import decode
 
@@ -25,13 +26,20 @@ class LazySequence(Sequence[Any]):
         key: The key that the values are stored under.
         dag_id: The DAG; None: that of the running task.
         run_id: The run; None: that of the running task.
+        map_index: The element in which a generator of a mapped group yielded the values; None: it is no such task.
     """
 
     def __init__(
-        self, services: TaskServices, task_id: str, key: str, dag_id: str | None = None, run_id: str | None = None
+        self,
+        services: TaskServices,
+        task_id: str,
+        key: str,
+        dag_id: str | None = None,
+        run_id: str | None = None,
+        map_index: int | None = None,
     ) -> None:
         self._services = services
-        self._task_id, self._key = task_id, key
+        self._task_id, self._key, self._map_index = task_id, key, map_index
         self._dag_id, self._run_id = dag_id, run_id
         self._total: int | None = None
         #: The page that was read last, and the place of its first value.
@@ -61,9 +69,7 @@ class LazySequence(Sequence[Any]):
 
     def __len__(self) -> int:
         if self._total is None:
-            first = self._services.get_page(
-                self._task_id, self._key, dag_id=self._dag_id, run_id=self._run_id, count=True
-            )
+            first = self._ask(count=True)
             self._total = first.total or 0
             self._start, self._page = 0, first.values
         return self._total
@@ -93,19 +99,16 @@ class LazySequence(Sequence[Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"<LazySequence of task {self._task_id!r} with {len(self)} values>"
+        name = self._task_id if self._map_index is None else format_instance(self._task_id, self._map_index)
+        return f"<LazySequence of task {name!r} with {len(self)} values>"
 
     def _read(self, *, after: int = -1, offset: int = 0, limit: int = PAGE_VALUES) -> tuple[tuple[int, str], ...]:
-        page = self._services.get_page(
-            self._task_id,
-            self._key,
-            after=after,
-            offset=offset,
-            limit=limit,
-            dag_id=self._dag_id,
-            run_id=self._run_id,
-        )
-        return page.values
+        return self._ask(after=after, offset=offset, limit=limit).values
+
+    def _ask(self, **what: Any) -> Any:
+        if self._map_index is not None:
+            what["map_index"] = self._map_index
+        return self._services.get_page(self._task_id, self._key, dag_id=self._dag_id, run_id=self._run_id, **what)
 
 
 class _LazyPart(Sequence[Any]):

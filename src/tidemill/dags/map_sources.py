@@ -241,6 +241,11 @@ def _describe_output(where: str, source: PlainXComArg) -> MapSource:
             "task"
         )
     is_open = task.is_generator and source.key == RETURN_VALUE
+    if is_open and task.has_elements:
+        raise DagError(
+            f"{where} is the output of task {task.task_id!r}, which yields its values in each element of its mapped "
+            "group; return a list from another task of the group"
+        )
     kind = "map" if task.has_elements else "generator" if is_open else "xcom"
     return MapSource(kind, task.task_id, source.key)
 

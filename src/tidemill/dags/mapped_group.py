@@ -153,10 +153,12 @@ class MappedTaskGroup(GroupCall):
         between = {name: self.dag.find_relatives(name, upstream=True) & tasks.keys() for name in outside}
         for task in tasks.values():
             owner = f"task {task.task_id!r} of the mapped group {self.group_id!r}"
-            if task.is_generator:
+            if task.handles_streams:
                 raise DagError(
-                    f"{owner}: a generator function is not supported in a mapped group yet; return a list instead"
+                    f"{owner} handles a stream, which is not supported in a mapped group yet; put it before the group"
                 )
+            if task.is_generator:
+                _check_used_inside(owner, task, tasks)
             _check_outside(owner, task, between)
             _check_rule(owner, task, tasks)
             _check_edges(owner, task, tasks)
@@ -170,6 +172,19 @@ def _check_outside(owner: str, task: Any, between: Mapping[str, Collection[str]]
                 f"{owner} depends on {name!r} outside of the group, which depends on {min(between[name])!r} of the "
                 f"group; move {name!r} into the group, or make two groups"
             )
+
+
+def _check_used_inside(owner: str, generator: Any, tasks: Mapping[str, Any]) -> None:
+    """Check that no task outside of the group takes the values of a generator, which yields them in each element."""
+    for name in sorted(generator.downstream_task_ids - tasks.keys()):
+        task = generator.dag.task_dict[name]
+        for field in () if task.is_mapped else task.template_fields:
+            for output in list_outputs(f"task {name!r}", field, getattr(task, field)):
+                if generator in output.iter_tasks():
+                    raise DagError(
+                        f"{owner} yields its values in each element, so task {name!r} outside of the group cannot take "
+                        "them; return a list from another task of the group"
+                    )
 
 
 def _check_rule(owner: str, task: Any, tasks: Mapping[str, Any]) -> None:

@@ -221,6 +221,7 @@ class TaskServices(Protocol):
         dag_id: str | None = None,
         run_id: str | None = None,
         count: bool = False,
+        map_index: int | None = None,
     ) -> StoredValues:
         """Return values that the elements of a map pushed under a key, or that a generator yielded.
 
@@ -233,6 +234,7 @@ class TaskServices(Protocol):
             dag_id: The DAG; None: this one.
             run_id: The run; None: this one, or the latest of another DAG, as for `get_xcom`.
             count: Whether to count all values.
+            map_index: The element in which a generator of a mapped group yielded them.
         """
         ...
 

@@ -92,10 +92,11 @@ class StoreServices:
         count: bool = False,
         dag_id: str | None = None,
         run_id: str | None = None,
+        map_index: int | None = None,
     ) -> ValuePage:
         """Return values of a mapped task or a generator, by index; see `GetValuePage`."""
         run = self._attempt.run
-        return self._asker.ask(GetValuePage(run, task_id, key, after, offset, limit, dag_id, run_id, count))
+        return self._asker.ask(GetValuePage(run, task_id, key, after, offset, limit, dag_id, run_id, count, map_index))
 
     def emit(self, first: int, values: tuple[str, ...]) -> ItemsStored:
         """Store values that this generator task yielded, from the index `first` on; see `EmitItems`."""

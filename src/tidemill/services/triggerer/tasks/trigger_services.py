@@ -79,6 +79,7 @@ class TriggerServices:
         dag_id: str | None = None,
         run_id: str | None = None,
         count: bool = False,
+        map_index: int | None = None,
     ) -> NoReturn:
         """Refuse: a trigger gets its inputs as arguments."""
         _refuse("XComs")

@@ -34,7 +34,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tidemill.core.tasks.inputs import TriggerStopReason
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import task_callback, task_journal, xcom
+from tidemill.store.dag_tables import map_item, task_callback, task_journal, xcom
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
 from tidemill.store.queries.triggers.triggers import make_storable
 from tidemill.store.records import TriggerState
@@ -129,11 +129,22 @@ class PackedTrigger(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Effects:
-    """The pending writes besides the rows of tasks and runs."""
+    """The pending writes besides the rows of tasks and runs.
+
+    Attributes:
+        journal: New rows of the journal.
+        xcoms: New XComs, as task, key and value.
+        cleared: The tasks whose XComs are removed.
+        emptied: The tasks whose items are removed: generators that begin anew, and that no map is mapped over.
+        made: New triggers.
+        stopped: The tasks whose triggers stop, with the epoch and the reason.
+        callbacks: Callbacks that are due.
+    """
 
     journal: list[JournalRow] = field(default_factory=list)
     xcoms: list[tuple[int, str, str]] = field(default_factory=list)
     cleared: set[int] = field(default_factory=set)
+    emptied: set[int] = field(default_factory=set)
     made: list[MadeTrigger] = field(default_factory=list)
     stopped: list[tuple[int, int, TriggerStopReason]] = field(default_factory=list)
     callbacks: list[DueCallback] = field(default_factory=list)
@@ -154,6 +165,8 @@ def write_effects(connection: Connection, effects: Effects, context: CallContext
         _write_journal(connection, effects.journal, context.now_us)
     if effects.cleared:
         remove_xcoms(connection, effects.cleared)
+    if effects.emptied:
+        _item_delete.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(effects.emptied)))
     if effects.xcoms:
         write_xcoms(connection, [row for row in effects.xcoms if row[0] not in effects.cleared], context.now_us)
     if effects.stopped:
@@ -190,6 +203,11 @@ def remove_xcoms(connection: Connection, tasks: set[int]) -> None:
     """Remove all XComs of the given tasks."""
     dialect = find_dialect(connection)
     _xcom_delete.fetch(connection, IDS.build_parameters(dialect, build_id_rows(tasks)))
+
+
+@Statement
+def _item_delete(dialect: str) -> Delete:
+    return delete(map_item).where(map_item.c.task.in_(select(IDS.build_source(dialect).c.id)))
 
 
 @Statement

@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Select, and_, case, func, literal_column, select
 
+from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.store.calls.task_calls import GetValuePage, ValuePage
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import map_item, task_instance, task_map, xcom
@@ -37,12 +38,13 @@ def get_value_page(connection: Connection, request: GetValuePage, context: CallC
 
 def _find_items(connection: Connection, run: int, request: GetValuePage) -> tuple[int, int] | None:
     """Return the instance of a task that has items, and their number; None: the task is mapped, or has none."""
-    mine = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == -1)
+    index = UNMAPPED if request.map_index is None else request.map_index
+    mine = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == index)
     found = connection.execute(select(_TASK.id).where(mine)).scalar()
     if found is None or request.key != YIELDED:
-        return None
+        return None if request.map_index is None else (0, 0)
     number = count_items(connection, found, YIELDED)
-    return (int(found), number) if number else None
+    return (int(found), number) if number or request.map_index is not None else None
 
 
 def _select_items(task: int, number: int) -> Select[Any]:

@@ -73,7 +73,7 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
         given = Remove(triggerer=triggerer) if entry.id in refollowing.gone else Clear(triggerer=triggerer)
         if isinstance(board.give(entry, given, request.by), Moved):
             cleared.append(entry)
-    generators = [entry.id for entry in cleared if entry.plan.structure.is_generator]
+    generators = [entry.id for entry in cleared if entry.plan.structure.is_generator and not entry.is_part]
     if generators:
         begin_again(connection, generators)
     if cleared:

@@ -247,6 +247,8 @@ class Board:
         error = given.error if isinstance(given, (Failed, TriggerFailed)) else None
         if isinstance(given, TriggerEnded) and isinstance(given.ending, Failure):
             error = given.ending.error
+        if isinstance(given, Clear) and entry.is_part and entry.plan.structure.is_generator:
+            self._effects.emptied.add(entry.id)
         for effect in answer.effects:
             if isinstance(effect, RunCallback) and effect.error is not None:
                 error = effect.error
