@@ -10,7 +10,16 @@ import pytest
 from tests.dags.attempts import Callback, Services, attempt, resume, value_of
 
 from tidemill.core.tasks.endings import Deferral, Failure, Skip
-from tidemill.dags import DAG, AirflowSkipException, BaseOperator, BashOperator, XComArg, get_current_context, task
+from tidemill.dags import (
+    DAG,
+    AirflowSkipException,
+    BaseOperator,
+    BashOperator,
+    Param,
+    XComArg,
+    get_current_context,
+    task,
+)
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.lazy_sequence import LazySequence
 from tidemill.dags.results import AttemptResult
@@ -177,6 +186,20 @@ def test_an_element_of_a_branch_and_of_a_short_circuit_says_what_it_skips() -> N
     assert element(dag, "choose", 1, (1, None)).skip == ("a", "b")
     assert element(dag, "go", 0, (0, False)).skip_all_downstream
     assert not element(dag, "go", 0, (0, True)).skip_all_downstream
+
+
+def test_a_long_list_of_the_configuration_is_read_lazily() -> None:
+    with DAG("d", params={"rows": [], "n": 0}) as dag:
+
+        @task(params={"rows": Param([], type="array")})
+        def read(rows: Any, text: str, dag_run: Any, params: Any) -> Any:
+            return [list(rows), text, dag_run.conf["rows"][1], len(params["rows"]), dag_run.conf["n"], repr(rows)]
+
+        read(dag.param("rows"), "{{ dag_run.conf['rows'][0] }} {{ params.n }}")
+    services = Services(sequences={("", "rows"): [(0, '"a"'), (1, '"b"')]})
+    conf = '{"rows":{"$tidemill":"items","value":2},"n":1}'
+    found = value_of(attempt(dag, "read", services=services, conf=conf, params=conf))
+    assert found == [["a", "b"], "a 1", "b", 2, 1, "<LazySequence of conf['rows'] with 2 values>"]
 
 
 def test_a_changed_file_is_named() -> None:

@@ -21,7 +21,7 @@ from tidemill.store.calls.dispatch import list_kinds
 from tidemill.store.calls.element_calls import GroupElementFailures, ListElements
 from tidemill.store.calls.instance_calls import ClearTasks, DescribeTriggers, ListTasks, MarkTasks, TaskHistory
 from tidemill.store.calls.log_calls import ReadLog
-from tidemill.store.calls.run_calls import CancelRun, GetRun, ListRuns, RunRecord, WatchRuns
+from tidemill.store.calls.run_calls import CancelRun, GetRun, ListRuns, RunRecord, StageConfItems, WatchRuns
 from tidemill.store.calls.service_calls import (
     BeatSession,
     CheckKey,
@@ -200,6 +200,8 @@ class Everybody:
             StoreListPart(one.task, one.epoch, "list", 0, ("1", "2"), 2),
             StoreListPart(one.task, one.epoch, "list", 0, ("1", "3"), 1),
             GetValuePage(run.id, "a", count=True),
+            GetValuePage(run.id, "", "list"),
+            StageConfItems(1, "list", 0, ("1",)),
             GetValuePage(run.id, "b", count=True),
         ):
             await self.call(request)

@@ -22,7 +22,7 @@ from tidemill.dags.exceptions import DagError, LeftOutError, NotFoundError
 from tidemill.dags.group_unit import GroupUnit
 from tidemill.dags.lazy_context import Context
 from tidemill.dags.lazy_sequence import LazySequence
-from tidemill.dags.long_lists import is_mark
+from tidemill.dags.long_lists import is_list_mark, is_mark
 from tidemill.dags.macros import macros
 from tidemill.dags.task_services import AttemptClaim, PastRun, TaskServices
 from tidemill.dags.variable import VariableAccessor
@@ -240,7 +240,7 @@ class TaskInstance:
         if self.dag_run.logical_date is None:
             return None
         found = self._services.get_earlier_run(state)
-        return None if found is None else _build_run(found)
+        return None if found is None else _build_run(found, self._services)
 
     def get_dagrun_state(self, dag_id: str, run_id: str) -> str:
         """Return the state of a run.
@@ -349,7 +349,7 @@ def build_context(task: Any, dag: Any, claim: AttemptClaim, services: TaskServic
         services: Access to XComs, variables, connections and other runs.
         params: The params of the run.
     """
-    values = build_run_values(claim, params)
+    values = build_run_values(claim, params, services)
     run: DagRun = values["dag_run"]
     logical = run.logical_date
     instance = TaskInstance(task, claim, services, run, params)
@@ -377,18 +377,21 @@ def build_context(task: Any, dag: Any, claim: AttemptClaim, services: TaskServic
     return Context(context, _ask_later(instance))
 
 
-def build_run_values(claim: AttemptClaim, params: Mapping[str, Any]) -> dict[str, Any]:
+def build_run_values(
+    claim: AttemptClaim, params: Mapping[str, Any], services: TaskServices | None = None
+) -> dict[str, Any]:
     """Return the values of a context that come from the claim alone.
 
     Args:
         claim: The attempt, or the task that starts in a trigger.
         params: The params of the run.
+        services: Access to the store; None: long lists in the configuration of the run are left out.
     """
     logical = _moment(claim.logical_us)
     start, end = _moment(claim.interval_start_us), _moment(claim.interval_end_us)
     begun = _EPOCH + timedelta(microseconds=claim.run_started_us)
-    conf = decode(claim.conf)
-    run = DagRun(claim.dag_id, claim.run_id, claim.run_kind, logical, start, end, begun, logical or begun, conf or {})
+    conf = open_lists(decode(claim.conf) or {}, services)
+    run = DagRun(claim.dag_id, claim.run_id, claim.run_kind, logical, start, end, begun, logical or begun, conf)
     callback = claim.callback
     if callback is not None:
         run = replace(run, state=callback.run_state, end_date=_moment(callback.run_ended_us))
@@ -403,6 +406,26 @@ def build_run_values(claim: AttemptClaim, params: Mapping[str, Any]) -> dict[str
         "try_number": claim.try_number,
         **_format_dates(logical),
     }
+
+
+def open_lists(
+    values: Mapping[str, Any], services: TaskServices | None, dag_id: str | None = None, run_id: str | None = None
+) -> dict[str, Any]:
+    """Return the configuration of a run, or its params, with access to the lists that are stored item by item.
+
+    Args:
+        values: The configuration or the params.
+        services: Access to the store; None: leave these lists out.
+        dag_id: The DAG; None: that of the running task.
+        run_id: The run; None: that of the running task.
+    """
+    found = {}
+    for name, value in values.items():
+        if not is_list_mark(value):
+            found[name] = value
+        elif services is not None:
+            found[name] = LazySequence(services, "", name, dag_id, run_id)
+    return found
 
 
 def _ask_later(instance: TaskInstance) -> dict[str, Callable[[], Any]]:
@@ -420,7 +443,7 @@ def _read_earlier(find: Callable[[], DagRun | None], field: str) -> Any:
     return None if found is None else getattr(found, field)
 
 
-def _build_run(found: PastRun) -> DagRun:
+def _build_run(found: PastRun, services: TaskServices) -> DagRun:
     began = _moment(found.started_us if found.started_us is not None else found.created_us)
     assert began is not None
     logical = _moment(found.logical_us)
@@ -433,7 +456,7 @@ def _build_run(found: PastRun) -> DagRun:
         _moment(found.interval_end_us),
         began,
         logical or began,
-        decode(found.conf) or {},
+        open_lists(decode(found.conf) or {}, services, found.dag_id, found.run_id),
         _moment(found.ended_us),
         found.state,
     )

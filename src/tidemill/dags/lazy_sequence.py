@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, overload
 
 from tidemill.core.tasks.instance import format_instance
-from tidemill.dags.task_services import TaskServices
+from tidemill.dags.task_services import StoredValues, TaskServices
 from tidemill.runtime.json.codec import decode
 
 #: The number of values to ask for; the store may send fewer.
@@ -22,8 +22,8 @@ class LazySequence(Sequence[Any]):
 
     Args:
         services: The access to the store.
-        task_id: The task.
-        key: The key that the values are stored under.
+        task_id: The task; empty: the values are a long list in the configuration of the run.
+        key: The key that the values are stored under, or the name of the list.
         dag_id: The DAG; None: that of the running task.
         run_id: The run; None: that of the running task.
         map_index: The element in which a generator of a mapped group yielded the values; None: it is no such task.
@@ -100,12 +100,13 @@ class LazySequence(Sequence[Any]):
 
     def __repr__(self) -> str:
         name = self._task_id if self._map_index is None else format_instance(self._task_id, self._map_index)
-        return f"<LazySequence of task {name!r} with {len(self)} values>"
+        what = f"task {name!r}" if name else f"conf[{self._key!r}]"
+        return f"<LazySequence of {what} with {len(self)} values>"
 
     def _read(self, *, after: int = -1, offset: int = 0, limit: int = PAGE_VALUES) -> tuple[tuple[int, str], ...]:
         return self._ask(after=after, offset=offset, limit=limit).values
 
-    def _ask(self, **what: Any) -> Any:
+    def _ask(self, **what: Any) -> StoredValues:
         if self._map_index is not None:
             what["map_index"] = self._map_index
         return self._services.get_page(self._task_id, self._key, dag_id=self._dag_id, run_id=self._run_id, **what)

@@ -44,10 +44,20 @@ def encode_result(task: Any, result: Any) -> str:
     _check_sizes(items)
     services = find_services("return a large list")
     first = 0
-    for part in _split(items):
+    for part in split_parts(items):
         services.store_list(RETURN_VALUE, first, part, len(items))
         first += len(part)
-    return f"{_MARK}{len(items)}}}"
+    return build_mark(len(items))
+
+
+def build_mark(length: int) -> str:
+    """Return the text that stands for a list of this length."""
+    return f"{_MARK}{length}}}"
+
+
+def is_list_mark(value: object) -> bool:
+    """Return whether a decoded value stands for a list that was stored in parts."""
+    return type(value) is dict and value.keys() == {"$tidemill", "value"} and value["$tidemill"] == "items"
 
 
 def _count_bytes(text: str) -> int:
@@ -86,7 +96,8 @@ def _check_sizes(items: Sequence[str]) -> None:
         )
 
 
-def _split(items: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def split_parts(items: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield encoded values in parts, each of a size that one call to the store may have."""
     part: list[str] = []
     size = 0
     for item in items:

@@ -19,7 +19,7 @@ from tidemill.core.errors import describe_error, escape_surrogates
 from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Idle, Skip, Success
 from tidemill.core.wording import shorten
 from tidemill.dags.arguments import check_duration, check_text
-from tidemill.dags.context import build_context
+from tidemill.dags.context import build_context, open_lists
 from tidemill.dags.current import is_interrupted, killing, running
 from tidemill.dags.exception_text import rebuild_exception, write_origin
 from tidemill.dags.exceptions import (
@@ -34,7 +34,7 @@ from tidemill.dags.exceptions import (
 from tidemill.dags.group_unit import GroupUnit
 from tidemill.dags.lazy_context import Context
 from tidemill.dags.lazy_sequence import is_lazy
-from tidemill.dags.long_lists import encode_result
+from tidemill.dags.long_lists import encode_result, is_list_mark
 from tidemill.dags.map_sources import LeafItem
 from tidemill.dags.params import wrap_params
 from tidemill.dags.results import AttemptResult
@@ -88,7 +88,7 @@ def _run(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult
         )
     # Rendering and executing change the operator, so each attempt works on a copy.
     task = copy.copy(original)
-    context = build_context(task, dag, claim, services, _merge_params(dag, task, claim))
+    context = build_context(task, dag, claim, services, _merge_params(dag, task, claim, services))
     if group is not None:
         context["ti"].unit = GroupUnit(group, _list_leaves(claim), context["ti"])
     if claim.callback is not None:
@@ -214,17 +214,19 @@ def _render(dag: Any, task: Any, context: Context, texts: Mapping[int, str]) -> 
         raise ValueError("a template field contains itself, or is nested too deeply") from None
 
 
-def _merge_params(dag: Any, task: Any, claim: AttemptClaim) -> dict[str, Any]:
+def _merge_params(dag: Any, task: Any, claim: AttemptClaim, services: TaskServices) -> dict[str, Any]:
     """Return the params of the run, and the task's params that the run does not set.
 
     Raises:
         ParamValidationError: A value of the run does not match the task's schema, or the task lacks a value.
     """
-    given: dict[str, Any] = decode(claim.params) or {}
+    given: dict[str, Any] = open_lists(decode(claim.params) or {}, services)
     own = wrap_params(f"task {task.task_id!r}", task.params) if task is not None else {}
     conf = decode(claim.conf) or {}
     values = dict(given)
     for name, param in own.items():
+        if is_list_mark(conf.get(name)):
+            continue  # the list was checked when the run was created
         if name in conf:
             values[name] = param.resolve(conf[name], name)
         elif param.has_default or name not in given:
@@ -442,7 +444,7 @@ def _run_callbacks(task: Any, callback: CallbackClaim, context: Context) -> Atte
 
 def _run_dag_callback(dag: Any, claim: AttemptClaim, callback: CallbackClaim, services: TaskServices) -> AttemptResult:
     """Run a callback of the DAG run, which has no task."""
-    context = build_context(None, dag, claim, services, _merge_params(dag, None, claim))
+    context = build_context(None, dag, claim, services, _merge_params(dag, None, claim, services))
     context = context.extend(_explain_callback(callback))
     with running(None, context, services):
         failed = _call_all(getattr(dag, f"{callback.name}_callback", ()), context, callback.name)

@@ -22,7 +22,7 @@ import jinja2.nodes
 import jinja2.sandbox
 
 from tidemill.dags.arguments import suggest
-from tidemill.dags.context import build_run_values
+from tidemill.dags.context import build_run_values, open_lists
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.lazy_context import LEFT_OUT
 from tidemill.dags.task_services import AttemptClaim
@@ -180,7 +180,7 @@ def render_kwargs(
     Raises:
         ValueError: A template cannot be rendered, or its value cannot be encoded.
     """
-    values = build_run_values(claim, decode(claim.params) or {})
+    values = build_run_values(claim, open_lists(decode(claim.params) or {}, None))
     instance = SimpleNamespace(
         dag_id=claim.dag_id,
         run_id=claim.run_id,

@@ -31,7 +31,7 @@ from tidemill.dags.loading import LoadedFile, load_file
 from tidemill.dags.results import AttemptResult
 from tidemill.dags.running import run_attempt
 from tidemill.runtime.files.folders import OwnedFolder
-from tidemill.runtime.json.codec import encode
+from tidemill.services.conf_lists import send_lists
 from tidemill.services.dag_store import NoStoreError, open_dag_store
 from tidemill.services.map_limits import build_map_limits
 from tidemill.services.parser.program import describe_failure
@@ -60,6 +60,7 @@ from tidemill.store.calls.worker_calls import (
     ClaimedAttempt,
     WorkerTurn,
 )
+from tidemill.store.dag_plan import read_structure
 from tidemill.store.database import StoreCalls
 from tidemill.store.engines.opening import open_store
 from tidemill.triggers.streams.routing import find_events
@@ -243,7 +244,8 @@ class _Test:
         for pool in {task.pool for task in tasks}:
             self.ask(SetPool(pool, max(task.pool_slots for task in tasks if task.pool == pool)))
         try:
-            run = self.ask(CreateRun(dag_id, "test", logical_us, encode(conf, "--conf"), by="tidemill dags test"))
+            sent = send_lists(self.ask, read_structure(structure), conf, lambda done, total: None)
+            run = self.ask(CreateRun(dag_id, "test", logical_us, sent.text, by="tidemill dags test", stage=sent.stage))
         except CallRefusedError as error:
             raise ConfigError(str(error)) from error
         for warning in run.warnings:

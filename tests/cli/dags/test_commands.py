@@ -275,6 +275,33 @@ def test_the_elements_of_a_map_are_counted_listed_cleared_and_marked_by_range(st
     assert "its elements:" in shown["tasks"][0]["waits_for"]
 
 
+def test_a_long_list_of_a_configuration_is_stored_value_by_value(store):
+    over = MapStructure(("x",), (MapSource("param", key="rows"),))
+
+    async def play() -> None:
+        database = await open_sqlite(store.folder / "dags.db")
+        player = await Player(database).begin()
+        await player.create(dag(task("m", mapped=over), id="long"), run_id="first", conf='{"rows":[1]}')
+        await database.close()
+
+    asyncio.run(play())
+    rows = [{"n": number, "text": "x" * 1_000} for number in range(2_000)]
+    (store.folder / "conf.json").write_text(json.dumps({"day": "today", "rows": rows}))
+    assert store.run("dags", "trigger", "long", "--run", "r", "--conf", "@conf.json").returncode == 0
+    (shown,) = store.rows("runs", "show", "long", "r")
+    assert shown["conf"] == {"rows": {"$tidemill": "items", "value": 2_000}, "day": "today"}
+
+    async def claim() -> None:
+        database = await open_sqlite(store.folder / "dags.db")
+        player = await Player(database).begin()
+        last = [one for one in await player.claim() if one.run_id == "r"][-1]
+        assert json.loads(str(last.elements[0])) == rows[last.map_index]
+        assert len(last.conf) < 1_000
+        await database.close()
+
+    asyncio.run(claim())
+
+
 def test_commands_name_an_element_of_a_mapped_task_by_its_index(store):
     async def play() -> None:
         database = await open_sqlite(store.folder / "dags.db")

@@ -18,7 +18,7 @@ from tidemill.core.times import parse_moment
 from tidemill.runtime.process.exitcode import ExitCode
 
 if TYPE_CHECKING:
-    from tidemill.store.calls.run_calls import RunRecord
+    from tidemill.store.calls.run_calls import CreateRun, RunRecord
 
 app = App(help="Show, run and pause DAGs.")
 
@@ -38,6 +38,8 @@ LogicalDate = Annotated[
 ]
 #: How often the command checks whether a run has ended.
 _WAIT_SECONDS = 0.2
+#: In a longer configuration there may be lists that are sent value by value.
+_LONG_CONF = 64 * 1024
 
 
 @app.command("list")
@@ -142,16 +144,17 @@ def trigger(
         from tidemill.cli.dags.waits import find_services
         from tidemill.store.calls.run_calls import CreateRun
 
+        values = parse_conf(conf)
         call = CreateRun(
             dag,
             run,
             parse_logical_date(logical_date),
-            encode_conf(conf),
+            encode_conf(values),
             by=find_user(),
             request=uuid.uuid4().hex,
         )
         with asking(config, folder) as store:
-            made = store.ask(call)
+            made = store.ask(_send_lists(store, call, values))
             for warning in made.warnings:
                 typer.echo(f"warning: {warning}", err=True)
             if made.ended_us is None and (missing := find_services(store).explain_all()):
@@ -164,6 +167,28 @@ def trigger(
             typer.echo(f"{made.dag_id} {made.run_id}: {made.state}")
         if wait and made.state != "success":
             raise typer.Exit(ExitCode.REMOTE)
+
+
+def _send_lists(store: StoreAsker, call: CreateRun, conf: dict[str, Any]) -> CreateRun:
+    """Send the long lists in a configuration that tasks are mapped over; return the call with the rest."""
+    import msgspec
+
+    from tidemill.store.calls.dag_calls import GetDag
+
+    found = store.ask(GetDag(call.dag_id)) if len(call.conf) >= _LONG_CONF else None
+    if found is None:  # the store refuses an unknown DAG
+        return call
+    from tidemill.services.conf_lists import send_lists
+    from tidemill.store.dag_plan import read_structure
+
+    shows = sys.stderr.isatty()
+
+    def tell(done: int, total: int) -> None:
+        if shows:
+            typer.echo(f"\r{done:,} of {total:,} values of --conf sent", err=True, nl=done == total)
+
+    text, stage = send_lists(store.ask, read_structure(found.structure), conf, tell)
+    return msgspec.structs.replace(call, conf=text, stage=stage)
 
 
 def _wait_for_end(store: StoreAsker, run: RunRecord) -> RunRecord:
@@ -230,16 +255,16 @@ def _set_paused(dag: str, config: Path | None, folder: Path | None, *, paused: b
         typer.echo(f"{dag} is {state}" if changed else f"{dag} was already {state}")
 
 
-def encode_conf(text: str | None) -> str:
+def encode_conf(conf: dict[str, Any]) -> str:
     """Return the configuration of a run as stored.
 
     Raises:
-        ConfigError: The text is not a JSON object, or has values that JSON lacks, such as NaN.
+        ConfigError: It has values that JSON lacks, such as NaN.
     """
     from tidemill.runtime.json.codec import EncodingError, encode
 
     try:
-        return encode(parse_conf(text), "--conf")
+        return encode(conf, "--conf")
     except EncodingError as error:
         raise ConfigError(str(error)) from error
 

@@ -69,6 +69,8 @@ class CreateRun(Call[RunRecord], frozen=True):
         request: An idempotency key: a repeated call with the same key returns the same run; empty: not idempotent.
         interval_start_us: The start of its data interval; None: derived from its logical date.
         interval_end_us: The end of its data interval; None: derived from its logical date.
+        stage: The number under which the client has stored lists of the configuration (`StageConfItems`); 0: none. The
+            configuration has a mark with the length in place of each.
     """
 
     dag_id: str
@@ -80,6 +82,27 @@ class CreateRun(Call[RunRecord], frozen=True):
     request: str = ""
     interval_start_us: int | None = None
     interval_end_us: int | None = None
+    stage: int = 0
+
+
+@answered_by("dags.conf_lists:stage_items")
+class StageConfItems(Call[None], frozen=True):
+    """Store a part of a list in the configuration of a run that is about to be created.
+
+    The parts of a list come in order; a repeated one changes nothing. What no run has taken over after a day may be
+    removed.
+
+    Attributes:
+        stage: A number that the client has chosen, from 1 to 2**62 - 1, for `CreateRun`.
+        key: The name of the list: a param that tasks of the DAG are mapped over.
+        first: The number of the first value, from 0.
+        values: The encoded values, at most MAX_XCOM_BYTES each.
+    """
+
+    stage: int
+    key: str
+    first: int
+    values: tuple[str, ...]
 
 
 @answered_by("dags.runs:cancel_run")

@@ -139,8 +139,9 @@ class GetValuePage(Call[ValuePage], frozen=True):
 
     Attributes:
         run: The row id of the run to read from, unless `dag_id` or `run_id` name another.
-        task_id: The mapped task or the generator.
-        key: The key of the XCom.
+        task_id: The mapped task or the generator; empty: the values are a list in the configuration of the run that was
+            stored item by item.
+        key: The key of the XCom, or the name of the list.
         after: Only values with a higher index.
         offset: The number of values to skip after that.
         limit: The maximum number of values.

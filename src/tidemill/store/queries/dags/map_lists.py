@@ -5,8 +5,6 @@ The XCom of such a list is a mark with its length; `GetValuePage` reads the valu
 
 from __future__ import annotations
 
-import re
-
 from sqlalchemy import Connection
 
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
@@ -16,15 +14,6 @@ from tidemill.store.queries.dags.map_backlog import count_items
 from tidemill.store.queries.dags.map_items import cut_items, put_items
 from tidemill.store.queries.dags.task_values import check_attempt
 from tidemill.store.queries.dags.xcoms import find_fault
-
-#: What `dags.long_lists` writes.
-_MARK = re.compile(r'\{"\$tidemill":"items","value":(\d+)\}')
-
-
-def read_mark(text: str | None) -> int | None:
-    """Return the length of a list that was stored in parts; None: the XCom has the value itself."""
-    found = None if text is None else _MARK.fullmatch(text)
-    return None if found is None else int(found[1])
 
 
 def store_list_part(connection: Connection, request: StoreListPart, context: CallContext) -> None:

@@ -19,9 +19,10 @@ from tidemill.core.tasks.structure import MapSource, MapStructure
 from tidemill.core.tasks.task_row import STATES
 from tidemill.runtime.json import codec
 from tidemill.store.dag_tables import dag_run, task_instance, xcom
+from tidemill.store.queries.dags.conf_lists import find_list
+from tidemill.store.queries.dags.list_marks import read_mark
 from tidemill.store.queries.dags.map_backlog import YIELDED, count_items
 from tidemill.store.queries.dags.map_items import remove_items, replace_items, select_items
-from tidemill.store.queries.dags.map_lists import read_mark
 from tidemill.store.queries.dags.map_results import copy_pairs, copy_results, select_results
 from tidemill.store.queries.dags.run_params import build_params
 from tidemill.store.queries.dags.stored_sources import NO_SOURCES, StoredSources
@@ -177,7 +178,13 @@ def _store_leaf(
             replace_items(connection, task, leaf.key, items, now_us)
             return (task, leaf.key), len(items)
         case _:
-            items = _split(_read_param(connection, head, leaf.key), f"the param {leaf.key!r}", takes_dict=takes_dict)
+            text = _read_param(connection, head, leaf.key)
+            length = read_mark(text)
+            if length is not None:
+                list_of = find_list(connection, head.run.id, leaf.key)
+                assert list_of is not None  # this task is mapped over it
+                return (list_of, leaf.key), length
+            items = _split(text, f"the param {leaf.key!r}", takes_dict=takes_dict)
             replace_items(connection, head.id, leaf.key, items, now_us)
             return (head.id, leaf.key), len(items)
 

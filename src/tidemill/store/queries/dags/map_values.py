@@ -10,6 +10,7 @@ from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.store.calls.task_calls import GetValuePage, ValuePage
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import map_item, task_instance, task_map, xcom
+from tidemill.store.queries.dags.conf_lists import find_list
 from tidemill.store.queries.dags.map_backlog import YIELDED, count_items
 from tidemill.store.queries.dags.xcoms import find_read_run
 
@@ -28,7 +29,11 @@ def get_value_page(connection: Connection, request: GetValuePage, context: CallC
     if run is None:
         return ValuePage(0 if request.count else None, ())
     items = _find_items(connection, run.id, request)
-    statement = _select_results(run.id, request) if items is None else _select_items(*items)
+    statement = (
+        _select_results(run.id, request)
+        if items is None
+        else _select_items(*items, YIELDED if request.task_id else request.key)
+    )
     values = _read_page(connection, statement, request)
     if not request.count:
         return ValuePage(None, values)
@@ -38,6 +43,9 @@ def get_value_page(connection: Connection, request: GetValuePage, context: CallC
 
 def _find_items(connection: Connection, run: int, request: GetValuePage) -> tuple[int, int] | None:
     """Return the instance of a task that has items, and their number; None: the task is mapped, or has none."""
+    if not request.task_id:
+        owner = find_list(connection, run, request.key)
+        return (0, 0) if owner is None else (owner, count_items(connection, owner, request.key))
     index = UNMAPPED if request.map_index is None else request.map_index
     mine = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == index)
     found = connection.execute(select(_TASK.id).where(mine)).scalar()
@@ -47,9 +55,9 @@ def _find_items(connection: Connection, run: int, request: GetValuePage) -> tupl
     return (int(found), number) if number or request.map_index is not None else None
 
 
-def _select_items(task: int, number: int) -> Select[Any]:
+def _select_items(task: int, number: int, key: str) -> Select[Any]:
     # A generator that was cleared still has items of its last time, beyond what it has yielded since.
-    mine = and_(_ITEM.task == task, _ITEM.key == YIELDED, _ITEM.number < number)
+    mine = and_(_ITEM.task == task, _ITEM.key == key, _ITEM.number < number)
     return select(_ITEM.number.label("position"), _ITEM.value.label("value")).where(mine).order_by(_ITEM.number)
 
 

@@ -36,7 +36,8 @@ from tidemill.store.calls.run_calls import CreateRun, RunRecord
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import NO_COUNTS, DagPlan, TaskPlan
 from tidemill.store.dag_tables import dag, dag_run, dag_version, task_instance, task_map
-from tidemill.store.queries.dags.run_params import check_params, find_misspelt, read_conf
+from tidemill.store.queries.dags.conf_lists import take_lists
+from tidemill.store.queries.dags.run_params import check_params, find_lists, find_misspelt, read_conf
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, RUNS, read_run, start_runs
 from tidemill.store.queries.dags.task_rows import compute_rank, load_plan
 from tidemill.store.statements import Statement
@@ -114,6 +115,9 @@ def create_run(connection: Connection, request: CreateRun, context: CallContext)
     )
     number = _insert_run(connection, found, request, run_id, interval, plan, context.now_us)
     _insert_tasks(connection, number, found.id, plan, context.now_us)
+    lists = find_lists(conf)
+    if lists or request.stage:
+        take_lists(connection, number, plan, lists, request.stage)
     run = start_runs(connection, [number], context).runs[number] if starts else None
     return RunRecord(
         number,

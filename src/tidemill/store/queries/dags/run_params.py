@@ -12,6 +12,7 @@ from tidemill.runtime.json.codec import decode
 from tidemill.runtime.json.schema import find_mismatch
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.dag_plan import DagPlan
+from tidemill.store.queries.dags.list_marks import read_mark
 
 #: The size limit of a configuration, which every attempt of the run receives.
 MAX_CONF_BYTES: Final = 1024 * 1024
@@ -48,6 +49,12 @@ def read_conf(conf: str) -> dict[str, msgspec.Raw]:
         raise CallRefusedError(
             RefusalKind.INVALID, "the configuration of a run must be a JSON object, such as '{\"size\": 3}'"
         ) from None
+
+
+def find_lists(conf: dict[str, msgspec.Raw]) -> dict[str, int]:
+    """Return the lengths of the lists in a configuration that are stored item by item."""
+    lengths = {name: read_mark(bytes(value).decode()) for name, value in conf.items()}
+    return {name: length for name, length in lengths.items() if length is not None}
 
 
 def check_params(plan: DagPlan, conf: dict[str, msgspec.Raw]) -> None:

@@ -61,7 +61,7 @@ _OPEN = {
 _FAILED = IS_BAD_ELEMENT.replace("state", "task_instance.state")
 #: The conditions of all indexes on elements by state.
 _INDEXED: dict[str, str] = {
-    **_OPEN,
+    **{state.value: condition for state, condition in _OPEN.items()},
     **dict.fromkeys(_BAD, _FAILED),
     TaskOutcome.SKIPPED: IS_SKIPPED_ELEMENT.replace("state", "task_instance.state"),
 }
