@@ -311,7 +311,7 @@ async def test_a_fail_fast_run_fails_although_its_leaves_are_skipped(player: Pla
     assert (await player.run(run)).state == "failed"
     callback = (await player.claim_one()).callback
     assert callback is not None
-    assert (callback.name, callback.reason) == ("on_failure", "tasks failed: s")
+    assert (callback.name, callback.error) == ("on_failure", "tasks failed: s")
 
     await player.store.call(MarkTasks(run.dag_id, run.run_id, ("s",), "success", "tester"))
 

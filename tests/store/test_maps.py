@@ -96,7 +96,7 @@ async def test_elements_are_listed_by_states_in_order_of_their_index(player: Pla
     assert await index("failed", "skipped", "up_for_retry") == [0, 1, 3, 4]
     assert await index("failed", "skipped", "up_for_retry", limit=2, after="0") == [1, 3]
     assert await index("success", "skipped", "upstream_failed") == [1, 2, 4]
-    assert await index("scheduled", "deferred") == [5]
+    assert await index("scheduled", "queued", "deferred") == [5]
     assert await index("upstream_failed", "deferred", "removed", "nothing") == []
 
     # After the map was cleared, its elements of before are listed until it comes to them again.
