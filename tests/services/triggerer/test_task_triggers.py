@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,11 @@ from tidemill.services.triggerer.tasks.folder_code import FolderCode
 from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.store.calls.instance_calls import ClearTasks
 from tidemill.store.calls.log_calls import ReadLog
-from tidemill.store.calls.run_calls import CancelRun
+from tidemill.store.calls.run_calls import CancelRun, RunRecord
 from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
-from tidemill.store.calls.stream_calls import StreamWant, TakeEvents
+from tidemill.store.calls.stream_calls import EndStream, StreamWant, TakeEvents
 from tidemill.store.calls.trigger_calls import ListOwnedTriggers, StoreEvents
+from tidemill.store.calls.worker_calls import ClaimedAttempt
 from tidemill.store.database import Database, StoreClient
 from tidemill.store.engines.opening import open_store
 from tidemill.store.wire.call_server import CallServer
@@ -112,30 +113,42 @@ async def test_a_trigger_that_cannot_fire_fails_its_task_with_the_error_and_its_
     assert any(error in line.text for line in lines)
 
 
-class SlowEvents:
-    """A store that takes long to store events, and slow to nothing else."""
+class Meddling:
+    """A store before whose calls something else happens. `before`: called with each request."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, before: Callable[[Any], Awaitable[None]]) -> None:
+        self._database, self._before = database, before
         self.label, self.doorbell, self.close = database.label, database.doorbell, database.close
 
     async def call(self, request: Any) -> Any:
-        if isinstance(request, StoreEvents):
-            await asyncio.sleep(0.2)
+        await self._before(request)
         return await self._database.call(request)
 
 
-async def test_the_events_before_an_error_are_stored_before_the_end_of_their_stream(database: Database, tmp_path: Path):
+async def defer_stream(database: Database, **kwargs: Any) -> tuple[Player, RunRecord]:
     player = await Player(database).begin()
-    await player.create(dag(task("a")))
-    kwargs = encode_sorted({"count": 3, "then": "raise"})
-    deferral = Deferral(hosted_path(hosted.Counting), kwargs, "", streams=True)
+    run = await player.create(dag(task("a")))
+    deferral = Deferral(hosted_path(hosted.Counting), encode_sorted(kwargs), "", streams=True)
     await player.report(await player.claim_one(), deferral)
-    store: Any = SlowEvents(database)
-    async with triggerer(store, tmp_path), asyncio.timeout(60):
+    return player, run
+
+
+async def claim_soon(player: Player) -> ClaimedAttempt:
+    async with asyncio.timeout(30):
         while not (claimed := await player.claim()):
             await asyncio.sleep(0.02)
-        (attempt,) = claimed
+    return claimed[0]
+
+
+async def test_the_events_before_an_error_are_stored_before_the_end_of_their_stream(database: Database, tmp_path: Path):
+    player, _ = await defer_stream(database, count=3, then="raise")
+
+    async def delay(request: Any) -> None:
+        await asyncio.sleep(0.2 if isinstance(request, StoreEvents) else 0)
+
+    store: Any = Meddling(database, delay)
+    async with triggerer(store, tmp_path), asyncio.timeout(60):
+        attempt = await claim_soon(player)
         assert attempt.stream is not None
         while True:
             (batch,) = await database.call(TakeEvents((StreamWant(attempt.stream.trigger, 0),)))
@@ -145,6 +158,23 @@ async def test_the_events_before_an_error_are_stored_before_the_end_of_their_str
     assert [decode(one.payload) for one in batch.events] == [{"n": 0}, {"n": 1}, {"n": 2}]
     assert batch.error is not None
     assert "as it was told" in batch.error
+
+
+async def test_a_task_that_is_cleared_just_as_its_stream_ends_runs_again_at_once(database: Database, tmp_path: Path):
+    player, run = await defer_stream(database, count=1)
+
+    cleared = asyncio.Event()
+
+    async def clear(request: Any) -> None:
+        if isinstance(request, EndStream):
+            await database.call(ClearTasks(run.dag_id, run.run_id, ("a",), "tester"))
+            cleared.set()
+
+    store: Any = Meddling(database, clear)
+    async with triggerer(store, tmp_path):
+        await asyncio.wait_for(cleared.wait(), 30)
+        attempt = await claim_soon(player)
+    assert (attempt.try_number, attempt.stream) == (2, None)
 
 
 async def test_the_trigger_of_a_run_that_a_user_cancels_ends_the_work_outside(database: Database, tmp_path: Path):
