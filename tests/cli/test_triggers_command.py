@@ -23,7 +23,7 @@ def test_a_host_stores_events_that_can_be_listed_while_it_runs_and_after_it(site
         "late": ("running", 2),
     }
     rows = site.rows("events", "spec.yaml", "--trigger", "fires", "--after", "0", "--limit", "1")
-    assert [(row["sequence"], row["payload"]) for row in rows] == [(1, {"n": 1})]
+    assert [(row["sequence_index"], row["payload"]) for row in rows] == [(1, {"n": 1})]
     host.terminate()
     assert host.wait(60) == ExitCode.OK
     assert (site.folder / "cleaned-fires").exists()

@@ -192,7 +192,7 @@ def stopped_and_continued(site: Site, other: Site, lease: float) -> None:
     order = pids(other)
     assert order.index(second.pid) == order.count(first.pid), "the old one stored nothing after the new one began"
     rows = other.rows("events", "spec.yaml")
-    assert [row["sequence"] for row in rows] == list(range(len(rows)))
+    assert [row["sequence_index"] for row in rows] == list(range(len(rows)))
     second.terminate()
     assert second.wait(60) == ExitCode.OK
     site.until(lambda: site.log.count("triggers started") == 2)

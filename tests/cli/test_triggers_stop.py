@@ -112,7 +112,7 @@ def test_a_host_that_is_killed_runs_its_triggers_again_and_continues_their_numbe
     assert second.wait(60) == ExitCode.OK
     rows = odd.rows("events", "spec.yaml")
     assert rows[: len(kept)] == kept
-    assert [row["sequence"] for row in rows] == list(range(len(rows)))
+    assert [row["sequence_index"] for row in rows] == list(range(len(rows)))
 
 
 def test_a_store_whose_file_is_removed_is_saved_and_the_host_ends(odd):

@@ -500,6 +500,7 @@ def test_one_file_and_one_environment_are_for_a_trigger_host_too(load: Load) -> 
         "shared_stream_ack_timeout": 5.0,
         "shared_stream_cohort_grace_period": 0.0,
         "shared_stream_max_outstanding": 10,
+        "max_undelivered_events": 1000,
         "seat_seconds": 60.0,
         "list_name": "",
         "block_threshold_seconds": 0.2,

@@ -21,6 +21,7 @@ from tidemill.dags import (
     EmptyOperator,
     HttpSensor,
     StartTriggerArgs,
+    StreamOperator,
     TimeDeltaSensor,
     TimeSensor,
     task,
@@ -202,6 +203,26 @@ def test_a_generator_and_arguments_without_a_trigger_are_refused():
         build_structure(dag)
     with pytest.raises(DagError, match="trigger_kwargs needs start_trigger_args"):
         Plain(task_id="t", trigger_kwargs={})
+
+
+def test_a_stream_operator_starts_in_its_trigger_and_is_a_source_of_maps():
+    with DAG("d") as dag:
+        stream = StreamOperator(task_id="s", trigger=Waits("{{ ds }}", 3), timeout=5)
+
+        @task
+        def use(url: Any) -> None: ...
+
+        use.expand(url=stream.output)
+    found = {one.id: one for one in build_structure(dag).tasks}
+    assert found["s"].is_generator
+    assert found["s"].start == StartStructure(
+        CLASSPATH, '{"n":3,"url":"{{ ds }}"}', timeout_us=5_000_000, rendered=True, feeds=True
+    )
+    mapped = found["use"].mapped
+    assert mapped is not None
+    assert mapped.factors[0].kind == "generator"
+    with DAG("e"), pytest.raises(DagError, match="always starts"):
+        StreamOperator(task_id="s", trigger=Waits(), start_from_trigger=False)
 
 
 def test_elements_of_a_map_start_with_their_own_arguments():

@@ -13,27 +13,33 @@ from tidemill.core.tasks.endings import Failure, Idle, Skip
 from tidemill.dags import DAG, BaseOperator
 from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskFailed, TaskTimeout
 from tidemill.dags.running import run_attempt
-from tidemill.dags.streaming import StreamAction, StreamIdle, StreamPlan, StreamRun
+from tidemill.dags.streaming import StreamAction, StreamIdle, StreamPlan, StreamRun, StreamTaskEnd
 from tidemill.runtime.json.codec import decode, encode
 from tidemill.store.calls.stream_calls import StreamBatch, StreamEvent
+from tidemill.store.calls.trigger_calls import EventEnding
 from tidemill.store.calls.worker_calls import StreamClaim
 
 
 class Services:
     """A store with the events of one stream, which has ended once all were taken."""
 
-    def __init__(self, *payloads: Any, error: str | None = None, open: bool = False) -> None:
+    def __init__(
+        self, *payloads: Any, error: str | None = None, open: bool = False, ending: EventEnding | None = None
+    ) -> None:
+        self.ending = ending
         self.events = [StreamEvent(number, encode(one), None, 1) for number, one in enumerate(payloads)]
         self.error, self.open = error, open
         self.kept: list[tuple[int, int, tuple[tuple[str, str | None], ...], str | None]] = []
         self.said: list[tuple[bool, bool]] = []
         self.waits: list[float] = []
+        self.taken: list[int] = []
 
     def take_events(self, trigger: int, after: int, limit: int, wait_seconds: float) -> StreamBatch:
         self.waits.append(wait_seconds)
         events = tuple(self.events[after : after + limit])
         ended = not self.open and after + len(events) == len(self.events)
-        return StreamBatch(trigger, events, ended, self.error if ended else None)
+        self.taken.append(len(events))
+        return StreamBatch(trigger, events, ended, self.error if ended else None, 0, self.ending if ended else None)
 
     def keep_batch(
         self,
@@ -176,6 +182,45 @@ def test_a_method_is_called_per_event_and_what_it_returns_is_an_element():
     run(operator, services, StreamPlan("use", {"more": 1}))
     assert calls == [("a", 1), (None, 1), ("c", 1)]
     assert [emitted for _, _, emitted, _ in services.kept] == [(('"a"', None),), (), (('"c"', None),)]
+    assert [handled for handled, *_ in services.kept] == [1, 2, 3]
+    assert services.taken == [2, 1]
+
+
+def test_a_method_that_fails_keeps_the_events_of_its_batch_before_that():
+    operator, services = Operator(), Services("a", "b", "c")
+    operator.handles_streams = False
+    seen: list[int | None] = []
+
+    def use(context: Any, event: Any) -> Any:
+        seen.append(context["stream"].index)
+        if event == "b":
+            raise ValueError("no")
+
+    operator.use = use  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="no"):
+        run(operator, services, StreamPlan("use"))
+    assert [handled for handled, *_ in services.kept] == [1]
+    assert seen == [0, 1]
+
+
+def test_a_method_stops_in_the_middle_of_its_batch():
+    operator, services = Operator(), Services("a", "b", "c")
+    operator.handles_streams = False
+    operator.use = lambda context, event: StreamAction.STOP  # type: ignore[attr-defined]
+    assert run(operator, services, StreamPlan("use")) == "end"
+    assert [handled for handled, *_ in services.kept] == [1]
+
+
+@pytest.mark.parametrize("payloads", [(), ("a", "b", "c")])
+def test_an_event_that_ends_the_task_comes_after_the_others_and_instead_of_the_end(payloads):
+    operator = Operator()
+    operator.on_stream_end = lambda context: pytest.fail("it must not run")  # type: ignore[method-assign]
+    ending = EventEnding("success", "", (("return_value", "7"),))
+    with pytest.raises(StreamTaskEnd) as ended:
+        run(operator, Services(*payloads, ending=ending))
+    assert ended.value.ending == ending
+    handled = [event for batch in operator.batches for event in batch]
+    assert handled == [(number, one, False) for number, one in enumerate(payloads)]
 
 
 def test_an_operator_with_a_handler_gets_batches_whatever_method_its_deferral_names():

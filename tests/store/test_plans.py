@@ -46,7 +46,7 @@ from tidemill.store.calls.setting_calls import (
     SetConnection,
     SetPool,
 )
-from tidemill.store.calls.stream_calls import EndStream, KeepBatch, StreamWant, TakeEvents
+from tidemill.store.calls.stream_calls import EndStream, KeepBatch, ListTaskEvents, StreamWant, TakeEvents
 from tidemill.store.calls.task_calls import (
     AppendLog,
     ClearTaskState,
@@ -66,6 +66,7 @@ from tidemill.store.calls.task_calls import (
 )
 from tidemill.store.calls.trigger_calls import (
     ClaimTriggers,
+    CountUndelivered,
     FailTrigger,
     FiredEvent,
     HeldTriggers,
@@ -291,9 +292,11 @@ class Everybody:
         await self.call(StoreEvents(triggerer, 1, (FiredEvent(trigger.id, trigger.token, "1", None, 0),)))
         (attempt,) = [one for one in await self.player.claim() if one.task_id == "s"]
         await self.call(TakeEvents((StreamWant(trigger.id, 0),)))
+        await self.call(CountUndelivered((trigger.id,)))
         await self.call(KeepBatch(attempt.task, attempt.epoch, trigger.id, 1, 1, (("1", None), ("2", "key"))))
         await self.player.turn(AttemptReport(attempt.task, attempt.epoch, Idle()))
         await self.call(EndStream(triggerer, trigger.id, trigger.token))
+        await self.call(ListTaskEvents(attempt.dag_id, attempt.run_id, "s"))
         (attempt,) = [one for one in await self.player.claim() if one.task_id == "s"]
         await self.call(KeepBatch(attempt.task, attempt.epoch, trigger.id, 1, 2, stops=True, lists=True))
         await self.player.turn(AttemptReport(attempt.task, attempt.epoch, Failure("it broke")))

@@ -6,25 +6,32 @@ import itertools
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import Connection, update
 from tests.store.dags import Player, dag, task
+from tests.store.test_backlog import over
 
 from tidemill.core.tasks.endings import Deferral, Failure, Idle, Loss, Success
+from tidemill.core.tasks.inputs import Channel
+from tidemill.core.tasks.structure import TaskStructure
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
-from tidemill.store.calls.instance_calls import ClearTasks
-from tidemill.store.calls.service_calls import LoseSession
-from tidemill.store.calls.stream_calls import EndStream, KeepBatch, StreamBatch, StreamWant, TakeEvents
+from tidemill.store.calls.instance_calls import ClearTasks, ListTasks, StreamAbout
+from tidemill.store.calls.service_calls import LoseSession, MapLimits
+from tidemill.store.calls.stream_calls import EndStream, KeepBatch, ListTaskEvents, StreamBatch, StreamWant, TakeEvents
 from tidemill.store.calls.task_calls import GetValuePage, GetXCom
 from tidemill.store.calls.trigger_calls import (
     ClaimedTrigger,
     ClaimTriggers,
+    CountUndelivered,
+    EventEnding,
+    EventOutcome,
     FailTrigger,
     FiredEvent,
     HeldTriggers,
     StoreEvents,
 )
-from tidemill.store.calls.worker_calls import ClaimedAttempt, OutcomeKind
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, OutcomeKind
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers.retention import remove_events
 from tidemill.store.tables import trigger_stream
@@ -37,12 +44,12 @@ class Stream:
         self.player, self.store = player, player.store
         self.requests = itertools.count(1)
 
-    async def begin(self, *, is_generator: bool = True, **limits: Any) -> Stream:
+    async def begin(self, *others: TaskStructure, is_generator: bool = True, **limits: Any) -> Stream:
         await self.player.begin()
         self.triggerer = await self.player.begin_service("triggerer")
         follower = [task("b", "a")] if is_generator else []
         self.run = await self.player.create(
-            dag(task("a", retries=1, retry_delay_us=0, is_generator=is_generator), *follower)
+            dag(task("a", retries=1, retry_delay_us=0, is_generator=is_generator), *(others or follower))
         )
         first = await self.player.claim_one()
         await self.player.report(first, Deferral("mod.Trigger", "{}", "", streams=True, **limits))
@@ -55,8 +62,28 @@ class Stream:
         return claimed
 
     async def fire(self, *payloads: str, identity: str | None = None) -> list[OutcomeKind]:
-        events = tuple(FiredEvent(self.trigger.id, self.trigger.token, one, identity, 1) for one in payloads)
-        return [one.kind for one in await self.store.call(StoreEvents(self.triggerer, next(self.requests), events))]
+        return [one.kind for one in await self.store_events(*payloads, identity=identity)]
+
+    async def store_events(
+        self, *payloads: str, identity: str | None = None, ending: str | None = None, most: int = 0
+    ) -> tuple[EventOutcome, ...]:
+        """Store events, of which the last one may end the task."""
+        last = len(payloads) - 1
+        events = tuple(
+            FiredEvent(self.trigger.id, self.trigger.token, one, identity, 1, ending if number == last else None)
+            for number, one in enumerate(payloads)
+        )
+        return await self.store.call(StoreEvents(self.triggerer, next(self.requests), events, most))
+
+    async def count_undelivered(self) -> int:
+        ((_, undelivered),) = await self.store.call(CountUndelivered((self.trigger.id,)))
+        return undelivered
+
+    async def about(self) -> StreamAbout:
+        listed = await self.store.call(ListTasks(self.run.dag_id, self.run.run_id, task_id="a"))
+        (found,) = [one.stream for one in listed.rows]
+        assert found is not None
+        return found
 
     async def end(self, error: str | None = None) -> OutcomeKind:
         return await self.store.call(EndStream(self.triggerer, self.trigger.id, self.trigger.token, error))
@@ -365,3 +392,114 @@ async def test_in_any_order_each_event_is_handled_once_and_none_after_a_stop(str
         handled = fired
     page = await stream.store.call(GetValuePage(stream.run.id, "a"))
     assert [int(value) for _, value in page.values] == list(range(handled))
+
+
+async def test_a_trigger_with_too_many_undelivered_events_has_room_again_once_half_of_them_are_handled(
+    stream: Stream,
+) -> None:
+    await stream.begin()
+    outcomes = await stream.store_events("0", "1", "2", "3", "4", most=4)
+    assert [one.undelivered for one in outcomes] == [5] * 5
+    assert await stream.count_undelivered() == 5
+    attempt = await stream.player.claim_one()
+    bell = stream.store.doorbell
+    await stream.keep(attempt, 2, 1)
+    while await bell.wait(Channel.TRIGGERER, 0.05):
+        pass
+    await stream.keep(attempt, 3, 2)
+    assert await bell.wait(Channel.TRIGGERER, 20.0)
+    assert await stream.count_undelivered() == 2
+    await stream.end()
+    assert await stream.count_undelivered() == 0
+
+
+async def test_events_wait_while_the_backlog_of_a_map_is_full(stream: Stream) -> None:
+    stream.player.map_limits = MapLimits(max_backlog=4)
+    await stream.begin(over("a", "e", max_outstanding=1))
+    await stream.fire("0", "1")
+    attempt = await stream.player.claim_one()
+    # The map opens, and has its first element.
+    await stream.keep(attempt, 1, 1, emitted=(('"x"', None),))
+    await stream.player.schedule()
+    await stream.keep(attempt, 1, 2, emitted=tuple((f'"{number}"', None) for number in range(6)))
+    assert await stream.take(attempt, 1) == StreamBatch(stream.trigger.id, left=1)
+    # The attempt leaves its worker, and neither the event that waits nor another one resumes the task.
+    await stream.player.report(attempt, Idle(idle_us=1))
+    await stream.fire("2")
+    elements = await stream.player.claim()
+    assert [one.task_id for one in elements] == ["e"]
+    await stream.player.schedule()
+    assert (await stream.states())["a"] == "deferred"
+    resumed: list[ClaimedAttempt] = []
+    for _ in range(12):
+        reports = [AttemptReport(one.task, one.epoch, Success(), map_index=one.map_index) for one in elements]
+        await stream.player.turn(*reports)
+        claimed = await stream.player.claim()
+        resumed += [one for one in claimed if one.task_id == "a"]
+        elements = tuple(one for one in claimed if one.task_id == "e")
+        if resumed:
+            break
+    (again,) = resumed
+    assert again.try_number == 1
+    assert [one.payload for one in (await stream.take(again, 1)).events] == ["1", "2"]
+
+
+async def test_the_end_of_a_stream_does_not_wait_for_a_map(stream: Stream) -> None:
+    stream.player.map_limits = MapLimits(max_backlog=2)
+    await stream.begin(over("a", "e", max_outstanding=1))
+    await stream.fire("0")
+    attempt = await stream.player.claim_one()
+    await stream.keep(attempt, 0, 1, emitted=(("0", None),))
+    await stream.player.schedule()
+    await stream.keep(attempt, 0, 2, emitted=tuple((str(number), None) for number in range(9)))
+    assert not (await stream.take(attempt, 0)).events
+    await stream.keep(attempt, 1, 3)
+    await stream.end()
+    assert (await stream.take(attempt, 1)).ended
+
+
+@pytest.mark.parametrize("state", ["success", "failed", "skipped"])
+async def test_an_event_that_ends_the_task_follows_the_events_before_it(stream: Stream, state: str) -> None:
+    await stream.begin()
+    ending = EventEnding(state, "why", (("return_value", "7"),))
+    outcomes = await stream.store_events("0", "1", "null", ending=msgspec.json.encode(ending).decode())
+    assert [one.sequence_index for one in outcomes] == [0, 1, 2]
+    attempt = await stream.player.claim_one()
+    batch = await stream.take(attempt, 0, limit=1)
+    assert ([one.payload for one in batch.events], batch.ended, batch.left) == (["0"], False, 1)
+    await stream.keep(attempt, 1, 1)
+    batch = await stream.take(attempt, 1)
+    assert ([one.payload for one in batch.events], batch.ended, batch.ending) == (["1"], True, ending)
+    await stream.keep(attempt, 2, 2)
+    assert await stream.take(attempt, 2) == StreamBatch(stream.trigger.id, ended=True, ending=ending)
+    # The trigger has ended: neither its end nor another event changes anything.
+    assert await stream.end() is OutcomeKind.ALREADY
+    await stream.fire("3")
+    assert not (await stream.take(attempt, 2)).events
+    assert (await stream.about()).received == 2
+
+
+async def test_the_counts_cursor_and_events_of_a_stream_are_shown(stream: Stream) -> None:
+    await stream.begin()
+    await stream.fire("0")
+    about = await stream.about()
+    assert (about.trigger, about.received, about.handled, about.undelivered) == (stream.trigger.id, 1, 0, 1)
+    await stream.fire('"1"', "2", identity=None)
+    attempt = await stream.player.claim_one()
+    await stream.keep(attempt, 2, 1, checkpoint='"page 2"')
+    await stream.end("Traceback\nValueError: no")
+    about = await stream.about()
+    assert (about.received, about.handled, about.undelivered, about.checkpoint) == (3, 2, 1, '"page 2"')
+    assert about.rate is not None
+    assert about.ended
+    assert about.error is not None
+    assert about.error.endswith("ValueError: no")
+    names = (stream.run.dag_id, stream.run.run_id, "a")
+    page = await stream.store.call(ListTaskEvents(*names, limit=2))
+    assert [(one.trigger_run_id, one.sequence_index, one.payload, one.is_last) for one in page.rows] == [
+        (stream.trigger.id, 2, "2", True),
+        (stream.trigger.id, 1, '"1"', False),
+    ]
+    page = await stream.store.call(ListTaskEvents(*names, after=page.next, limit=2))
+    assert ([one.sequence_index for one in page.rows], page.next) == ([0], None)
+    assert not (await stream.store.call(ListTaskEvents(*names[:2], "b"))).rows

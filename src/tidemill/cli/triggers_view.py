@@ -67,7 +67,9 @@ def encode_event(record: EventRecord) -> str:
         {
             "id": record.id,
             "trigger": record.trigger_name,
-            "sequence": record.sequence_index,
+            "trigger_run_id": record.trigger_id,
+            "sequence_index": record.sequence_index,
+            "is_last": record.is_last,
             "time": format_iso(record.created_us),
             "identity": record.identity,
             "payload": json.loads(record.payload),

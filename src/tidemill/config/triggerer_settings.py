@@ -74,6 +74,11 @@ class TriggererSettings(Section):
         description="The number of unresolved events at which a stream is no longer polled. Keep it below the queue "
         "size, so that a backlog waits instead of overflowing slow subscribers.",
     )
+    max_undelivered_events: PositiveInt = Field(
+        1000,
+        description="The number of events of a stream that its task has not handled: with more of them, the trigger of "
+        "the task waits at its `yield` until half of them are handled.",
+    )
     list_name: ListName = Field(
         "",
         description="The name of the trigger list in the store. Hosts with the same name are replicas, one of which "

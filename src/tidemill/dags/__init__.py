@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from tidemill.dags.operators.bash import BashOperator
     from tidemill.dags.operators.empty import EmptyOperator
     from tidemill.dags.operators.http import HttpOperator
+    from tidemill.dags.operators.http_stream import GraphStreamOperator, HttpStreamOperator
     from tidemill.dags.operators.python import BranchPythonOperator, PythonOperator, ShortCircuitOperator
+    from tidemill.dags.operators.stream import StreamOperator
     from tidemill.dags.operators.subprocess import SubprocessOperator
     from tidemill.dags.params import Param
     from tidemill.dags.sensors.base import BaseSensorOperator, PokeReturnValue
@@ -92,7 +94,9 @@ _MODULES = {
     ".operators.bash": ("BashOperator",),
     ".operators.empty": ("EmptyOperator",),
     ".operators.http": ("HttpOperator",),
+    ".operators.http_stream": ("GraphStreamOperator", "HttpStreamOperator"),
     ".operators.python": ("BranchPythonOperator", "PythonOperator", "ShortCircuitOperator"),
+    ".operators.stream": ("StreamOperator",),
     ".operators.subprocess": ("SubprocessOperator",),
     ".params": ("Param",),
     ".sensors.base": ("BaseSensorOperator", "PokeReturnValue"),
@@ -135,8 +139,10 @@ __all__ = [
     "EdgeModifier",
     "EmptyOperator",
     "FileSensor",
+    "GraphStreamOperator",
     "HttpOperator",
     "HttpSensor",
+    "HttpStreamOperator",
     "Label",
     "LazySequence",
     "Param",
@@ -148,6 +154,7 @@ __all__ = [
     "ShortCircuitOperator",
     "StartTriggerArgs",
     "StreamAction",
+    "StreamOperator",
     "SubprocessOperator",
     "TaskDeferralError",
     "TaskDeferralTimeout",

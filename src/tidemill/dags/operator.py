@@ -281,6 +281,11 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         return self.handles_streams
 
     @property
+    def feeds_maps(self) -> bool:
+        """Whether the events of its trigger are its elements, without a worker."""
+        return False
+
+    @property
     def handles_streams(self) -> bool:
         """Whether the operator defines `handle_trigger_events(events, context)`."""
         return callable(getattr(self, "handle_trigger_events", None))

@@ -25,6 +25,7 @@ from tidemill.dags.exception_text import rebuild_exception, write_origin
 from tidemill.dags.exceptions import (
     DagError,
     SensorTimeout,
+    TaskDeferralError,
     TaskDeferralTimeout,
     TaskDeferred,
     TaskFailed,
@@ -39,8 +40,8 @@ from tidemill.dags.map_sources import LeafItem
 from tidemill.dags.params import wrap_params
 from tidemill.dags.results import AttemptResult
 from tidemill.dags.stream_key import write_key
-from tidemill.dags.streaming import StreamIdle, StreamPlan, StreamRun, read_cursor, read_plan
-from tidemill.dags.task_services import AttemptClaim, CallbackClaim, TaskServices
+from tidemill.dags.streaming import StreamIdle, StreamPlan, StreamRun, StreamTaskEnd, read_cursor, read_plan
+from tidemill.dags.task_services import AttemptClaim, CallbackClaim, EndingEvent, TaskServices
 from tidemill.dags.templates import Renderer, build_environment, find_texts, render_fields
 from tidemill.dags.trigger_text import write_trigger
 from tidemill.dags.xcom_arg import RETURN_VALUE
@@ -132,6 +133,8 @@ def _run_task(
             return AttemptResult(_defer(task, deferral))
         except StreamIdle as idle:
             return AttemptResult(idle.ending)
+        except StreamTaskEnd as end:
+            return _end_by_event(end.ending, task, services)
         except BaseException as error:
             return AttemptResult(_end_late_stream(error, task, claim) or _classify(error, task))
         finally:
@@ -388,6 +391,18 @@ def _end_late_stream(error: BaseException, task: Any, claim: AttemptClaim) -> At
     if task.soft_fail or task.never_fail:
         return _classify(TaskSkipped(text), task)
     return _classify(SensorTimeout(text) if task.is_sensor else TaskDeferralTimeout(text), task)
+
+
+def _end_by_event(ending: EndingEvent, task: Any, services: TaskServices) -> AttemptResult:
+    """Return the result of an attempt that an event of its stream ends."""
+    if ending.state == "success":
+        return AttemptResult(Success(), ending.xcoms)
+    for key, value in ending.xcoms:
+        services.push_xcom(key, value)
+    if ending.state == "skipped":
+        return AttemptResult(Skip())
+    error = ending.error.strip() or "the trigger fired a TaskFailedEvent"
+    return AttemptResult(_classify(TaskDeferralError(error), task))
 
 
 def _classify(error: BaseException, task: Any = None) -> AttemptEnding:

@@ -51,7 +51,7 @@ def describe_start(task: Any) -> StartStructure | None:
     if not task.start_from_trigger:
         return None
     owner = f"task {task.task_id!r}"
-    if task.is_generator:
+    if task.is_generator and not task.feeds_maps:
         raise DagError(f"{owner}: a generator task cannot start in a trigger; set start_from_trigger=False")
     if task.on_execute_callback:
         raise DagError(
@@ -91,6 +91,8 @@ def _describe(owner: str, task: Any, target: Any, args: object) -> _Start:
         None if timeout is None else timeout // _MICROSECOND,
         _has_templates(kwargs),
         task.dag.render_template_as_native_obj,
+        feeds=args.feeds,
+        may_be_empty=args.feeds and task.allow_empty_stream,
     )
     return _Start(structure, names)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -17,7 +17,7 @@ from tidemill.core.tasks.endings import Idle
 from tidemill.dags.arguments import check_duration
 from tidemill.dags.current import is_interrupted
 from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskFailed, TaskTimeout
-from tidemill.dags.task_services import StreamClaim, TaskServices
+from tidemill.dags.task_services import EndingEvent, StreamClaim, TakenEvents, TaskServices
 from tidemill.runtime.json.codec import decode, encode
 from tidemill.triggers.base import TriggerEvent
 
@@ -72,6 +72,14 @@ class StreamIdle(BaseException):
     """Ends an attempt that has handled all events that have arrived; `except Exception` does not catch it."""
 
     def __init__(self, ending: Idle) -> None:
+        super().__init__()
+        self.ending = ending
+
+
+class StreamTaskEnd(BaseException):
+    """Ends an attempt as an event of its stream says; `except Exception` does not catch it."""
+
+    def __init__(self, ending: EndingEvent) -> None:
         super().__init__()
         self.ending = ending
 
@@ -221,31 +229,50 @@ class StreamRun:
 
         Raises:
             StreamIdle: No event has come for a while, or the task pauses.
+            StreamTaskEnd: An event ends the task.
             TaskDeferralError: The trigger failed, or ended without an event.
         """
-        handler = self._find_handler()
+        handle = self._find_handler()
         while True:
-            if is_interrupted():
-                raise TaskTimeout("the handler has ignored that its attempt was interrupted")
+            self._check_interrupted()
             began = self._read_clock()
-            events, ended, error = self._take()
-            if events:
-                action = handler(events, self._context)
-                self._keep(events[-1].sequence_index + 1, stops=action is StreamAction.STOP)
-                if action is StreamAction.STOP:
+            batch, events = self._take()
+            waited = self._read_clock() - began
+            for part in self._split(events):
+                self._check_interrupted()
+                self._stream.index = part[0].sequence_index
+                action = handle(part, self._context)
+                stops = action is StreamAction.STOP
+                self._keep(part[-1].sequence_index + 1, stops=stops)
+                if stops:
                     return self._finish()
                 self._check_action(action)
-            if not ended:
-                if not events:
-                    raise StreamIdle(Idle(self._find_idle(self._read_clock() - began)))
-                continue
-            if error is not None:
-                raise TaskDeferralError(error.rstrip().rpartition("\n")[2])
-            if not self._handled and not self._task.allow_empty_stream:
-                raise TaskDeferralError(
-                    "the stream ended without an event; set allow_empty_stream on the operator if that may happen"
-                )
-            return self._finish()
+            if batch.ended:
+                return self._end(batch)
+            if not events:
+                raise StreamIdle(Idle(self._find_idle(waited)))
+
+    def _check_interrupted(self) -> None:
+        if is_interrupted():
+            raise TaskTimeout("the handler has ignored that its attempt was interrupted")
+
+    def _end(self, batch: TakenEvents) -> Any:
+        """End the stream after its last event."""
+        if batch.ending is not None:
+            raise StreamTaskEnd(batch.ending)
+        if batch.error is not None:
+            raise TaskDeferralError(batch.error.rstrip().rpartition("\n")[2])
+        if not self._handled and not self._task.allow_empty_stream:
+            raise TaskDeferralError(
+                "the stream ended without an event; set allow_empty_stream on the operator if that may happen"
+            )
+        return self._finish()
+
+    def _split(self, events: Sequence[DeliveredEvent]) -> Iterable[Sequence[DeliveredEvent]]:
+        """Return the parts of a batch that are handled and kept together: all of it, or each event of a method."""
+        if not self._task.handles_streams:
+            return [(event,) for event in events]
+        return [events] if events else []
 
     def _find_idle(self, waited_seconds: float) -> int | None:
         """Return how much longer the next event may take."""
@@ -275,27 +302,29 @@ class StreamRun:
 
         return call
 
-    def _take(self) -> tuple[list[DeliveredEvent], bool, str | None]:
-        """Return the next events, whether none follow, and the error of the trigger."""
-        most = int(self._task.stream_max_events) if self._task.handles_streams else 1
+    def _take(self) -> tuple[TakenEvents, list[DeliveredEvent]]:
+        """Return the next batch, and its events as the handler gets them."""
+        most = int(self._task.stream_max_events)
         batch = self._services.take_events(self._trigger, self._handled, most, self._linger)
         wait = float(self._task.stream_max_wait)
         if wait > 0 and batch.events and len(batch.events) < most and not batch.ended:
             self._sleep(wait)
             batch = self._services.take_events(self._trigger, self._handled, most, 0.0)
         last = len(batch.events) - 1
+        ends = batch.ended and batch.error is None and batch.ending is None
         events = [
             DeliveredEvent(
                 decode(one.payload),
                 one.identity,
                 self._trigger,
                 one.sequence_index,
-                batch.ended and batch.error is None and number == last,
+                ends and number == last,
             )
             for number, one in enumerate(batch.events)
         ]
-        self._stream.index = events[0].sequence_index if events else None
-        return events, batch.ended, batch.error
+        if not events:
+            self._stream.index = None
+        return batch, events
 
     def _keep(self, handled: int, *, stops: bool = False, lists: bool = False) -> None:
         emitted, checkpoint = self._stream.take()

@@ -172,6 +172,17 @@ class TakenEvent(Protocol):
     def identity(self) -> str | None: ...
 
 
+class EndingEvent(Protocol):
+    """An event that ends the task; `store.calls.trigger_calls.EventEnding` documents the fields."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def error(self) -> str: ...
+    @property
+    def xcoms(self) -> tuple[tuple[str, str], ...]: ...
+
+
 class TakenEvents(Protocol):
     """The next events of a stream; `store.calls.stream_calls.StreamBatch` documents the fields."""
 
@@ -181,6 +192,8 @@ class TakenEvents(Protocol):
     def ended(self) -> bool: ...
     @property
     def error(self) -> str | None: ...
+    @property
+    def ending(self) -> EndingEvent | None: ...
 
 
 class TaskServices(Protocol):

@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, InvariantError, RemoteError
 from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Idle, Skip
 from tidemill.core.tasks.instance import format_instance
 from tidemill.dags.building import serialize_dag
+from tidemill.dags.current import serving
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.file_errors import explain_file_error
 from tidemill.dags.loading import LoadedFile, load_file
@@ -38,6 +40,7 @@ from tidemill.services.parser.program import describe_failure
 from tidemill.services.triggerer.hosting.ending import explain_fault
 from tidemill.services.triggerer.hosting.loading import create_trigger, encode_ending, encode_payload, read_identity
 from tidemill.services.triggerer.tasks.starts import StartRenderer
+from tidemill.services.triggerer.tasks.trigger_services import TriggerServices
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.calls.call import Call, CallRefusedError
 from tidemill.store.calls.instance_calls import ListTasks
@@ -167,9 +170,9 @@ class _Shared:
         self._runner, self._settings, self._folder = runner, settings, folder
 
     def ask(self, call: Call[T]) -> T | None:
-        return self._runner.run(self._ask(call))
+        return self._runner.run(self.answer(call))
 
-    async def _ask(self, call: Call[T]) -> T | None:
+    async def answer(self, call: Call[T]) -> T | None:
         try:
             store = await open_dag_store(self._settings, self._folder)
         except NoStoreError:
@@ -337,7 +340,17 @@ class _Test:
         self._fired.clear()
         self._triggers = {number: task for number, task in self._triggers.items() if task not in done}
 
+    async def call(self, request: Call[T]) -> T:
+        """Answer a call of a trigger."""
+        found = await self._store.call(request)
+        is_shared = found is None and type(request) in (GetVariable, GetConnection)
+        return cast(T, await self._shared.answer(request)) if is_shared else found
+
     async def _run_trigger(self, claimed: ClaimedTrigger) -> None:
+        with serving(TriggerServices(self, KnownSecrets())):
+            await self._fire_events(claimed)
+
+    async def _fire_events(self, claimed: ClaimedTrigger) -> None:
         error: str | None
         self._say(f"--- {_name(claimed)}: waits for {claimed.classpath}")
         try:
@@ -353,7 +366,7 @@ class _Test:
                     self._request += 1
                     await self._store.call(StoreEvents(self._service, self._request, (fired,)))
                     self._fired.set()
-                    if not claimed.streams:
+                    if not claimed.streams or ending is not None:
                         return
             finally:
                 if (close := getattr(events, "aclose", None)) is not None:

@@ -154,6 +154,7 @@ class EventRecord:
         identity: Identifies it among the trigger's events; None: it has no identity.
         payload: JSON text.
         created_us: When it fired, in UTC microseconds since the epoch.
+        is_last: Whether it is the last event of a stream that has ended.
     """
 
     id: int
@@ -163,6 +164,7 @@ class EventRecord:
     identity: str | None
     payload: str
     created_us: int
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: The revision that this program reads and writes; the last one in `migrations/versions`.
-HEAD = "0016"
+HEAD = "0017"
 #: Not alembic's default name, because another program that uses alembic may share the database.
 VERSION_TABLE = "tidemill_version"
 
@@ -138,7 +138,10 @@ Index("ix_trigger_cursor_session", trigger_cursor.c.session_id, trigger_cursor.c
 
 #: One row per trigger of a task that streams its events into attempts. `handled`: the number of events that were
 #: handled; `kept`: the number of batches that attempts have kept; `ended_us`, `error`: its end; `ready`: 1 if its task
-#: waits and the scheduler has to resume it.
+#: waits and the scheduler has to resume it, 2 if it has to do that once a map over the task has room; `room_at`: the
+#: number of undelivered events at which its trigger goes on, if it waits; `held`: 1 if the backlog of a map over the
+#: task was full when the last elements were emitted; `ends_at`, `ending`: the index and content of the event that ends
+#: the task; `feeds`: 1 if its events are elements of maps and no attempt takes them, 2 if it may also have none.
 trigger_stream = Table(
     "trigger_stream",
     metadata,
@@ -150,12 +153,23 @@ trigger_stream = Table(
     Column("ended_us", BigInteger),
     Column("error", Text),
     Column("checkpoint", Text),
+    Column("room_at", BigInteger),
+    Column("held", BigInteger, nullable=False, server_default=text("0")),
+    Column("ends_at", BigInteger),
+    Column("ending", Text),
+    Column("feeds", BigInteger, nullable=False, server_default=text("0")),
 )
 Index(
     "ix_trigger_stream_ready",
     trigger_stream.c.trigger_id,
     postgresql_where=text("ready = 1"),
     sqlite_where=text("ready = 1"),
+)
+Index(
+    "ix_trigger_stream_held",
+    trigger_stream.c.trigger_id,
+    postgresql_where=text("ready = 2"),
+    sqlite_where=text("ready = 2"),
 )
 Index("ix_trigger_stream_task", trigger_stream.c.task)
 

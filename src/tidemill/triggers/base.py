@@ -106,6 +106,8 @@ class StartTriggerArgs:
             the run.
         next_kwargs: More arguments of the method.
         timeout: How long to wait for the trigger, as a timedelta or in seconds; None: no limit.
+        feeds: Whether each event of the trigger becomes an element that the task gives to the tasks mapped over it,
+            without a worker; the task ends with the trigger. `StreamOperator` sets it.
     """
 
     trigger_cls: str
@@ -113,6 +115,7 @@ class StartTriggerArgs:
     trigger_kwargs: dict[str, Any] | None = None
     next_kwargs: dict[str, Any] | None = None
     timeout: timedelta | float | None = None
+    feeds: bool = False
 
 
 class BaseTrigger(abc.ABC):

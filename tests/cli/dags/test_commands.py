@@ -20,12 +20,14 @@ from tests.until import wait_until
 
 from tidemill.cli.dags.dags import parse_conf
 from tidemill.core.errors import ConfigError
-from tidemill.core.tasks.endings import Failure, Success
+from tidemill.core.tasks.endings import Deferral, Failure, Success
 from tidemill.core.tasks.structure import MapSource, MapStructure
 from tidemill.runtime.log.task_lines import encode_line
 from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.store.calls.service_calls import EndSession, ListSessions
+from tidemill.store.calls.stream_calls import EndStream, KeepBatch
 from tidemill.store.calls.task_calls import AppendLog
+from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
 from tidemill.store.calls.worker_calls import CallbackReport, LogPart
 from tidemill.store.engines.sqlite import open_sqlite
 
@@ -300,6 +302,38 @@ def test_a_long_list_of_a_configuration_is_stored_value_by_value(store):
         await database.close()
 
     asyncio.run(claim())
+
+
+def test_a_stream_and_its_events_are_shown(store):
+    async def play() -> None:
+        database = await open_sqlite(store.folder / "dags.db")
+        player = await Player(database).begin()
+        triggerer = await player.begin_service("triggerer")
+        await player.create(dag(task("a"), task("b", "a"), id="streams"), run_id="r")
+        await player.report(await player.claim_one(), Deferral("my.Pages", "{}", "", streams=True))
+        (claimed,) = await database.call(ClaimTriggers(triggerer, 1, 10))
+        events = tuple(FiredEvent(claimed.id, claimed.token, text, None, 1) for text in ('"x"', '"y"'))
+        await database.call(StoreEvents(triggerer, 2, events))
+        attempt = await player.claim_one()
+        await database.call(KeepBatch(attempt.task, attempt.epoch, claimed.id, 1, 1, checkpoint="7"))
+        await database.call(EndStream(triggerer, claimed.id, claimed.token))
+        await database.close()
+
+    asyncio.run(play())
+    streams = [row["stream"] for row in store.rows("tasks", "states", "streams")]
+    assert streams[1] is None
+    counts = [streams[0][name] for name in ("received", "handled", "undelivered", "cursor", "ended", "error")]
+    assert counts == [2, 1, 1, "7", True, None]
+    shown = store.run("tasks", "states", "streams").stdout
+    assert "2 received, 1 handled, 1 undelivered" in " ".join(shown.split())
+    events = store.rows("tasks", "events", "streams", "a")
+    assert [(one["sequence_index"], one["payload"], one["is_last"]) for one in events] == [
+        (1, '"y"', True),
+        (0, '"x"', False),
+    ]
+    assert len({one["trigger_run_id"] for one in events}) == 1
+    assert '"y"' in store.run("tasks", "events", "streams", "a").stdout
+    assert store.run("tasks", "events", "streams", "b").stdout == "no events\n"
 
 
 def test_commands_name_an_element_of_a_mapped_task_by_its_index(store):

@@ -1,45 +1,26 @@
-"""A trigger streams 100 pages into one attempt, and the elements that the task emits run while the pages arrive."""
+"""100 pages of an HTTP server are handled in one attempt, and what it emits runs while the pages arrive."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from tests.cli.dags.conftest import DevSite
 from tests.until import wait_until
 
 PAGES = 100
-TRIGGER = """
-import asyncio
-from tidemill.triggers import BaseTrigger, TriggerEvent
+DAG = """
+from tidemill.dags import DAG, HttpStreamOperator, task
 
-class Pages(BaseTrigger):
-    def __init__(self, count):
-        super().__init__()
-        self.count = count
-
-    def serialize(self):
-        return "pages_trigger.Pages", {"count": self.count}
-
-    async def run(self):
-        for number in range(self.count):
-            await asyncio.sleep(0.02)
-            yield TriggerEvent({"page": number})
-"""
-DAG = f"""
-from pages_trigger import Pages
-from tidemill.dags import DAG, BaseOperator, task
-
-class ReadPages(BaseOperator):
-    def execute(self, context):
-        self.defer(trigger=Pages({PAGES}))
-
-    def handle_trigger_events(self, events, context):
-        for event in events:
-            context["stream"].emit(event.payload["page"])
-
+class ReadPages(HttpStreamOperator):
     def on_stream_end(self, context):
         return "done"
 
@@ -50,8 +31,37 @@ with DAG("stream"):
     @task
     def collect(doubles):
         return list(doubles)
-    collect(double.expand(page=ReadPages(task_id="read").output))
+    read = ReadPages(task_id="read", url="ADDRESS", next_url="paging.next", page_filter=lambda page: page["number"])
+    collect(double.expand(page=read.output))
 """
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers with numbered pages, each of which takes a while."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        number = int(parse_qs(urlsplit(self.path).query).get("page", ["0"])[0])
+        following = f"?page={number + 1}" if number + 1 < PAGES else None
+        data = json.dumps({"number": number, "paging": {"next": following}}).encode()
+        time.sleep(0.02)
+        self.send_response(200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/items"
+    server.shutdown()
+    server.server_close()
 
 
 def query(dev: DevSite, statement: str) -> list[Any]:
@@ -60,9 +70,8 @@ def query(dev: DevSite, statement: str) -> list[Any]:
 
 
 @pytest.mark.long
-def test_100_pages_are_handled_in_one_attempt_and_mapped_while_they_arrive(dev: DevSite) -> None:
-    (dev.folder / "dags" / "pages_trigger.py").write_text(TRIGGER)
-    (dev.folder / "dags" / "stream.py").write_text(DAG)
+def test_100_pages_are_handled_in_one_attempt_and_mapped_while_they_arrive(dev: DevSite, address: str) -> None:
+    (dev.folder / "dags" / "stream.py").write_text(DAG.replace("ADDRESS", address))
     dev.start(TIDEMILL_WORKER__REUSE_PROCESSES='["*"]')
     wait_until(lambda: dev.run("dags", "trigger", "stream", "--run", "r1").returncode == 0, what=lambda: dev.log)
     wait_until(

@@ -436,6 +436,21 @@ def test_a_stream_survives_the_loss_of_a_worker_and_ends_with_the_try():
     assert life.task.trigger is None
 
 
+def test_a_task_that_starts_in_a_stream_ends_with_it_and_without_an_attempt():
+    start = replace(START, streams=True)
+    life = Life(RETRYING).take(Ready, Readiness.RUN).take(Admit, start)
+    assert life.task.stream == TaskStream(life.task.epoch, life.now + 5 * SECOND)
+    assert life.task.trigger == life.task.epoch
+    life.refuse(TriggerFired, payload="1")
+    life.take(TriggerFailed, "it broke")
+    assert life.effects[0] == StopTrigger(TriggerStopReason.FAILED)
+    assert (life.task.state, life.task.trigger) == (TaskState.UP_FOR_RETRY, None)
+    life.now += 3_600 * SECOND
+    life.take(Due).take(Admit, start).take(TriggerEnded, Success())
+    assert life.effects[0] == StopTrigger(TriggerStopReason.DONE)
+    assert (life.task.outcome, life.task.tries, life.task.stream) == (TaskOutcome.SUCCESS, 2, None)
+
+
 @pytest.mark.parametrize("late", [5, 61])
 def test_a_stream_whose_next_event_is_too_late_fails_the_try(late):
     life = stream(RETRYING, idle_us=5 * SECOND)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from tidemill.core.errors import TidemillError
-from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TaskSkippedEvent, TriggerEvent
 from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 #: What happened, by the name of the trigger.
@@ -64,6 +64,16 @@ class Counting(Told):
             await asyncio.Event().wait()
         if self.then == "raise":
             raise RuntimeError("as it was told")
+
+
+class EndingStream(Told):
+    """Fires two events, then one that ends the task; it is not asked for more."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent(0)
+        yield TriggerEvent(1)
+        yield TaskSkippedEvent(xcoms={"return_value": 7})
+        DID[self.trigger_id].append("asked")
 
 
 class Interrupting(Told):

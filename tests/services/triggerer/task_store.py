@@ -21,6 +21,7 @@ from tidemill.store.calls.task_calls import AppendLog, GetVariable
 from tidemill.store.calls.trigger_calls import (
     ClaimedTrigger,
     ClaimTriggers,
+    CountUndelivered,
     EventOutcome,
     EventOutcomeKind,
     FailTrigger,
@@ -65,6 +66,7 @@ class TaskStore:
         requests: All requests.
         variables: The variables.
         elsewhere: The triggers whose streams another service reads.
+        undelivered: The number of undelivered events of each stream.
     """
 
     deferred: dict[int, Deferred] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class TaskStore:
     requests: list[Any] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
     elsewhere: set[int] = field(default_factory=set)
+    undelivered: int = 0
     _answers: dict[tuple[type, int], tuple[int, Any]] = field(default_factory=dict)
     _services: int = 0
     _rung: asyncio.Event = field(default_factory=asyncio.Event)
@@ -183,6 +186,8 @@ class TaskStore:
                     return OutcomeKind.ALREADY if one.error == request.error else OutcomeKind.FENCED
                 one.error, one.stop = request.error, "failed"
                 return OutcomeKind.MOVED
+            case CountUndelivered(triggers=triggers):
+                return tuple((number, self.undelivered) for number in triggers)
             case HeldTriggers(session=session, held=held):
                 return tuple(self._compare(session, *key) for key in held if self._compare(session, *key))
             case GetVariable(key=key):

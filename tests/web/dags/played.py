@@ -24,7 +24,9 @@ from tidemill.runtime.log.task_lines import encode_line
 from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.service_calls import StoreFile
+from tidemill.store.calls.stream_calls import EndStream, KeepBatch
 from tidemill.store.calls.task_calls import AppendLog
+from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
 from tidemill.store.calls.worker_calls import PART_BASE, AttemptReport, CallbackReport, ClaimedAttempt, LogPart
 from tidemill.store.dag_tables import task_instance
 from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
@@ -103,6 +105,23 @@ class PlayedStore:
         await self.player.create(dag(task("only"), id=dag_id), run_id="r")
         (attempt,) = [each for each in await self.player.claim() if each.dag_id == dag_id]
         await self.player.report(attempt, deferral)
+
+    def stream(self, dag_id: str, *payloads: Any) -> int:
+        """Run a DAG of one task, `only`, with a trigger that streams and has fired these events; return the trigger."""
+        return self.wait(self._stream(dag_id, payloads))
+
+    async def _stream(self, dag_id: str, payloads: Sequence[Any]) -> int:
+        await self._defer(dag_id, Deferral("my.Pages", "{}", "", streams=True))
+        session = await self.player.begin_service("triggerer")
+        triggers = await self.database.call(ClaimTriggers(session, 1, 10))
+        (claimed,) = [one for one in triggers if one.dag_id == dag_id]
+        events = tuple(FiredEvent(claimed.id, claimed.token, json.dumps(one), None, 1) for one in payloads)
+        await self.database.call(StoreEvents(session, 2, events))
+        (attempt,) = [each for each in await self.player.claim() if each.dag_id == dag_id]
+        kept = KeepBatch(attempt.task, attempt.epoch, claimed.id, 1, 1, checkpoint='"page 1"')
+        await self.database.call(kept)
+        await self.database.call(EndStream(session, claimed.id, claimed.token, "Traceback\nValueError: no page"))
+        return claimed.id
 
     async def _log(self, attempt: ClaimedAttempt, *texts: str) -> None:
         data = b"".join(encode_line(1_700_000_000_000_000 + n, "info", "stdout", text) for n, text in enumerate(texts))

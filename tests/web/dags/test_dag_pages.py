@@ -136,6 +136,36 @@ async def test_a_deferred_task_names_class_arguments_due_time_and_timeout_of_its
     assert "T0psecretpw" not in page + run
 
 
+async def test_a_stream_is_shown_with_its_counts_cursor_error_and_events(tmp_path: Path) -> None:
+    with played_store(tmp_path) as store:
+        number = store.stream("pages", {"page": 1}, SCRIPT, 3)
+        async with log_in(store) as client:
+            path = "/dags/pages/runs/r/tasks/only"
+            (task,) = (await client.get("/api/v1/dags/pages/runs/r/tasks")).json()["rows"]
+            events = (await client.get(f"/api/v1{path}/events?limit=2")).json()
+            older = (await client.get(f"/api/v1{path}/events?limit=2&cursor={events['cursor']}")).json()
+            page = (await client.get(path)).text
+
+    assert task["stream"].pop("rate") > 0
+    assert task["stream"] == {
+        "trigger": number,
+        "received": 3,
+        "handled": 1,
+        "undelivered": 2,
+        "checkpoint": '"page 1"',
+        "ended": True,
+        "error": "Traceback\nValueError: no page",
+    }
+    rows = [(row["trigger_run_id"], row["sequence_index"], row["is_last"]) for row in events["rows"]]
+    assert rows == [(number, 2, True), (number, 1, False)]
+    assert [(row["payload"], row["identity"]) for row in older["rows"]] == [('{"page": 1}', None)]
+    assert older["cursor"] is None
+    assert SCRIPT not in page
+    shown = html.unescape(re.sub(r"<[^>]+>", " ", page))
+    for text in ("Received 3", "Handled 1", "Undelivered 2", 'Cursor "page 1"', "ValueError: no page", "2, last"):
+        assert text in " ".join(shown.split())
+
+
 async def test_a_run_that_no_service_works_on_says_so(tmp_path: Path) -> None:
     with played_store(tmp_path) as store:
         async with log_in(store) as client:

@@ -1,4 +1,4 @@
-"""`tidemill tasks states | elements | history | logs | xcoms | clear | retry-failed | mark`: the tasks of a run."""
+"""`tidemill tasks states | elements | history | events | logs | xcoms | clear | retry-failed | mark`: a run's tasks."""
 
 from __future__ import annotations
 
@@ -109,6 +109,28 @@ def history(
             pages = store.ask_pages(lambda after: TaskHistory(dag, found.run_id, task, number, after=after))
             nothing = "the task has no history yet"
             show_rows(pages, HISTORY_COLUMNS, build_change_row, encode_change, as_json=as_json, nothing=nothing)
+
+
+@app.command()
+def events(
+    dag: DagId,
+    task: TaskId,
+    run: RunId = None,
+    index: Index = None,
+    config: Config = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the events of the trigger that a task waits for, or has waited for last; newest first."""
+    with reporting():
+        from tidemill.cli.dags.views import EVENT_COLUMNS, build_event_row, encode_event, show_rows
+        from tidemill.store.calls.stream_calls import ListTaskEvents
+
+        with asking(config, folder) as store:
+            found = find_run(store, dag, run)
+            number = _number(index)
+            pages = store.ask_pages(lambda after: ListTaskEvents(dag, found.run_id, task, number, after=after))
+            show_rows(pages, EVENT_COLUMNS, build_event_row, encode_event, as_json=as_json, nothing="no events")
 
 
 @app.command()

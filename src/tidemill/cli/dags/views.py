@@ -18,14 +18,16 @@ from tidemill.core.wording import shorten
 if TYPE_CHECKING:
     from tidemill.store.calls.callback_calls import CallbackRecord
     from tidemill.store.calls.dag_calls import DagRecord
-    from tidemill.store.calls.instance_calls import HistoryRecord, MapCounts, TaskRecord
+    from tidemill.store.calls.instance_calls import HistoryRecord, MapCounts, StreamAbout, TaskRecord
     from tidemill.store.calls.run_calls import RunRecord
+    from tidemill.store.calls.stream_calls import EventEnvelope
     from tidemill.store.calls.xcom_calls import XComRecord
 
 T = TypeVar("T")
 
 #: Longer texts are truncated in tables.
 _MAX_SHOWN = 200
+_MAX_CURSOR = 40
 
 DAG_COLUMNS = (
     Column("DAG", cut=True),
@@ -76,6 +78,14 @@ HISTORY_COLUMNS = (
     Column("WHY", cut=True),
     Column("BY", optional=True, cut=True),
     Column("DETAIL", detail=True),
+)
+EVENT_COLUMNS = (
+    Column("SEQ", right=True),
+    Column("TRIGGER RUN", right=True),
+    Column("AGE", right=True),
+    Column("LAST", optional=True),
+    Column("IDENTITY", optional=True),
+    Column("PAYLOAD", detail=True),
 )
 XCOM_COLUMNS = (Column("TASK", cut=True), Column("KEY", cut=True), Column("VALUE", detail=True))
 
@@ -214,7 +224,25 @@ def encode_task(task: TaskRecord) -> dict[str, Any]:
         "error": task.error,
         "label": task.label,
         "elements": None if task.elements is None else _encode_counts(task.elements),
+        "stream": None if task.stream is None else _encode_stream(task.stream),
     }
+
+
+def _encode_stream(stream: StreamAbout) -> dict[str, Any]:
+    values = {name: getattr(stream, name) for name in stream.__struct_fields__ if name != "checkpoint"}
+    return {**values, "cursor": stream.checkpoint}
+
+
+def format_stream(task: TaskRecord) -> str:
+    """Return the counts of a task's stream in one line; '' for other tasks."""
+    stream = task.stream
+    if stream is None:
+        return ""
+    rate = "" if stream.rate is None else f", {stream.rate:.1f}/s"
+    cursor = "" if stream.checkpoint is None else f", cursor {shorten(stream.checkpoint, _MAX_CURSOR)}"
+    error = "" if stream.error is None else f", {find_last_words(stream.error)}"
+    counts = f"{stream.received:,} received, {stream.handled:,} handled, {stream.undelivered:,} undelivered"
+    return f"{counts}{rate}{cursor}{error}"
 
 
 def _encode_counts(counts: MapCounts) -> dict[str, Any]:
@@ -255,7 +283,7 @@ def build_task_row(task: TaskRecord) -> tuple[str, ...]:
         format_age(time.time() - task.since_us / 1e6),
         task.operator,
         task.pool,
-        "; ".join(text for text in (format_elements(task), error) if text),
+        "; ".join(text for text in (format_elements(task), format_stream(task), error) if text),
     )
 
 
@@ -298,6 +326,29 @@ def build_change_row(change: HistoryRecord) -> tuple[str, ...]:
     why = change.given.partition(" ")[0]
     detail = shorten(find_last_words(change.detail or ""), _MAX_SHOWN)
     return format_clock(change.at_us), change.before, change.after, why, change.by, detail
+
+
+def encode_event(event: EventEnvelope) -> dict[str, Any]:
+    """Return an event as a document, with its payload as text."""
+    return {
+        "trigger_run_id": event.trigger_run_id,
+        "sequence_index": event.sequence_index,
+        "payload": event.payload,
+        "is_last": event.is_last,
+        "identity": event.identity,
+        "time": format_iso(event.created_us),
+    }
+
+
+def build_event_row(event: EventEnvelope) -> tuple[str, ...]:
+    return (
+        str(event.sequence_index),
+        str(event.trigger_run_id),
+        format_age(time.time() - event.created_us / 1e6),
+        "last" if event.is_last else "",
+        shorten(event.identity or "", _MAX_SHOWN),
+        shorten(event.payload, _MAX_SHOWN),
+    )
 
 
 def encode_xcom(xcom: XComRecord) -> dict[str, Any]:

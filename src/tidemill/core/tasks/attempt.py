@@ -315,7 +315,10 @@ def _start_in_trigger(task: TaskRow, start: StartInTrigger, now_us: int) -> Move
     """Begin a new try as a deferral, without a worker."""
     cleared, deadline_us = _begin_try(task, now_us)
     task = task._replace(tries=task.tries + 1, deadline_us=deadline_us)
-    return _defer(task, start.trigger, TaskResume(start.method, start.kwargs), start.timeout_us, now_us, cleared)
+    resume = TaskResume(start.method, start.kwargs)
+    moved, effects = _defer(task, start.trigger, resume, start.timeout_us, now_us, cleared)
+    stream = TaskStream(moved.epoch, moved.due_us) if start.streams else None
+    return Moved(moved._replace(stream=stream), effects)
 
 
 def _begin_try(task: TaskRow, now_us: int) -> tuple[ClearXComs | None, int | None]:
@@ -439,12 +442,15 @@ def _find_deadline(task: TaskRow, now_us: int) -> int | None:
 def _decide_trigger(
     task: TaskRow, given: TriggerFired | TriggerEnded | TriggerFailed | StreamReady, now_us: int
 ) -> Answer:
-    streams = isinstance(given, StreamReady)
-    if task.state is not TaskState.DEFERRED or task.resume is None or streams is not (task.stream is not None):
+    if task.state is not TaskState.DEFERRED or task.resume is None:
         return _refuse(task, given)
-    if task.stream is not None:
-        return _refuse(task, given) if task.stream.paused else _resume_stream(task, task.stream)
-    assert not isinstance(given, StreamReady)
+    if isinstance(given, StreamReady):
+        if task.stream is None or task.stream.paused:
+            return _refuse(task, given)
+        return _resume_stream(task, task.stream)
+    # Attempts handle the end of a stream, too, unless its events go to maps.
+    if task.stream is not None and isinstance(given, TriggerFired):
+        return _refuse(task, given)
     if isinstance(given, TriggerEnded):
         return _end_by_trigger(task, given, now_us)
     if isinstance(given, TriggerFired):

@@ -63,12 +63,14 @@ class StartInTrigger:
         method: The method of the operator that continues; empty: the trigger itself ends the task.
         kwargs: The encoded arguments of the method.
         timeout_us: How long the trigger may take; None: as long as the try.
+        streams: Whether the trigger lives until the try is over, and its end ends the task.
     """
 
     trigger: str
     method: str = ""
     kwargs: str = "{}"
     timeout_us: int | None = None
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,8 @@ class StartStructure:
         leaf: For a task that is mapped over `trigger_kwargs`, and not over literal values: the position of their source
             among the leaves of the map.
         items: By leaf of the map, the encoded items that are in the file, where the arguments need them.
+        feeds: Whether each event of the trigger is an element that the task gives to the maps over it.
+        may_be_empty: Whether such a trigger may end without an event.
     """
 
     classpath: str
@@ -142,6 +144,8 @@ class StartStructure:
     elements: tuple[str, ...] = ()
     leaf: int | None = None
     items: tuple[tuple[str, ...], ...] = ()
+    feeds: bool = False
+    may_be_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -58,9 +58,15 @@ class EventRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EventStored:
-    """The event is stored durably, with this number within its trigger."""
+    """The event is stored durably.
+
+    Attributes:
+        sequence_index: Its number within its trigger.
+        undelivered: The number of events of the stream of a task that were not handled yet.
+    """
 
     sequence_index: int
+    undelivered: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,30 @@ class MapCounts(msgspec.Struct, frozen=True):
     stop: str | None
 
 
+class StreamAbout(msgspec.Struct, frozen=True):
+    """The latest stream of a task, for display.
+
+    Attributes:
+        trigger: The id of its trigger.
+        received: The number of events that the trigger has fired.
+        handled: The number of events that the task has handled.
+        undelivered: The number of events that it has not handled.
+        rate: Events per second, over the latest events; None: none has arrived.
+        checkpoint: The encoded cursor of the task, cut; None: it has set none.
+        ended: Whether the trigger has ended.
+        error: The end of the error of the trigger; None: it has not failed.
+    """
+
+    trigger: int
+    received: int
+    handled: int
+    undelivered: int
+    rate: float | None
+    checkpoint: str | None
+    ended: bool
+    error: str | None
+
+
 class TaskRecord(msgspec.Struct, frozen=True):
     """A task of a run.
 
@@ -73,6 +97,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
         elements: The counts of its elements; None: it is not mapped, or is an element itself.
         label: The rendered `map_index_template` of an element; None: it has none.
         block: The phase (`core.tasks.task_row.BlockPhase`) of its wait at a `yield`; 0: it does not wait there.
+        stream: Its latest stream; None: it has none.
     """
 
     id: int
@@ -100,6 +125,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
     elements: MapCounts | None = None
     label: str | None = None
     block: int = 0
+    stream: StreamAbout | None = None
 
 
 class TriggerAbout(msgspec.Struct, frozen=True):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tidemill.store.calls.call import Call, answered_by
+from tidemill.store.calls.call import Call, Listed, answered_by
+from tidemill.store.calls.trigger_calls import EventEnding
 from tidemill.store.calls.worker_calls import OutcomeKind
 
 
@@ -37,6 +38,7 @@ class StreamBatch(msgspec.Struct, frozen=True):
         ended: Whether no event follows them.
         error: The error of the trigger, if the stream has ended with one.
         left: The number of events that have arrived and follow them.
+        ending: How the task ends now, if an event says so.
     """
 
     trigger: int
@@ -44,11 +46,14 @@ class StreamBatch(msgspec.Struct, frozen=True):
     ended: bool = False
     error: str | None = None
     left: int = 0
+    ending: EventEnding | None = None
 
 
 @answered_by("dags.streams:take_events", reads=True)
 class TakeEvents(Call[tuple[StreamBatch, ...]], frozen=True):
     """Return the events of streams that have arrived, at once; a stream without new events has an empty batch.
+
+    So has a stream whose task has filled the backlog of a map, until half of it is taken.
 
     Attributes:
         wants: The streams.
@@ -96,3 +101,35 @@ class EndStream(Call[OutcomeKind], frozen=True):
     trigger: int
     token: int
     error: str | None = None
+
+
+class EventEnvelope(msgspec.Struct, frozen=True):
+    """An event of a task's trigger, for display.
+
+    Attributes:
+        trigger_run_id: The id of the trigger.
+        sequence_index: Its number among the events of the trigger, from 0.
+        payload: The first 2,000 characters of the encoded payload.
+        identity: Its identity; None: it has none.
+        created_us: When it fired.
+        is_last: Whether the stream has ended, and no event follows.
+    """
+
+    trigger_run_id: int
+    sequence_index: int
+    payload: str
+    identity: str | None
+    created_us: int
+    is_last: bool
+
+
+@answered_by("dags.stream_abouts:list_task_events", reads=True)
+class ListTaskEvents(Call[Listed[EventEnvelope]], frozen=True):
+    """Return the events of a task's latest trigger, newest first; `after`: the `next` of the previous page."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+    after: str | None = None
+    limit: int = 100

@@ -148,10 +148,17 @@ class EventOutcomeKind(enum.StrEnum):
 
 
 class EventOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """The outcome of an event. `sequence_index`: its index, or the index of the event that it repeats."""
+    """The outcome of an event.
+
+    Attributes:
+        kind: The kind.
+        sequence_index: Its index, or the index of the event that it repeats.
+        undelivered: The number of events of its stream that were not handled yet; 0: it belongs to no stream.
+    """
 
     kind: EventOutcomeKind
     sequence_index: int = -1
+    undelivered: int = 0
 
 
 @answered_by("sessions.task_triggers:store_task_events")
@@ -162,11 +169,21 @@ class StoreEvents(Call[tuple[EventOutcome, ...]], frozen=True):
         session: The session that runs the triggers.
         request: The number of the batch, repeated if the answer was lost. Only one batch is sent at a time.
         events: The events.
+        max_undelivered: With more undelivered events than that, the trigger of a stream waits, and the session is rung
+            once half of them are handled; 0: no limit.
     """
 
     session: int
     request: int
     events: tuple[FiredEvent, ...]
+    max_undelivered: int = 0
+
+
+@answered_by("dags.streams:count_undelivered", reads=True)
+class CountUndelivered(Call[tuple[tuple[int, int], ...]], frozen=True):
+    """Return the numbers of events of streams that were not handled yet, by trigger; ended streams have none."""
+
+    triggers: tuple[int, ...]
 
 
 @answered_by("sessions.start_streams:place_triggers")

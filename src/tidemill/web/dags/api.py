@@ -176,6 +176,17 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
     ) -> models.ChangePage:
         return desk.list_history(dag_id, run_id, task_id, map_index, cursor, limit)
 
+    @router.get(f"{_TASK}/events", tags=["dags"], summary="The events of a task's latest trigger, newest first")
+    def list_events(
+        dag_id: DagId,
+        run_id: RunId,
+        task_id: TaskId,
+        map_index: MapIndex = -1,
+        cursor: Cursor = "",
+        limit: Limit = PAGE_ROWS,
+    ) -> models.TaskEventPage:
+        return desk.list_events(dag_id, run_id, task_id, map_index, cursor, limit)
+
     @router.get(
         f"{_TASK}/log",
         tags=["dags"],

@@ -24,6 +24,7 @@ from tidemill.store.calls.log_calls import LogPartRecord, ReadLog
 from tidemill.store.calls.run_calls import GetRun, ListRuns, RunRecord
 from tidemill.store.calls.service_calls import ListFiles, ListSessions
 from tidemill.store.calls.setting_calls import ListPools
+from tidemill.store.calls.stream_calls import EventEnvelope, ListTaskEvents
 from tidemill.store.calls.xcom_calls import ListXComs
 from tidemill.web.dags import models
 from tidemill.web.dags.element_counts import compute_rate
@@ -82,6 +83,7 @@ def _describe_task(task: TaskRecord, wait: models.TaskWaitView | None, run: RunR
         waits_for=wait,
         elements=_describe_counts(task, run),
         label=task.label,
+        stream=None if task.stream is None else models.TaskStreamView(**msgspec.structs.asdict(task.stream)),
     )
 
 
@@ -317,6 +319,14 @@ class Desk:
         found = self.ask(TaskHistory(dag_id, run_id, task_id, map_index, cursor or None, self.limit(limit)))
         return models.ChangePage(rows=[_describe_change(change) for change in found.rows], cursor=found.next)
 
+    def list_events(
+        self, dag_id: str, run_id: str, task_id: str, map_index: int, cursor: str, limit: int
+    ) -> models.TaskEventPage:
+        """Return a page of the events of a task's latest trigger."""
+        _check_number(cursor)
+        found = self.ask(ListTaskEvents(dag_id, run_id, task_id, map_index, cursor or None, self.limit(limit)))
+        return models.TaskEventPage(rows=[_describe_event(event) for event in found.rows], cursor=found.next)
+
     def read_log(
         self, dag_id: str, run_id: str, task_id: str, map_index: int, try_number: int | None, cursor: str
     ) -> models.LogPage:
@@ -383,6 +393,11 @@ class Desk:
 def _check_number(cursor: str) -> None:
     if cursor and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
         raise RequestProblem(422, _BAD_CURSOR)
+
+
+def _describe_event(event: EventEnvelope) -> models.TaskEventView:
+    plain = ("trigger_run_id", "sequence_index", "payload", "identity", "is_last")
+    return models.TaskEventView(**{name: getattr(event, name) for name in plain}, at=event.created_us / _MICRO)
 
 
 def _describe_change(change: HistoryRecord) -> models.Change:

@@ -83,6 +83,19 @@ class MapCountsView(BaseModel):
     rate: float | None = Field(description="Elements that ended per second since the map began; null: none has.")
 
 
+class TaskStreamView(BaseModel):
+    """The latest stream of a task: all events of one trigger, which it handles as they come."""
+
+    trigger: int = Field(description="The number of the trigger, which is the trigger_run_id of its events.")
+    received: int = Field(description="The number of events that the trigger has fired.")
+    handled: int = Field(description="The number of events that the task has handled.")
+    undelivered: int = Field(description="The number of events that the task has not handled.")
+    rate: float | None = Field(description="Events per second, over the latest 100; null: none has arrived.")
+    checkpoint: str | None = Field(description="The cursor of the task as stored; null: it has set none.")
+    ended: bool = Field(description="Whether the trigger has ended.")
+    error: str | None = Field(description="The end of the error of the trigger; null: it has not failed.")
+
+
 class DagTaskView(BaseModel):
     """A task of a run."""
 
@@ -107,6 +120,7 @@ class DagTaskView(BaseModel):
         default=None, description="The counts of its elements; null: it is not mapped, or is an element itself."
     )
     label: str | None = Field(default=None, description="The rendered map_index_template of an element.")
+    stream: TaskStreamView | None = Field(default=None, description="The latest stream of the task; null: it has none.")
 
 
 class Change(BaseModel):
@@ -119,6 +133,17 @@ class Change(BaseModel):
     at: float
     by: str
     detail: str | None
+
+
+class TaskEventView(BaseModel):
+    """An event of the trigger of a task."""
+
+    trigger_run_id: int = Field(description="The number of the trigger, which is another one after each deferral.")
+    sequence_index: int = Field(description="The number of the event among those of the trigger, from 0.")
+    payload: str = Field(description="The first 2,000 characters of the payload as stored.")
+    identity: str | None
+    at: float
+    is_last: bool = Field(description="Whether the stream has ended, and no event follows.")
 
 
 class LogLineView(BaseModel):
@@ -219,6 +244,13 @@ class ChangePage(BaseModel):
     """A page of changes, oldest first."""
 
     rows: list[Change]
+    cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
+
+
+class TaskEventPage(BaseModel):
+    """A page of events, newest first."""
+
+    rows: list[TaskEventView]
     cursor: str | None = Field(description="The cursor of the next page; null: there is none.")
 
 

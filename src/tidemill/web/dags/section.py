@@ -48,6 +48,8 @@ _RANGE = re.compile(r"(\d{1,10})(?:\s*-\s*(\d{1,10}))?", re.ASCII)
 Seen = Annotated[str, Query(max_length=64)]
 _BAR_HEIGHT = 26
 _MAX_HISTORY = 200
+#: The number of events of a stream on the page of its task.
+_MAX_EVENTS = 20
 #: The number of tasks of a mapped group whose states its page shows for each element, and the longest range of indexes.
 _MAX_CELLS, _MAX_SPAN = 20, 200
 #: The number of callbacks whose output a run's page shows.
@@ -215,6 +217,8 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         values = {"run": describe_run(found), "task": task, "history": history, "inside": inside}
         values |= {"instances": instances, "seen": _digest(task, history, *instances)}
         values["mapped_group"] = next((one.mapped_group for one in structure.tasks if one.id == task_id), "")
+        if task.stream is not None:
+            values["events"] = desk.list_events(dag_id, run_id, task_id, map_index, "", _MAX_EVENTS)
         if task.elements is not None:
             values["failures"] = desk.group_failures(dag_id, run_id, task_id)
         return values | {"dag_id": dag_id, "xcoms": desk.list_xcoms(dag_id, run_id, task_id, map_index, "", PAGE_ROWS)}

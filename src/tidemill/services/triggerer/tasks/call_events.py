@@ -21,10 +21,14 @@ class CallEvents:
         calls: The store.
         session: The session that runs the triggers.
         on_fenced: Called when the store answers that the session has ended.
+        max_undelivered: The number of undelivered events of a stream above which its trigger waits; 0: no limit.
     """
 
-    def __init__(self, calls: StoreClient, session: int, on_fenced: Callable[[], None]) -> None:
+    def __init__(
+        self, calls: StoreClient, session: int, on_fenced: Callable[[], None], max_undelivered: int = 0
+    ) -> None:
         self._calls, self._session, self._on_fenced = calls, session, on_fenced
+        self._max_undelivered = max_undelivered
         self._request = 0
         self._last: tuple[NewEvent, ...] | None = None
 
@@ -35,7 +39,7 @@ class CallEvents:
             self._request += 1
         fired = tuple(FiredEvent(*event) for event in events)
         try:
-            outcomes = await self._calls.call(StoreEvents(self._session, self._request, fired))
+            outcomes = await self._calls.call(StoreEvents(self._session, self._request, fired, self._max_undelivered))
         except CallRefusedError as error:
             if error.kind is not RefusalKind.FENCED:
                 raise RemoteError(str(error), retryable=False) from error
@@ -47,7 +51,7 @@ class CallEvents:
 def _read_outcome(outcome: EventOutcome) -> StoreOutcome:
     match outcome.kind:
         case EventOutcomeKind.STORED:
-            return EventStored(outcome.sequence_index)
+            return EventStored(outcome.sequence_index, outcome.undelivered)
         case EventOutcomeKind.DUPLICATE:
             return Duplicate(outcome.sequence_index)
         case EventOutcomeKind.FENCED:

@@ -147,6 +147,7 @@ class TaskHost:
             reserved=is_trial,
             grace_seconds=self._grace_seconds,
             lease=self._lease,
+            max_undelivered=self._settings.max_undelivered_events,
         )
         self.host = host = TriggerHost[TaskTrigger](source, self._settings, clock=self._clock)
         host.start()
@@ -229,6 +230,7 @@ class _Turns:
             report_end=source.report_end,
             note_ended=self._note_ended,
             open_log=source.open_log,
+            room=source.room,
             serve=serve,
             mask=mask,
         )
@@ -273,6 +275,7 @@ class _Turns:
         self._source.freed.clear()
         claimed = await self._source.claim()
         self._start(claimed)
+        await self._source.room.look()
         now = self._clock()
         self._pause = min(SCAN_SECONDS, max(0.0, self._compare_at - now) or SCAN_SECONDS)
         if now >= self._compare_at:

@@ -26,6 +26,7 @@ from tidemill.runtime.log.setup import throttle
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.triggerer.tasks.call_events import CallEvents
 from tidemill.services.triggerer.tasks.logs import TaskLog, TaskLogs
+from tidemill.services.triggerer.tasks.stream_room import StreamRoom
 from tidemill.store.calls.call import Call, CallRefusedError, RefusalKind
 from tidemill.store.calls.service_calls import BeatSession
 from tidemill.store.calls.stream_calls import EndStream
@@ -69,6 +70,7 @@ class TaskSource:
         reserved: Whether to claim only triggers that are reserved for the session.
         grace_seconds: How long a task that a user cleared waits for the cleanup of its trigger.
         lease: The lease of the session: once it has expired, others may run the triggers.
+        max_undelivered: The number of undelivered events of a stream above which its trigger waits.
 
     Attributes:
         name: The name under which streams store their offsets upstream.
@@ -78,6 +80,7 @@ class TaskSource:
         freed: Set when a trigger has ended.
         exhausted: Set once a claim has returned fewer triggers than there was room for.
         triggers: The triggers that are running.
+        room: The triggers that wait until their events are handled.
     """
 
     name = "tasks"
@@ -95,6 +98,7 @@ class TaskSource:
         reserved: bool = False,
         grace_seconds: float = 5.0,
         lease: ServiceLease = _LEASE,
+        max_undelivered: int = 1000,
     ) -> None:
         self._lease = lease
         self._grace_seconds = grace_seconds
@@ -104,7 +108,8 @@ class TaskSource:
         self.freed = asyncio.Event()
         self.exhausted = asyncio.Event()
         self.triggers = TaskTriggers(capacity)
-        self.writer = CallEvents(calls, session, self.ended.set)
+        self.writer = CallEvents(calls, session, self.ended.set, max_undelivered)
+        self.room = StreamRoom(calls, max_undelivered)
         self._logs = logs
         self._request = 0
         self._repeated = False

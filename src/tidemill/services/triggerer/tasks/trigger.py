@@ -1,4 +1,4 @@
-"""Runs the trigger of one deferred task until its first event is stored, which resumes the task.
+"""Runs the trigger of one deferred task until its first event is stored, which resumes the task, or to its end.
 
 `core.triggers.task_triggers` decides how the task continues when its trigger ends.
 
@@ -27,7 +27,7 @@ import msgspec
 import structlog
 
 from tidemill.core.tasks.instance import format_instance
-from tidemill.core.triggers.event_plan import EventRefused, StoreOutcome
+from tidemill.core.triggers.event_plan import EventRefused, EventStored, StoreOutcome
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, decide_end
 from tidemill.dags.stream_key import write_key
@@ -45,9 +45,10 @@ from tidemill.services.triggerer.hosting.trigger_loop import RUN
 from tidemill.services.triggerer.tasks.logs import TaskLog
 from tidemill.services.triggerer.tasks.output import SINK, make_logger
 from tidemill.services.triggerer.tasks.starts import StartRenderer
+from tidemill.services.triggerer.tasks.stream_room import StreamRoom
 from tidemill.store.calls.task_calls import MAX_XCOM_BYTES
 from tidemill.store.calls.trigger_calls import ClaimedTrigger
-from tidemill.triggers.base import BaseTrigger
+from tidemill.triggers.base import BaseTaskEndEvent, BaseTrigger
 from tidemill.triggers.shared_stream import SharedStreamManager
 
 log = structlog.get_logger(__name__)
@@ -91,6 +92,7 @@ class TaskTriggerServices:
         report_end: Called with the claim of a stream that has returned, after its last event is stored.
         note_ended: Called when a run has ended and cleaned up.
         open_log: Returns the log of the task of a claim.
+        room: Where a stream waits while too many of its events are undelivered.
         serve: Provides variables and connections to the block.
         mask: Masks secrets in a text, including those given to triggers.
     """
@@ -103,6 +105,7 @@ class TaskTriggerServices:
     report_end: Callable[[ClaimedTrigger], None]
     note_ended: Callable[[ClaimKey, TaskEnd], None]
     open_log: Callable[[ClaimedTrigger], TaskLog]
+    room: StreamRoom
     serve: Callable[[], AbstractContextManager[None]]
     mask: Callable[[str], str]
 
@@ -297,7 +300,10 @@ class TaskTrigger:
         _check_stored(outcome)
 
     async def _stream_events(self) -> None:
-        """Run the trigger to its end, and store each event; at most `_MAX_UNSTORED` are under way.
+        """Run the trigger to its end, or to an event that ends the task, and store each event.
+
+        At most `_MAX_UNSTORED` events are under way. The trigger waits at its `yield` while too many of its events are
+        undelivered.
 
         Raises:
             TriggerError: An event cannot be stored.
@@ -305,25 +311,35 @@ class TaskTrigger:
         if self._fault is not None:
             raise self._fault
         assert self._stream.events is not None
+        room, undelivered = self._services.room, 0
         under_way: deque[asyncio.Future[StoreOutcome]] = deque()
         try:
             async for event in self._stream.events:
                 under_way.append(self._fire(event))
+                if isinstance(event, BaseTaskEndEvent):
+                    break
                 while under_way and (under_way[0].done() or len(under_way) >= _MAX_UNSTORED):
-                    self._note_streamed(await under_way.popleft())
+                    undelivered = self._note_streamed(await under_way.popleft(), undelivered)
+                if undelivered + len(under_way) > room.max_undelivered:
+                    while under_way:
+                        undelivered = self._note_streamed(await under_way.popleft(), undelivered)
+                    if undelivered > room.max_undelivered:
+                        undelivered = await room.wait(self.claim.id)
         except BaseException:
             # The events before an error are delivered, so they are stored before the end of the stream is.
             if under_way and self.reason is None:
                 await asyncio.wait(under_way)
             raise
         while under_way:
-            self._note_streamed(await under_way.popleft())
+            self._note_streamed(await under_way.popleft(), undelivered)
         self._returned = True
 
-    def _note_streamed(self, outcome: StoreOutcome) -> None:
+    def _note_streamed(self, outcome: StoreOutcome, undelivered: int) -> int:
+        """Return the number of undelivered events of the stream, as far as known."""
         if isinstance(outcome, EventRefused):
             self._outcome = outcome
         _check_stored(outcome)
+        return outcome.undelivered if isinstance(outcome, EventStored) else undelivered
 
     def _fire(self, event: Any) -> asyncio.Future[StoreOutcome]:
         """Have an event stored; return its outcome to come.

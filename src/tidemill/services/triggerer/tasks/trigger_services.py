@@ -16,7 +16,7 @@ from tidemill.core.errors import HandlerError, RemoteError
 from tidemill.store.calls.asked_secrets import find_secrets
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.task_calls import DeleteVariable, GetConnection, GetVariable, SetVariable
-from tidemill.store.database import StoreClient
+from tidemill.store.database import StoreCalls
 
 A = TypeVar("A")
 
@@ -32,7 +32,7 @@ class TriggerServices:
         secrets: Passwords of connections and secret variables are added, so that they are masked.
     """
 
-    def __init__(self, calls: StoreClient, secrets: KnownSecrets) -> None:
+    def __init__(self, calls: StoreCalls, secrets: KnownSecrets) -> None:
         self._secrets = secrets
         self._calls = calls
         self._loop = asyncio.get_running_loop()

@@ -61,6 +61,7 @@ _MADE = RowSet(
     starts=int,
 )
 _OF_TASKS = RowSet("of_tasks", task_id=int, epoch=int)
+_STREAMS = RowSet("made_streams", task_id=int, epoch=int, feeds=int)
 _STOPPED = RowSet("stopped", id=int, state=str, reason=str, changed_us=int)
 _CALLBACKS = RowSet(
     "callbacks",
@@ -125,6 +126,7 @@ class PackedTrigger(msgspec.Struct, frozen=True, array_like=True):
     stream_key: str | None
     starts: int | None = None
     streams: bool = False
+    feeds: int = 0
 
 
 @dataclass(slots=True)
@@ -241,7 +243,7 @@ def _make_triggers(connection: Connection, made: Sequence[MadeTrigger], context:
     for one in made:
         packed = msgspec.json.decode(one.trigger, type=PackedTrigger)
         if packed.streams:
-            streams.append((one.task, one.epoch))
+            streams.append((one.task, one.epoch, packed.feeds))
         kwargs = context.cipher.encrypt(packed.kwargs)
         what = (packed.classpath, kwargs, context.now_us, one.task, one.epoch, packed.queue, one.priority)
         rows.append((*what, packed.stream_key, packed.starts))
@@ -250,7 +252,7 @@ def _make_triggers(connection: Connection, made: Sequence[MadeTrigger], context:
     keys = _OF_TASKS.build_parameters(dialect, [(one.task, one.epoch) for one in made])
     _cursor_insert.fetch(connection, keys)
     if streams:
-        _stream_insert.fetch(connection, _OF_TASKS.build_parameters(dialect, streams))
+        _stream_insert.fetch(connection, _STREAMS.build_parameters(dialect, streams))
 
 
 @Statement
@@ -286,13 +288,15 @@ def _cursor_insert(dialect: str) -> Insert:
 
 @Statement
 def _stream_insert(dialect: str) -> Insert:
-    found = _build_of_tasks(dialect).subquery()
+    given = _STREAMS.build_source(dialect)
+    same = and_(trigger.c.task_id == given.c.task_id, trigger.c.epoch == given.c.epoch)
+    found = select(trigger.c.id, trigger.c.task_id, given.c.feeds).join(given, same).subquery()
     earlier = trigger_stream.alias("earlier")
     # A checkpoint stays over deferrals and tries, until the task is cleared.
     last = select(earlier.c.checkpoint).where(earlier.c.task == found.c.task_id).order_by(earlier.c.trigger_id.desc())
     checkpoint = last.limit(literal_column("1")).scalar_subquery().label("checkpoint")
-    values = select(found.c.id, found.c.task_id, checkpoint).order_by(found.c.id)
-    return insert(trigger_stream).from_select(["trigger_id", "task", "checkpoint"], values)
+    values = select(found.c.id, found.c.task_id, found.c.feeds, checkpoint).order_by(found.c.id)
+    return insert(trigger_stream).from_select(["trigger_id", "task", "feeds", "checkpoint"], values)
 
 
 def stop_triggers(connection: Connection, stopped: Sequence[tuple[int, int, TriggerStopReason]], now_us: int) -> None:

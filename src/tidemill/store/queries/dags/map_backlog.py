@@ -143,7 +143,7 @@ def unblock_sources(connection: Connection, context: CallContext, by: str, skip:
     rows = [_Waiting(*row) for row in _full.fetch(connection, given, bool(skip))]
 
     def unblock(sources: list[_Waiting]) -> int:
-        ready = [one.id for one in sources if _has_room(connection, one)]
+        ready = [one.id for one in sources if has_room(connection, one.run, one.id, one.task_id)]
         if not ready:
             return 0
         board = Board(connection, context)
@@ -162,11 +162,11 @@ class _Waiting(NamedTuple):
     task_id: str
 
 
-def _has_room(connection: Connection, source: _Waiting) -> bool:
-    ((version, digest),) = _version.fetch(connection, {"of_run": source.run})
-    plan = load_plan(connection, version, digest)
-    consumers = find_consumers(connection, plan, source.run, source.task_id)
-    return consumers.measure(connection, source.id).has_room(consumers.max_items)
+def has_room(connection: Connection, run: int, task: int, task_id: str) -> bool:
+    """Return whether a generator that waits may go on. `task`: its instance; `task_id`: its name."""
+    ((version, digest),) = _version.fetch(connection, {"of_run": run})
+    consumers = find_consumers(connection, load_plan(connection, version, digest), run, task_id)
+    return consumers.measure(connection, task).has_room(consumers.max_items)
 
 
 @Statement

@@ -91,7 +91,7 @@ def emit_items(connection: Connection, request: EmitItems, context: CallContext)
 
 def add_emitted(
     connection: Connection, task: int, emitted: Sequence[tuple[str, str | None]], context: CallContext
-) -> None:
+) -> bool | None:
     """Store the elements that a streaming task emitted, after those that are stored; known identities are left out.
 
     Args:
@@ -99,6 +99,9 @@ def add_emitted(
         task: The task.
         emitted: Encoded elements, each with its identity, if it has one.
         context: The transaction's context.
+
+    Returns:
+        Whether the backlog of a map over the task is full now; None: nothing was stored.
     """
     fresh: dict[str, str] = {}
     for value, identity in emitted:
@@ -117,10 +120,12 @@ def add_emitted(
                 continue
             known.add(identity)
         values.append(value)
-    if values:
-        total, yields_again = count_yielded(connection, task, YIELDED)
-        _add_yielded(connection, task, total, values, context, yields_again=yields_again)
-        _wake_maps(connection, task, context, rings=True)
+    if not values:
+        return None
+    total, yields_again = count_yielded(connection, task, YIELDED)
+    _add_yielded(connection, task, total, values, context, yields_again=yields_again)
+    _, full = _wake_maps(connection, task, context, rings=True)
+    return full
 
 
 def _add_yielded(

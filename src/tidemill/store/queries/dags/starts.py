@@ -73,9 +73,10 @@ def _build(entry: TaskEntry, items: Mapping[str, Any], context: CallContext) -> 
         kwargs = start.elements[entry.map_index]
     elif entry.map_index != UNMAPPED and start.leaf is not None:
         kwargs = _find_item(start, items, start.leaf) or "null"
-    packed = PackedTrigger(start.classpath, kwargs, _QUEUE, None, int(start.rendered))
+    feeds = (2 if start.may_be_empty else 1) if start.feeds else 0
+    packed = PackedTrigger(start.classpath, kwargs, _QUEUE, None, int(start.rendered), start.feeds, feeds)
     method_kwargs = context.cipher.encrypt(start.method_kwargs)
-    return StartInTrigger(pack_trigger(packed), start.method, method_kwargs, start.timeout_us)
+    return StartInTrigger(pack_trigger(packed), start.method, method_kwargs, start.timeout_us, start.feeds)
 
 
 def _find_item(start: StartStructure, items: Mapping[str, Any], leaf: int) -> str | None:

@@ -4,6 +4,9 @@ Theory of operation: the triggerer stores events under the trigger's cursor. An 
 a batch once it has handled it. If the task waits without a worker when an event arrives, the stream is marked, and the
 next turn of the scheduler resumes the task.
 
+While the backlog of a map over the task is full, its events wait; too many of them make the trigger wait, too. An event
+that ends the task follows all events before it.
+
 Invariants: storing an event locks neither task nor run. Whether a task may leave its worker is decided under the lock
 of the trigger's cursor, as streams are marked, so no event is overlooked between the two. A batch is kept in one
 transaction, by the attempt that holds the task. After a STOP no event is delivered.
@@ -14,7 +17,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, Update, and_, bindparam, case, exists, literal_column, select, update
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Select,
+    Update,
+    and_,
+    bindparam,
+    case,
+    exists,
+    literal_column,
+    select,
+    update,
+)
 
 from tidemill.core.tasks.inputs import Channel, StreamReady, TriggerStopReason
 from tidemill.core.tasks.task_row import TaskState
@@ -27,12 +43,13 @@ from tidemill.store.calls.stream_calls import (
     TakeEvents,
 )
 from tidemill.store.calls.task_calls import MAX_XCOM_BYTES
+from tidemill.store.calls.trigger_calls import CountUndelivered, EventEnding
 from tidemill.store.calls.worker_calls import StreamClaim
 from tidemill.store.content import check_identity
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_instance
 from tidemill.store.queries.dags.effects import stop_triggers, write_xcoms
-from tidemill.store.queries.dags.map_backlog import YIELDED, count_items, lock_free, read_size
+from tidemill.store.queries.dags.map_backlog import YIELDED, count_items, has_room, lock_free, read_size
 from tidemill.store.queries.dags.map_items import add_emitted, read_range
 from tidemill.store.queries.dags.task_rows import TaskEntry
 from tidemill.store.queries.dags.task_values import check_attempt
@@ -49,6 +66,11 @@ _OF_TASKS = RowSet("of_streams", task=int, epoch=int)
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 #: The largest answer for all streams of a worker; those that come after it wait for the next call.
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
+_MOST = 500
+#: The number of undelivered events of a stream whose events are elements of a map with a full backlog.
+FULL = 1 << 31
+_DEFERRED = TaskState.DEFERRED.value
+_read_ending = msgspec.json.Decoder(EventEnding).decode
 
 
 def read_streams(connection: Connection, entries: Iterable[TaskEntry]) -> dict[int, StreamClaim]:
@@ -90,16 +112,24 @@ def _checkpoints(dialect: str) -> Select[Any]:
     return select(_STREAM.task, _STREAM.checkpoint).where(mine).order_by(_STREAM.trigger_id)
 
 
-def find_ready(connection: Connection, entries: Sequence[TaskEntry]) -> set[int]:
-    """Return the tasks whose streams have an event that was not handled, or have ended; their cursors are locked."""
+def find_ready(connection: Connection, entries: Sequence[TaskEntry]) -> tuple[set[int], set[int]]:
+    """Lock the cursors of the streams of tasks; return the tasks that can go on, and those that wait for a map.
+
+    A task can go on if its stream has an event that was not handled, or has ended. If the backlog of a map over the
+    task is full, the scheduler resumes it once there is room.
+    """
     streams = read_streams(connection, entries)
     lock_cursors(connection, {one.trigger for one in streams.values()})
-    return _list_ready(connection, streams)
+    return _sort_ready(connection, streams)
 
 
-def _list_ready(connection: Connection, streams: Mapping[int, StreamClaim]) -> set[int]:
-    ready = {one.trigger for one in _read(connection, {one.trigger for one in streams.values()}) if one.ready}
-    return {task for task, one in streams.items() if one.trigger in ready}
+def _sort_ready(connection: Connection, streams: Mapping[int, StreamClaim]) -> tuple[set[int], set[int]]:
+    """Return the tasks that can go on, and those that wait for a map, whose streams are marked so."""
+    ready = [one for one in _read(connection, {one.trigger for one in streams.values()}) if one.ready]
+    held = {one.trigger for one in ready if _is_held(connection, one)}
+    if held:
+        _hold.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(held)))
+    return {one.task for one in ready if one.trigger not in held}, {one.task for one in ready if one.trigger in held}
 
 
 class _Stream(NamedTuple):
@@ -108,12 +138,33 @@ class _Stream(NamedTuple):
     handled: int
     ended_us: int | None
     error: str | None
+    held: int
+    ends_at: int | None
+    ending: str | None
+    feeds: int
     next_index: int
     state: str
+    run: int
+    task_id: str
+
+    @property
+    def last(self) -> int:
+        """The number of events to deliver; an event that ends the task is not delivered."""
+        return self.next_index if self.ends_at is None else self.ends_at
+
+    @property
+    def undelivered(self) -> int:
+        return max(self.last - self.handled, 0)
 
     @property
     def ready(self) -> bool:
-        return self.next_index > self.handled or self.ended_us is not None
+        return self.undelivered > 0 or self.ended_us is not None
+
+
+def _is_held(connection: Connection, stream: _Stream) -> bool:
+    """Return whether the events of a stream wait until a map over its task has room."""
+    waits = bool(stream.held) and stream.undelivered > 0
+    return waits and not has_room(connection, stream.run, stream.task, stream.task_id)
 
 
 def _read(connection: Connection, triggers: Collection[int]) -> list[_Stream]:
@@ -131,8 +182,14 @@ def _described(dialect: str) -> Select[Any]:
             _STREAM.handled,
             _STREAM.ended_us,
             _STREAM.error,
+            _STREAM.held,
+            _STREAM.ends_at,
+            _STREAM.ending,
+            _STREAM.feeds,
             _CURSOR.next_index,
             _TASK.state,
+            _TASK.run,
+            _TASK.task_id,
         )
         .join(trigger_cursor, _CURSOR.trigger_id == _STREAM.trigger_id)
         .join(task_instance, _TASK.id == _STREAM.task)
@@ -141,21 +198,153 @@ def _described(dialect: str) -> Select[Any]:
     )
 
 
-def note_events(connection: Connection, triggers: Collection[int], context: CallContext) -> None:
-    """Have the tasks of streams take new events, or their end; the cursors are locked."""
-    waiting = [one.trigger for one in _read(connection, triggers) if one.state == TaskState.DEFERRED.value]
+def note_events(
+    connection: Connection, triggers: Collection[int], context: CallContext, max_undelivered: int = 0
+) -> dict[int, int]:
+    """Have the tasks of streams take new events, or their end; the cursors are locked.
+
+    Args:
+        connection: A connection inside a transaction.
+        triggers: The triggers of the streams.
+        context: The transaction's context.
+        max_undelivered: With more undelivered events than that, a trigger waits until half of them are handled; 0: no
+            limit.
+
+    Returns:
+        The numbers of undelivered events, by trigger.
+    """
+    rows = _read(connection, triggers)
+    waiting = [one.trigger for one in rows if one.state == _DEFERRED]
     context.bells.add(Channel.WORKER)
+    dialect = find_dialect(connection)
     if waiting:
-        _mark.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(waiting)))
+        _mark.fetch(connection, IDS.build_parameters(dialect, build_id_rows(waiting)))
         context.bells.add(Channel.SCHEDULER)
+    full = [one.trigger for one in rows if max_undelivered and one.undelivered > max_undelivered]
+    if full:
+        limits = {"most": max_undelivered, "goes_on_at": max_undelivered // 2}
+        _note_full.fetch(connection, {**IDS.build_parameters(dialect, build_id_rows(full)), **limits})
+    return {one.trigger: one.undelivered for one in rows}
+
+
+@Statement
+def _note_full(dialect: str) -> Update:
+    # Measured again once the row is locked: an attempt may have handled the events since, and would ring nobody later.
+    next_index = (
+        select(_CURSOR.next_index)
+        .where(_CURSOR.trigger_id == _STREAM.trigger_id)
+        .correlate(trigger_stream)
+        .scalar_subquery()
+    )
+    mine = _STREAM.trigger_id.in_(select(IDS.build_source(dialect).c.id))
+    full = next_index - _STREAM.handled > bindparam("most", type_=BigInteger)
+    return update(trigger_stream).where(and_(mine, full)).values(room_at=bindparam("goes_on_at", type_=BigInteger))
+
+
+def count_undelivered(
+    connection: Connection, request: CountUndelivered, context: CallContext
+) -> tuple[tuple[int, int], ...]:
+    """Return the numbers of events that were not handled; see `CountUndelivered`."""
+    counts = []
+    for row in _read(connection, request.triggers):
+        if row.ended_us is not None:
+            counts.append((row.trigger, 0))
+        elif row.feeds and row.held and not has_room(connection, row.run, row.task, row.task_id):
+            counts.append((row.trigger, FULL))
+        else:
+            counts.append((row.trigger, row.undelivered))
+    return tuple(counts)
+
+
+def feed_maps(
+    connection: Connection, events: Mapping[int, Sequence[tuple[str, str | None]]], context: CallContext
+) -> dict[int, int]:
+    """Make the new events of streams elements of the maps over their tasks.
+
+    Args:
+        connection: A connection inside a transaction that has locked the cursors.
+        events: Payloads and identities, by trigger.
+        context: The transaction's context.
+
+    Returns:
+        The numbers of undelivered events, by trigger: none, or `FULL` if the backlog of a map is full.
+    """
+    undelivered = {}
+    for row in _read(connection, events):
+        full = add_emitted(connection, row.task, events[row.trigger], context)
+        new: dict[str, Any] = {"handled": row.last}
+        if full is not None:
+            new["held"] = int(full)
+        connection.execute(update(trigger_stream).where(_STREAM.trigger_id == row.trigger).values(new))
+        undelivered[row.trigger] = FULL if full else 0
+    return undelivered
+
+
+def note_endings(connection: Connection, endings: Mapping[int, tuple[int, str]], context: CallContext) -> list[int]:
+    """Store the index and content of the events that end tasks, by trigger; return the streams that they ended.
+
+    The events before them are delivered first. The cursors are locked.
+    """
+    ended = []
+    for number, (index, ending) in endings.items():
+        mine = and_(_STREAM.trigger_id == number, _STREAM.ended_us.is_(None))
+        new = {"ended_us": context.now_us, "ends_at": index, "ending": ending}
+        if connection.execute(update(trigger_stream).where(mine).values(new)).rowcount:
+            ended.append(number)
+    return ended
 
 
 @Statement
 def _mark(dialect: str) -> Update:
-    return update(trigger_stream).where(_STREAM.trigger_id.in_(select(IDS.build_source(dialect).c.id))).values(ready=1)
+    # A task that waits for a map is not resumed by another event.
+    mine = _STREAM.trigger_id.in_(select(IDS.build_source(dialect).c.id))
+    return update(trigger_stream).where(and_(mine, _STREAM.ready != literal_column("2"))).values(ready=1)
+
+
+@Statement
+def _hold(dialect: str) -> Update:
+    return update(trigger_stream).where(_STREAM.trigger_id.in_(select(IDS.build_source(dialect).c.id))).values(ready=2)
 
 
 IS_READY = exists().where(_STREAM.ready == literal_column("1"))
+IS_HELD = exists().where(_STREAM.ready == literal_column("2"))
+
+
+def release_streams(connection: Connection, context: CallContext, skip: Collection[int] = ()) -> int:
+    """Mark streams whose tasks wait for a map that has room now, so that they are resumed; return their number."""
+    given: dict[str, Any] = {"most": _MOST}
+    if skip:
+        given |= SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip))
+    rows = _held.fetch(connection, given, bool(skip))
+
+    def release(found: list[int]) -> int:
+        free = [one.trigger for one in _read(connection, found) if not _is_held(connection, one)]
+        if free:
+            _release.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(free)))
+        return len(free)
+
+    return work_on_runs(connection, context, [(run, number) for number, run in rows], release)
+
+
+@Statement
+def _held(dialect: str, skips: bool) -> Select[Any]:
+    wanted = [_STREAM.ready == literal_column("2")]
+    if skips:
+        wanted.append(_TASK.run.not_in(select(SKIPPED.build_source(dialect).c.id)))
+    return (
+        select(_STREAM.trigger_id, _TASK.run)
+        .join(task_instance, _TASK.id == _STREAM.task)
+        .where(and_(*wanted))
+        .order_by(_STREAM.trigger_id)
+        .limit(bindparam("most"))
+        .with_for_update(of=trigger_stream, skip_locked=True)
+    )
+
+
+@Statement
+def _release(dialect: str) -> Update:
+    mine = _STREAM.trigger_id.in_(select(IDS.build_source(dialect).c.id))
+    return update(trigger_stream).where(and_(mine, _STREAM.ready == literal_column("2"))).values(ready=1)
 
 
 def resume_streams(
@@ -177,12 +366,12 @@ def resume_streams(
         locked = lock_free.fetch(connection, IDS.build_parameters(dialect, build_id_rows([task for _, task in found])))
         taken = board.take(locked)
         # A mark may be older than the wait of its task; the others were resumed or have ended in the meantime.
-        ready = _list_ready(connection, read_streams(connection, taken))
+        ready, held = _sort_ready(connection, read_streams(connection, taken))
         for entry in taken:
             if entry.id in ready:
                 board.give(entry, StreamReady(entry.row.epoch), by)
         board.flush()
-        done = [number for number, task in found if task in board.tasks]
+        done = [number for number, task in found if task in board.tasks and task not in held]
         _unmark.fetch(connection, IDS.build_parameters(dialect, build_id_rows(done)))
         return len(done)
 
@@ -217,7 +406,10 @@ def take_events(connection: Connection, request: TakeEvents, context: CallContex
         row = rows.get(want.trigger)
         if row is None or total > MAX_ANSWER_BYTES:
             continue
-        given = {"wanted": want.trigger, "after": want.after, "most": want.limit}
+        if want.after < row.last and _is_held(connection, row):
+            batches.append(StreamBatch(want.trigger, left=row.last - want.after))
+            continue
+        given = {"wanted": want.trigger, "after": want.after, "most": min(want.limit, max(row.last - want.after, 0))}
         events: list[StreamEvent] = []
         size = 0
         for index, payload, identity, created_us in _next_events.fetch(connection, given):
@@ -227,10 +419,10 @@ def take_events(connection: Connection, request: TakeEvents, context: CallContex
             events.append(StreamEvent(index, payload, identity, created_us))
         total += size
         last = events[-1].sequence_index + 1 if events else want.after
-        ended = row.ended_us is not None and last >= row.next_index
-        batches.append(
-            StreamBatch(want.trigger, tuple(events), ended, row.error if ended else None, row.next_index - last)
-        )
+        ended = row.ended_us is not None and last >= row.last
+        ending = None if row.ending is None or not ended else _read_ending(row.ending)
+        left = max(row.last - last, 0)
+        batches.append(StreamBatch(want.trigger, tuple(events), ended, row.error if ended else None, left, ending))
     return tuple(batches)
 
 
@@ -255,7 +447,7 @@ def keep_batch(connection: Connection, request: KeepBatch, context: CallContext)
         return  # the same batch again, because the answer was lost
     # After a stop all events count as handled, so that another attempt gets none of them.
     handled = _stop(connection, request, context) if request.stops else request.handled
-    add_emitted(connection, request.task, request.emitted, context)
+    full = add_emitted(connection, request.task, request.emitted, context)
     xcoms = [(request.task, key, value) for key, value in request.xcoms]
     if request.lists:
         xcoms.append((request.task, YIELDED, _list_emitted(connection, request.task)))
@@ -263,10 +455,25 @@ def keep_batch(connection: Connection, request: KeepBatch, context: CallContext)
     most = case((_STREAM.handled > handled, _STREAM.handled), else_=handled)
     new: dict[str, Any] = {"kept": request.number, "handled": most}
     if request.stops:
-        new |= {"ended_us": context.now_us, "error": None}
+        new |= {"ended_us": context.now_us, "error": None, "ends_at": None, "ending": None}
     if request.checkpoint is not None:
         new["checkpoint"] = request.checkpoint
-    connection.execute(update(trigger_stream).where(mine).values(new))
+    if full is not None:
+        new["held"] = int(full)
+    statement = update(trigger_stream).where(mine).values(new).returning(_STREAM.room_at)
+    room_at = connection.execute(statement).scalar()
+    if room_at is not None:
+        _let_trigger_go_on(connection, request, room_at, context)
+
+
+def _let_trigger_go_on(connection: Connection, request: KeepBatch, room_at: int, context: CallContext) -> None:
+    """Ring the triggerer if a trigger that waits has room now."""
+    mine = _CURSOR.trigger_id == request.trigger
+    next_index = connection.execute(select(_CURSOR.next_index).where(mine)).scalar_one()
+    if next_index - request.handled <= room_at:
+        done = update(trigger_stream).where(_STREAM.trigger_id == request.trigger).values(room_at=None)
+        connection.execute(done)
+        context.bells.add(Channel.TRIGGERER)
 
 
 def _find_fault(request: KeepBatch) -> str | None:

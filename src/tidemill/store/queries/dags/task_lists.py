@@ -21,6 +21,7 @@ from tidemill.store.calls.instance_calls import (
     HistoryRecord,
     ListTasks,
     MapCounts,
+    StreamAbout,
     TaskHistory,
     TaskRecord,
 )
@@ -42,6 +43,7 @@ from tidemill.store.dag_tables import (
 from tidemill.store.queries.dags.map_counts import read_counts, read_possible
 from tidemill.store.queries.dags.progress import ACTIVE, count_tasks
 from tidemill.store.queries.dags.runs import find_run
+from tidemill.store.queries.dags.stream_abouts import describe_streams
 from tidemill.store.queries.dags.task_logs import find_last_try, read_log
 from tidemill.store.queries.dags.task_rows import compute_rank, is_resumed, load_plan
 from tidemill.store.tables import service_session, trigger
@@ -82,7 +84,8 @@ def list_tasks(connection: Connection, request: ListTasks, context: CallContext)
     rows = _fetch_page(connection, statement, plan, request)
     found = rows[: request.limit]
     counts = read_counts(connection, run, plan)
-    records = tuple(_build_task(row, plan, request, counts.get(row.id)) for row in found)
+    streams = describe_streams(connection, [row.id for row in found], context.now_us)
+    records = tuple(_build_task(row, plan, request, counts.get(row.id), streams.get(row.id)) for row in found)
     last = rows[request.limit - 1] if len(rows) > request.limit else None
     return Listed(records, None if last is None else f"{last.number}:{last.map_index}")
 
@@ -93,7 +96,9 @@ def list_elements(connection: Connection, request: ListElements, context: CallCo
     if request.task_id not in plan.tasks:
         raise refuse_instance(request.dag_id, request.run_id, request.task_id, UNMAPPED)
     rows = _fetch_elements(connection, run, request)
-    records = tuple(_build_task(row, plan, request) for row in rows[: request.limit])
+    found = rows[: request.limit]
+    streams = describe_streams(connection, [row.id for row in found], context.now_us)
+    records = tuple(_build_task(row, plan, request, None, streams.get(row.id)) for row in found)
     return Listed(records, str(records[-1].map_index) if len(rows) > request.limit else None)
 
 
@@ -177,7 +182,11 @@ def _fetch_page(
 
 
 def _build_task(
-    row: Row[Any], plan: DagPlan, request: ListTasks | ListElements, elements: MapCounts | None = None
+    row: Row[Any],
+    plan: DagPlan,
+    request: ListTasks | ListElements,
+    elements: MapCounts | None = None,
+    stream: StreamAbout | None = None,
 ) -> TaskRecord:
     return TaskRecord(
         id=row.id,
@@ -205,6 +214,7 @@ def _build_task(
         elements=elements,
         label=row.label,
         block=row.block,
+        stream=stream,
     )
 
 

@@ -35,7 +35,7 @@ from tidemill.store.queries.dags.map_turns import expand_maps
 from tidemill.store.queries.dags.run_starts import start_waiting_runs
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, stop_runs
 from tidemill.store.queries.dags.schedule import create_due_runs, select_next_due
-from tidemill.store.queries.dags.streams import IS_READY, resume_streams
+from tidemill.store.queries.dags.streams import IS_HELD, IS_READY, release_streams, resume_streams
 from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_tasks
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.isolation import work_on_runs
@@ -68,8 +68,10 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     expanded = expand_maps(connection, context, skip, turn.map_limits) if work.maps or decided or started or due else 0
     # A failed element may stop its run; what has not started must not be admitted.
     stopped = _stop_runs(connection, context, skip) if work.stops or expanded else 0
-    # No step that waits for tasks may follow: attempts that hold tasks wait for the marks that this one locks.
-    resumed = resume_streams(connection, context, by, turn.limit, skip) if work.streams else 0
+    # After the maps, which make room for the tasks that feed them. No step that waits for tasks may follow: attempts
+    # that hold tasks wait for the marks that these ones lock.
+    released = release_streams(connection, context, skip) if work.held else 0
+    resumed = resume_streams(connection, context, by, turn.limit, skip) if work.streams or released else 0
     unblocked = unblock_sources(connection, context, by, skip) if work.blocked else 0
     changed = created + started + overdue + stopped + decided + due + resumed + expanded + unblocked
     admitted = admit_tasks(connection, context, by, turn.limit, skip) if work.scheduled or changed else Admitted()
@@ -115,6 +117,7 @@ class _Work(NamedTuple):
     maps: bool
     blocked: bool
     streams: bool
+    held: bool
 
 
 def _find_work(connection: Connection, turn: SchedulerTurn, context: CallContext) -> _Work:
@@ -153,6 +156,7 @@ def _work(dialect: str, skips: bool) -> Select[Any]:
         exists().where(and_(_IS_MARKED_MAP, *of_maps)).label("maps"),
         exists(blocked.where(_TASK.block == literal_column("1"))).label("blocked"),
         IS_READY.label("streams"),
+        IS_HELD.label("held"),
     )
 
 

@@ -50,7 +50,7 @@ from tidemill.store.calls.worker_calls import OutcomeKind
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run, task_instance
 from tidemill.store.queries.dags.starts import StartValues, describe_starts
-from tidemill.store.queries.dags.streams import note_events
+from tidemill.store.queries.dags.streams import feed_maps, note_endings, note_events
 from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_held
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.dags.xcoms import find_fault
@@ -69,6 +69,8 @@ _TRIGGER, _CURSOR, _TASK = trigger.c, trigger_cursor.c, task_instance.c
 _RUNNING = TriggerState.RUNNING.value
 #: How often a claim retries to replace triggers that cannot be decrypted.
 _LOOKS = 20
+#: The value of `trigger_stream.feeds` if the stream may not be empty.
+_NEEDS_EVENTS = 1
 _KINDS = {EventRefusal.UNKNOWN_TRIGGER: EventOutcomeKind.UNKNOWN, EventRefusal.FENCED: EventOutcomeKind.FENCED}
 _answers = msgspec.json.Encoder().encode
 _read_ending = msgspec.json.Decoder(EventEnding).decode
@@ -218,30 +220,89 @@ def store_task_events(connection: Connection, request: StoreEvents, context: Cal
     if number == request.request:
         return _read_answers(answer)
     events = [NewEvent(*msgspec.structs.astuple(event)) for event in request.events]
-    outcomes = tuple(_build_outcome(outcome) for outcome in store_and_resume(connection, events, context))
+    outcomes = tuple(
+        _build_outcome(outcome) for outcome in store_and_resume(connection, events, context, request.max_undelivered)
+    )
     said = {"events_request": request.request, "events_answer": _answers(outcomes).decode()}
     connection.execute(update(service_session).where(service_session.c.id == request.session).values(said))
     return outcomes
 
 
-def store_and_resume(connection: Connection, events: Sequence[NewEvent], context: CallContext) -> list[StoreOutcome]:
+def store_and_resume(
+    connection: Connection, events: Sequence[NewEvent], context: CallContext, max_undelivered: int = 0
+) -> list[StoreOutcome]:
     """Store events and resume the tasks whose triggers fired for the first time."""
     tasks = _find_tasks(connection, {event.trigger_id for event in events})
-    streams = {number for number, row in tasks.items() if row.streams is not None}
-    tasks = {number: row for number, row in tasks.items() if number not in streams}
+    streams = {number: row for number, row in tasks.items() if row.streams is not None}
+    # An event of a stream locks no task, unless it ends one that no attempt will end.
+    ending = {event.trigger_id for event in events if event.ending is not None}
+    tasks = {number: row for number, row in tasks.items() if row.streams is None or (row.feeds and number in ending)}
     board = Board(connection, context)
     board.lock({row.task_id for row in tasks.values()})
     outcomes = store_events(connection, events).outcomes
     given: list[tuple[int, Input]] = []
     for event, outcome in zip(events, outcomes, strict=True):
         row = tasks.get(event.trigger_id)
-        if row is not None and isinstance(outcome, EventStored) and outcome.sequence_index == 0:
+        is_first = row is not None and row.streams is None and outcome == EventStored(0)
+        is_end = row is not None and row.streams is not None and event.ending is not None
+        if row is not None and isinstance(outcome, EventStored) and (is_first or is_end):
             given.append((row.task_id, _build_input(row.epoch, event)))
+    fed = {number for number, row in streams.items() if row.feeds}
+    if fed:
+        _feed(connection, events, outcomes, fed, context)
     board.give_all(given, "trigger")
     close_board(board)
-    if streams:
-        note_events(connection, streams, context)
-    return outcomes
+    taken = streams.keys() - fed
+    return _note_streamed(connection, events, outcomes, taken, context, max_undelivered) if taken else outcomes
+
+
+def _feed(
+    connection: Connection,
+    events: Sequence[NewEvent],
+    outcomes: list[StoreOutcome],
+    fed: Collection[int],
+    context: CallContext,
+) -> None:
+    """Make the new events of streams that feed maps elements; put the numbers of undelivered events into `outcomes`."""
+    new: dict[int, list[tuple[str, str | None]]] = {}
+    stored = [
+        number
+        for number, (event, outcome) in enumerate(zip(events, outcomes, strict=True))
+        if event.trigger_id in fed and isinstance(outcome, EventStored)
+    ]
+    for event in (events[number] for number in stored):
+        values = new.setdefault(event.trigger_id, [])
+        if event.ending is None:
+            values.append((event.payload, event.identity))
+    undelivered = feed_maps(connection, new, context) if new else {}
+    for number in stored:
+        outcome = outcomes[number]
+        assert isinstance(outcome, EventStored)
+        outcomes[number] = EventStored(outcome.sequence_index, undelivered[events[number].trigger_id])
+
+
+def _note_streamed(
+    connection: Connection,
+    events: Sequence[NewEvent],
+    outcomes: Sequence[StoreOutcome],
+    streams: Collection[int],
+    context: CallContext,
+    max_undelivered: int,
+) -> list[StoreOutcome]:
+    """Have tasks take the new events of their streams; return the outcomes with the numbers of undelivered events."""
+    endings: dict[int, tuple[int, str]] = {}
+    for event, outcome in zip(events, outcomes, strict=True):
+        if event.ending is not None and event.trigger_id in streams and isinstance(outcome, EventStored):
+            endings.setdefault(event.trigger_id, (outcome.sequence_index, event.ending))
+    for number in note_endings(connection, endings, context):
+        _finish(connection, number, None, context)
+    undelivered = note_events(connection, streams, context, max_undelivered)
+    return [
+        EventStored(outcome.sequence_index, undelivered[event.trigger_id])
+        if isinstance(outcome, EventStored) and event.trigger_id in undelivered
+        else outcome
+        for event, outcome in zip(events, outcomes, strict=True)
+    ]
 
 
 def _build_input(epoch: int, event: NewEvent) -> TriggerFired | TriggerEnded:
@@ -263,7 +324,13 @@ def _find_tasks(connection: Connection, ids: Collection[int]) -> dict[int, Row[A
     dialect = find_dialect(connection)
     wanted = and_(_TRIGGER.id.in_(select(IDS.build_source(dialect).c.id)), _TRIGGER.task_id.is_not(None))
     statement: Select[Any] = (
-        select(_TRIGGER.id, _TRIGGER.task_id, _TRIGGER.epoch, trigger_stream.c.trigger_id.label("streams"))
+        select(
+            _TRIGGER.id,
+            _TRIGGER.task_id,
+            _TRIGGER.epoch,
+            trigger_stream.c.trigger_id.label("streams"),
+            trigger_stream.c.feeds,
+        )
         .join(trigger_stream, trigger_stream.c.trigger_id == _TRIGGER.id, isouter=True)
         .where(wanted)
     )
@@ -273,8 +340,8 @@ def _find_tasks(connection: Connection, ids: Collection[int]) -> dict[int, Row[A
 
 def _build_outcome(outcome: StoreOutcome) -> EventOutcome:
     match outcome:
-        case EventStored(index):
-            return EventOutcome(EventOutcomeKind.STORED, index)
+        case EventStored(index, undelivered):
+            return EventOutcome(EventOutcomeKind.STORED, index, undelivered)
         case Duplicate(index):
             return EventOutcome(EventOutcomeKind.DUPLICATE, index)
         case _:
@@ -309,6 +376,10 @@ def fail_trigger(connection: Connection, request: FailTrigger, context: CallCont
 def end_stream(connection: Connection, request: EndStream, context: CallContext) -> OutcomeKind:
     """Store the end of a stream; see `EndStream`."""
     check_session(connection, request.session)
+    row = _find_tasks(connection, [request.trigger]).get(request.trigger)
+    board = Board(connection, context)
+    if row is not None and row.feeds:
+        board.lock([row.task_id])
     counters = lock_cursors(connection, [request.trigger])
     counter = counters.get(request.trigger)
     if counter is None or counter.token != request.token:
@@ -317,13 +388,28 @@ def end_stream(connection: Connection, request: EndStream, context: CallContext)
     new = {"ended_us": context.now_us, "error": make_storable(request.error)}
     if not connection.execute(update(trigger_stream).where(mine).values(new)).rowcount:
         return OutcomeKind.ALREADY
-    # Nobody claims it again; its events stay until its task has handled them.
-    state = TriggerState.FINISHED if request.error is None else TriggerState.FAILED
-    row = {"state": state.value, "changed_us": context.now_us, "error": new["error"]}
-    connection.execute(update(trigger).where(_TRIGGER.id == request.trigger).values(row))
-    connection.execute(update(trigger_cursor).where(_CURSOR.trigger_id == request.trigger).values(session_id=None))
+    _finish(connection, request.trigger, make_storable(request.error), context)
+    if row is not None and row.feeds:
+        error = make_storable(request.error)
+        if error is None and not counter.next_index and row.feeds == _NEEDS_EVENTS:
+            error = "the stream ended without an event; set allow_empty_stream on the operator if that may happen"
+        name = f"trigger-{request.trigger}-{request.token}"
+        given: Input = TriggerEnded(row.epoch, Success(), (), draw_bits(), name)
+        if error is not None:
+            given = TriggerFailed(row.epoch, error, draw_bits(), name)
+        answers = board.give_all([(row.task_id, given)], "trigger")
+        close_board(board)
+        return _name(answers[0])
     note_events(connection, [request.trigger], context)
     return OutcomeKind.MOVED
+
+
+def _finish(connection: Connection, number: int, error: str | None, context: CallContext) -> None:
+    """End the trigger of a stream: it is not claimed again, and its events stay until its task has handled them."""
+    state = TriggerState.FINISHED if error is None else TriggerState.FAILED
+    row = {"state": state.value, "changed_us": context.now_us, "error": error}
+    connection.execute(update(trigger).where(_TRIGGER.id == number).values(row))
+    connection.execute(update(trigger_cursor).where(_CURSOR.trigger_id == number).values(session_id=None))
 
 
 def _recognise(connection: Connection, row: Row[Any], given: TriggerFailed) -> OutcomeKind:

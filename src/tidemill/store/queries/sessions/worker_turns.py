@@ -115,8 +115,10 @@ def _store_some(
     idle = [
         board.tasks[report.task] for report in reports if isinstance(report.result, Idle) and report.task in board.tasks
     ]
-    ready = find_ready(connection, idle) if idle else set()
-    given = [(report.task, _build_input(report, context, report.task in ready)) for report in reports]
+    ready, held = find_ready(connection, idle) if idle else (set(), set())
+    given = [
+        (report.task, _build_input(report, context, report.task in ready, report.task in held)) for report in reports
+    ]
     by = f"worker {turn.session}"
     answers = board.give_all(given, by)
     # A user may have cleared or marked a task again since it was found.
@@ -144,7 +146,7 @@ def _label_update(dialect: str) -> Update:
     return update(task_instance).where(task_instance.c.id == given.c.id).values({"label": given.c.label})
 
 
-def _build_input(report: AttemptReport, context: CallContext, ready: bool = False) -> Input:
+def _build_input(report: AttemptReport, context: CallContext, ready: bool = False, held: bool = False) -> Input:
     epoch, request = report.epoch, report.request
     match report.result:
         case Success():
@@ -164,7 +166,8 @@ def _build_input(report: AttemptReport, context: CallContext, ready: bool = Fals
         case Loss(is_return=True):
             return Returned(epoch, request)
         case Idle(idle_us=idle_us, pause_us=pause_us):
-            return StreamIdle(epoch, ready, idle_us, pause_us, request)
+            # The next event has arrived; it waits for a map, not for the trigger.
+            return StreamIdle(epoch, ready, None if held else idle_us, pause_us, request)
         case _:
             return Lost(epoch, draw_bits(), request)
 

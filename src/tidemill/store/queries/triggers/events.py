@@ -18,11 +18,18 @@ from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.queries.triggers.cursors import lock_cursors
 from tidemill.store.queries.triggers.triggers import name_trigger
 from tidemill.store.records import EventRecord, Page
-from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_identity
+from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_identity, trigger_stream
 
 _ID: Column[int] = trigger_event.c.id
 _INDEX: Column[int] = trigger_event.c.sequence_index
-_EVENTS = select(trigger_event, trigger.c.name).join(trigger, trigger.c.id == trigger_event.c.trigger_id)
+_EVENTS = (
+    select(
+        trigger_event, trigger.c.name, trigger_stream.c.ended_us, trigger_stream.c.ends_at, trigger_cursor.c.next_index
+    )
+    .join(trigger, trigger.c.id == trigger_event.c.trigger_id)
+    .join(trigger_cursor, trigger_cursor.c.trigger_id == trigger_event.c.trigger_id)
+    .outerjoin(trigger_stream, trigger_stream.c.trigger_id == trigger_event.c.trigger_id)
+)
 
 _IDENTITIES = RowSet("identities", trigger_id=int, identity=str)
 _COUNTERS = RowSet("counters", id=int, next_index=int)
@@ -182,6 +189,7 @@ def _build_page(found: list[EventRecord], limit: int, keys: list[int]) -> Page[E
 
 
 def _read_record(row: Row[Any]) -> EventRecord:
+    last = (row.next_index if row.ends_at is None else row.ends_at) - 1
     return EventRecord(
         row.id,
         row.trigger_id,
@@ -190,4 +198,5 @@ def _read_record(row: Row[Any]) -> EventRecord:
         row.identity,
         row.payload,
         row.created_us,
+        row.ended_us is not None and row.sequence_index == last,
     )

@@ -1,0 +1,265 @@
+"""Operators that stream the pages of an API, and the trigger that reads them from a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from tests.triggers.builtin.triggers_contract import fired, made_again
+
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.retry import Backoff
+from tidemill.dags import GraphStreamOperator, HttpStreamOperator, TaskDeferred
+from tidemill.dags.connection import Connection
+from tidemill.dags.operators import http_pages as module
+from tidemill.dags.operators.http_pages import HttpPagesTrigger
+
+
+class Api:
+    """A server of numbered pages; `scripted` responses come first."""
+
+    def __init__(self, pages: int = 3) -> None:
+        self.pages = pages
+        self.how = "link"
+        self.scripted: list[tuple[int, bytes, dict[str, str]]] = []
+        self.requests: list[tuple[str, dict[str, str], float]] = []
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                api.requests.append((self.path, dict(self.headers), time.monotonic()))
+                status, data, headers = api.scripted.pop(0) if api.scripted else api.answer(self.path)
+                self.send_response(status)
+                for name, value in {"content-length": str(len(data)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self.server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
+        number = int(parse_qs(urlsplit(path).query).get("page", ["0"])[0])
+        following = number + 1 if number + 1 < self.pages else None
+        body: dict[str, Any] = {"value": [number]}
+        headers = {}
+        if following is not None:
+            if self.how == "link":
+                headers["link"] = f'</items?page={following}>; rel="next", </items?page=0>; rel="first"'
+            elif self.how == "url":
+                body["paging"] = {"next": f"?page={following}"}
+            elif self.how == "graph":
+                body["@odata.nextLink"] = f"{self.url}/items?page={following}"
+            else:
+                body["after"] = following
+        return 200, json.dumps(body).encode(), headers
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    monkeypatch.setattr(module, "_BACKOFF", Backoff(0.01, 0.02))
+    api = Api()
+    yield api
+    api.server.shutdown()
+    api.server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("how", "arguments"),
+    [
+        ("link", {}),
+        ("url", {"next_url": "paging.next"}),
+        ("graph", {"next_url": ["@odata.nextLink"]}),
+        ("cursor", {"next_cursor": "after", "cursor_param": "page"}),
+    ],
+)
+async def test_it_fires_each_page_once_in_order(api, how, arguments):
+    api.how = how
+    events = await fired(HttpPagesTrigger(f"{api.url}/items", **arguments))
+    assert [(one.payload["number"], one.payload["body"]["value"]) for one in events] == [(0, [0]), (1, [1]), (2, [2])]
+    assert len({one.identity for one in events}) == 3
+    assert [one.identity for one in await fired(HttpPagesTrigger(f"{api.url}/items", **arguments))] == [
+        one.identity for one in events
+    ]
+
+
+async def test_it_requests_a_page_when_the_one_before_was_taken(api):
+    events = HttpPagesTrigger(f"{api.url}/items").run()
+    await anext(events)
+    assert len(api.requests) == 1
+    await anext(events)
+    assert len(api.requests) == 2
+    await events.aclose()
+
+
+async def test_a_failing_page_is_requested_again_and_the_server_says_when(api):
+    api.scripted = [api.answer("/items"), (503, b"", {}), (429, b"", {"retry-after": "1"})]
+    events = await fired(HttpPagesTrigger(f"{api.url}/items", max_retries=2))
+    assert [one.payload["number"] for one in events] == [0, 1, 2]
+    paths, times = [one[0] for one in api.requests], [one[2] for one in api.requests]
+    assert paths == ["/items", *["/items?page=1"] * 3, "/items?page=2"]
+    assert times[3] - times[2] >= 1.0
+
+
+async def test_a_page_that_fails_too_often_is_an_error_after_the_pages_before_it(api):
+    api.scripted = [api.answer("/items"), *[(500, b"", {})] * 3]
+    taken = []
+    with pytest.raises(RemoteError, match="failed 3 times in a row; the last failure: status 500"):
+        async for event in HttpPagesTrigger(f"{api.url}/items", max_retries=2).run():
+            taken.append(event.payload["number"])
+    assert taken == [0]
+
+
+@pytest.mark.parametrize("status", [301, 401, 404])
+async def test_a_status_that_a_retry_cannot_change_is_raised_at_once(api, status):
+    api.scripted = [(status, b"", {"location": "/elsewhere"})]
+    with pytest.raises(RemoteError, match=f"status {status}, which a retry will not change"):
+        await fired(HttpPagesTrigger(f"{api.url}/items"))
+    assert len(api.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("link", "reason"), [("http://localhost.example/x", "another host"), ("/items", "read before")]
+)
+async def test_it_follows_no_link_elsewhere_and_no_circle(api, link, reason):
+    api.scripted = [(200, b"{}", {"link": f'<{link}>; rel="next"'})]
+    with pytest.raises(RemoteError, match=reason):
+        await fired(HttpPagesTrigger(f"{api.url}/items"))
+    assert len(api.requests) == 1
+
+
+async def test_pages_may_be_text_or_empty_unless_json_names_the_next_one(api):
+    api.scripted = [(200, b"a,b", {"link": '</items>; rel="next"'}), (204, b"", {})]
+    events = await fired(HttpPagesTrigger(f"{api.url}/first"))
+    assert [one.payload["body"] for one in events] == ["a,b", None]
+    api.scripted = [(200, b"a,b", {})]
+    with pytest.raises(RemoteError, match="not JSON"):
+        await fired(HttpPagesTrigger(f"{api.url}/items", next_url="next"))
+
+
+async def test_the_number_and_size_of_pages_are_limited(api):
+    assert len(await fired(HttpPagesTrigger(f"{api.url}/items", max_pages=2))) == 2
+    with pytest.raises(RemoteError, match="more than 5 bytes"):
+        await fired(HttpPagesTrigger(f"{api.url}/items", max_body_bytes=5))
+
+
+@pytest.mark.parametrize(
+    ("login", "password", "expected"),
+    [("me", "hunter2", "Basic bWU6aHVudGVyMg=="), (None, "hunter2", "Bearer hunter2")],
+)
+async def test_a_connection_gives_host_credentials_and_headers(api, monkeypatch, login, password, expected):
+    extra = json.dumps({"headers": {"x-tenant": "7"}})
+    found = Connection("api", "http", host="127.0.0.1", port=api.port, login=login, password=password, extra=extra)
+    monkeypatch.setattr(module.Connection, "get", lambda conn_id: found)
+    monkeypatch.setenv("API_KEY", "hunter3")
+    trigger = HttpPagesTrigger("items", conn_id="api", params={"key": {"env": "API_KEY"}}, headers={"accept": "x/y"})
+    events = await fired(trigger)
+    assert len(events) == 3
+    path, headers, _ = api.requests[0]
+    assert path == "/items?key=hunter3"
+    sent = {name.lower(): value for name, value in headers.items()}
+    assert (sent["authorization"], sent["x-tenant"], sent["accept"]) == (expected, "7", "x/y")
+    assert "hunter" not in f"{trigger!r} {[(one.payload, one.identity) for one in events]}"
+    monkeypatch.delenv("API_KEY")
+    with pytest.raises(ConfigError, match="API_KEY"):
+        await fired(trigger)
+
+
+async def test_no_secret_of_an_address_is_in_its_errors(api, capfd):
+    api.scripted = [(500, b"", {}), (403, b"", {})]
+    with pytest.raises(RemoteError) as raised:
+        await fired(HttpPagesTrigger(f"{api.url}/items?sig=hunter2"))
+    assert "hunter2" not in f"{raised.value!r} {capfd.readouterr()}"
+
+
+async def test_no_response_in_time_is_a_failure():
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    with pytest.raises(RemoteError, match=r"no response within 0\.1 s"):
+        await fired(HttpPagesTrigger(url, timeout_seconds=0.1, max_retries=0))
+    server.close()
+    with pytest.raises(RemoteError, match="ConnectError"):
+        await fired(HttpPagesTrigger(url, max_retries=0))
+
+
+def test_it_is_created_again_as_it_was():
+    made_again(HttpPagesTrigger("https://host/x"))
+    made_again(
+        HttpPagesTrigger(
+            "x",
+            params={"a": 1},
+            headers={"b": {"env": "B"}},
+            conn_id="c",
+            next_cursor=("d", "e"),
+            cursor_param="f",
+            timeout_seconds=1,
+            max_retries=0,
+            max_pages=2,
+            max_body_bytes=3,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"url": "host/x"},
+        {"next_url": "a", "next_cursor": "b"},
+        {"timeout_seconds": 0},
+        {"max_body_bytes": 0},
+        {"max_pages": 0},
+        {"max_retries": -1},
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments):
+    with pytest.raises(ValueError, match=r"url must|both set|must be positive|must not be negative"):
+        HttpPagesTrigger(**{"url": "http://host", **arguments})
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.emitted: list[tuple[Any, str | None]] = []
+
+    def emit(self, element: Any, identity: str | None = None) -> None:
+        self.emitted.append((element, identity))
+
+
+async def test_the_operator_defers_to_the_trigger_and_emits_each_page(api):
+    api.how = "graph"
+    operator = GraphStreamOperator(task_id="read", url=f"{api.url}/items", timeout=60)
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute({})
+    assert deferred.value.timeout == 60
+    events = await fired(deferred.value.trigger)
+    stream = Stream()
+    operator.handle_trigger_events(events, {"stream": stream})
+    assert stream.emitted == [({**event.payload["body"]}, event.identity) for event in events]
+    assert [element["value"] for element, _ in stream.emitted] == [[0], [1], [2]]
+
+
+def test_a_filter_chooses_what_a_page_becomes():
+    from tidemill.triggers import TriggerEvent
+
+    operator = HttpStreamOperator(task_id="read", url="http://a", page_filter=lambda page: page or None)
+    stream = Stream()
+    events = [TriggerEvent({"number": number, "body": body}, f"{number}") for number, body in enumerate([[1], [], 2])]
+    operator.handle_trigger_events(events, {"stream": stream})
+    assert stream.emitted == [([1], "0"), (2, "2")]
