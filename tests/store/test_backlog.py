@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, func, select, text, update
 from tests.store.dags import Player, dag, task
+from tests.store.test_groups import group, part
 
 from tidemill.core.tasks.backlog import ItemBacklog
 from tidemill.core.tasks.endings import Loss, Success
@@ -289,6 +290,25 @@ async def test_a_map_that_waits_for_the_end_of_its_generator_holds_it_up_for_not
 
     await database.write(limit)
     await site.finish(run, 50)
+    assert site.waits == 0
+    assert (await site.run(run)).state == "success"
+
+
+@pytest.mark.parametrize("upstream", ["g", "t"])
+async def test_a_group_one_of_whose_tasks_waits_for_the_end_of_its_generator_holds_it_up_for_nothing(
+    database: Database, upstream: str
+) -> None:
+    site = Site(database, places=4)
+    await site.begin()
+    site.map_limits = MapLimits(max_backlog=10)
+    over_generator = group(MapSource("generator", "g"))
+    run = await site.create(dag(task("g", is_generator=True), task("t", "g"), over_generator, part("a", upstream)))
+
+    def limit(connection: Connection) -> None:
+        connection.execute(update(task_map).values(max_outstanding=4, max_length=1_000, max_backlog=10))
+
+    await database.write(limit)
+    await site.finish(run, 30)
     assert site.waits == 0
     assert (await site.run(run)).state == "success"
 

@@ -7,7 +7,14 @@ from tests.store.dags import dag, encode, task
 
 from tidemill.store.calls.call import CallRefusedError
 from tidemill.store.calls.dag_calls import ListDags
-from tidemill.store.calls.service_calls import BeginSession, ClaimFiles, EndSession, RemoveFile, StoreFile
+from tidemill.store.calls.service_calls import (
+    BeginSession,
+    ClaimFiles,
+    EndSession,
+    ListFiles,
+    RemoveFile,
+    StoreFile,
+)
 from tidemill.store.database import Database
 
 
@@ -84,3 +91,16 @@ async def test_one_that_has_the_file_keeps_its_dags_when_its_parser_has_ended(
     assert await list_active(database) == ["a"]
     await database.call(EndSession(third))
     assert await database.call(RemoveFile("a.py", second)), "it is the only one, and lacks it"
+
+
+async def test_a_parser_is_told_the_files_that_it_may_remove(database: Database, parsers: list[int]) -> None:
+    first, second, third = parsers
+    for session, name in ((first, "a"), (second, "b")):
+        await store(database, session, name)
+
+    async def list_removable(session: int) -> list[str]:
+        return [file.path for file in await database.call(ListFiles(removable_by=session))]
+
+    assert [await list_removable(session) for session in parsers] == [["a.py"], ["b.py"], []]
+    await database.call(EndSession(first))
+    assert await list_removable(third) == ["a.py"], "once all live parsers lack it"

@@ -11,13 +11,14 @@ import pytest
 from tests.store.dags import Player, dag, task
 from tests.store.server import PostgresServer
 from tests.store.test_groups import group, part
-from tests.store.test_maps import literal
+from tests.store.test_maps import literal, mapped
+from tests.store.test_maps_follow import follower
 
-from tidemill.core.tasks.endings import Deferral, Success
+from tidemill.core.tasks.endings import Deferral, Failure, Success
 from tidemill.core.tasks.structure import MapSource, MapStructure
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.instance_calls import ClearTasks
-from tidemill.store.calls.run_calls import CreateRun
+from tidemill.store.calls.run_calls import CancelRun, CreateRun
 from tidemill.store.calls.service_calls import LoseSession, SchedulerTurn
 from tidemill.store.calls.setting_calls import ListPools, SetPool
 from tidemill.store.calls.task_calls import EmitItems
@@ -117,6 +118,73 @@ async def test_a_run_that_ends_while_it_is_to_give_its_place_is_not_begun_again(
     assert (await players[0].run(later)).state == "success"
     await players[0].play()
     assert (await players[0].run(earlier)).state == "success"
+
+
+async def test_a_queued_run_that_is_cancelled_while_it_is_to_begin_does_not_begin(
+    players: list[Player], held_runs: Callable[[], Awaitable[HeldRuns]]
+) -> None:
+    await players[0].create(dag(task("a"), max_active_runs=1))
+    second = await players[0].store.call(CreateRun("dag", by="tester", run_id="second"))
+    await players[0].report(await players[0].claim_one(), Success())
+    held = await held_runs()
+    cancelling = asyncio.create_task(players[0].store.call(CancelRun("dag", "second", "tester")))
+    await held.wait_for(1)
+    starting = asyncio.create_task(players[1].store.call(SchedulerTurn(players[1].scheduler)))
+    await held.wait_for(2)
+    await held.release()
+    await asyncio.gather(cancelling, starting)
+
+    found = await players[0].run(second)
+    assert (found.state, found.reason) == ("failed", "cancelled by tester")
+
+
+async def test_an_element_that_ends_while_a_map_follows_others_is_followed_too(
+    address: str, players: list[Player]
+) -> None:
+    run = await players[0].create(dag(mapped("s", literal(4)), follower("f", "s")))
+    attempts = await players[0].claim()
+    values = (("return_value", "1"),)
+    await players[0].report(attempts[0], Success(), xcoms=values)
+    connection = await asyncpg.connect(address)
+    await connection.execute("BEGIN; SELECT FROM task_map WHERE task_id = 'f' FOR UPDATE")
+    held = HeldRuns(connection)
+    reporting = asyncio.create_task(players[0].report(attempts[1], Success(), xcoms=values))
+    await held.wait_for(1)
+    # It reads what has ended before the report is committed, and locks the map afterwards.
+    turning = asyncio.create_task(players[1].store.call(SchedulerTurn(players[1].scheduler)))
+    await held.wait_for(2)
+    await held.release()
+    await asyncio.gather(reporting, turning)
+    await connection.close()
+
+    await players[1].schedule()
+
+    states = await players[1].states(run)
+    assert [states.get(f"f[{index}]") for index in range(3)] == ["queued", "queued", None]
+
+
+async def test_a_group_that_stops_itself_leaves_a_unit_that_has_started_meanwhile(
+    address: str, players: list[Player]
+) -> None:
+    run = await players[0].create(dag(group(literal(3), max_failed_elements=0), part("a")))
+    (attempt,) = await players[0].claim(1)
+    await players[0].report(attempt, Failure("no", may_retry=False))
+    connection = await asyncpg.connect(address)
+    # As a claim of a worker does.
+    claim = "state = 'running', epoch = epoch + 1, tries = tries + 1, session_id = $1"
+    await connection.execute("BEGIN")
+    await connection.execute(
+        f"UPDATE task_instance SET {claim} WHERE task_id = 'a' AND map_index = 1", players[0].worker
+    )
+    held = HeldRuns(connection)
+    stopping = asyncio.create_task(players[1].schedule())
+    await held.wait_for(1)
+    await held.release()
+    await stopping
+    await connection.close()
+
+    states = await players[1].states(run)
+    assert [states[f"a[{index}]"] for index in range(3)] == ["failed", "running", "failed"]
 
 
 @pytest.mark.parametrize("clears", [False, True])
@@ -244,6 +312,28 @@ async def test_triggerers_that_claim_at_once_get_different_triggers(players: lis
     assert len(found) == len(set(found))
     rest = await players[0].store.call(ClaimTriggers(triggerers[0], 2, 100))
     assert len(found) + len(rest) == 20
+
+
+async def test_a_trigger_that_another_triggerer_has_claimed_meanwhile_is_not_released(
+    address: str, players: list[Player]
+) -> None:
+    await players[0].create(dag(task("a")))
+    await players[0].report(await players[0].claim_one(), Deferral("a.B", "{}", "go"))
+    first, second = [await players[0].begin_service("triggerer") for _ in range(2)]
+    await players[0].store.call(ClaimTriggers(first, 1, 1))
+    connection = await asyncpg.connect(address)
+    # The first one has released it, and the second one is claiming it, when the first one is found dead.
+    await connection.execute("BEGIN")
+    await connection.execute("UPDATE trigger_cursor SET session_id = $1, token = token + 2", second)
+    held = HeldRuns(connection)
+    losing = asyncio.create_task(players[1].store.call(LoseSession(first)))
+    await held.wait_for(1)
+    await held.release()
+    await losing
+
+    assert await connection.fetchval("SELECT session_id FROM trigger_cursor") == second
+    assert await connection.fetchval("SELECT state FROM trigger") == "running"
+    await connection.close()
 
 
 async def test_a_request_that_is_sent_twice_at_once_claims_once(players: list[Player]) -> None:

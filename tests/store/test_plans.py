@@ -308,6 +308,7 @@ class Everybody:
         await self.call(LoseOtherSessions())
         parser = await self.player.begin_service("parser")
         await self.call(ClaimFiles(parser, ("claimed.py",)))
+        await self.call(ListFiles(removable_by=parser))
         await self.call(ReleaseLeft())
         await self.call(DescribeServices())
         await self.call(CheckKey())

@@ -16,11 +16,12 @@ from tidemill.core.tasks.endings import Failure, Skip, Success
 from tidemill.dags.loading import load_file
 from tidemill.dags.results import AttemptResult
 from tidemill.dags.running import run_attempt
+from tidemill.services.parser.manager import ParserManager
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.calls.dag_calls import ListDags
 from tidemill.store.calls.instance_calls import ListTasks
 from tidemill.store.calls.run_calls import CreateRun
-from tidemill.store.calls.service_calls import ListFiles, SchedulerTurn
+from tidemill.store.calls.service_calls import BeginSession, ClaimFiles, ListFiles, RemoveFile, SchedulerTurn, StoreFile
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, WorkerTurn
 from tidemill.store.engines.opening import open_store
 
@@ -200,3 +201,38 @@ async def wait_for_answer(ask: Callable[[], Awaitable[Any]], wanted: Any) -> Non
         while (answer := await ask()) != wanted:
             await asyncio.sleep(0.05)
     assert answer == wanted
+
+
+class Recorded:
+    """A store that records its calls."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.calls: list[Any] = []
+
+    async def call(self, request: Any) -> Any:
+        self.calls.append(request)
+        return await self.store.call(request)
+
+
+async def test_a_parser_asks_nothing_about_files_that_only_other_hosts_have(tmp_path: Path) -> None:
+    (tmp_path / "dags").mkdir()
+    database = await open_store(f"sqlite:///{tmp_path}/dags.db")
+    first, second = [await database.call(BeginSession("parser", name, "here", "boot", 1)) for name in "ab"]
+    paths = tuple(f"{number}.py" for number in range(3))
+    await database.call(ClaimFiles(first, paths))
+    for path in paths:
+        await database.call(StoreFile(path, "digest", session=first))
+    store = Recorded(database)
+    forker: Any = None  # there is nothing to read
+    manager = ParserManager(store, forker, tmp_path / "dags", session=second)
+
+    parsing = asyncio.create_task(manager.run())
+    async with asyncio.timeout(30):
+        await manager.ready.wait()
+    parsing.cancel()
+    await asyncio.wait([parsing])
+
+    assert not [call for call in store.calls if isinstance(call, RemoveFile)]
+    assert len(await database.call(ListFiles())) == 3
+    await database.close()

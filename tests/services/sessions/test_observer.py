@@ -129,3 +129,26 @@ async def test_no_child_begins_below_a_session_that_has_ended(database: Database
 
     with pytest.raises(CallRefusedError):
         await begin(database, "triggerer", parent)
+
+
+class Refusing(Cut):
+    """A store that does not end one session."""
+
+    def __init__(self, database: Database, session: int) -> None:
+        super().__init__(database)
+        self._session = session
+
+    async def call(self, request: Call) -> object:
+        if isinstance(request, LoseSession) and request.session == self._session:
+            raise RemoteError("its rows are broken", retryable=False)
+        return await super().call(request)
+
+
+async def test_a_session_that_cannot_be_ended_does_not_keep_the_others(database: Database):
+    own, broken, _ = [await begin(database, kind) for kind in ("scheduler", "worker", "worker")]
+    observer = SessionObserver(Refusing(database, broken), own, LEASE)
+
+    for second in range(0, 35, 5):
+        await observer.look(float(second))
+
+    assert await list_live(database) == {own, broken}

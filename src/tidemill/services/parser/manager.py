@@ -134,7 +134,8 @@ class ParserManager:
                 self._changed.clear()
                 try:
                     await self._scan()
-                except (RemoteError, OSError) as error:
+                except (CallRefusedError, RemoteError, OSError) as error:
+                    # A session that has ended is noticed by its heartbeat, too.
                     log.warning("the folder of DAG files cannot be scanned now", error=str(error))
                 except Exception:
                     log.exception("the folder of DAG files cannot be scanned; this is a bug in tidemill")
@@ -223,7 +224,8 @@ class ParserManager:
             return
         known = set(self._files)
         if self._is_first or self._session is not None:
-            known |= {record.path for record in await self._store.call(ListFiles())}
+            removable = await self._store.call(ListFiles(removable_by=self._session))
+            known |= {record.path for record in removable}
         for name in sorted(known - set(found)):
             was_removed = await self._store.call(RemoveFile(name, self._session))
             self._files.pop(name, None)

@@ -80,7 +80,17 @@ class SessionObserver:
         return not one.list and one.parent is None and one.id != self._own
 
     async def _lose(self, one: ServiceSession) -> None:
-        if await self._store.call(LoseSession(one.id, self._own, one.beat)):
+        try:
+            ended = await self._store.call(LoseSession(one.id, self._own, one.beat))
+        except Exception as error:
+            if isinstance(error, RemoteError) and error.retryable:
+                raise
+            # A session that cannot be ended must not keep the others.
+            throttle(log, 60.0, about=one.id).error(
+                f"cannot end the session of a dead {one.kind}; retrying", session=one.id, exc_info=True
+            )
+            return
+        if ended:
             log.warning(
                 f"a {one.kind} is dead: it has sent no heartbeat for too long; others continue its work",
                 session=one.id,

@@ -253,9 +253,16 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 @answered_by("dags.dags:list_files", reads=True)
 class ListFiles(Call[tuple[FileRecord, ...]], frozen=True):
-    """Return all files by path. `broken`: only files with an error."""
+    """Return all files by path.
+
+    Attributes:
+        broken: Only files with an error.
+        removable_by: Only files that the parser with this session may remove, alone or together with others: files that
+            it has, and those that no live parser has.
+    """
 
     broken: bool = False
+    removable_by: int | None = None
 
 
 # -- the scheduler -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, and_, func, insert, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.core.tasks.inputs import Channel
@@ -22,7 +22,7 @@ from tidemill.store.calls.service_calls import FileRecord, ListFiles, StoredDag,
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import compute_digest, read_structure
 from tidemill.store.dag_tables import dag, dag_file, dag_version
-from tidemill.store.queries.dags.files import check_claim
+from tidemill.store.queries.dags.files import check_claim, is_free
 from tidemill.store.queries.dags.schedule import compute_next
 from tidemill.store.queries.triggers.triggers import make_storable
 
@@ -163,6 +163,8 @@ def list_files(connection: Connection, request: ListFiles, context: CallContext)
     statement = select(dag_file).where(_FILE.present == 1).order_by(_FILE.path)
     if request.broken:
         statement = statement.where(_FILE.error.is_not(None))
+    if request.removable_by is not None:
+        statement = statement.where(or_(_FILE.session_id == request.removable_by, is_free()))
     dags: dict[int, list[str]] = {}
     for file, dag_id in connection.execute(select(_DAG.file_id, _DAG.dag_id).where(_DAG.active == 1)):
         dags.setdefault(file, []).append(dag_id)

@@ -35,7 +35,7 @@ def claim_files(connection: Connection, request: ClaimFiles, context: CallContex
     wanted = _FILE.path.in_(select(_PATHS.build_source(dialect).c.path))
     known = set(connection.execute(select(_FILE.path).where(wanted), given).scalars())
     _add_unread(connection, sorted(set(request.paths) - known))
-    free = select(_FILE.id).where(and_(wanted, _is_free())).order_by(_FILE.id).with_for_update()
+    free = select(_FILE.id).where(and_(wanted, is_free())).order_by(_FILE.id).with_for_update()
     ids = list(connection.execute(free, given).scalars())
     if ids:
         values = {"session_id": request.session, "absent": "[]"}
@@ -52,7 +52,8 @@ def _add_unread(connection: Connection, paths: Iterable[str]) -> None:
         connection.execute(make(dag_file).on_conflict_do_nothing(), rows)
 
 
-def _is_free() -> ColumnElement[bool]:
+def is_free() -> ColumnElement[bool]:
+    """Build the condition that no live parser has a file."""
     live = select(_SESSION.id).where(_SESSION.ended_us.is_(None))
     return or_(_FILE.session_id.is_(None), _FILE.session_id.not_in(live))
 

@@ -86,9 +86,13 @@ def _count_per_item(plan: DagPlan, task_id: str, generator: str, sources: str | 
 
 
 def _waits_for_end(plan: DagPlan, generator: str, task_id: str) -> bool:
-    """Return whether a map depends on the generator by another task, which waits for the generator's end."""
+    """Return whether a map depends on the generator by another task, which waits for the generator's end.
+
+    A mapped group opens once its tasks are decided, and so it depends on what they depend on.
+    """
     others = [name for name in plan.tasks[generator].downstream if name != task_id]
-    return task_id in plan.list_downstream(others)
+    after = {*others, *plan.list_downstream(others)}
+    return not after.isdisjoint((task_id, *plan.groups.get(task_id, ())))
 
 
 @Statement
@@ -147,8 +151,9 @@ def unblock_sources(connection: Connection, context: CallContext, by: str, skip:
         if not ready:
             return 0
         board = Board(connection, context)
-        given = IDS.build_parameters(find_dialect(connection), build_id_rows(ready))
-        for entry in board.take(lock_free.fetch(connection, given)):
+        free = lock_free.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(ready)))
+        context.skipped = context.skipped or len(free) < len(ready)
+        for entry in board.take(free):
             board.give(entry, Unblocked(entry.row.epoch), by)
         board.flush()
         return board.moved

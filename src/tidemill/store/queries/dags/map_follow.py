@@ -5,8 +5,8 @@ follower (`map_queue`). A step of the follower takes the lowest indexes that its
 with these indexes, creates its own, and removes the indexes from the queue. An element costs one short row that is
 inserted and removed, however far the follower lags behind.
 
-Invariants: a step locks the elements of all its maps, then the indexes that it takes, then the maps; only then it reads
-the elements that are followed, so that none ends unseen.
+Invariants: a step locks the elements of all its maps, then the indexes that it takes, then the maps. An index that was
+passed on in the meantime leaves the follower marked, so that no element ends unseen.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.expansion import follow
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import STATES, TaskState
+from tidemill.store.batches import find_dialect
 from tidemill.store.dag_tables import task_instance
 from tidemill.store.queries.dags.map_queue import lock_queue, queue_all, read_queue
 from tidemill.store.queries.dags.map_results import read_results
@@ -96,3 +97,16 @@ def lock_passed(board: Board, head: TaskEntry, following: Following) -> None:
         state, has_item = results.get(number, ("", False))
         outcome = _OUTCOMES.get(state) if number < following.end else None
         following.states[number] = None if outcome is None else follow(outcome, has_item)
+
+
+def find_unseen(board: Board, head: TaskEntry, following: Following) -> list[int]:
+    """Return indexes that a follower could take but has not locked, because others passed them on during the step.
+
+    Call this once the map is locked: a transaction that passes on an index afterwards marks the map again.
+    """
+    connection = board.connection
+    if len(following.found) >= following.asked or find_dialect(connection) != "postgresql":
+        return []  # the window is full, or there are no other writers
+    numbers = read_queue(connection, head.id, len(following.states) + 1)
+    unseen = [number for number in numbers if number not in following.states]
+    return lock_queue(connection, head.id, unseen) if unseen else []

@@ -204,8 +204,11 @@ def end_parts(board: Board, work: GroupWork, stop: str) -> None:
         order = order_elements(work.parts[name].row)
         if order is not None:
             _give_all(board, [entry for index in indexes if (entry := _find(board, work, name, index))], order)
-    swept = [entry for index in work.swept for name in work.parts if (entry := _find(board, work, name, index))]
-    _give_all(board, swept, Cancel(request=stop))
+    for index in work.swept:
+        parts = [entry for name in work.parts if (entry := _find(board, work, name, index))]
+        # A worker may have claimed one of them before the unit was locked.
+        if all(entry.row.tries == entry.row.tries_before for entry in parts):
+            _give_all(board, parts, Cancel(request=stop))
     for index in work.gone:
         for name in (*work.parts, work.head.task_id):
             entry = _find(board, work, name, index)

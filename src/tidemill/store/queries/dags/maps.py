@@ -58,7 +58,7 @@ from tidemill.core.wording import format_count
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.service_calls import MapLimits
 from tidemill.store.dag_tables import IS_BAD_ELEMENT, task_instance
-from tidemill.store.queries.dags.map_follow import Following, find_passed, lock_passed
+from tidemill.store.queries.dags.map_follow import Following, find_passed, find_unseen, lock_passed
 from tidemill.store.queries.dags.map_groups import (
     UNITS,
     GroupWork,
@@ -165,6 +165,10 @@ def look_at_maps(
             lock_passed(board, work.head, work.following)
     parts = [part for work in works if work.group is not None for part in work.group.parts.values()]
     stored = _read_maps(connection, [*[work.head for work in works], *parts], limits, locks=True)
+    for work in works:
+        if work.following is not None and (unseen := find_unseen(board, work.head, work.following)):
+            work.following.found += unseen
+            work.left = True
     for work in works:
         _step(board, work, stored)
 

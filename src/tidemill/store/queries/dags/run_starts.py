@@ -47,7 +47,7 @@ def start_waiting_runs(connection: Connection, context: CallContext, limit: int,
 
 def _find_dags(connection: Connection, limit: int) -> list[int]:
     """Return the DAGs whose queued runs have a free slot, or may get the slot of a later run."""
-    waiting = select(_RUN.dag).where(IS_QUEUED).distinct().subquery()
+    waiting = select(_RUN.dag).where(and_(IS_QUEUED, _RUN.reason.is_(None))).distinct().subquery()
     running = select(func.count()).where(and_(_RUN.dag == _DAG.id, IS_RUNNING)).scalar_subquery()
     room = or_(running < _DAG.max_active_runs, and_(_DAG.by_past == 1, _has_earlier_run()))
     statement = select(_DAG.id).join(waiting, waiting.c.dag == _DAG.id).where(and_(_DAG.paused == 0, room))
@@ -71,7 +71,8 @@ def _choose_runs(
     """Return the runs of a DAG to start, after other runs have yielded their slots."""
     active = _fetch_candidates(connection, and_(_RUN.dag == found.id, IS_RUNNING), limit=None)
     room = max(0, found.max_active_runs - len(active))
-    waits = and_(_RUN.dag == found.id, IS_QUEUED, *passed)
+    # A queued run with a reason is being cancelled.
+    waits = and_(_RUN.dag == found.id, IS_QUEUED, _RUN.reason.is_(None), *passed)
     latest_us = max((one.logical_us for one in active if one.logical_us is not None), default=None)
     if room:
         waiting = _fetch_candidates(connection, waits, min(room, limit))

@@ -50,12 +50,13 @@ RUNS = (
 
 
 def start_runs(connection: Connection, runs: Sequence[int], context: CallContext) -> Board:
-    """Start queued runs and decide their first tasks."""
+    """Start queued runs and decide their first tasks; a run that has been cancelled in the meantime stays as it is."""
     board = Board(connection, context)
     board.lock((), runs)
-    for run in board.runs.values():
+    beginning = [run for run in board.runs.values() if run.state == "queued" and run.reason is None]
+    for run in beginning:
         begin_run(run, context.now_us)
-    expanding = [run.id for run in board.runs.values() if run.plan.maps]
+    expanding = [run.id for run in beginning if run.plan.maps]
     board.add_pending()
     close_board(board)
     if expanding:

@@ -244,17 +244,27 @@ def _free_triggers(connection: Connection, number: int, context: CallContext) ->
         .join(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
         .where(and_(trigger_cursor.c.session_id == number, trigger.c.task_id.is_not(None)))
     )
-    free_triggers(connection, list(connection.execute(held).scalars()), context)
+    free_triggers(connection, list(connection.execute(held).scalars()), number, context)
 
 
-def free_triggers(connection: Connection, ids: list[int], context: CallContext) -> None:
-    """Release task triggers for other triggerers; the new tokens fence off their last owner."""
+def free_triggers(connection: Connection, ids: list[int], owner: int, context: CallContext) -> None:
+    """Release task triggers for other triggerers; the new tokens fence off their owner.
+
+    Args:
+        connection: A connection inside a transaction.
+        ids: The triggers.
+        owner: The session that owns them; triggers that another session has claimed in the meantime stay as they are.
+        context: The transaction's context.
+    """
     if not ids:
         return
     lock_cursors(connection, ids)
     dialect = find_dialect(connection)
-    given = IDS.build_parameters(dialect, build_id_rows(ids))
     wanted = select(IDS.build_source(dialect).c.id)
+    given = IDS.build_parameters(dialect, build_id_rows(ids))
+    owned = and_(trigger_cursor.c.trigger_id.in_(wanted), trigger_cursor.c.session_id == owner)
+    found = list(connection.execute(select(trigger_cursor.c.trigger_id).where(owned), given).scalars())
+    given = IDS.build_parameters(dialect, build_id_rows(found))
     new = {"session_id": None, "claim_request": None, "token": trigger_cursor.c.token + 1}
     connection.execute(update(trigger_cursor).where(trigger_cursor.c.trigger_id.in_(wanted)).values(new), given)
     running = and_(trigger.c.id.in_(wanted), trigger.c.state == TriggerState.RUNNING.value)

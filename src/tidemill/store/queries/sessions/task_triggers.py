@@ -434,7 +434,7 @@ def release_triggers(connection: Connection, request: ReleaseTriggers, context: 
     note_cleaned_up(connection, request.session, held, context)
     rows = _fetch_held(connection, held)
     mine = [row.trigger_id for row in rows if row.session_id == request.session and row.token == held[row.trigger_id]]
-    free_triggers(connection, mine, context)
+    free_triggers(connection, mine, request.session, context)
     return len(mine)
 
 
