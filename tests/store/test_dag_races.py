@@ -187,6 +187,25 @@ async def test_a_group_that_stops_itself_leaves_a_unit_that_has_started_meanwhil
     assert [states[f"a[{index}]"] for index in range(3)] == ["failed", "running", "failed"]
 
 
+async def test_an_element_that_ends_with_a_callback_does_not_wait_for_its_run(
+    address: str, players: list[Player]
+) -> None:
+    run = await players[0].create(dag(mapped("m", literal(1))))
+    await players[0].claim_one()
+    connection = await asyncpg.connect(address)
+    await connection.execute("BEGIN; SELECT FROM task_instance WHERE map_index = 0 FOR UPDATE")
+    held = HeldRuns(connection)
+    cancelling = asyncio.create_task(players[0].store.call(CancelRun(run.dag_id, run.run_id, "tester")))
+    await held.wait_for(1)
+
+    # As the insert of a callback, which refers to the run.
+    await connection.execute("SELECT FROM dag_run FOR KEY SHARE NOWAIT")
+
+    await held.release()
+    await cancelling
+    await connection.close()
+
+
 @pytest.mark.parametrize("clears", [False, True])
 async def test_maps_that_change_together_are_locked_in_one_order(address: str, clears: bool) -> None:
     connection = await asyncpg.connect(address)

@@ -106,7 +106,7 @@ def _pending(dialect: str, skips: bool) -> Select[Any]:
     counts = [_MAP[name] for name in _Marked._fields if name != "head"]
     statement = select(_MAP.run, _MAP.task, *counts).join(dag_run, dag_run.c.id == _MAP.run).where(and_(*wanted))
     statement = statement.order_by(_MAP.task).limit(bindparam("most"))
-    return statement.with_for_update(of=dag_run, skip_locked=True)
+    return statement.with_for_update(of=dag_run, skip_locked=True, key_share=True)
 
 
 def _estimate_starts(head: TaskEntry, one: _Marked, window: int) -> int:

@@ -1,6 +1,7 @@
 """Reads, locks and writes the rows of tasks and runs, in batches.
 
-Invariants: runs are locked before their tasks, both by ascending id. Only `queries.dags.transition` writes rows.
+Invariants: runs are locked before their tasks, both by ascending id. Only `queries.dags.transition` writes rows. Locks
+of runs leave their keys free, so that the callback of an element, which refers to its run, can be inserted meanwhile.
 """
 
 from __future__ import annotations
@@ -280,7 +281,7 @@ def load_plan(connection: Connection, version_id: int, digest: str) -> DagPlan:
 
 @Statement
 def _run_lock(dialect: str) -> Select[Any]:
-    return _build_run_select(select(IDS.build_source(dialect).c.id)).with_for_update(of=dag_run)
+    return _build_run_select(select(IDS.build_source(dialect).c.id)).with_for_update(of=dag_run, key_share=True)
 
 
 @Statement
@@ -288,7 +289,7 @@ def _runs_lock(dialect: str) -> Select[Any]:
     given = select(_OF_TASKS.build_source(dialect).c.id)
     of_tasks = select(_TASK.run).where(and_(_TASK.id.in_(given), _TASK.map_index == literal_column("-1")))
     wanted = union(select(IDS.build_source(dialect).c.id), of_tasks)
-    return _build_run_select(wanted).with_for_update(of=dag_run)
+    return _build_run_select(wanted).with_for_update(of=dag_run, key_share=True)
 
 
 @Statement

@@ -162,7 +162,9 @@ def _work(dialect: str, skips: bool) -> Select[Any]:
 
 def _stop_overdue_runs(connection: Connection, context: CallContext, skip: Collection[int]) -> int:
     wanted = and_(_OPEN, _RUN.deadline_us <= context.now_us, *([_RUN.id.not_in(skip)] if skip else ()))
-    statement = select(_RUN.id).where(wanted).order_by(_RUN.id).limit(_RUNS).with_for_update(skip_locked=True)
+    statement = (
+        select(_RUN.id).where(wanted).order_by(_RUN.id).limit(_RUNS).with_for_update(skip_locked=True, key_share=True)
+    )
     # A run is its own work item.
     found = [(number, number) for number in connection.execute(statement).scalars()]
     reason = "it exceeded its dagrun_timeout"
@@ -190,13 +192,17 @@ def _stopping(dialect: str, skips: bool) -> Select[Any]:
     # Compiled: turns that expand maps look for such a run.
     skipped = [_RUN.id.not_in(select(SKIPPED.build_source(dialect).c.id))] if skips else []
     statement = select(_RUN.id).where(and_(_RUN.stop.is_not(None), *skipped)).order_by(_RUN.id)
-    return statement.limit(literal_column("1")).with_for_update(skip_locked=True)
+    return statement.limit(literal_column("1")).with_for_update(skip_locked=True, key_share=True)
 
 
 def _decide_pending(connection: Connection, context: CallContext, limit: int, skip: Collection[int]) -> int:
     wanted = and_(_PENDING, *([_TASK.run.not_in(skip)] if skip else ()))
     statement = select(_TASK.run, _TASK.id).join(dag_run, _RUN.id == _TASK.run).where(wanted)
-    statement = statement.order_by(_TASK.run, _TASK.id).limit(limit).with_for_update(of=dag_run, skip_locked=True)
+    statement = (
+        statement.order_by(_TASK.run, _TASK.id)
+        .limit(limit)
+        .with_for_update(of=dag_run, skip_locked=True, key_share=True)
+    )
     found = connection.execute(statement).all()
 
     def decide(tasks: list[int]) -> int:
@@ -229,4 +235,4 @@ def _due(dialect: str, skips: bool) -> Select[Any]:
         due = and_(due, _TASK.run.not_in(select(SKIPPED.build_source(dialect).c.id)))
     statement = select(_TASK.run, _TASK.id, _TASK.epoch).join(dag_run, _RUN.id == _TASK.run).where(due)
     statement = statement.order_by(_TASK.next_due_us).limit(bindparam("most"))
-    return statement.with_for_update(of=dag_run, skip_locked=True)
+    return statement.with_for_update(of=dag_run, skip_locked=True, key_share=True)
