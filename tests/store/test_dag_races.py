@@ -184,7 +184,7 @@ async def test_a_group_that_stops_itself_leaves_a_unit_that_has_started_meanwhil
     await connection.close()
 
     states = await players[1].states(run)
-    assert [states[f"a[{index}]"] for index in range(3)] == ["failed", "running", "failed"]
+    assert [states[f"a[{index}]"] for index in range(3)] == ["failed", "running", "skipped"]
 
 
 async def test_an_element_that_ends_with_a_callback_does_not_wait_for_its_run(

@@ -204,11 +204,10 @@ def end_parts(board: Board, work: GroupWork, stop: str) -> None:
         order = order_elements(work.parts[name].row)
         if order is not None:
             _give_all(board, [entry for index in indexes if (entry := _find(board, work, name, index))], order)
-    for index in work.swept:
-        parts = [entry for name in work.parts if (entry := _find(board, work, name, index))]
-        # A worker may have claimed one of them before the unit was locked.
-        if all(entry.row.tries == entry.row.tries_before for entry in parts):
-            _give_all(board, parts, Cancel(request=stop))
+    units = [[part for name in work.parts if (part := _find(board, work, name, index))] for index in work.swept]
+    # A worker may have claimed one of them before the unit was locked.
+    unstarted = [parts for parts in units if not any(part.row.started for part in parts)]
+    _give_all(board, [part for parts in unstarted for part in parts], Cancel(request=stop))
     for index in work.gone:
         for name in (*work.parts, work.head.task_id):
             entry = _find(board, work, name, index)
