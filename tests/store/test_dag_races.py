@@ -120,8 +120,17 @@ async def test_a_run_that_ends_while_it_is_to_give_its_place_is_not_begun_again(
     assert (await players[0].run(earlier)).state == "success"
 
 
+async def count_deadlocks(address: str) -> int:
+    connection = await asyncpg.connect(address)
+    try:
+        statement = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        return int(await connection.fetchval(statement))
+    finally:
+        await connection.close()
+
+
 async def test_a_queued_run_that_is_cancelled_while_it_is_to_begin_does_not_begin(
-    players: list[Player], held_runs: Callable[[], Awaitable[HeldRuns]]
+    address: str, players: list[Player], held_runs: Callable[[], Awaitable[HeldRuns]]
 ) -> None:
     await players[0].create(dag(task("a"), max_active_runs=1))
     second = await players[0].store.call(CreateRun("dag", by="tester", run_id="second"))
@@ -136,6 +145,7 @@ async def test_a_queued_run_that_is_cancelled_while_it_is_to_begin_does_not_begi
 
     found = await players[0].run(second)
     assert (found.state, found.reason) == ("failed", "cancelled by tester")
+    assert await count_deadlocks(address) == 0
 
 
 async def test_an_element_that_ends_while_a_map_follows_others_is_followed_too(
@@ -145,10 +155,12 @@ async def test_an_element_that_ends_while_a_map_follows_others_is_followed_too(
     attempts = await players[0].claim()
     values = (("return_value", "1"),)
     await players[0].report(attempts[0], Success(), xcoms=values)
+    await players[0].schedule()  # the first success is told, which marks the other map, too
+    await players[0].report(attempts[1], Success(), xcoms=values)
     connection = await asyncpg.connect(address)
     await connection.execute("BEGIN; SELECT FROM task_map WHERE task_id = 'f' FOR UPDATE")
     held = HeldRuns(connection)
-    reporting = asyncio.create_task(players[0].report(attempts[1], Success(), xcoms=values))
+    reporting = asyncio.create_task(players[0].report(attempts[2], Success(), xcoms=values))
     await held.wait_for(1)
     # It reads what has ended before the report is committed, and locks the map afterwards.
     turning = asyncio.create_task(players[1].store.call(SchedulerTurn(players[1].scheduler)))
@@ -160,7 +172,7 @@ async def test_an_element_that_ends_while_a_map_follows_others_is_followed_too(
     await players[1].schedule()
 
     states = await players[1].states(run)
-    assert [states.get(f"f[{index}]") for index in range(3)] == ["queued", "queued", None]
+    assert [states.get(f"f[{index}]") for index in range(4)] == ["queued", "queued", "queued", None]
 
 
 async def test_a_group_that_stops_itself_leaves_a_unit_that_has_started_meanwhile(
@@ -415,9 +427,6 @@ async def test_ends_of_tasks_in_one_unit_do_not_block_each_other_for_good(addres
         await asyncio.gather(
             end(players[0], ("a", index), ("b", index + 1)), end(players[1], ("b", index), ("a", index + 1))
         )
-    connection = await asyncpg.connect(address)
-    count = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-    assert await connection.fetchval(count) == 0
-    await connection.close()
+    assert await count_deadlocks(address) == 0
     await players[0].play()
     assert set((await players[0].states(run)).values()) == {"success"}

@@ -12,14 +12,11 @@ from tests.store.dags import Player, dag, encode, task
 from tests.store.server import PostgresServer
 from tests.store.test_streams import Stream
 
-from tidemill.core.tasks.endings import Deferral
 from tidemill.core.tasks.structure import ScheduleStructure
 from tidemill.store.calls.dag_calls import PauseDag
-from tidemill.store.calls.run_calls import CancelRun, CreateRun, ListRuns, RunRecord
+from tidemill.store.calls.run_calls import CancelRun, CreateRun, ListRuns
 from tidemill.store.calls.service_calls import SchedulerTurn, StoreFile
 from tidemill.store.calls.setting_calls import SetPool
-from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
-from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.engines.opening import open_store
 
 HOUR_US = 3_600_000_000
@@ -113,52 +110,6 @@ async def test_schedulers_at_once_create_one_run_of_each_due_time(players: list[
         await player.play()
     runs = (await players[0].store.call(ListRuns())).rows
     assert [run.state for run in runs] == ["success"] * 12
-
-
-async def begin_streams(player: Player, *names: str) -> list[RunRecord]:
-    """Create runs whose tasks wait for events of streams that have arrived."""
-    runs = [await player.create(dag(task("a"), id=name)) for name in names]
-    deferral = Deferral("mod.Trigger", "{}", "", streams=True)
-    await player.turn(*[AttemptReport(one.task, one.epoch, deferral) for one in await player.claim()])
-    triggerer = await player.begin_service("triggerer")
-    triggers = await player.store.call(ClaimTriggers(triggerer, 1, 10))
-    events = tuple(FiredEvent(one.id, one.token, "1", None, 1) for one in triggers)
-    await player.store.call(StoreEvents(triggerer, 1, events))
-    return runs
-
-
-async def test_a_stream_of_a_run_that_is_locked_delays_no_other(
-    players: list[Player], slow: asyncpg.Connection
-) -> None:
-    runs = await begin_streams(players[0], "one", "two")
-    await slow.execute(f"SELECT FROM dag_run WHERE id = {runs[0].id} FOR UPDATE")
-
-    async with asyncio.timeout(30):
-        answer = await players[1].schedule()
-
-    assert answer.skipped
-    assert [(await players[1].states(run))["a"] for run in runs] == ["deferred", "queued"]
-    await slow.execute("COMMIT")
-    assert not (await players[1].schedule()).skipped
-    assert (await players[1].states(runs[0]))["a"] == "queued"
-
-
-async def test_a_task_that_waits_for_a_stream_again_is_resumed_all_the_same(
-    players: list[Player], slow: asyncpg.Connection
-) -> None:
-    (run,) = await begin_streams(players[0], "one")
-    # It goes on, waits again, and its next event arrives, after the scheduler has found the first one.
-    await slow.execute("UPDATE task_instance SET epoch = epoch + 4")
-    turn = asyncio.create_task(players[1].schedule())
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    async with asyncio.timeout(30):
-        while not await slow.fetchval(waiting):
-            await asyncio.sleep(0.01)
-            await slow.execute("SELECT pg_stat_clear_snapshot()")
-    await slow.execute("COMMIT")
-    await turn
-
-    assert (await players[1].states(run))["a"] == "queued"
 
 
 async def test_a_queued_run_whose_cancel_takes_several_turns_does_not_begin(players: list[Player]) -> None:

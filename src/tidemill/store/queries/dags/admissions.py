@@ -289,7 +289,7 @@ def _find_limits(
     if not found:
         return rows, found, starting
     statement = select(dag.c.id).where(dag.c.id.in_(sorted(found))).order_by(dag.c.id)
-    locked = set(connection.execute(statement.with_for_update(skip_locked=True)).scalars())
+    locked = set(connection.execute(statement.with_for_update(skip_locked=True, key_share=True)).scalars())
     if len(locked) == len(found):
         return rows, found, starting
     context.skipped = True

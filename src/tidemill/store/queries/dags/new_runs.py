@@ -157,7 +157,7 @@ def _dag_lock(dialect: str) -> Select[Any]:
         select(_DAG.id, _DAG.version_id, *of_version, _DAG.active, _DAG.paused, _DAG.max_active_runs)
         .join(dag_version, dag_version.c.id == _DAG.version_id)
         .where(_DAG.dag_id == bindparam("dag_name"))
-        .with_for_update(of=dag)
+        .with_for_update(of=dag, key_share=True)
     )
 
 

@@ -36,7 +36,9 @@ def start_waiting_runs(connection: Connection, context: CallContext, limit: int,
     passed = [_RUN.id.not_in(skip)] if skip else []
     runs: list[int] = []
     for number in _find_dags(connection, limit):
-        found = connection.execute(select(dag).where(_DAG.id == number).with_for_update(skip_locked=True)).first()
+        found = connection.execute(
+            select(dag).where(_DAG.id == number).with_for_update(skip_locked=True, key_share=True)
+        ).first()
         if found is None:
             context.skipped = True
             continue

@@ -53,7 +53,7 @@ def create_due_runs(connection: Connection, context: CallContext, limit: int, sk
     """Create the due runs and return their number; `skip`: DAGs to skip."""
     due = and_(_is_scheduled(), _DAG.next_us <= context.now_us, *([_DAG.id.not_in(skip)] if skip else ()))
     statement = select(_DAG.id).where(due).order_by(_DAG.next_us).limit(limit)
-    dags = list(connection.execute(statement.with_for_update(of=dag, skip_locked=True)).scalars())
+    dags = list(connection.execute(statement.with_for_update(of=dag, skip_locked=True, key_share=True)).scalars())
     return work_on_dags(
         connection,
         context,
@@ -84,7 +84,7 @@ def _is_scheduled() -> ColumnElement[bool]:
 
 
 def _create_due_run(connection: Connection, number: int, context: CallContext) -> bool:
-    row = connection.execute(select(dag).where(_DAG.id == number).with_for_update()).one()
+    row = connection.execute(select(dag).where(_DAG.id == number).with_for_update(key_share=True)).one()
     text = connection.execute(select(dag_version.c.structure).where(dag_version.c.id == row.version_id)).scalar_one()
     schedule = read_structure(text).schedule
     # Compute the due time again: of several missed times, only the last one may be due.
