@@ -13,11 +13,11 @@ from tidemill.core.tasks.endings import Failure, Idle, Skip
 from tidemill.dags import DAG, BaseOperator
 from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskFailed, TaskTimeout
 from tidemill.dags.running import run_attempt
-from tidemill.dags.streaming import StreamAction, StreamIdle, StreamPlan, StreamRun, StreamTaskEnd
+from tidemill.dags.streaming import AttemptIdle, StreamAction, StreamPlan, StreamRun, StreamTaskEnd
 from tidemill.runtime.json.codec import decode, encode
 from tidemill.store.calls.stream_calls import StreamBatch, StreamEvent
 from tidemill.store.calls.trigger_calls import EventEnding
-from tidemill.store.calls.worker_calls import StreamClaim
+from tidemill.store.calls.worker_calls import ClaimedStream
 
 
 class Services:
@@ -78,7 +78,7 @@ def run(
     operator: Any,
     services: Services,
     plan: StreamPlan | None = None,
-    claim: StreamClaim | None = None,
+    claim: ClaimedStream | None = None,
     *,
     step: float = 0.0,
     lists: bool = False,
@@ -91,7 +91,7 @@ def run(
     stream = StreamRun(
         operator,
         plan or StreamPlan(""),
-        claim or StreamClaim(7),
+        claim or ClaimedStream(7),
         context,
         services_,
         lambda: next(clock) * step,
@@ -110,20 +110,20 @@ def test_events_come_in_batches_and_each_is_kept_with_what_it_derived():
 
 def test_an_attempt_begins_after_what_was_handled():
     operator, services = Operator(), Services("a", "b", "c")
-    run(operator, services, claim=StreamClaim(7, 2, 5, '"x"'))
+    run(operator, services, claim=ClaimedStream(7, 2, 5, '"x"'))
     assert operator.batches == [[(2, "c", True)]]
     assert [number for _, number, _, _ in services.kept] == [6]
 
 
 def test_an_attempt_without_an_event_leaves_its_worker():
-    with pytest.raises(StreamIdle) as idle:
+    with pytest.raises(AttemptIdle) as idle:
         run(Operator(), Services("a", open=True), StreamPlan("", idle_us=500_000))
     assert idle.value.ending == Idle(500_000)
 
 
 @pytest.mark.parametrize(("step", "left"), [(0.2, 300_000), (0.6, 0)])
 def test_the_time_that_an_attempt_has_waited_counts_in_the_idle_timeout(step, left):
-    with pytest.raises(StreamIdle) as idle:
+    with pytest.raises(AttemptIdle) as idle:
         run(Operator(), Services(open=True), StreamPlan("", idle_us=500_000), step=step)
     assert idle.value.ending == Idle(left)
 
@@ -141,7 +141,7 @@ def test_a_pause_longer_than_the_linger_gives_the_worker_back(seconds, leaves):
     operator = Operator()
     operator.handle_trigger_events = lambda events, context: StreamAction.pause(seconds)  # type: ignore[method-assign]
     services = Services("a", open=True)
-    with pytest.raises(StreamIdle) as idle:
+    with pytest.raises(AttemptIdle) as idle:
         run(operator, services)
     assert idle.value.ending == (Idle(None, 60_000_000) if leaves else Idle())
     assert [handled for handled, *_ in services.kept] == [1]
@@ -301,7 +301,7 @@ def test_an_attempt_whose_stream_is_too_late_ends_as_the_deferral_would(due_us, 
     with DAG("dag") as dag:
         Read(task_id="read")
     resume = Resume("", StreamPlan("").write(), "null")
-    claim = Claim("dag", "read", resume=resume, deadline_us=5, stream=StreamClaim(7, due_us=due_us))
+    claim = Claim("dag", "read", resume=resume, deadline_us=5, stream=ClaimedStream(7, due_us=due_us))
     services: Any = Services("a")
     result = run_attempt(dag, claim, services).ending
     assert (result.error if isinstance(result, Failure) else "skipped") == ending

@@ -40,7 +40,7 @@ from tidemill.dags.map_sources import LeafItem
 from tidemill.dags.params import wrap_params
 from tidemill.dags.results import AttemptResult
 from tidemill.dags.stream_key import write_key
-from tidemill.dags.streaming import StreamIdle, StreamPlan, StreamRun, StreamTaskEnd, read_cursor, read_plan
+from tidemill.dags.streaming import AttemptIdle, StreamPlan, StreamRun, StreamTaskEnd, read_cursor, read_plan
 from tidemill.dags.task_services import AttemptClaim, CallbackClaim, EndingEvent, TaskServices
 from tidemill.dags.templates import Renderer, build_environment, find_texts, render_fields
 from tidemill.dags.trigger_text import write_trigger
@@ -131,7 +131,7 @@ def _run_task(
             raise
         except TaskDeferred as deferral:
             return AttemptResult(_defer(task, deferral))
-        except StreamIdle as idle:
+        except AttemptIdle as idle:
             return AttemptResult(idle.ending)
         except StreamTaskEnd as end:
             return _end_by_event(end.ending, task, services)

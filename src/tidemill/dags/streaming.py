@@ -68,7 +68,7 @@ class StreamPause:
     duration: timedelta
 
 
-class StreamIdle(BaseException):
+class AttemptIdle(BaseException):
     """Ends an attempt that has handled all events that have arrived; `except Exception` does not catch it."""
 
     def __init__(self, ending: Idle) -> None:
@@ -124,7 +124,7 @@ def read_cursor(checkpoint: str | None) -> StreamCursor:
     return StreamCursor(None if checkpoint is None else decode(checkpoint))
 
 
-class TaskStream:
+class EventStream:
     """The stream of an attempt: `context["stream"]`.
 
     Attributes:
@@ -219,7 +219,7 @@ class StreamRun:
         self._task, self._plan, self._services, self._lists = task, plan, services, lists
         self._context, self._read_clock, self._sleep = context, read_clock, sleep
         self._trigger, self._handled, self._kept = claim.trigger, claim.handled, claim.kept
-        self._stream = context["stream"] = TaskStream(claim)
+        self._stream = context["stream"] = EventStream(claim)
         self._linger = float(task.stream_linger)
         if plan.idle_us is not None:
             self._linger = min(self._linger, plan.idle_us / _MICROSECONDS)
@@ -228,7 +228,7 @@ class StreamRun:
         """Handle events; return the value that `on_stream_end` returned.
 
         Raises:
-            StreamIdle: No event has come for a while, or the task pauses.
+            AttemptIdle: No event has come for a while, or the task pauses.
             StreamTaskEnd: An event ends the task.
             TaskDeferralError: The trigger failed, or ended without an event.
         """
@@ -250,7 +250,7 @@ class StreamRun:
             if batch.ended:
                 return self._end(batch)
             if not events:
-                raise StreamIdle(Idle(self._find_idle(waited)))
+                raise AttemptIdle(Idle(self._find_idle(waited)))
 
     def _check_interrupted(self) -> None:
         if is_interrupted():
@@ -336,7 +336,7 @@ class StreamRun:
         if isinstance(action, StreamPause):
             seconds = action.duration.total_seconds()
             if seconds > self._linger:
-                raise StreamIdle(Idle(self._plan.idle_us, int(seconds * _MICROSECONDS)))
+                raise AttemptIdle(Idle(self._plan.idle_us, int(seconds * _MICROSECONDS)))
             self._sleep(seconds)
         elif action is not None:
             raise TaskFailed(

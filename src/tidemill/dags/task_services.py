@@ -147,7 +147,7 @@ class EmitAnswer(Protocol):
 
 
 class StreamClaim(Protocol):
-    """The stream of an attempt; `store.calls.worker_calls.StreamClaim` documents the fields."""
+    """The stream of an attempt; `store.calls.worker_calls.ClaimedStream` documents the fields."""
 
     @property
     def trigger(self) -> int: ...

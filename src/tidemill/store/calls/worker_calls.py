@@ -116,7 +116,7 @@ class ResumeWith(msgspec.Struct, frozen=True):
     payload: str
 
 
-class StreamClaim(msgspec.Struct, frozen=True):
+class ClaimedStream(msgspec.Struct, frozen=True):
     """The stream that an attempt handles.
 
     Attributes:
@@ -217,7 +217,7 @@ class ClaimedAttempt(msgspec.Struct, frozen=True):
     elements: tuple[str | None, ...] = ()
     leaf_indexes: tuple[int, ...] = ()
     map_length: int | None = None
-    stream: StreamClaim | None = None
+    stream: ClaimedStream | None = None
     checkpoint: str | None = None
 
 

@@ -44,7 +44,7 @@ from tidemill.store.calls.stream_calls import (
 )
 from tidemill.store.calls.task_calls import MAX_XCOM_BYTES
 from tidemill.store.calls.trigger_calls import CountUndelivered, EventEnding
-from tidemill.store.calls.worker_calls import StreamClaim
+from tidemill.store.calls.worker_calls import ClaimedStream
 from tidemill.store.content import check_identity
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_instance
@@ -73,7 +73,7 @@ _DEFERRED = TaskState.DEFERRED.value
 _read_ending = msgspec.json.Decoder(EventEnding).decode
 
 
-def read_streams(connection: Connection, entries: Iterable[TaskEntry]) -> dict[int, StreamClaim]:
+def read_streams(connection: Connection, entries: Iterable[TaskEntry]) -> dict[int, ClaimedStream]:
     """Return the streams of tasks, by task."""
     streams = {entry.id: entry.row.stream for entry in entries if entry.row.stream is not None}
     if not streams:
@@ -81,7 +81,7 @@ def read_streams(connection: Connection, entries: Iterable[TaskEntry]) -> dict[i
     wanted = [(task, stream.epoch) for task, stream in streams.items()]
     rows = _streams.fetch(connection, _OF_TASKS.build_parameters(find_dialect(connection), wanted))
     return {
-        task: StreamClaim(number, handled, kept, checkpoint, streams[task].due_us)
+        task: ClaimedStream(number, handled, kept, checkpoint, streams[task].due_us)
         for task, number, handled, kept, checkpoint in rows
     }
 
@@ -123,7 +123,7 @@ def find_ready(connection: Connection, entries: Sequence[TaskEntry]) -> tuple[se
     return _sort_ready(connection, streams)
 
 
-def _sort_ready(connection: Connection, streams: Mapping[int, StreamClaim]) -> tuple[set[int], set[int]]:
+def _sort_ready(connection: Connection, streams: Mapping[int, ClaimedStream]) -> tuple[set[int], set[int]]:
     """Return the tasks that can go on, and those that wait for a map, whose streams are marked so."""
     ready = [one for one in _read(connection, {one.trigger for one in streams.values()}) if one.ready]
     held = {one.trigger for one in ready if _is_held(connection, one)}
