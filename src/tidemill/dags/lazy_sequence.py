@@ -26,7 +26,7 @@ class LazySequence(Sequence[Any]):
         key: The key that the values are stored under, or the name of the list.
         dag_id: The DAG; None: that of the running task.
         run_id: The run; None: that of the running task.
-        map_index: The element in which a generator of a mapped group yielded the values; None: it is no such task.
+        map_index: The element in which a generator of a mapped group yielded the values; None: it is another task.
     """
 
     def __init__(

@@ -144,7 +144,7 @@ def read_dicts(owner: str, kwargs: Any, check: Callable[[Mapping[str, Any]], Non
         check: Checks the names in a dict.
 
     Raises:
-        DagError: The argument is no list of dicts.
+        DagError: The argument is not a list of dicts.
     """
     kwargs = kwargs.value if isinstance(kwargs, GroupOutput) else kwargs
     if isinstance(kwargs, XComArg | DagParam):

@@ -117,7 +117,7 @@ def check_limits(owner: str, max_outstanding: object, max_failed_elements: objec
     """Return both limits of a map.
 
     Raises:
-        DagError: One of them is no number, or out of range.
+        DagError: One of them is not a number, or is out of range.
     """
     most = None if max_outstanding is None else check_int(owner, "max_outstanding", max_outstanding, 1)
     if most is not None and most > _MAX_OUTSTANDING:

@@ -99,7 +99,7 @@ class MappedOperator(BaseOperator):
 
     @property
     def map_structure(self) -> MapStructure:
-        """What the task is mapped over, as the store keeps it."""
+        """The structure of the map, as the store keeps it."""
         return MapStructure(
             tuple(self._expand_input.sources),
             self.factors,
@@ -110,7 +110,7 @@ class MappedOperator(BaseOperator):
 
     @property
     def expand_input(self) -> ExpandInput:
-        """What the task is mapped over."""
+        """The mapped arguments with their sources."""
         return self._expand_input
 
     def evaluate(self, leaves: Sequence[LeafItem], values: RunValues) -> tuple[dict[str, Any], Any]:

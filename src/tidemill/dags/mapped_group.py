@@ -93,14 +93,14 @@ class MappedTaskGroup(GroupCall):
 
     @property
     def map_structure(self) -> MapStructure:
-        """What the group is mapped over, as the store keeps it."""
+        """The structure of the map, as the store keeps it."""
         return MapStructure(
             tuple(self.expand_input.sources), self.factors, self.max_outstanding, self.max_failed_elements
         )
 
     @cached_property
     def arguments(self) -> dict[str, MappedArgument]:
-        """What the function gets for the arguments that the group is mapped over."""
+        """The proxies that the function gets as its mapped arguments."""
         parameters = inspect.signature(self.function).parameters
         names = self.expand_input.sources
         if ALL_ARGUMENTS in names:

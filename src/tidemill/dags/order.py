@@ -22,7 +22,7 @@ class Linked(Protocol):
 
 @dataclass(slots=True)
 class NodeEdges:
-    """The edges of a node that is no task, or that has more edges than its task."""
+    """The edges of a node that is not a task, or that has more edges than its task."""
 
     upstream_task_ids: set[str]
     downstream_task_ids: set[str]

@@ -174,7 +174,7 @@ def _prepare(config: Path | None, folder: Path | None, secrets: KnownSecrets | N
     """Load the settings, configure the log, and find the folder.
 
     Raises:
-        ConfigError: The settings are invalid, or there is no such folder.
+        ConfigError: The settings are invalid, or the folder does not exist.
     """
     from tidemill.config.loading import load_settings
     from tidemill.runtime.identity import find_worker_name

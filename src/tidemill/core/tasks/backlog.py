@@ -14,7 +14,7 @@ MAX_BACKLOG, MAX_BACKLOG_BYTES = 10_000, 64 << 20
 
 
 class ItemBacklog(NamedTuple):
-    """What a generator has yielded and some map over it has not created elements from. `size`: its bytes."""
+    """The values of a generator from which some map has not created elements yet. `size`: their bytes."""
 
     items: int = 0
     size: int = 0

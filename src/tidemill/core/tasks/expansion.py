@@ -243,7 +243,7 @@ def count_existing(row: MapRow, *, failed: bool = False) -> MapRow:
 
     Args:
         row: The row.
-        failed: Whether it counts the other map as a failed source, which is no element.
+        failed: Whether it counts the other map as a failed source, which is not an element.
     """
     number = row.waiting + row.unfinished + row.retrying + row.success + row.failed + row.upstream_failed + row.skipped
     return row._replace(arrived=number - failed, created=number - failed)

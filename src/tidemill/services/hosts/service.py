@@ -82,7 +82,7 @@ class ServiceHealth:
 
 @dataclass(frozen=True, slots=True)
 class ServiceHost:
-    """What a service that runs by itself has.
+    """The parts that every service that runs by itself needs.
 
     Attributes:
         kind: The kind of the service.
@@ -118,7 +118,7 @@ class ServiceHost:
 
 
 class HostedService(Protocol):
-    """What a service does in its sessions."""
+    """The work of a service in its sessions."""
 
     def build_works(self, host: ServiceHost, session: int) -> list[Work]:
         """Return the parts that run during a session."""

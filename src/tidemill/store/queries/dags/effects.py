@@ -137,7 +137,7 @@ class Effects:
         journal: New rows of the journal.
         xcoms: New XComs, as task, key and value.
         cleared: The tasks whose XComs are removed.
-        emptied: The tasks whose items are removed: generators that begin anew, and that no map is mapped over.
+        emptied: The tasks whose items are removed: generators that start over, and that no map is mapped over.
         made: New triggers.
         stopped: The tasks whose triggers stop, with the epoch and the reason.
         callbacks: Callbacks that are due.

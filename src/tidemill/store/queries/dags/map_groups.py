@@ -275,7 +275,7 @@ def _start(board: Board, unit: TaskEntry) -> None:
 
 
 def _create_parts(board: Board, work: GroupWork, index: int, counts: Mapping[str, Counter[str]]) -> None:
-    """Have the tasks of a unit begin anew, and count them."""
+    """Have the tasks of a unit start over, and count them."""
     for name, head in work.parts.items():
         part = _find(board, work, name, index)
         if part is None:

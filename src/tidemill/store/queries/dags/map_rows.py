@@ -86,11 +86,11 @@ class MapWrites:
     """The pending changes of maps.
 
     Attributes:
-        reset: The heads of maps that begin anew.
+        reset: The heads of maps that start over.
         woken: The maps that the scheduler has to look at, as run and task.
         told: What the heads told when they were read, by head.
         ended: The elements that have ended and are followed, as run, follower and index.
-        keeps: The heads of maps that will begin anew, and whether their elements keep results.
+        keeps: The heads of maps that will start over, and whether their elements keep results.
     """
 
     reset: set[int] = field(default_factory=set)

@@ -359,7 +359,7 @@ def _step_parts(
     before = {part.id: maps[part.id] for part in group.parts.values()}
     after = follow_units(group, stored, before, counts, outcome, marked)
     if group.head.row.ending is not None and group.head.row.ending.state is TaskState.NONE:
-        # The group and its tasks begin anew together.
+        # The group and its tasks start over together.
         endings = [after[part.id].row for part in group.parts.values() if part.row.state is TaskState.ENDING]
         holds = holds or not all(row.done for row in (stored.row, *endings))
     for part in group.parts.values():
