@@ -277,7 +277,7 @@ def bad_param() -> None:
 T = add.override(task_id="t")
 GENERATE = task(task_id="t")(stream.function)
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "number": (lambda: T.expand(x=5), "'x' of expand() is of type int, which is no sequence; pass a list"),
+    "number": (lambda: T.expand(x=5), "'x' of expand() is of type int, not a sequence; pass a list"),
     "text": (lambda: T.expand(x="abc"), "'x' of expand() is a single text; pass a list of texts"),
     "set": (lambda: T.expand(x={1, 2}), "a set, whose order changes; pass sorted"),
     "iterator": (lambda: T.expand(x=iter([1])), "an iterator, which can be read only once; pass list"),
@@ -386,7 +386,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no window": (lambda: T.partial(max_outstanding=0).expand(x=[1]), "max_outstanding must be at least 1"),
     "failures": (lambda: T.partial(max_failed_elements=-1).expand(x=[1]), "max_failed_elements must be at least 0"),
     "map of a task": (lambda: T.expand(x=numbers().map(add)), "map() needs a plain function that takes an item"),
-    "param": (bad_param, "'x' of expand() is of type int, which is no sequence"),
+    "param": (bad_param, "'x' of expand() is of type int, not a sequence"),
     "unmapped option": (
         lambda: Load(task_id="t", path="a", max_outstanding=3),
         "give it to partial() of a mapped task",

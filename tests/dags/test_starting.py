@@ -128,7 +128,7 @@ def test_a_callable_and_what_cannot_be_stored_are_refused_by_task_and_argument()
     [
         ("{{ shout(ds) }}", "uses 'shout', a macro of the DAG"),
         ("{{ ds | loud }}", "uses 'loud', a filter of the DAG"),
-        ("{{ ds | nothing }}", "uses 'nothing', which is no filter"),
+        ("{{ ds | nothing }}", "uses 'nothing', not a filter"),
         ("{{ ti.xcom_pull('a') }}", "uses 'xcom_pull'"),
         ("{{ task_instance['xcom_pull']('a') }}", "uses 'xcom_pull'"),
         ("{{ var.value.a }}", "uses 'var', which is not known there"),

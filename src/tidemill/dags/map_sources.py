@@ -130,7 +130,7 @@ def _explain(value: Any) -> str:
     if isinstance(value, Iterator):
         return "an iterator, which can be read only once; pass list(...), or make it a @task that yields"
     return (
-        f"of type {type(value).__name__}, which is no sequence; pass a list, a dict, a param or the output of a task, "
+        f"of type {type(value).__name__}, not a sequence; pass a list, a dict, a param or the output of a task, "
         "or give the argument in partial()"
     )
 

@@ -136,7 +136,7 @@ def _check_template(where: str, dag: Any, text: str) -> set[str]:
         raise DagError(f"{where} is invalid: {error.message}") from error
     for one in tree.find_all(jinja2.nodes.Filter):
         if one.name in dag.user_defined_filters or one.name not in environment.filters:
-            what = "a filter of the DAG" if one.name in dag.user_defined_filters else "which is no filter"
+            what = "a filter of the DAG" if one.name in dag.user_defined_filters else "not a filter"
             raise DagError(f"{where} uses {one.name!r}, {what}; {_say_known('filters of Jinja')}")
     for _ in tree.find_all(_LOADS):
         raise DagError(f"{where} loads a file; {_say_known('values of the run')}")

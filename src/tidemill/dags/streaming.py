@@ -86,7 +86,7 @@ class StreamTaskEnd(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """How a task handles its stream: a part of the stored deferral.
+    """The settings by which a task handles its stream: a part of the stored deferral.
 
     Attributes:
         method: The method that is called per event, unless the operator has `handle_trigger_events`.

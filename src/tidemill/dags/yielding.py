@@ -164,7 +164,7 @@ class _Emitter:
         if not self.is_ended and self._stored > self._sent:
             raise TaskFailed(
                 f"the generator ended after {format_count(self._sent, 'element')}, but an earlier try yielded "
-                f"{self._stored:,}; make it yield the same elements again, or clear it to begin anew"
+                f"{self._stored:,}; make it yield the same elements again, or clear it to start over"
             )
 
     def abandon(self) -> None:

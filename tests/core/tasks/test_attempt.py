@@ -721,7 +721,7 @@ def test_the_last_wish_counts_while_a_task_is_ending():
     life.task = answer.task
     assert isinstance(feed(life.task, Mark(TaskOutcome.FAILED), life.now), Refused)
     assert "cancel does not apply" in life.refuse(Cancel)
-    assert life.take(Clear).take(Cancel).take(Ended).task.outcome is TaskOutcome.SKIPPED, "it was to begin anew"
+    assert life.take(Clear).take(Cancel).take(Ended).task.outcome is TaskOutcome.SKIPPED, "it was to start over"
 
 
 def test_a_task_that_was_cleared_and_does_not_start_again_calls_nobody_back():

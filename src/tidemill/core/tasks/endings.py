@@ -1,4 +1,4 @@
-"""How an attempt ended: the values that the task's code, the worker and the store pass on.
+"""The endings of an attempt: the values that the task's code, the worker and the store pass on.
 
 Invariant: an ending is plain data with the name of its class in `kind`, so that a decoder can choose the class. Values
 of users are encoded texts.

@@ -56,7 +56,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class StartInTrigger:
-    """How a try begins in a trigger, without a worker (`start_from_trigger`).
+    """The start of a try in a trigger, without a worker (`start_from_trigger`).
 
     Attributes:
         trigger: The trigger, encoded.

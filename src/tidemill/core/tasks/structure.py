@@ -116,7 +116,7 @@ def find_followed(rule: str, factors: Sequence[MapSource]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StartStructure:
-    """How each try of a task begins in a trigger, without a worker.
+    """The start of each try of a task in a trigger, without a worker.
 
     Attributes:
         classpath: The import path of the trigger's class.

@@ -111,7 +111,7 @@ class TaskEnding(NamedTuple):
 
 
 class BlockPhase(enum.IntEnum):
-    """How far a running attempt is that waits at its `yield`, because enough of what it yielded is stored ahead.
+    """The progress of a running attempt that waits at its `yield`, because enough of what it yielded is stored ahead.
 
     FULL: its elements have to take some of it first. READY: they have; it waits for slots. ADMITTED: it has its slots
     again, and waits for a place at its worker.

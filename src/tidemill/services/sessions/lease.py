@@ -1,4 +1,4 @@
-"""How long a service may be silent before others take over its work, and how often it sends heartbeats."""
+"""The lease of a service: its heartbeat interval, and the silence after which other services take over its work."""
 
 from __future__ import annotations
 

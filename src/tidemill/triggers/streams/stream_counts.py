@@ -97,7 +97,7 @@ class StreamTally:
         return self.lanes.setdefault(self.find_name(lane), LaneTally())
 
 
-def _tell_nobody(incident: Incident) -> None:
+def _ignore_incident(incident: Incident) -> None:
     pass
 
 
@@ -115,7 +115,7 @@ class StreamCounts:
     advanced: int = 0
     upstream: UpstreamCounts = field(default_factory=UpstreamCounts)
     tallies: dict[Hashable, StreamTally] = field(default_factory=dict)
-    tell: Callable[[Incident], None] = _tell_nobody
+    tell: Callable[[Incident], None] = _ignore_incident
 
     def find_tally(self, key: Hashable) -> StreamTally:
         """Return the counts of a key."""

@@ -113,7 +113,7 @@ class TriggerBook:
         self._names: list[str] | None = None
         self._first_runs: dict[str, Facts] = {}
         self.entries: dict[str, TriggerEntry] = {}
-        self.tell: Tell = _tell_nobody
+        self.tell: Tell = _ignore_change
 
     def note_listed(self, records: Iterable[TriggerRecord]) -> None:
         """Record the triggers of the list, with the stored state of those that do not run."""
@@ -225,5 +225,5 @@ class TriggerBook:
         entry.next_at = None if pause is None else entry.since + pause
 
 
-def _tell_nobody(name: str, change: TriggerChange, text: str, data: Facts) -> None:
+def _ignore_change(name: str, change: TriggerChange, text: str, data: Facts) -> None:
     pass

@@ -80,7 +80,7 @@ class SinkHandler(logging.Handler):
         sink.write(record.levelname.lower(), text)
 
 
-def _is_nobodys(record: logging.LogRecord) -> bool:
+def _is_untasked(record: logging.LogRecord) -> bool:
     return SINK.get() is None
 
 
@@ -142,7 +142,7 @@ def route_output() -> Iterator[None]:
     root, handler = logging.getLogger(), SinkHandler()
     others = list(root.handlers)
     for other in others:
-        other.addFilter(_is_nobodys)
+        other.addFilter(_is_untasked)
     root.addHandler(handler)
     before = sys.stdout, sys.stderr
     sys.stdout = SinkStream(before[0], STREAM_LEVELS["stdout"])
@@ -153,4 +153,4 @@ def route_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
         root.removeHandler(handler)
         for other in others:
-            other.removeFilter(_is_nobodys)
+            other.removeFilter(_is_untasked)

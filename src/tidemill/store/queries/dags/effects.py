@@ -300,7 +300,7 @@ def _stream_insert(dialect: str) -> Insert:
 
 
 def stop_triggers(connection: Connection, stopped: Sequence[tuple[int, int, TriggerStopReason]], now_us: int) -> None:
-    """Stop triggers, given as task and epoch of the deferral, so that nobody can store their events any more."""
+    """Stop triggers, given as task and epoch of the deferral, so that their events are no longer stored."""
     dialect = find_dialect(connection)
     reasons = {task: reason for task, _, reason in stopped}
     keys = _OF_TASKS.build_parameters(dialect, [(task, epoch) for task, epoch, _ in stopped])

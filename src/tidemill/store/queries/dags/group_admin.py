@@ -137,7 +137,7 @@ def _has_failed_as_a_whole(
 
 
 def _has_generator_failed(board: Board, head: TaskEntry) -> bool:
-    """Whether a generator that is a source of a group failed; it begins anew."""
+    """Whether a generator that is a source of a group failed; it starts over."""
     mapped = head.plan.structure.mapped
     names = [] if mapped is None else [leaf.task for leaf in mapped.leaves if leaf.kind == "generator"]
     board.load((head.run.id, name, UNMAPPED) for name in names)

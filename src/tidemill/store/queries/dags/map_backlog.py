@@ -38,7 +38,7 @@ class Consumers(NamedTuple):
     """The maps over a generator in one run.
 
     Attributes:
-        maps: How far they are.
+        maps: Their progress.
         max_items: The number of items that may be stored ahead of them.
         wants: Whether one of them still takes items.
     """

@@ -80,7 +80,7 @@ def emit_items(connection: Connection, request: EmitItems, context: CallContext)
             raise CallRefusedError(
                 RefusalKind.INVALID,
                 f"element {number} differs from the one that an earlier try of the generator yielded; make the "
-                "generator yield the same elements again, or clear it to begin anew",
+                "generator yield the same elements again, or clear it to start over",
             )
     new = request.values[len(known) :]
     if new:

@@ -260,8 +260,8 @@ def _wake_runs(dialect: str) -> Update:
 def read_ends(connection: Connection, run: RunEntry) -> dict[str, int]:
     """Return the index from which on the maps of a locked run have no elements, by task.
 
-    Rows from there on are of the time before a map began anew. A map that follows another one has removed them when it
-    opens.
+    Rows from there on are of the time before a map started over. A map that follows another one has removed them when
+    it opens.
     """
     rows = _ends.fetch(connection, {"of_run": run.id})
     return {

@@ -72,8 +72,8 @@ def _select_results(run: int, request: GetValuePage) -> Select[Any]:
 
 
 def _are_results(run: int, task_id: str) -> Any:
-    # After the map began anew, it has not reached the elements from `created` on: they have results of its former life.
-    # A map that follows another one has removed those when it opened; its indexes have gaps.
+    # After the map started over, it has not reached the elements from `created` on: they have results of its former
+    # life. A map that follows another one has removed those when it opened; its indexes have gaps.
     end = case((and_(_MAP.made == 0, _MAP.sources.is_not(None)), _NO_END), else_=_MAP.created)
     known = select(end).where(and_(_MAP.run == run, _MAP.task_id == task_id)).scalar_subquery()
     elements = and_(_TASK.run == run, _TASK.task_id == task_id, _TASK.map_index >= 0, _TASK.map_index < known)

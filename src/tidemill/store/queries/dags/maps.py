@@ -248,7 +248,7 @@ def _prepare_follower(board: Board, work: _Work, stored: StoredMap) -> None:
     if not row.opened:
         if head.row.state is not TaskState.MAPPED:
             return
-        # Elements of the time before the map began anew would be counted; it opens without any. Meanwhile `made` is
+        # Elements of the time before the map started over would be counted; it opens without any. Meanwhile `made` is
         # the index up to which they are removed.
         rows = fetch_elements(board, head, "present", stored.made, None, ELEMENTS)
         work.gone = board.add_elements(rows)

@@ -1,4 +1,4 @@
-"""How tasks start in triggers: the trigger that an admission creates, and the values for its templates.
+"""Tasks that start in triggers: the trigger that an admission creates, and the values for its templates.
 
 The arguments are chosen from the structure of the DAG and from stored values; nothing of the user's is executed here.
 Texts that are templates stay as they are: a triggerer renders them, with the values that `describe_starts` returns.

@@ -108,7 +108,7 @@ def _check_parts(run: RunEntry, request: ClearTasks | MarkTasks, parts: Iterable
 
 
 def _complete_groups(board: Board, run: RunEntry, entries: list[TaskEntry]) -> list[TaskEntry]:
-    """Return tasks with all tasks of the mapped groups among them; a group begins anew as a whole."""
+    """Return tasks with all tasks of the mapped groups among them; a group starts over as a whole."""
     keys = [
         (run.id, inner, UNMAPPED)
         for entry in entries
@@ -123,7 +123,7 @@ def _list_maps_over(run: RunEntry, keys: Iterable[InstanceKey]) -> set[str]:
     """Return the tasks that are mapped over cleared tasks; their elements keep results if their items stay the same."""
     plans = [run.plan.tasks[name] for _, name, _ in keys]
     names = {name for plan in plans if plan.structure.mapped is None for name in plan.feeds}
-    # A mapped group begins anew only with its generator.
+    # A mapped group starts over only with its generator.
     return {name for name in names if not run.plan.tasks[name].mapped_group} | _list_maps_of_generators(run, keys)
 
 
@@ -151,7 +151,7 @@ def _list_maps_of_generators(run: RunEntry, keys: Iterable[InstanceKey]) -> set[
 def _select_failed(board: Board, run: RunEntry, entries: Sequence[TaskEntry]) -> list[TaskEntry]:
     """Return the tasks that failed; instead of a mapped task, its elements that failed, if there are any.
 
-    A task that is mapped over a generator that failed is returned as a whole: the generator begins anew.
+    A task that is mapped over a generator that failed is returned as a whole: the generator starts over.
     """
     failed = [(run.id, entry.task_id, UNMAPPED) for entry in entries if entry.row.outcome in _BAD]
     whole = _list_maps_of_generators(run, failed)
@@ -181,7 +181,7 @@ def _is_ending(board: Board, entry: TaskEntry) -> bool:
 
 
 def _select_counted(board: Board, run: RunEntry, entries: list[TaskEntry]) -> list[TaskEntry]:
-    """Return the elements that belong to their map; after the map began anew, it has not reached the others yet."""
+    """Return the elements that belong to their map; after the map started over, it has not reached the others yet."""
     ends = read_ends(board.connection, run)
     return [entry for entry in entries if entry.map_index < ends.get(entry.task_id, 0)]
 
