@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +133,14 @@ class Tree:
 
 
 @contextlib.asynccontextmanager
-async def start_tree(text: str = DAGS, *, reuse: str = "[]", files: int = 0, url: str = "") -> AsyncIterator[Tree]:
+async def start_tree(
+    text: str = DAGS, *, reuse: str = "[]", files: int = 0, url: str = "", modules: Mapping[str, str] | None = None
+) -> AsyncIterator[Tree]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "dags").mkdir()
-        (folder / "dags" / "stamped.py").write_text(TRIGGER)
-        (folder / "dags" / "bench.py").write_text(text)
+        for module, code in {"stamped": TRIGGER, "bench": text, **(modules or {})}.items():
+            (folder / "dags" / f"{module}.py").write_text(code)
         for number in range(files):
             (folder / "dags" / f"file{number}.py").write_text(FILE.replace("NUMBER", str(number)))
         environment = {**build_environment(folder), "TIDEMILL_WORKER__REUSE_PROCESSES": reuse}

@@ -7,16 +7,21 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tests.docs import house, way
+from tests.docs import house, sequences, way
 from tests.docs.snippets import ROOT
 
-DRAWN = [(way.MESSAGE, way.draw_message), (way.ENGINE, way.draw_engine), (house.PICTURE, house.draw_house)]
+DRAWN = [
+    (way.MESSAGE, way.draw_message),
+    (way.ENGINE, way.draw_engine),
+    (house.PICTURE, house.draw_house),
+    (sequences.DEFERRING, sequences.draw_deferring),
+    (sequences.STREAM, sequences.draw_stream),
+]
 
 
 @pytest.mark.parametrize(("picture", "draw"), DRAWN, ids=[picture.stem for picture, _ in DRAWN])
 def test_a_picture_is_the_one_that_the_code_draws(picture: Path, draw: Callable[[], str]) -> None:
-    module = "house" if picture is house.PICTURE else "way"
-    assert picture.read_text() == draw(), f"draw it again: python -m tests.docs.{module}"
+    assert picture.read_text() == draw(), f"draw it again: python -m {draw.__module__}"
 
 
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs/explanation").glob("*.svg")), ids=lambda picture: picture.stem)

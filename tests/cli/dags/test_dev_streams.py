@@ -21,6 +21,8 @@ DAG = """
 from tidemill.dags import DAG, HttpStreamOperator, task
 
 class ReadPages(HttpStreamOperator):
+    # On a busy machine, a page may take longer than the default.
+    stream_linger = 30
     def on_stream_end(self, context):
         return "done"
 
@@ -86,7 +88,7 @@ def test_100_pages_are_handled_in_one_attempt_and_mapped_while_they_arrive(dev: 
         "select count(*) from task_journal j join task_instance t on t.id = j.task where t.task_id = 'read' "
         "and (j.given like 'claim%' or j.given like 'deferred%' or j.given like 'stream-idle%')",
     )
-    assert handoffs[0][0] <= 4
+    assert handoffs == [(3,)], "execute is claimed, it defers, and the stream is claimed"
     values = query(dev, "select x.value from xcom x join task_instance t on t.id = x.task where t.task_id = 'collect'")
     assert values == [(str([2 * number for number in range(PAGES)]).replace(" ", ""),)]
     assert query(dev, "select count(*) from map_item") == [(PAGES,)]
