@@ -70,7 +70,7 @@ class Player:
         """Take turns until there is nothing more to do at once."""
         while True:
             answer = await self.store.call(SchedulerTurn(self.scheduler, map_limits=self.map_limits))
-            if not answer.more:
+            if not (answer.more or answer.again):
                 return answer
 
     async def turn(self, *reports: AttemptReport, capacity: int = 0, **details: Any) -> WorkerAnswer:

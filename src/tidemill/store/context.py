@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import Connection
 
 from tidemill.core.tasks.inputs import Channel
 from tidemill.store.batches import find_dialect
 from tidemill.store.ciphers import Cipher
-from tidemill.store.statements import execute_text
+from tidemill.store.statements import CLOCK, execute_text
 
-_NOW = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
+_NOW = f"SELECT {CLOCK}"
 
 
 @dataclass(slots=True)
@@ -21,22 +22,39 @@ class CallContext:
     """The context of one transaction.
 
     Attributes:
-        now_us: The database's time, in UTC microseconds since the epoch.
+        clock: Reads the time when it is needed first (`now_us`).
         cipher: Encrypts the secrets in the database.
         bells: The channels to ring after the commit.
         left: Whether tasks are left for the scheduler to decide.
         broken_runs: Runs that raised an error and were left unchanged.
         broken_dags: DAGs that raised an error and were left unchanged.
         skipped: Whether a scheduler has skipped rows that another transaction has locked.
+        untold: The boards whose maps are told at the end what has become of their elements; None: at once.
+        isolates: Whether a step that fails is rolled back alone, by a savepoint, instead of the whole transaction.
     """
 
-    now_us: int
+    clock: Callable[[], int]
     cipher: Cipher
     bells: set[Channel] = field(default_factory=set)
     left: bool = False
     broken_runs: set[int] = field(default_factory=set)
     broken_dags: set[int] = field(default_factory=set)
     skipped: bool = False
+    untold: list[Any] | None = None
+    isolates: bool = True
+    _now_us: int | None = None
+
+    @property
+    def now_us(self) -> int:
+        """The database's time, in UTC microseconds since the epoch; the same in the whole transaction."""
+        if self._now_us is None:
+            self._now_us = self.clock()
+        return self._now_us
+
+    def note_now(self, now_us: int) -> None:
+        """Set the time, which another statement has read."""
+        if self._now_us is None:
+            self._now_us = now_us
 
 
 def read_now(connection: Connection) -> int:
@@ -46,6 +64,6 @@ def read_now(connection: Connection) -> int:
     return time.time_ns() // 1000
 
 
-def build_context(connection: Connection, cipher: Cipher, bells: Collection[Channel] = ()) -> CallContext:
-    """Return the context of a transaction that starts now."""
-    return CallContext(read_now(connection), cipher, set(bells))
+def build_context(connection: Connection, cipher: Cipher, *, isolates: bool = True) -> CallContext:
+    """Return the context of a transaction."""
+    return CallContext(lambda: read_now(connection), cipher, isolates=isolates)

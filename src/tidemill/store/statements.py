@@ -19,6 +19,9 @@ from sqlalchemy.exc import DBAPIError
 
 from tidemill.store.batches import find_dialect
 
+#: The SQL of PostgreSQL's clock, in UTC microseconds since the epoch.
+CLOCK = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
+
 _NOTHING: dict[str, Any] = {}
 
 
@@ -88,6 +91,10 @@ def execute_text(connection: Connection, text: str, values: Sequence[Any] = ()) 
         raise DBAPIError(None, None, error) from error
     finally:
         cursor.close()
+
+
+class NeedsIsolationError(Exception):
+    """A step of a transaction failed that was not isolated from the others by a savepoint."""
 
 
 @contextmanager

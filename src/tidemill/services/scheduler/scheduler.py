@@ -97,7 +97,8 @@ class Scheduler:
                 await asyncio.sleep(0)
             else:
                 ended = loop.time()
-                await self._bell.wait(Channel.SCHEDULER, compute_wait(answer))
+                if not answer.again:
+                    await self._bell.wait(Channel.SCHEDULER, compute_wait(answer))
                 # A turn that follows a long pause follows at once.
                 await asyncio.sleep(max(0.0, min(ended - began, _REST_SECONDS) - (loop.time() - ended)))
 

@@ -282,6 +282,7 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
         broken_runs: Runs that raised an error and were left unchanged.
         broken_dags: DAGs whose schedule raised an error and created no runs.
         skipped: Whether work was left to the transactions that have it locked.
+        again: Whether to look again soon, because something has changed.
     """
 
     next_due_us: int | None
@@ -294,6 +295,7 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
     broken_runs: tuple[int, ...] = ()
     broken_dags: tuple[int, ...] = ()
     skipped: bool = False
+    again: bool = False
 
 
 class MapLimits(msgspec.Struct, frozen=True):

@@ -107,7 +107,7 @@ class CallBatches:
         done = _Done()
         now_us = read_now(connection)
         for request in requests:
-            context = CallContext(now_us, self._cipher)
+            context = CallContext(lambda: now_us, self._cipher)
             try:
                 with savepoint(connection):
                     done.answers.append(answer_call(connection, request, context))

@@ -43,6 +43,7 @@ from tidemill.store.doorbell import Doorbell
 from tidemill.store.engines.call_batches import build_failure
 from tidemill.store.engines.postgres_doorbell import PostgresDoorbell
 from tidemill.store.migrate import check_current, check_readable, read_revision, upgrade
+from tidemill.store.statements import NeedsIsolationError
 from tidemill.store.tables import HEAD
 
 log = structlog.get_logger(__name__)
@@ -158,15 +159,19 @@ class PostgresDatabase:
         """Answer a named call in a transaction of its own; see `Database.call`."""
         bells: set[Channel] = set()
 
-        def work(connection: Connection) -> T:
+        def work(connection: Connection, isolates: bool = False) -> T:
             bells.clear()
-            context = build_context(connection, self._cipher)
+            context = build_context(connection, self._cipher, isolates=isolates)
             result = answer_call(connection, request, context)
             bells.update(context.bells)
             return result
 
+        run = self.read if request.reads else self.write
         try:
-            result = await (self.read(work) if request.reads else self.write(work))
+            try:
+                result = await run(work)
+            except NeedsIsolationError:
+                result = await run(lambda connection: work(connection, isolates=True))
         except (CallRefusedError, RemoteError, ConfigError):
             raise
         except Exception as error:

@@ -7,7 +7,8 @@ of the database itself are raised.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import structlog
@@ -20,7 +21,7 @@ from tidemill.store.calls.call import CallRefusedError
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run
 from tidemill.store.database import build_remote_error
-from tidemill.store.statements import savepoint
+from tidemill.store.statements import NeedsIsolationError, savepoint
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +45,11 @@ def work_on_runs(
     Returns:
         The number of processed items.
     """
-    return _work(connection, given, work, lambda number, error: note_broken_run(connection, context, number, error))
+
+    def note(number: int, error: Exception) -> None:
+        note_broken_run(connection, context, number, error)
+
+    return _work(connection, context, given, work, note)
 
 
 def work_on_dags(
@@ -57,7 +62,7 @@ def work_on_dags(
         name = connection.execute(select(dag.c.dag_id).where(dag.c.id == number)).scalar()
         _log(number).error("cannot schedule a DAG; it stays unchanged", dag=name, **_describe(error))
 
-    return _work(connection, [(number, number) for number in dags], work, note)
+    return _work(connection, context, [(number, number) for number in dags], work, note)
 
 
 def note_broken_run(connection: Connection, context: CallContext, number: int, error: Exception) -> None:
@@ -71,13 +76,43 @@ def note_broken_run(connection: Connection, context: CallContext, number: int, e
 
 def is_fault_of_content(error: Exception) -> bool:
     """Return whether stored or reported content caused the error, rather than the database as a whole."""
+    if isinstance(error, NeedsIsolationError):
+        return False
     if isinstance(error, (SQLAlchemyError, sqlite3.Error, OSError)):
         return not build_remote_error("", error).retryable
     return True
 
 
+@contextmanager
+def isolate(connection: Connection, context: CallContext) -> Iterator[None]:
+    """Roll back the statements inside the block if it raises.
+
+    Only if the transaction `isolates`: nearly all steps succeed, and a savepoint costs two round trips. Otherwise a
+    step that fails fails the transaction, which is then repeated and isolates its steps.
+
+    Raises:
+        NeedsIsolationError: The transaction has to be repeated.
+    """
+    if context.isolates:
+        untold = len(context.untold or ())
+        try:
+            with savepoint(connection):
+                yield
+        except BaseException:
+            del (context.untold or [])[untold:]
+            raise
+        return
+    try:
+        yield
+    except Exception as error:
+        if is_fault_of_content(error):
+            raise NeedsIsolationError("a step failed") from error
+        raise
+
+
 def _work(
     connection: Connection,
+    context: CallContext,
     given: Sequence[tuple[int, T]],
     work: Callable[[list[T]], int],
     note: Callable[[int, Exception], None],
@@ -86,7 +121,7 @@ def _work(
         return 0
     numbers = dict.fromkeys(number for number, _ in given)
     try:
-        with savepoint(connection):
+        with isolate(connection, context):
             return work([one for _, one in given])
     except Exception as error:
         if not is_fault_of_content(error):
@@ -94,7 +129,7 @@ def _work(
         if len(numbers) == 1:
             note(next(iter(numbers)), error)
             return 0
-    return sum(_work(connection, [one for one in given if one[0] == number], work, note) for number in numbers)
+    return sum(_work(connection, context, [one for one in given if one[0] == number], work, note) for number in numbers)
 
 
 def _log(number: int) -> ThrottledLogger:

@@ -67,45 +67,49 @@ class FoundClaims(NamedTuple):
         callbacks: The callbacks that it claimed before.
         gone: Tasks that are ending, and whose attempts the worker no longer holds, or whose claim it never received.
         blocked: Tasks that wait at their `yield`, or did so at the turn before.
+        live: The attempts that the worker holds and still owns, as task and epoch.
+        due: Whether there is a callback to run.
     """
 
     tasks: list[int]
     callbacks: list[int]
     gone: set[int]
     blocked: list[int]
+    live: set[tuple[int, int]]
+    due: bool
 
 
 def claim_work(
-    connection: Connection,
-    turn: WorkerTurn,
-    found: FoundClaims,
-    unblocked: int,
-    context: CallContext,
+    board: Board, turn: WorkerTurn, found: FoundClaims, unblocked: int, *, due: bool
 ) -> tuple[ClaimedAttempt, ...]:
     """Claim attempts and callbacks for a worker; a repeated request gets the same ones again and nothing else.
 
     Rows that other transactions have locked are skipped, so this may follow when maps are locked. `unblocked`: the
-    number of attempts that may go on after their `yield`; they need places of the worker, too.
+    number of attempts that may go on after their `yield`; they need places of the worker, too. `due`:
+    whether callbacks may be due. The rows of the board are left to write.
     """
     callbacks = found.callbacks
-    board = Board(connection, context)
     if found.tasks or callbacks:
         board.read(found.tasks)
         entries = [board.tasks[task] for task in found.tasks if task in board.tasks]
     else:
         capacity = turn.capacity - unblocked
-        callbacks = _claim_callbacks(connection, turn, capacity)
+        callbacks = _claim_callbacks(board.connection, turn, capacity) if due else []
         entries = _claim_tasks(board, turn, capacity - len(callbacks))
     return _build_attempts(board, entries, callbacks)
 
 
 def find_claims(connection: Connection, turn: WorkerTurn) -> FoundClaims:
-    """Return what this request claimed before, and the worker's tasks whose ending is complete, or that wait."""
-    found = _claimed.fetch(connection, {"session": turn.session, "request": turn.request})
+    """Return what this request claimed before, and the worker's tasks that have ended, wait or run."""
+    held = {task for task, _ in turn.held}
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(held))
+    found = _claimed.fetch(connection, {"session": turn.session, "request": turn.request, **given})
     tasks, callbacks, ending, blocked = (
-        [number for kind, number in found if kind == wanted] for wanted in (0, 1, 2, 3)
+        [number for kind, number, _ in found if kind == wanted] for wanted in (0, 1, 2, 3)
     )
-    return FoundClaims(tasks, callbacks, set(ending) - {task for task, _ in turn.held}, blocked)
+    live = {(number, epoch) for kind, number, epoch in found if kind == 4}
+    due = any(kind == 5 for kind, _, _ in found)
+    return FoundClaims(tasks, callbacks, set(ending) - held, blocked, live, due)
 
 
 def move_blocked(
@@ -153,11 +157,16 @@ def _claimed(dialect: str) -> CompoundSelect[Any]:
     ending = and_(_TASK.session_id == session, _TASK.state == literal_column("'ending'"))
     held = and_(_CALLBACK.session_id == session, _CALLBACK.claim_request == request)
     blocked = and_(_TASK.session_id == session, text(IS_BLOCKED))
-    tasks = select(literal_column("0").label("kind"), _TASK.id.label("number")).where(mine)
-    callbacks = select(literal_column("1"), _CALLBACK.id).where(held)
-    ended = select(literal_column("2"), _TASK.id).where(ending)
-    waiting = select(literal_column("3"), _TASK.id).where(blocked)
-    return union_all(tasks, callbacks, ended, waiting).order_by("kind", "number")
+    running = and_(_TASK.session_id == session, _TASK.state == literal_column("'running'"))
+    listed = _TASK.id.in_(select(IDS.build_source(dialect).c.id))
+    tasks = select(literal_column("0").label("kind"), _TASK.id.label("number"), _TASK.epoch).where(mine)
+    callbacks = select(literal_column("1"), _CALLBACK.id, _CALLBACK.epoch).where(held)
+    ended = select(literal_column("2"), _TASK.id, _TASK.epoch).where(ending)
+    waiting = select(literal_column("3"), _TASK.id, _TASK.epoch).where(blocked)
+    live = select(literal_column("4"), _TASK.id, _TASK.epoch).where(and_(listed, running))
+    due = select(_CALLBACK.id, _CALLBACK.epoch).where(text("state = 'due'")).limit(literal_column("1")).subquery()
+    callback = select(literal_column("5"), due.c.id, due.c.epoch)
+    return union_all(tasks, callbacks, ended, waiting, live, callback).order_by("kind", "number")
 
 
 def _claim_callbacks(connection: Connection, turn: WorkerTurn, capacity: int) -> list[int]:
@@ -187,7 +196,6 @@ def _claim_tasks(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntr
         if isinstance(board.give(entry, claim, f"worker {turn.session}"), Moved):
             entry.claim_request = turn.request
             claimed.append(entry)
-    board.flush()
     return claimed
 
 
@@ -239,22 +247,6 @@ def _queued(dialect: str, queues: int, skips: bool) -> Select[Any]:
     order = (_TASK.rank, _TASK.since_us, _TASK.id)
     statement = select(*COLUMNS).where(queued).order_by(*order).limit(bindparam("most"))
     return statement.with_for_update(skip_locked=True)
-
-
-def find_ended(connection: Connection, session: int, held: Collection[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return the attempts, given as task and epoch, that a service no longer owns."""
-    if not held:
-        return ()
-    given = IDS.build_parameters(find_dialect(connection), build_id_rows({task for task, _ in held}))
-    live = {(task, epoch) for task, epoch in _live.fetch(connection, {"session": session, **given})}
-    return tuple(one for one in held if one not in live)
-
-
-@Statement
-def _live(dialect: str) -> Select[Any]:
-    mine = and_(_TASK.session_id == bindparam("session"), _TASK.state == literal_column("'running'"))
-    listed = _TASK.id.in_(select(IDS.build_source(dialect).c.id))
-    return select(_TASK.id, _TASK.epoch).where(and_(listed, mine))
 
 
 def _build_attempts(board: Board, entries: Sequence[TaskEntry], callbacks: Sequence[int]) -> tuple[ClaimedAttempt, ...]:

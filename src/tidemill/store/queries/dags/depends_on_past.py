@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, bindparam, literal_column, select, update
 
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import TaskState
@@ -24,14 +24,18 @@ _DONE = (TaskState.SUCCESS.value, TaskState.SKIPPED.value)
 _RUN, _TASK = dag_run.c, task_instance.c
 
 
-def is_past_done(connection: Connection, entry: TaskEntry) -> bool:
-    """Return whether the previous run allows a task to run."""
+def is_past_done(connection: Connection, entry: TaskEntry) -> bool | None:
+    """Return whether the previous run allows a task to run; None: another transaction has locked that run."""
     structure = entry.plan.structure
     if not (structure.depends_on_past or structure.wait_for_downstream):
         return True
     before = _find_before(connection, entry.run)
     if before is None:
         return True
+    # So that we either see a task that is ending there, or its transaction sees this run. It does not wait: that
+    # transaction may wait for the task that is decided here.
+    if not _lock_before.fetch(connection, {"before": before}):
+        return None
     keys = [(before, entry.task_id, entry.map_index)]
     if structure.wait_for_downstream:
         keys += [(before, name, UNMAPPED) for name in entry.plan.downstream]
@@ -53,11 +57,13 @@ def _find_before(connection: Connection, run: RunEntry) -> int | None:
     if run.logical_us is None:
         return None
     earlier = and_(_RUN.dag == run.dag, _RUN.logical_us < run.logical_us)
-    statement: Select[Any] = select(_RUN.id).where(earlier).order_by(_RUN.logical_us.desc()).limit(1)
-    # Lock the run, so that we either see a task that is ending there, or its transaction sees this run.
-    statement = statement.with_for_update(read=True)
-    found = connection.execute(statement).scalar()
+    found = connection.execute(select(_RUN.id).where(earlier).order_by(_RUN.logical_us.desc()).limit(1)).scalar()
     return None if found is None else int(found)
+
+
+@Statement
+def _lock_before(dialect: str) -> Select[Any]:
+    return select(_RUN.id).where(_RUN.id == bindparam("before")).with_for_update(read=True, skip_locked=True)
 
 
 def find_next_tasks(connection: Connection, entry: TaskEntry) -> list[InstanceKey]:

@@ -8,11 +8,24 @@ written with the element, by the same transaction.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, Update, and_, bindparam, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Select,
+    Update,
+    and_,
+    bindparam,
+    case,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 
 from tidemill.core.tasks.dependencies import TaskOutcome, Told
 from tidemill.core.tasks.expansion import MapRow, find_count
@@ -33,12 +46,14 @@ _OUTCOMES = tuple(TaskOutcome)
 #: former life with the same items keep their results.
 _DONE, _FOLLOWS, _SWEPT, _KEEPS = (factor << len(_OUTCOMES) for factor in (1, 2, 4, 8))
 _COUNTS = ("waiting", "unfinished", "retrying", "success", "failed", "upstream_failed", "skipped")
-_DELTAS = RowSet("deltas", run=int, task_id=str, **dict.fromkeys(_COUNTS, int))
+#: `part`: whether the map is that of a task in a mapped group.
+_DELTAS = RowSet("deltas", run=int, task_id=str, part=int, **dict.fromkeys(_COUNTS, int))
 _WOKEN = RowSet("woken", run=int, task_id=str)
 _LIMITS = ("max_outstanding", "max_length", "max_backlog")
 _WRITTEN = (
     "opened", "closed", "arrived", "created", "made", *_COUNTS, "told", "pending", "stop", "sources", "error", *_LIMITS
 )  # fmt: skip
+_OUTCOME_COUNTS = tuple(outcome.value for outcome in _OUTCOMES)
 _TEXTS = ("stop", "sources", "error")
 _NO_END = 1 << 62
 
@@ -91,6 +106,10 @@ class MapWrites:
         told: What the heads told when they were read, by head.
         ended: The elements that have ended and are followed, as run, follower and index.
         keeps: The heads of maps that will start over, and whether their elements keep results.
+        follows: The heads that tell something else than before.
+        heads: The maps that change with their heads, as run and task.
+        deltas: The counts that elements have changed, by run and task.
+        parts: Those of `deltas` that are maps of tasks in mapped groups.
     """
 
     reset: set[int] = field(default_factory=set)
@@ -98,6 +117,10 @@ class MapWrites:
     told: dict[int, Told | None] = field(default_factory=dict)
     ended: set[tuple[int, str, int]] = field(default_factory=set)
     keeps: dict[int, bool] = field(default_factory=dict)
+    follows: list[TaskEntry] = field(default_factory=list)
+    heads: set[tuple[int, str]] = field(default_factory=set)
+    deltas: dict[tuple[int, str], Counter[str]] = field(default_factory=dict)
+    parts: set[tuple[int, str]] = field(default_factory=set)
 
     def pass_on(self, run: int, followers: Iterable[str], index: int) -> None:
         """Have maps follow an element that has ended."""
@@ -119,54 +142,44 @@ class MapWrites:
                 entry.row = entry.row._replace(told=told)
             self.told[entry.id] = entry.row.told
 
-    def write(self, connection: Connection, entries: Iterable[TaskEntry]) -> bool:
-        """Write all changes, with the counts that the elements have changed; return whether a map was woken."""
-        deltas: dict[tuple[int, str], Counter[str]] = {}
-        follows: list[TaskEntry] = []
-        changed_heads: set[tuple[int, str]] = set()
+    def collect(self, entries: Iterable[TaskEntry]) -> None:
+        """Note the counts that elements have changed, and what heads tell now."""
         self.told.update(dict.fromkeys(self.reset))
         for entry in entries:
+            key = entry.run.id, entry.task_id
             if entry.map_index == UNMAPPED:
                 if entry.row.policy.is_map and entry.row.told != self.told.get(entry.id):
-                    follows.append(entry)
-                    changed_heads.add((entry.run.id, entry.task_id))
+                    self.follows.append(entry)
+                    self.heads.add(key)
                 elif entry.id in self.reset or entry.id in self.keeps:
-                    changed_heads.add((entry.run.id, entry.task_id))
+                    self.heads.add(key)
                 continue
             count = find_count(entry.row.state)
             if count != entry.counted and entry.is_counted:
-                changed = deltas.setdefault((entry.run.id, entry.task_id), Counter())
+                changed = self.deltas.setdefault(key, Counter())
                 if entry.counted is not None:
                     changed[entry.counted] -= 1
                 if count is not None:
                     changed[count] += 1
                 entry.counted = count
+                if entry.is_part:
+                    self.parts.add(key)
                 if entry.row.outcome is not None:
                     self.pass_on(entry.run.id, entry.plan.followers, entry.map_index)
+
+    def write_heads(self, connection: Connection) -> None:
+        """Write what concerns whole maps, which are locked; then nothing is left to write."""
         dialect = find_dialect(connection)
-        if self.ended:
-            pass_on(connection, self.ended)
-            self.ended = set()
-        _lock(connection, {*changed_heads, *self.woken, *deltas})
-        for entry in follows:
+        for entry in self.follows:
             self._follow(connection, entry)
         for keeps in (False, True):
             heads = [head for head, one in self.keeps.items() if one is keeps]
             if heads:
                 _keep.fetch(connection, IDS.build_parameters(dialect, build_id_rows(heads)), keeps)
-        self.keeps = {}
         if self.reset:
             _reset.fetch(connection, IDS.build_parameters(dialect, build_id_rows(self.reset)))
-        woken = sorted(self.woken - deltas.keys())
-        if deltas:
-            rows: list[tuple[int | str, ...]] = [
-                (*key, *(changed[name] for name in _COUNTS)) for key, changed in sorted(deltas.items())
-            ]
-            _add_deltas.fetch(connection, _DELTAS.build_parameters(dialect, rows))
-        if woken:
-            _wake.fetch(connection, _WOKEN.build_parameters(dialect, woken))
-        self.reset, self.woken = set(), set()
-        return bool(deltas or woken)
+        self.reset, self.woken, self.keeps, self.ended = set(), set(), {}, set()
+        self.follows, self.heads, self.deltas, self.parts = [], set(), {}, set()
 
     def _follow(self, connection: Connection, entry: TaskEntry) -> None:
         """Store whether a head tells what its map told."""
@@ -174,6 +187,31 @@ class MapWrites:
         self.told[entry.id] = told
         given = {"map_task": entry.id, "told_now": -1 if told is None else write_told(told, follows=True)}
         _follow.fetch(connection, given, told is None)
+
+
+def write_maps(connection: Connection, writes: Sequence[MapWrites]) -> bool:
+    """Write all changes of maps together; return whether one was woken, or its counts have changed."""
+    dialect = find_dialect(connection)
+    ended = {one for each in writes for one in each.ended}
+    if ended:
+        pass_on(connection, ended)
+    woken = {one for each in writes for one in each.woken}
+    parts = {one for each in writes for one in each.parts}
+    deltas: dict[tuple[int, str], Counter[str]] = {}
+    for each in writes:
+        for key, changed in each.deltas.items():
+            deltas.setdefault(key, Counter()).update(changed)
+    _lock(connection, {*woken, *deltas, *(one for each in writes for one in each.heads)})
+    for each in writes:
+        each.write_heads(connection)
+    if deltas:
+        rows: list[tuple[int | str, ...]] = [
+            (*key, int(key in parts), *(changed[name] for name in _COUNTS)) for key, changed in sorted(deltas.items())
+        ]
+        _add_deltas.fetch(connection, _DELTAS.build_parameters(dialect, rows))
+    if woken:
+        _wake.fetch(connection, _WOKEN.build_parameters(dialect, sorted(woken)))
+    return bool(deltas or woken)
 
 
 @Statement
@@ -201,8 +239,26 @@ def _lock_named(dialect: str) -> Select[Any]:
 def _add_deltas(dialect: str) -> Update:
     given = _DELTAS.build_source(dialect)
     same = and_(_MAP.run == given.c.run, _MAP.task_id == given.c.task_id)
-    changed = {name: _MAP[name] + given.c[name] for name in _COUNTS}
-    return update(task_map).where(same).values(pending=1, **changed)
+    new = {name: _MAP[name] + given.c[name] for name in _COUNTS}
+    return update(task_map).where(same).values(pending=case((_has_work(given, new), 1), else_=_MAP.pending), **new)
+
+
+def _has_work(given: FromClause, new: Mapping[str, ColumnElement[int]]) -> ColumnElement[bool]:
+    """Whether the scheduler has to look at a map whose counts change: most ends of elements change nothing else.
+
+    It has if the map has not opened or is done, tells another kind of outcome, or has room in its window for others.
+    The map of a task in a mapped group starts none itself, and has no limit of failures.
+    """
+    zero: ColumnElement[int] = literal_column("0")
+    one: ColumnElement[int] = literal_column("1")
+    kinds = [(_MAP[name] > zero) != (new[name] > zero) for name in _OUTCOME_COUNTS]
+    has_all = or_(_MAP.created == _MAP.arrived, _MAP.stop.is_not(None))
+    is_open = new["waiting"] + new["unfinished"] + new["retrying"] > zero
+    done = and_(_MAP.closed == one, has_all, ~is_open)
+    frees = or_(given.c.unfinished < zero, given.c.retrying < zero, given.c.waiting > zero)
+    has_more = or_(new["waiting"] > zero, _MAP.closed == zero, _MAP.created < _MAP.arrived)
+    own = and_(given.c.part == zero, or_(given.c.failed != zero, and_(frees, has_more)))
+    return or_(_MAP.opened == zero, *kinds, done, own)
 
 
 @Statement
@@ -239,22 +295,15 @@ def _lock(connection: Connection, maps: Collection[tuple[int, str]]) -> None:
         _lock_named.fetch(connection, _WOKEN.build_parameters(find_dialect(connection), sorted(maps)))
 
 
-def wake_maps_of_runs(connection: Connection, runs: Collection[int]) -> None:
-    """Have the scheduler look at all maps of runs."""
-    given = IDS.build_parameters(find_dialect(connection), build_id_rows(runs))
-    _lock_runs.fetch(connection, given)
-    _wake_runs.fetch(connection, given)
+def find_maps_of_runs(connection: Connection, runs: Collection[int]) -> list[tuple[int, str]]:
+    """Return all maps of runs, as run and task."""
+    found = _of_runs.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(runs)))
+    return [(run, name) for run, name in found]
 
 
 @Statement
-def _lock_runs(dialect: str) -> Select[Any]:
-    mine = _MAP.run.in_(select(IDS.build_source(dialect).c.id))
-    return select(_MAP.task).where(mine).order_by(_MAP.task).with_for_update()
-
-
-@Statement
-def _wake_runs(dialect: str) -> Update:
-    return update(task_map).where(_MAP.run.in_(select(IDS.build_source(dialect).c.id))).values(pending=1)
+def _of_runs(dialect: str) -> Select[Any]:
+    return select(_MAP.run, _MAP.task_id).where(_MAP.run.in_(select(IDS.build_source(dialect).c.id)))
 
 
 def read_ends(connection: Connection, run: RunEntry) -> dict[str, int]:

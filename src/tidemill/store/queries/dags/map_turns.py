@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    BigInteger,
     Connection,
     Select,
     and_,
@@ -21,6 +22,7 @@ from tidemill.store.batches import find_dialect
 from tidemill.store.calls.service_calls import MapLimits
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, task_map
+from tidemill.store.queries.dags.fair_order import PRIME, order_fairly
 from tidemill.store.queries.dags.map_policy import get_policy, may_start
 from tidemill.store.queries.dags.map_rows import DEFAULT_LIMITS, read_maps
 from tidemill.store.queries.dags.maps import look_at_maps
@@ -69,7 +71,7 @@ def expand_maps(
         most: The maximum number of elements to create or to start again.
     """
     given = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
-    found = _pending.fetch(connection, {"most": MAPS, **given}, bool(skip))
+    found = sorted(_pending.fetch(connection, {"most": MAPS, "turn": context.now_us % PRIME, **given}, bool(skip)))
 
     def expand(marked: list[_Marked]) -> int:
         nonlocal most
@@ -105,7 +107,9 @@ def _pending(dialect: str, skips: bool) -> Select[Any]:
         wanted.append(_MAP.run.not_in(select(SKIPPED.build_source(dialect).c.id)))
     counts = [_MAP[name] for name in _Marked._fields if name != "head"]
     statement = select(_MAP.run, _MAP.task, *counts).join(dag_run, dag_run.c.id == _MAP.run).where(and_(*wanted))
-    statement = statement.order_by(_MAP.task).limit(bindparam("most"))
+    statement = statement.order_by(order_fairly(_MAP.task, bindparam("turn", type_=BigInteger()))).limit(
+        bindparam("most")
+    )
     return statement.with_for_update(of=dag_run, skip_locked=True, key_share=True)
 
 

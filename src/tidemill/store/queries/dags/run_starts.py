@@ -15,6 +15,7 @@ from tidemill.core.tasks.run_starts import StartCandidate, find_yielding, plan_s
 from tidemill.core.tasks.task_row import STATES, TaskState
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run, task_instance, task_map
+from tidemill.store.queries.dags.fair_order import PRIME, order_fairly
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, queue_run, start_runs
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.isolation import work_on_runs
@@ -35,7 +36,7 @@ def start_waiting_runs(connection: Connection, context: CallContext, limit: int,
     """
     passed = [_RUN.id.not_in(skip)] if skip else []
     runs: list[int] = []
-    for number in _find_dags(connection, limit):
+    for number in _find_dags(connection, context, limit):
         found = connection.execute(
             select(dag).where(_DAG.id == number).with_for_update(skip_locked=True, key_share=True)
         ).first()
@@ -47,13 +48,14 @@ def start_waiting_runs(connection: Connection, context: CallContext, limit: int,
     return work_on_runs(connection, context, given, lambda numbers: len(start_runs(connection, numbers, context).runs))
 
 
-def _find_dags(connection: Connection, limit: int) -> list[int]:
+def _find_dags(connection: Connection, context: CallContext, limit: int) -> list[int]:
     """Return the DAGs whose queued runs have a free slot, or may get the slot of a later run."""
     waiting = select(_RUN.dag).where(and_(IS_QUEUED, _RUN.reason.is_(None))).distinct().subquery()
     running = select(func.count()).where(and_(_RUN.dag == _DAG.id, IS_RUNNING)).scalar_subquery()
     room = or_(running < _DAG.max_active_runs, and_(_DAG.by_past == 1, _has_earlier_run()))
     statement = select(_DAG.id).join(waiting, waiting.c.dag == _DAG.id).where(and_(_DAG.paused == 0, room))
-    return list(connection.execute(statement.order_by(_DAG.id).limit(limit)).scalars())
+    order = order_fairly(_DAG.id, context.now_us % PRIME)
+    return sorted(connection.execute(statement.order_by(order).limit(limit)).scalars())
 
 
 def _has_earlier_run() -> ColumnElement[bool]:

@@ -23,7 +23,7 @@ from tidemill.store.calls.run_calls import CancelRun, GetRun, ListRuns, RunRecor
 from tidemill.store.calls.task_calls import GetEarlierRun
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run, dag_version
-from tidemill.store.queries.dags.map_rows import wake_maps_of_runs
+from tidemill.store.queries.dags.map_rows import find_maps_of_runs
 from tidemill.store.queries.dags.task_rows import RunEntry
 from tidemill.store.queries.dags.tasks import close_board
 from tidemill.store.queries.dags.transition import Board
@@ -58,9 +58,9 @@ def start_runs(connection: Connection, runs: Sequence[int], context: CallContext
         begin_run(run, context.now_us)
     expanding = [run.id for run in beginning if run.plan.maps]
     board.add_pending()
-    close_board(board)
     if expanding:
-        wake_maps_of_runs(connection, expanding)
+        board.maps.woken.update(find_maps_of_runs(connection, expanding))
+    close_board(board)
     return board
 
 

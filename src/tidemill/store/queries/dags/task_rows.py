@@ -7,8 +7,7 @@ of runs leave their keys free, so that the callback of an element, which refers 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, Select, SelectBase, Update, and_, bindparam, literal_column, select, union, update
@@ -31,7 +30,6 @@ _STATES = {state.value: state for state in TaskState}
 _ENDING = TaskState.ENDING.value
 _NO_STREAM = (None, None, None)
 
-_OF_TASKS = RowSet("of_tasks", id=int)
 _NAMED = RowSet("named", run=int, task_id=str, map_index=int)
 #: The columns that nearly every transition changes, and those that few transitions change.
 _MOVING = (
@@ -227,18 +225,57 @@ def is_resumed(rank: int) -> bool:
 Found = tuple[dict[int, RunEntry], dict[int, UnreadableStructureError]]
 
 
-def lock_runs(connection: Connection, ids: Collection[int], tasks: Collection[int] = ()) -> Found:
-    """Lock runs, including the runs of the given tasks, by ascending id until the transaction ends.
+class Located(NamedTuple):
+    """Where tasks are, before they are locked.
 
-    The runs of elements of mapped tasks are not locked, because the end of an element changes only its map.
+    Attributes:
+        unmapped: The runs of tasks that are no elements of mapped tasks.
+        runs: The runs of the elements, which were only read.
+        units: All tasks in the units of mapped groups that some of the tasks are part of.
+    """
+
+    unmapped: set[int]
+    runs: Found
+    units: set[InstanceKey]
+
+
+def locate_tasks(connection: Connection, ids: Collection[int]) -> Located:
+    """Find out which runs to lock before tasks, and which tasks together with them."""
+    unmapped: set[int] = set()
+    rows: dict[int, Sequence[Any]] = {}
+    elements: list[tuple[int, str, int]] = []
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(ids))
+    for name, index, *row in _located.fetch(connection, given):
+        run = row[2]
+        if index == UNMAPPED:
+            unmapped.add(run)
+        else:
+            rows[run] = row
+            elements.append((run, name, index))
+    found, unreadable = _build_runs(connection, rows.values())
+    units = _find_units({run: entry.plan for run, entry in found.items()}, elements)
+    return Located(unmapped, (found, unreadable), units)
+
+
+@Statement
+def _located(dialect: str) -> Select[Any]:
+    wanted = select(IDS.build_source(dialect).c.id)
+    run = [dag_version.c.id, dag_version.c.digest, *[dag_run.c[name] for name in _RUN_FIELDS]]
+    return (
+        select(_TASK.task_id, _TASK.map_index, *run)
+        .join(dag_run, dag_run.c.id == _TASK.run)
+        .join(dag_version, dag_version.c.id == dag_run.c.version_id)
+        .where(_TASK.id.in_(wanted))
+    )
+
+
+def lock_runs(connection: Connection, ids: Collection[int]) -> Found:
+    """Lock runs by ascending id until the transaction ends.
 
     Returns:
         The runs by id, and the errors of those whose structure is unreadable.
     """
-    if not tasks:
-        return _read_runs(connection, ids, _run_lock)
-    given = _OF_TASKS.build_parameters(find_dialect(connection), build_id_rows(tasks))
-    return _read_runs(connection, ids, _runs_lock, given)
+    return _read_runs(connection, ids, _run_lock)
 
 
 def read_runs(connection: Connection, ids: Collection[int]) -> Found:
@@ -246,12 +283,14 @@ def read_runs(connection: Connection, ids: Collection[int]) -> Found:
     return _read_runs(connection, ids, _run_select)
 
 
-def _read_runs(
-    connection: Connection, ids: Collection[int], statement: Statement, given: Mapping[str, Any] = MappingProxyType({})
-) -> Found:
-    parameters = {**IDS.build_parameters(find_dialect(connection), build_id_rows(ids)), **given}
+def _read_runs(connection: Connection, ids: Collection[int], statement: Statement) -> Found:
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(ids))
+    return _build_runs(connection, statement.fetch(connection, given))
+
+
+def _build_runs(connection: Connection, rows: Iterable[Sequence[Any]]) -> Found:
     found, unreadable = {}, {}
-    for version_id, digest, *row in statement.fetch(connection, parameters):
+    for version_id, digest, *row in rows:
         try:
             found[row[0]] = RunEntry(row, load_plan(connection, version_id, digest))
         except UnreadableStructureError as error:
@@ -282,14 +321,6 @@ def load_plan(connection: Connection, version_id: int, digest: str) -> DagPlan:
 @Statement
 def _run_lock(dialect: str) -> Select[Any]:
     return _build_run_select(select(IDS.build_source(dialect).c.id)).with_for_update(of=dag_run, key_share=True)
-
-
-@Statement
-def _runs_lock(dialect: str) -> Select[Any]:
-    given = select(_OF_TASKS.build_source(dialect).c.id)
-    of_tasks = select(_TASK.run).where(and_(_TASK.id.in_(given), _TASK.map_index == literal_column("-1")))
-    wanted = union(select(IDS.build_source(dialect).c.id), of_tasks)
-    return _build_run_select(wanted).with_for_update(of=dag_run, key_share=True)
 
 
 @Statement
@@ -328,16 +359,25 @@ def _unit_lock(dialect: str) -> Select[Any]:
 
 def find_units(connection: Connection, ids: Collection[int]) -> set[InstanceKey]:
     """Return all tasks in the units of mapped groups that some of the given tasks are part of."""
-    found: set[InstanceKey] = set()
+    plans: dict[int, DagPlan] = {}
+    elements = []
     for run, name, index, version_id, digest in _elements.fetch(
         connection, IDS.build_parameters(find_dialect(connection), build_id_rows(ids))
     ):
         try:
-            plan = load_plan(connection, version_id, digest)
+            plans[run] = load_plan(connection, version_id, digest)
         except UnreadableStructureError:
             continue  # the run stays unchanged
-        group = plan.tasks[name].mapped_group
-        if group:
+        elements.append((run, name, index))
+    return _find_units(plans, elements)
+
+
+def _find_units(plans: Mapping[int, DagPlan], elements: Iterable[InstanceKey]) -> set[InstanceKey]:
+    found: set[InstanceKey] = set()
+    for run, name, index in elements:
+        plan = plans.get(run)
+        group = None if plan is None else plan.tasks[name].mapped_group
+        if plan is not None and group:
             found.update((run, one, index) for one in (group, *plan.groups[group]))
     return found
 

@@ -21,7 +21,7 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import IS_UNMAPPED, task_instance, task_map
 from tidemill.store.queries.dags.effects import DueCallback
 from tidemill.store.queries.dags.task_rows import RunEntry
-from tidemill.store.queries.dags.transition import Board
+from tidemill.store.queries.dags.transition import Board, write_boards
 
 _TASK, _MAP = task_instance.c, task_map.c
 _ENDED = tuple(sorted(state.value for state in ENDED))
@@ -81,7 +81,7 @@ def move_held(
     return len(held)
 
 
-def close_board(board: Board, *, stops: bool = True) -> None:
+def close_board(board: Board, *, stops: bool = True, writes: bool = True) -> None:
     """Settle all consequences, up to the board's limit, and write everything.
 
     Runs that are not locked stay as they are: another transaction stops and ends them, with their last task.
@@ -89,6 +89,7 @@ def close_board(board: Board, *, stops: bool = True) -> None:
     Args:
         board: The board.
         stops: Whether to stop the tasks of runs that are being stopped; the scheduler does it otherwise.
+        writes: Whether to write the rows; otherwise the caller does it, and nothing else reads them before.
     """
     board.settle()
     locked = [run for number, run in board.runs.items() if number in board.locked]
@@ -101,7 +102,22 @@ def close_board(board: Board, *, stops: bool = True) -> None:
     if board.left:
         board.context.left = True
         board.context.bells.add(Channel.SCHEDULER)
-    board.flush()
+    if writes:
+        board.flush_rows()
+    if board.context.untold is None:
+        write_boards([board])
+    else:
+        board.context.untold.append(board)
+
+
+def tell_maps(connection: Connection, context: CallContext) -> None:
+    """Tell maps what has become of their elements, if that was left to the end of the transaction.
+
+    No row may be locked afterwards, unless it is free.
+    """
+    boards, context.untold = context.untold, None
+    if boards:
+        write_boards(boards)
 
 
 def _stop_some(board: Board, run: RunEntry) -> None:

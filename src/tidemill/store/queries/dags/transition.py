@@ -12,7 +12,7 @@ marked `pending` for the scheduler. Every propagated outcome is counted in the t
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
@@ -49,7 +49,7 @@ from tidemill.store.dag_plan import move_counts
 from tidemill.store.queries.dags.depends_on_past import find_next_tasks, is_past_done, mark_pending
 from tidemill.store.queries.dags.effects import DueCallback, Effects, JournalRow, MadeTrigger, write_effects
 from tidemill.store.queries.dags.journal import find_left
-from tidemill.store.queries.dags.map_rows import MapWrites
+from tidemill.store.queries.dags.map_rows import MapWrites, write_maps
 from tidemill.store.queries.dags.task_rows import (
     Found,
     InstanceKey,
@@ -57,6 +57,7 @@ from tidemill.store.queries.dags.task_rows import (
     TaskEntry,
     TaskValues,
     find_units,
+    locate_tasks,
     lock_named,
     lock_pending,
     lock_runs,
@@ -119,11 +120,17 @@ class Board:
 
     def lock(self, tasks: Collection[int], runs: Collection[int] = ()) -> None:
         """Lock the runs, including the runs of the tasks, and then the tasks. Call this first, and only once."""
-        if tasks or runs:
-            found = lock_runs(self.connection, runs, tasks)
+        located = locate_tasks(self.connection, tasks) if tasks else None
+        wanted = {*runs, *(located.unmapped if located else ())}
+        if wanted:
+            found = lock_runs(self.connection, wanted)
             self.locked |= found[0].keys()
             self._keep_runs(found)
-        self.add(tasks)
+        if located is not None:
+            known, unreadable = located.runs
+            new = {number: run for number, run in known.items() if number not in self.runs}
+            self._keep_runs((new, unreadable))
+            self._add_locked(tasks, located.units)
 
     def take(self, rows: Iterable[TaskValues]) -> list[TaskEntry]:
         """Add task rows locked by this transaction without locking their runs, for inputs that end no task."""
@@ -155,10 +162,12 @@ class Board:
         Of a task in a unit of a mapped group, the whole unit is locked, at once.
         """
         if tasks:
-            units = find_units(self.connection, tasks)
-            rows = lock_units(self.connection, tasks, units) if units else lock_tasks(self.connection, tasks)
-            self._read_runs({row[1] for row in rows if row[3] != UNMAPPED})
-            self._add(rows)
+            self._add_locked(tasks, find_units(self.connection, tasks))
+
+    def _add_locked(self, tasks: Collection[int], units: Collection[InstanceKey]) -> None:
+        rows = lock_units(self.connection, tasks, units) if units else lock_tasks(self.connection, tasks)
+        self._read_runs({row[1] for row in rows if row[3] != UNMAPPED})
+        self._add(rows)
 
     def add_pending(self) -> None:
         """Lock pending tasks of locked runs, up to the limit."""
@@ -480,7 +489,11 @@ class Board:
         if readiness is Readiness.WAIT:
             return 0
         by_past = run.plan.by_past and not entry.is_part
-        if readiness is Readiness.RUN and by_past and not is_past_done(self.connection, entry):
+        past = is_past_done(self.connection, entry) if readiness is Readiness.RUN and by_past else True
+        if past is None:
+            entry.pending, entry.tallied, self.context.skipped = 1, True, True
+            self.context.bells.add(Channel.SCHEDULER)
+        if not past:
             return 0
         self.give(entry, Ready(entry.row.epoch, readiness), "scheduler")
         return 1
@@ -503,9 +516,25 @@ class Board:
 
     def flush(self) -> None:
         """Write all changes."""
+        self.flush_rows()
+        write_boards([self])
+
+    @property
+    def has_callbacks(self) -> bool:
+        """Whether callbacks are left to write."""
+        return bool(self._effects.callbacks)
+
+    def flush_rows(self) -> None:
+        """Write all changes except those of maps."""
         write_tasks(self.connection, self.tasks.values())
         effects, self._effects = self._effects, Effects()
         write_effects(self.connection, effects, self.context)
         write_runs(self.connection, self.runs.values(), self.locked)
-        if self.maps.write(self.connection, self.tasks.values()):
-            self.context.bells.add(Channel.SCHEDULER)
+
+
+def write_boards(boards: Sequence[Board]) -> None:
+    """Write the changes of maps, which say what has become of their elements; maps are locked in the order of all."""
+    for board in boards:
+        board.maps.collect(board.tasks.values())
+    if write_maps(boards[0].connection, [board.maps for board in boards]):
+        boards[0].context.bells.add(Channel.SCHEDULER)

@@ -4,6 +4,10 @@ Invariants: one statement determines which steps have work, from partial indexes
 left over, the answer sets `more`. Schedulers share the work: each one locks the runs, DAGs and pools that it works on,
 and skips those that another transaction has locked, so a slow scheduler delays nothing else. A run or DAG that raises
 in a step is logged and left unchanged; the turn continues with the others.
+
+On PostgreSQL, workers that report elements wait for the rows of maps that a turn has locked, and no later step may wait
+for tasks that they hold. So a turn there expands maps as its last step, after no other one that changes tasks, or it
+does not expand maps, and locks them last. It does not look for more work after it has done some (`again`).
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from tidemill.store.queries.dags.run_starts import start_waiting_runs
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, stop_runs
 from tidemill.store.queries.dags.schedule import create_due_runs, select_next_due
 from tidemill.store.queries.dags.streams import IS_HELD, IS_READY, release_streams, resume_streams
-from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_tasks
+from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_tasks, tell_maps
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.sessions.services import check_session
@@ -54,20 +58,29 @@ _OPEN = and_(_RUN.deadline_us.is_not(None), IS_RUNNING)
 
 def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: CallContext) -> SchedulerAnswer:
     """Do the scheduling work that is due; see `SchedulerTurn`."""
-    check_session(connection, turn.session)
+    check_session(connection, turn.session, context)
     by = f"scheduler {turn.session}"
     work = _find_work(connection, turn, context)
     now_us = context.now_us
     skip = turn.skip_runs
+    # A SQLite file has one writer, so nothing is locked.
+    shared = find_dialect(connection) == "postgresql"
+    if shared and _is_turn_of_maps(work, now_us):
+        return _expand(connection, turn, context, work)
+    if shared:
+        context.untold = []
+    # A failed element may have stopped its run when its map was expanded; what has not started must not be admitted.
+    stopped = _stop_runs(connection, context, skip) if shared and work.stops else 0
     created = create_due_runs(connection, context, _RUNS, turn.skip_dags) if _is_due(work.dags_us, now_us) else 0
     # Decide tasks before starting runs, so that runs whose tasks cannot start are known.
     decided = _decide_pending(connection, context, turn.limit, skip) if work.pending else 0
     started = start_waiting_runs(connection, context, _RUNS, skip) if work.queued or created else 0
     overdue = _stop_overdue_runs(connection, context, skip) if _is_due(work.runs_us, now_us) else 0
     due = _feed_due(connection, context, turn.limit, by, skip) if _is_due(work.tasks_us, now_us) else 0
-    expanded = expand_maps(connection, context, skip, turn.map_limits) if work.maps or decided or started or due else 0
-    # A failed element may stop its run; what has not started must not be admitted.
-    stopped = _stop_runs(connection, context, skip) if work.stops or expanded else 0
+    marked = not shared and (work.maps or decided or started or due)
+    expanded = expand_maps(connection, context, skip, turn.map_limits) if marked else 0
+    if not shared and (work.stops or expanded):
+        stopped = _stop_runs(connection, context, skip)
     # After the maps, which make room for the tasks that feed them. No step that waits for tasks may follow: attempts
     # that hold tasks wait for the marks that these ones lock.
     released = release_streams(connection, context, skip) if work.held else 0
@@ -77,19 +90,18 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     admitted = admit_tasks(connection, context, by, turn.limit, skip) if work.scheduled or changed else Admitted()
     full = max(created, started, overdue, stopped, expanded) >= _RUNS or max(decided, due, resumed) >= turn.limit
     moved = bool(changed or admitted.count)
-    if moved or context.broken_runs or context.broken_dags:
+    tell_maps(connection, context)
+    if (not shared and moved) or context.broken_runs or context.broken_dags:
         work = _find_work(connection, turn, context)
     # The end of a map may have ended a run, after the step that starts runs.
-    left = context.left or (work.maps and moved) or bool(expanded and work.queued)
-    # A SQLite file has one writer, so nothing is locked.
-    shared = find_dialect(connection) == "postgresql"
+    left = context.left or (not shared and ((work.maps and moved) or bool(expanded and work.queued)))
     skipped = shared and (context.skipped or work.pending or work.stops or work.maps or work.streams)
-    times = [time for time in (work.dags_us, work.runs_us, work.tasks_us) if time is not None]
+    # Due work that failed is retried in the next turn, not at once.
+    is_due = not shared and moved and any(_is_due(time, now_us) for time in work.times)
     return SchedulerAnswer(
-        min(times, default=None),
+        min(work.times, default=None),
         now_us,
-        # Due work that failed is retried in the next turn, not at once.
-        full or admitted.more or left or (moved and any(time <= now_us for time in times)),
+        full or admitted.more or left or is_due,
         admitted.count,
         decided + due + admitted.count,
         created,
@@ -97,6 +109,32 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
         tuple(sorted(context.broken_runs)),
         tuple(sorted(context.broken_dags)),
         skipped,
+        again=shared and (moved or work.maps),
+    )
+
+
+def _is_turn_of_maps(work: _Work, now_us: int) -> bool:
+    """Whether a turn expands maps, and does nothing else that locks tasks; with other work, every second one does."""
+    others = work.queued or work.pending or work.blocked or work.streams or work.held
+    others = others or any(_is_due(time, now_us) for time in work.times)
+    return work.maps and not work.stops and not (others and now_us & 1)
+
+
+def _expand(connection: Connection, turn: SchedulerTurn, context: CallContext, work: _Work) -> SchedulerAnswer:
+    """Admit tasks, and then expand maps; the maps stay locked no longer than that takes."""
+    by, skip = f"scheduler {turn.session}", turn.skip_runs
+    admitted = admit_tasks(connection, context, by, turn.limit, skip) if work.scheduled else Admitted()
+    expanded = expand_maps(connection, context, skip, turn.map_limits)
+    return SchedulerAnswer(
+        min(work.times, default=None),
+        context.now_us,
+        # Elements that are created while nothing else happens are admitted at once.
+        admitted.more or context.left or (expanded > 0 and not admitted.count),
+        admitted.count,
+        admitted.count,
+        broken_runs=tuple(sorted(context.broken_runs)),
+        skipped=context.skipped or not expanded,
+        again=expanded > 0 or admitted.count > 0,
     )
 
 
@@ -118,6 +156,11 @@ class _Work(NamedTuple):
     blocked: bool
     streams: bool
     held: bool
+
+    @property
+    def times(self) -> list[int]:
+        """The next due times."""
+        return [time for time in (self.dags_us, self.runs_us, self.tasks_us) if time is not None]
 
 
 def _find_work(connection: Connection, turn: SchedulerTurn, context: CallContext) -> _Work:

@@ -7,6 +7,7 @@ whose triggerer session has ended is claimed by another one.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, case, func, insert, select, union, update
 
@@ -32,7 +33,13 @@ from tidemill.store.dag_tables import task_callback, task_instance
 from tidemill.store.queries.dags.tasks import draw_bits, move_held
 from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
-from tidemill.store.queries.triggers.sessions import beat_session, end_session, is_session_live
+from tidemill.store.queries.triggers.sessions import (
+    beat_session,
+    end_session,
+    is_session_live,
+    note_session,
+    select_session,
+)
 from tidemill.store.records import TriggerState
 from tidemill.store.statements import Statement
 from tidemill.store.tables import service_session, trigger, trigger_cursor
@@ -46,9 +53,9 @@ _DEV_KEY = int.from_bytes(b"tidemdev", "big")
 
 
 @Statement
-def _lock_session(dialect: str) -> Select[int]:
+def _lock_session(dialect: str) -> Select[Any]:
     live = and_(_SESSION.id == bindparam("number"), _SESSION.ended_us.is_(None))
-    return select(_SESSION.id).where(live).with_for_update(key_share=True)
+    return select_session(dialect).where(live).with_for_update(key_share=True)
 
 
 def begin_service_session(connection: Connection, request: BeginSession, context: CallContext) -> int:
@@ -84,25 +91,27 @@ def beat_service_session(connection: Connection, request: BeatSession, context: 
     return beat_session(connection, request.session, context.now_us)
 
 
-def check_session(connection: Connection, number: int) -> None:
-    """Ensure that a session stays live until the transaction ends.
+def check_session(connection: Connection, number: int, context: CallContext | None = None) -> None:
+    """Ensure that a session stays live until the transaction ends; with a context, read its time at once.
 
     Raises:
         CallRefusedError: The session has ended.
     """
-    if not is_session_live(connection, number):
+    if not is_session_live(connection, number, context):
         raise CallRefusedError(RefusalKind.FENCED, f"session {number} has ended; the service must start a new one")
 
 
-def lock_session(connection: Connection, number: int) -> None:
+def lock_session(connection: Connection, number: int, context: CallContext | None = None) -> None:
     """Ensure that a session stays live, and lock out its other requests, until the transaction ends.
+
+    With a context, its time is read by the same statement.
 
     A repeated request therefore waits while the first one is being answered, and gets the same answer.
 
     Raises:
         CallRefusedError: The session has ended.
     """
-    if not _lock_session.fetch(connection, {"number": number}):
+    if not note_session(_lock_session.fetch(connection, {"number": number}), context):
         raise CallRefusedError(RefusalKind.FENCED, f"session {number} has ended; the service must start a new one")
 
 

@@ -1,6 +1,7 @@
 """The worker turn: stores the reports of finished attempts and claims new ones, in one transaction.
 
 Invariants: a repeated report changes nothing. A report whose content the database rejects fails only its own task.
+The maps of elements are locked last, after the claims: other workers wait for them until the transaction ends.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from tidemill.store.calls.worker_calls import (
 )
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance
-from tidemill.store.queries.dags.claims import claim_work, find_claims, find_ended, move_blocked
+from tidemill.store.queries.dags.claims import claim_work, find_claims, move_blocked
 from tidemill.store.queries.dags.effects import PackedTrigger, pack_trigger
 from tidemill.store.queries.dags.streams import find_ready
 from tidemill.store.queries.dags.task_logs import store_log_parts
-from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_held
+from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_held, tell_maps
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.dags.xcoms import find_fault
-from tidemill.store.queries.isolation import is_fault_of_content
+from tidemill.store.queries.isolation import is_fault_of_content, isolate
 from tidemill.store.queries.sessions.services import build_lost_callback, lock_session
 from tidemill.store.queries.triggers.triggers import make_storable
-from tidemill.store.statements import Statement, savepoint
+from tidemill.store.statements import Statement
 
 log = structlog.get_logger(__name__)
 
@@ -51,31 +52,41 @@ _KINDS = {
 
 def take_worker_turn(connection: Connection, turn: WorkerTurn, context: CallContext) -> WorkerAnswer:
     """Store reports and claim new work; see `WorkerTurn`."""
-    lock_session(connection, turn.session)
+    lock_session(connection, turn.session, context)
     found = find_claims(connection, turn)
-    outcomes = _store_reports(connection, turn, found.gone, context)
+    context.untold = []
+    board = Board(connection, context)
+    outcomes = _store_reports(board, turn, found.gone)
     _store_callbacks(connection, turn, context)
     ends = [one.log_end for one in turn.reports] + [one.log_end for one in turn.callbacks]
     store_log_parts(connection, [part for part in ends if part is not None])
+    # Reports that are written already may have made callbacks due.
+    due = found.due or board.has_callbacks or bool(turn.callbacks) or context.isolates
+    if found.blocked or turn.blocked or board.has_callbacks:
+        board.flush_rows()  # what follows reads it; otherwise it is written together with the claims
     unblocked = move_blocked(connection, turn, found, context)
-    claimed = claim_work(connection, turn, found, len(unblocked), context)
-    ended = find_ended(connection, turn.session, turn.held)
+    claimed = claim_work(board, turn, found, len(unblocked), due=due)
+    board.flush_rows()
+    ended = tuple(one for one in turn.held if one not in found.live)
+    tell_maps(connection, context)
     return WorkerAnswer(outcomes, claimed, ended, context.now_us, unblocked)
 
 
-def _store_reports(
-    connection: Connection, turn: WorkerTurn, gone: Collection[int], context: CallContext
-) -> tuple[AttemptReportOutcome, ...]:
+def _store_reports(board: Board, turn: WorkerTurn, gone: Collection[int]) -> tuple[AttemptReportOutcome, ...]:
     """Store all reports together, and that attempts are gone; if that fails, store the reports one by one and refuse
     those that fail.
 
-    Together, because the maps of elements are locked after all runs and tasks.
+    Together, because the maps of elements are locked after all runs and tasks. If the transaction does not isolate its
+    steps, the rows of the board are not written yet.
     """
     if not turn.reports and not gone:
         return ()
+    connection, context = board.connection, board.context
     try:
-        with savepoint(connection):
-            return _store_some(connection, turn, turn.reports, context, gone)
+        with isolate(connection, context):
+            if not context.isolates:
+                return _store_some(board, turn, turn.reports, gone, writes=False)
+            return _store_some(Board(connection, context), turn, turn.reports, gone)
     except Exception as error:
         if not turn.reports or not is_fault_of_content(error):
             raise
@@ -88,8 +99,8 @@ def _store_one(
     connection: Connection, turn: WorkerTurn, report: AttemptReport, context: CallContext
 ) -> AttemptReportOutcome:
     try:
-        with savepoint(connection):
-            return _store_some(connection, turn, (report,), context)[0]
+        with isolate(connection, context):
+            return _store_some(Board(connection, context), turn, (report,))[0]
     except Exception as error:
         if not is_fault_of_content(error):
             raise
@@ -99,13 +110,14 @@ def _store_one(
 
 
 def _store_some(
-    connection: Connection,
+    board: Board,
     turn: WorkerTurn,
     reports: Sequence[AttemptReport],
-    context: CallContext,
     gone: Collection[int] = (),
+    *,
+    writes: bool = True,
 ) -> tuple[AttemptReportOutcome, ...]:
-    board = Board(connection, context)
+    connection, context = board.connection, board.context
     board.lock({*gone, *(report.task for report in reports)})
     for report in reports:
         entry = board.tasks.get(report.task)
@@ -125,7 +137,7 @@ def _store_some(
     mine = [board.tasks[task] for task in sorted(gone) if task in board.tasks]
     ended = [entry for entry in mine if entry.row.session == turn.session and entry.row.state is TaskState.ENDING]
     board.give_all([(entry.id, Ended(entry.row.epoch)) for entry in ended], by)
-    close_board(board)
+    close_board(board, writes=writes)
     _write_labels(connection, reports, answers)
     return tuple(_build_outcome(report, answer) for report, answer in zip(reports, answers, strict=True))
 

@@ -7,11 +7,12 @@ called again after an uncertain commit.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     Connection,
     Row,
     Select,
@@ -22,6 +23,7 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    literal_column,
     select,
     true,
     update,
@@ -29,8 +31,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.context import CallContext
 from tidemill.store.records import ListHostSession
-from tidemill.store.statements import Statement
+from tidemill.store.statements import CLOCK, Statement
 from tidemill.store.tables import list_claim, service_session, trigger, trigger_cursor, trigger_list
 
 #: The advisory lock for claims ("tideclai" in ASCII): concurrent sessions see each other's claims.
@@ -124,15 +127,31 @@ def end_session(
     return True
 
 
-def is_session_live(connection: Connection, session_id: int) -> bool:
-    """Return whether a session is live; a live one cannot be ended until this transaction ends."""
-    return bool(_lock_live.fetch(connection, {"session_id": session_id}))
+def is_session_live(connection: Connection, session_id: int, context: CallContext | None = None) -> bool:
+    """Return whether a session is live; a live one cannot be ended until this transaction ends.
+
+    With a context, PostgreSQL reads its time by the same statement.
+    """
+    return note_session(_lock_live.fetch(connection, {"session_id": session_id}), context)
+
+
+def note_session(rows: Sequence[tuple[int, ...]], context: CallContext | None) -> bool:
+    """Return whether a session was found; `rows`: its id, and PostgreSQL's time (`select_session`)."""
+    if rows and context is not None and len(rows[0]) > 1:
+        context.note_now(rows[0][1])
+    return bool(rows)
+
+
+def select_session(dialect: str) -> Select[Any]:
+    """Select the columns that `note_session` takes."""
+    clock = [literal_column(CLOCK, BigInteger()).label("now_us")] if dialect == "postgresql" else []
+    return select(service_session.c.id, *clock)
 
 
 @Statement
-def _lock_live(dialect: str) -> Select[int]:
+def _lock_live(dialect: str) -> Select[Any]:
     live = and_(service_session.c.id == bindparam("session_id"), service_session.c.ended_us.is_(None))
-    return select(service_session.c.id).where(live).with_for_update(read=True)
+    return select_session(dialect).where(live).with_for_update(read=True)
 
 
 def list_live_sessions(connection: Connection, kind: str) -> list[ListHostSession]:
