@@ -35,6 +35,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(NOON_US)
     for module in ("context", "engines.call_batches"):
         monkeypatch.setattr(f"tidemill.store.{module}.read_now", clock.read)
+    # Nor is the time of a statement about sessions taken.
+    monkeypatch.setattr("tidemill.store.context.CallContext.note_now", lambda context, now_us: None)
     return clock
 
 

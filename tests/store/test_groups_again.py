@@ -13,7 +13,7 @@ from tidemill.core.tasks.endings import Failure, Success
 from tidemill.core.tasks.structure import MapSource
 from tidemill.store.calls.call import CallRefusedError
 from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
-from tidemill.store.calls.run_calls import RunRecord
+from tidemill.store.calls.run_calls import CancelRun, RunRecord
 from tidemill.store.calls.task_calls import EmitItems
 from tidemill.store.database import Database
 
@@ -177,3 +177,23 @@ async def test_a_failed_generator_begins_its_group_anew(player: Player) -> None:
 
     assert await clear(player, run, failed=True) == ["G", "a", "b", "c", "s", "z"]
     assert (await claim(player)).keys() == {"s"}
+
+
+@pytest.mark.parametrize("then", ["cancel", "mark"])
+async def test_a_group_that_ends_before_it_begins_anew_counts_its_elements_again(player: Player, then: str) -> None:
+    run = await player.create(dag(group(literal(1)), part("a"), part("b", "a")))
+    await player.report(await player.claim_one(), Success())
+    last = await player.claim_one()
+    await player.report(last, Failure("no", may_retry=False))
+    # The scheduler has not looked: the first task has ended as a whole, and the group has not.
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("G",), "tester"))
+    if then == "cancel":
+        await player.store.call(CancelRun(run.dag_id, run.run_id, "tester"))
+    else:
+        await player.store.call(MarkTasks(run.dag_id, run.run_id, ("G",), "failed", "tester"))
+
+    await player.schedule()
+
+    counts = {name: (await find_head(player, run, name)).elements for name in ("G", "a", "b")}
+    found = {name: (one.success, one.failed) for name, one in counts.items() if one is not None}
+    assert found == {"G": (0, 1), "a": (1, 0), "b": (0, 1)}

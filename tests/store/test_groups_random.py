@@ -18,7 +18,7 @@ from tests.store.test_groups import group, part
 from tests.store.test_maps import literal
 
 from tidemill.core.tasks.dependencies import TaskOutcome, Told, TriggerRule
-from tidemill.core.tasks.endings import Failure, Skip, Success
+from tidemill.core.tasks.endings import AttemptEnding, Failure, Skip, Success
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.engines.opening import open_store
@@ -73,17 +73,24 @@ def name_attempt(attempt: ClaimedAttempt) -> str:
 async def play(player: Player, structure: DagStructure, seed: int) -> dict[str, str]:
     """Play a run to its end, ending the attempts as the seed says; tasks before the group end first."""
     run = await player.create(structure)
+
+    def draw(name: str) -> float:
+        return random.Random(f"{seed} {name}").random()
+
+    def end(name: str) -> AttemptEnding:
+        endings: list[AttemptEnding] = [Success(), Success(), Failure("no", may_retry=False), Skip()]
+        return random.Random(f"{seed} {name} ends").choice(endings)
+
     held: dict[str, ClaimedAttempt] = {}
     while True:
         held |= {name_attempt(one): one for one in await player.claim()}
         if not held:
             return {**await player.states(run), "run": (await player.run(run)).state}
-        chosen = min(held, key=lambda one: (one[0] != "x", random.Random(f"{seed} {one}").random()))
-        result = random.Random(f"{seed} {chosen} ends").choice(
-            [Success(), Success(), Failure("no", may_retry=False), Skip()]
-        )
-        attempt = held.pop(chosen)
-        await player.turn(AttemptReport(attempt.task, attempt.epoch, result))
+        # Those before the group end together: what follows two of them is decided by both, not by the first.
+        chosen = [one for one in held if one[0] == "x"] or [min(held, key=draw)]
+        attempts = {one: held.pop(one) for one in chosen}
+        reports = [AttemptReport(one.task, one.epoch, end(name)) for name, one in attempts.items()]
+        await player.turn(*reports)
 
 
 def join(found: list[str]) -> str:

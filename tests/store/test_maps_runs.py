@@ -22,7 +22,7 @@ from tidemill.store.database import Database
 from tidemill.store.queries.dags import transition
 from tidemill.store.queries.dags.map_turns import expand_maps
 from tidemill.store.queries.dags.runs import start_runs
-from tidemill.store.queries.dags.task_rows import read_runs
+from tidemill.store.queries.dags.task_rows import locate_tasks
 from tidemill.store.queries.dags.transition import Board
 
 
@@ -59,14 +59,14 @@ async def test_the_report_of_an_element_leaves_a_stopping_run_to_the_scheduler(
     late = max((one for one in attempts if one.map_index >= 0), key=lambda one: one.map_index)
 
     def read_before_the_other_task_ends(connection: Connection, ids: set[int]) -> Any:
-        found = read_runs(connection, ids)
+        found = locate_tasks(connection, ids)
         end = "UPDATE task_instance SET state = 'failed', session_id = NULL, ending_outcome = NULL, epoch = epoch + 1"
         connection.execute(text(f"{end} WHERE task_id = 't'"))
         connection.execute(text("UPDATE dag_run SET unfinished = 1"))
-        monkeypatch.setattr(transition, "read_runs", read_runs)
+        monkeypatch.setattr(transition, "locate_tasks", locate_tasks)
         return found
 
-    monkeypatch.setattr(transition, "read_runs", read_before_the_other_task_ends)
+    monkeypatch.setattr(transition, "locate_tasks", read_before_the_other_task_ends)
     held = tuple((one.task, one.epoch) for one in attempts if one is not late)
     await player.turn(AttemptReport(late.task, late.epoch, Success()), held=held)
 

@@ -362,6 +362,7 @@ def follow_units(
     counts: Mapping[str, Counter[str]],
     outcome: TaskOutcome | None,
     marked: Mapping[str, int],
+    recounted: Mapping[str, Mapping[str, int]],
 ) -> dict[int, StoredMap]:
     """Return the maps of the tasks of a group after the step, by head.
 
@@ -373,6 +374,8 @@ def follow_units(
         outcome: How the sources of the group ended, if that is what changed.
         marked: The number of elements of each task that failed with their upstream, if a user marked the source of the
             group as a success.
+        recounted: The existing elements of tasks that began anew with the group, which does not: it was cancelled or
+            marked before. They are counted again.
     """
     group = stored.row
     if work.head.row.outcome is not None and not group.opened:
@@ -381,9 +384,10 @@ def follow_units(
     found = {}
     for name, head in work.parts.items():
         part = parts[head.id]
-        row = part.row
-        row = row._replace(**{count: getattr(row, count) + number for count, number in counts[name].items()})
-        if _follows(work, head, row):
+        new = Counter(counts[name])
+        new.update(recounted.get(name, {}))
+        row = part.row._replace(**{count: getattr(part.row, count) + number for count, number in new.items()})
+        if follows(work, head, row):
             if name in marked:
                 row = feed(row, SourceMarked(marked[name]), MapPolicy(), starts=False).row
             row = feed(row, GroupMoved(group, outcome), MapPolicy(), starts=False).row
@@ -393,7 +397,7 @@ def follow_units(
     return found
 
 
-def _follows(work: GroupWork, head: TaskEntry, row: MapRow) -> bool:
+def follows(work: GroupWork, head: TaskEntry, row: MapRow) -> bool:
     """Whether the map of a task is open with that of its group, or has been.
 
     A task whose own rule, or a user, decided it before the group began tells nothing more. A task that was cleared
@@ -401,8 +405,8 @@ def _follows(work: GroupWork, head: TaskEntry, row: MapRow) -> bool:
     """
     if row.opened:
         return True
-    if work.head.row.state is TaskState.ENDING:
-        return head.row.state is TaskState.ENDING
+    if work.head.row.ending is not None:
+        return head.row.state is TaskState.ENDING and work.head.row.ending.state is not TaskState.NONE
     return head.row.state in (TaskState.MAPPED, TaskState.ENDING)
 
 

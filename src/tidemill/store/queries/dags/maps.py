@@ -65,6 +65,7 @@ from tidemill.store.queries.dags.map_groups import (
     end_parts,
     find_parts,
     follow_units,
+    follows,
     gather_groups,
     prepare_units,
     start_units,
@@ -357,11 +358,14 @@ def _step_parts(
     if any(isinstance(given, SourceMarked) for given in inputs):
         marked = {name: _count_failed(board.connection, part, stored.row.created) for name, part in group.parts.items()}
     before = {part.id: maps[part.id] for part in group.parts.values()}
-    after = follow_units(group, stored, before, counts, outcome, marked)
+    recounted = _recount(board.connection, group, maps)
+    if recounted and stored.row.upstream_failed > _count_failed(board.connection, group.head, stored.row.created):
+        outcome = TaskOutcome.UPSTREAM_FAILED  # of a source; the maps that are open count it already
+    after = follow_units(group, stored, before, counts, outcome, marked, recounted)
     if group.head.row.ending is not None and group.head.row.ending.state is TaskState.NONE:
         # The group and its tasks start over together.
         endings = [after[part.id].row for part in group.parts.values() if part.row.state is TaskState.ENDING]
-        holds = holds or not all(row.done for row in (stored.row, *endings))
+        holds = holds or not all(row.done for row in (stored.row, *endings) if row.opened)
     for part in group.parts.values():
         told, row = before[part.id].row.told, after[part.id].row
         if holds and row.done:
@@ -373,6 +377,29 @@ def _step_parts(
             _tell(board, part, after[part.id], changed=row.told != told)
     write_parts(board.connection, before, after)
     return holds
+
+
+def _recount(connection: Connection, group: GroupWork, maps: Mapping[int, StoredMap]) -> dict[str, dict[str, int]]:
+    """Count the elements of tasks whose maps follow a group again that has units; see `follow_units`."""
+    end = maps[group.head.id].row.created
+    found: dict[str, dict[str, int]] = {}
+    for name, part in group.parts.items():
+        if end and not maps[part.id].row.opened and follows(group, part, maps[part.id].row):
+            given = {"of_run": part.run.id, "of_task": name, "end": end}
+            counts = Counter[str]()
+            for state, number in _states.fetch(connection, given):
+                count = find_count(TaskState(state))
+                if count is not None:
+                    counts[count] += number
+            found[name] = counts
+    return found
+
+
+@Statement
+def _states(dialect: str) -> Select[Any]:
+    mine = and_(_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task"))
+    elements = and_(mine, _TASK.map_index >= literal_column("0"), _TASK.map_index < bindparam("end"))
+    return select(_TASK.state, func.count()).where(elements).group_by(_TASK.state)
 
 
 def _find_inputs(
