@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
 import time
@@ -20,6 +21,7 @@ from tidemill.dags import GraphStreamOperator, HttpStreamOperator, TaskDeferred
 from tidemill.dags.connection import Connection
 from tidemill.dags.operators import http_pages as module
 from tidemill.dags.operators.http_pages import HttpPagesTrigger
+from tidemill.dags.streaming import StreamCursor
 
 
 class Api:
@@ -214,6 +216,7 @@ def test_it_is_created_again_as_it_was():
             max_retries=0,
             max_pages=2,
             max_body_bytes=3,
+            start={"number": 1, "next": "/x"},
         )
     )
 
@@ -227,19 +230,153 @@ def test_it_is_created_again_as_it_was():
         {"max_body_bytes": 0},
         {"max_pages": 0},
         {"max_retries": -1},
+        {"start": {"number": -1, "next": None}},
+        {"start": {"number": 1}},
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments):
-    with pytest.raises(ValueError, match=r"url must|both set|must be positive|must not be negative"):
+    with pytest.raises(ValueError, match=r"url must|both set|must be positive|must not be negative|start must"):
         HttpPagesTrigger(**{"url": "http://host", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("data", "headers", "reason"),
+    [
+        (b"<h1>Log in</h1>", {"content-type": "text/html"}, "not JSON.*'text/html'"),
+        (b'{"value": [1', {"content-type": "application/json"}, "not JSON.*correct it on the server"),
+        (b'{"value": ' + b"9" * 100_000 + b"}", {}, "not JSON that can be read"),
+        (b'{"after": "' + b"x" * 100_000 + b'"}', {}, "characters"),
+        (b'{"after": [1]}', {}, "of type list"),
+        (b"[" * 100_000 + b"]" * 100_000, {}, "not JSON"),
+        (b'{"after": "\\ud800"}', {}, "not JSON"),
+        (b"x", {"content-encoding": "br"}, "'br'"),
+        (b"x", {"content-encoding": "gzip, gzip"}, "gzip, gzip"),
+        (b"not gzip", {"content-encoding": "gzip"}, "not gzip, although"),
+        (gzip.compress(b" " * 50_000_000), {"content-encoding": "gzip"}, "more than 1,048,576 bytes"),
+        (gzip.compress(b" " * 900_000) * 3, {"content-encoding": "gzip"}, "more than 1,048,576 bytes"),
+    ],
+    ids=range(12),
+)
+async def test_a_page_that_cannot_be_read_is_an_error_and_not_the_last_one(api, data, headers, reason):
+    api.scripted = [(200, data, headers)]
+    with pytest.raises(RemoteError, match=reason) as raised:
+        await fired(HttpPagesTrigger(f"{api.url}/items?sig=hunter2", next_cursor="after"))
+    assert not raised.value.retryable
+    assert "hunter2" not in str(raised.value)
+    assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize("link", ['<x; rel="next"', "http://[; rel=next", "<http://[>; rel=next", "<>; rel=next"])
+async def test_a_malformed_link_to_the_next_page_is_an_error_and_not_the_last_one(api, link):
+    api.scripted = [(200, b"{}", {"link": link})]
+    with pytest.raises(RemoteError, match=r"malformed|without a URL"):
+        await fired(HttpPagesTrigger(f"{api.url}/items"))
+
+
+async def test_a_redirect_is_not_followed_with_credentials(api, monkeypatch):
+    found = Connection("api", "http", host="127.0.0.1", port=api.port, password="hunter2")
+    monkeypatch.setattr(module.Connection, "get", lambda conn_id: found)
+    api.scripted = [(302, b"", {"location": "http://elsewhere.example/take?token=hunter3"})]
+    with pytest.raises(
+        RemoteError, match=r"redirects to http://elsewhere\.example/take\?\*\*\*, which is not"
+    ) as raised:
+        await fired(HttpPagesTrigger("items", conn_id="api"))
+    assert "hunter" not in str(raised.value)
+    assert len(api.requests) == 1
+
+
+async def test_pages_that_differ_by_their_fragment_are_a_circle(api):
+    api.scripted = [(200, b"{}", {"link": f'</items#{number}>; rel="next"'}) for number in range(5)]
+    with pytest.raises(RemoteError, match="read before"):
+        await fired(HttpPagesTrigger(f"{api.url}/items"))
+
+
+async def test_compressed_pages_are_read_and_only_gzip_is_asked_for(api):
+    packed = gzip.compress(b'{"value":') + gzip.compress(b"[7]}")
+    api.scripted = [(200, packed, {"content-encoding": "gzip"}), (200, packed[:-9], {"content-encoding": "gzip"})]
+    assert [one.payload["body"] for one in await fired(HttpPagesTrigger(f"{api.url}/items"))] == [{"value": [7]}]
+    assert {name.lower(): value for name, value in api.requests[0][1].items()}["accept-encoding"] == "gzip"
+    with pytest.raises(RemoteError, match="ended too early"):
+        await fired(HttpPagesTrigger(f"{api.url}/items", max_retries=0))
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses before tries, none of which takes any time."""
+    found: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        if seconds:
+            found.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(module.asyncio, "sleep", note)
+    return found
+
+
+@pytest.mark.parametrize("asked", ["-5", "9" * 5_000, "soon", "Wed, 99 Foo 2026 07:28:00 GMT", "0"])
+async def test_a_server_cannot_delay_the_next_try_for_ever(api, pauses, asked):
+    api.scripted = [(429, b"", {"retry-after": asked})]
+    assert len(await fired(HttpPagesTrigger(f"{api.url}/items"))) == 3
+    assert 0 <= pauses[0] <= 3_600
+
+
+async def test_a_retry_after_that_is_a_date_is_relative_to_the_clock_of_the_server(api, pauses):
+    until = "Thu, 01 Jan 2099 00:00:00 GMT"
+    api.scripted = [(503, b"", {"retry-after": until})]
+    await fired(HttpPagesTrigger(f"{api.url}/items"))
+    assert pauses == [3_600]
+
+
+@pytest.mark.parametrize("value", ["a\nb: c", "caf\u00e9", "\ud800"])
+async def test_headers_that_http_does_not_allow_are_refused_and_not_shown(api, value):
+    trigger = HttpPagesTrigger(f"{api.url}/items", headers={"authorization": f"hunter2{value}"})
+    with pytest.raises(ConfigError, match="header") as raised:
+        await fired(trigger)
+    assert "hunter2" not in str(raised.value)
+    assert not api.requests
+
+
+async def test_a_retry_continues_with_the_page_after_the_last_one_that_was_handled(api, monkeypatch):
+    monkeypatch.setenv("API_KEY", "hunter2 & co")
+    api.pages = 4
+    arguments = {"next_cursor": "after", "cursor_param": "page", "params": {"key": {"env": "API_KEY"}}}
+    api.how = "cursor"
+    events = await fired(HttpPagesTrigger(f"{api.url}/items", **arguments))
+    assert "hunter2" not in str([one.payload for one in events])
+    stored = [{"number": one.payload["number"] + 1, "next": one.payload["next"]} for one in events]
+    api.requests.clear()
+    later = await fired(HttpPagesTrigger(f"{api.url}/items", **arguments, start=stored[1]))
+    assert [one.identity for one in later] == [one.identity for one in events[2:]]
+    assert [parse_qs(urlsplit(path).query) for path, _, _ in api.requests] == [
+        {"key": ["hunter2 & co"], "page": [str(number)]} for number in (2, 3)
+    ]
+    assert await fired(HttpPagesTrigger(f"{api.url}/items", **arguments, start=stored[3])) == []
+    for elsewhere in ("http://elsewhere.example/items", "http://[", "{env:API_KEY}"):
+        with pytest.raises(RemoteError, match="clear the task"):
+            await fired(HttpPagesTrigger(f"{api.url}/items", **arguments, start={"number": 1, "next": elsewhere}))
+
+
+def test_the_operator_begins_at_its_cursor():
+    operator = GraphStreamOperator(task_id="read", url="http://a/items")
+    cursors = [(None, None), ({"number": 2, "next": "/x"}, {"number": 2, "next": "/x"}), ("mine", None), ({}, None)]
+    for cursor, expected in cursors:
+        with pytest.raises(TaskDeferred) as deferred:
+            operator.execute({"stream": StreamCursor(cursor)})
+        assert deferred.value.trigger.serialize()[1]["start"] == expected
 
 
 class Stream:
     def __init__(self) -> None:
         self.emitted: list[tuple[Any, str | None]] = []
+        self.checkpoints: list[Any] = []
 
     def emit(self, element: Any, identity: str | None = None) -> None:
         self.emitted.append((element, identity))
+
+    def checkpoint(self, value: Any) -> None:
+        self.checkpoints.append(value)
 
 
 async def test_the_operator_defers_to_the_trigger_and_emits_each_page(api):
@@ -253,6 +390,7 @@ async def test_the_operator_defers_to_the_trigger_and_emits_each_page(api):
     operator.handle_trigger_events(events, {"stream": stream})
     assert stream.emitted == [({**event.payload["body"]}, event.identity) for event in events]
     assert [element["value"] for element, _ in stream.emitted] == [[0], [1], [2]]
+    assert stream.checkpoints == [{"number": 3, "next": None}]
 
 
 def test_a_filter_chooses_what_a_page_becomes():
@@ -260,6 +398,7 @@ def test_a_filter_chooses_what_a_page_becomes():
 
     operator = HttpStreamOperator(task_id="read", url="http://a", page_filter=lambda page: page or None)
     stream = Stream()
-    events = [TriggerEvent({"number": number, "body": body}, f"{number}") for number, body in enumerate([[1], [], 2])]
+    bodies = enumerate([[1], [], 2])
+    events = [TriggerEvent({"number": number, "body": body, "next": "/x"}, f"{number}") for number, body in bodies]
     operator.handle_trigger_events(events, {"stream": stream})
     assert stream.emitted == [([1], "0"), (2, "2")]

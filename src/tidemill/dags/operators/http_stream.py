@@ -8,14 +8,15 @@ from typing import Any
 
 from tidemill.dags.arguments import check_duration
 from tidemill.dags.operator import BaseOperator
-from tidemill.dags.operators.http_pages import HttpPagesTrigger, JsonPath
+from tidemill.dags.operators.http_pages import HttpPagesTrigger, JsonPath, is_start
 from tidemill.dags.streaming import DeliveredEvent
 
 
 class HttpStreamOperator(BaseOperator):
     """Reads an API page by page in a trigger, and emits each page as an element.
 
-    Map a task over `output`: its elements run while pages still arrive. The XCom is the sequence of all pages.
+    Map a task over `output`: its elements run while pages still arrive. The XCom is the sequence of all pages. A retry
+    continues after the last page that was emitted; a task that is cleared begins from the first page.
 
     Args:
         url: The URL of the first page; with a connection, it may be a path.
@@ -84,17 +85,28 @@ class HttpStreamOperator(BaseOperator):
             timeout_seconds=self.request_timeout,
             max_retries=self.max_retries,
             max_pages=self.max_pages,
+            start=_find_start(context),
         )
         self.defer(trigger=trigger, timeout=self.timeout)
 
     def handle_trigger_events(self, events: Sequence[DeliveredEvent], context: Any) -> None:
         """Emit the pages."""
+        stream = context["stream"]
         for event in events:
             page = event.payload["body"]
             element = page if self.page_filter is None else self.page_filter(page)
             if element is not None:
-                # A retry reads the pages from the first one on; those that were emitted are left out.
-                context["stream"].emit(element, event.identity)
+                # A triggerer that takes the trigger over reads all pages again.
+                stream.emit(element, event.identity)
+        last = events[-1].payload
+        stream.checkpoint({"number": last["number"] + 1, "next": last["next"]})
+
+
+def _find_start(context: Any) -> Any:
+    """Return where an earlier try has stopped; None: begin from the first page."""
+    stream = context.get("stream")
+    cursor = None if stream is None else stream.cursor
+    return cursor if is_start(cursor) else None
 
 
 class GraphStreamOperator(HttpStreamOperator):
