@@ -20,6 +20,7 @@ from tidemill.services.dev.metrics import DEFINITIONS, CallMeter, DagMetrics, Me
 from tidemill.services.dev.web_ui import serve_dags_metrics
 from tidemill.store.calls.dag_calls import DagRecord
 from tidemill.store.calls.service_calls import BeatSession, BeginSession, EndSession, StoreFile
+from tidemill.store.calls.stream_calls import KeepBatch
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
 from tidemill.store.calls.worker_calls import AttemptReport, WorkerTurn
 from tidemill.store.engines.sqlite import open_sqlite
@@ -90,17 +91,36 @@ async def test_tasks_attempts_pools_and_resumes_are_measured(database: Any) -> N
     assert "service_lag_seconds['triggerer']" not in values
 
 
-async def test_attempts_that_leave_their_worker_to_wait_for_events_are_counted(database: Any) -> None:
-    meter = CallMeter()
+async def test_attempts_that_leave_their_worker_and_all_events_of_a_stream_are_counted(database: Any) -> None:
+    clock = {"now": 100.0}
+    meter = CallMeter(lambda: clock["now"])
     store = MeasuredStore(database, meter)
     player = await Player(store).begin()
     await player.create(dag(task("a")))
     await player.report(await player.claim_one(), Deferral("module.Trigger", "{}", "", streams=True))
     triggerer = await player.begin_service("triggerer")
     (trigger,) = await store.call(ClaimTriggers(triggerer, 1, 10))
-    await store.call(StoreEvents(triggerer, 1, (FiredEvent(trigger.id, trigger.token, "1", None, 0),)))
-    await player.report(await player.claim_one(), Idle())
-    assert meter.read()[0]["idle"] == 1
+
+    async def fire(number: int) -> None:
+        event = FiredEvent(trigger.id, trigger.token, "1", None, 0)
+        await store.call(StoreEvents(triggerer, number, (event, event)))
+
+    await fire(1)
+    clock["now"] += 0.2
+    await fire(2)
+    attempt = await player.claim_one()
+    clock["now"] += 9.0
+    await fire(3)
+    assert attempt.stream is not None
+    await store.call(KeepBatch(attempt.task, attempt.epoch, trigger.id, 6, 1))
+    await player.report(attempt, Idle())
+    clock["now"] += 9.0
+    await fire(4)
+    clock["now"] += 0.1
+    await player.claim_one()
+    attempts, resumes = meter.read()
+    assert (attempts["idle"], sum(resumes.counts), resumes.total) == (1, 2, pytest.approx(0.3))
+    assert meter.read_services()[0]["events"] == 8
 
 
 def test_the_delay_is_that_of_the_oldest_run_that_is_due() -> None:

@@ -45,7 +45,7 @@ BROKEN = Definition("parse_errors", Kind.GAUGE, "Files of DAGs that cannot be pa
 SLOTS = Definition("worker_slots", Kind.GAUGE, "Slots of workers: busy with attempts, and free.", ("state",))
 PROCESSES = Definition("task_processes", Kind.GAUGE, "Worker processes that run tasks or are ready to.")
 TRIGGERS = Definition("task_triggers", Kind.GAUGE, "Triggers of deferred tasks that triggerers run.")
-EVENTS = Definition("task_events_total", Kind.COUNTER, "Events of triggers that have resumed tasks.")
+EVENTS = Definition("task_events_total", Kind.COUNTER, "Events of the triggers of tasks that were stored.")
 LAG = Definition(
     "service_lag_seconds", Kind.GAUGE, "How late the event loop of a service was at its last beat.", ("service",)
 )
@@ -74,8 +74,9 @@ class CallMeter:
         self._attempts = dict.fromkeys(OUTCOMES, 0)
         self._resumes = [0] * (len(DURATION_BOUNDS) + 1)
         self._resume_seconds = 0.0
-        self._tasks: OrderedDict[int, int] = OrderedDict()  # the task of each trigger
-        self._fired: OrderedDict[int, float] = OrderedDict()  # the time at which each task was resumed
+        # the task of each trigger, and whether it streams: its first event is not its last one
+        self._tasks: OrderedDict[int, tuple[int, bool]] = OrderedDict()
+        self._fired: OrderedDict[int, float] = OrderedDict()  # the time of the event that resumes each task
         self._events = 0
         self._kinds: OrderedDict[int, str] = OrderedDict()  # the kind of each session
         # the time and the measures of each session's last heartbeat
@@ -89,12 +90,15 @@ class CallMeter:
                     self._note_turn(request, answer)
             case ClaimTriggers():
                 for trigger in answer:
-                    _remember(self._tasks, trigger.id, trigger.task)
+                    _remember(self._tasks, trigger.id, (trigger.task, trigger.streams))
             case StoreEvents():
                 for event, outcome in zip(request.events, answer, strict=True):
-                    task = self._tasks.pop(event.trigger, None)
+                    task, streams = self._tasks.get(event.trigger, (None, False))
+                    if not streams:
+                        self._tasks.pop(event.trigger, None)
                     if task is not None and outcome.kind is EventOutcomeKind.STORED:
-                        _remember(self._fired, task, self._now())
+                        # The first of the events that wait resumes the task.
+                        _remember(self._fired, task, self._fired.get(task, self._now()))
                         self._events += 1
             case BeginSession():
                 _remember(self._kinds, answer, request.kind)
@@ -111,6 +115,8 @@ class CallMeter:
         for report, outcome in zip(request.reports, answer.outcomes, strict=True):
             if outcome.kind is OutcomeKind.MOVED:
                 self._attempts[type(report.result).__name__.lower()] += 1
+                # Events that came while the attempt ran resume nothing.
+                self._fired.pop(report.task, None)
         for attempt in answer.claimed:
             fired = self._fired.pop(attempt.task, None)
             if fired is not None and attempt.resume is not None:
