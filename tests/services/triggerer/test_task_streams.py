@@ -17,11 +17,12 @@ from tests.until import until
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.tasks.endings import Deferral
+from tidemill.core.triggers.event_plan import EventRefusal, EventRefused
 from tidemill.runtime.json.codec import decode, encode_sorted
 from tidemill.services.triggerer.tasks.folder_code import FolderCode
 from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.store.calls.instance_calls import ListTasks
-from tidemill.store.calls.run_calls import RunRecord
+from tidemill.store.calls.run_calls import CancelRun, RunRecord
 from tidemill.store.calls.service_calls import BeginSession
 from tidemill.store.calls.stream_calls import KeepBatch, StreamBatch, StreamWant, TakeEvents
 from tidemill.store.calls.worker_calls import ClaimedAttempt
@@ -119,3 +120,45 @@ async def test_an_event_that_ends_the_task_ends_the_trigger_too(database: Databa
     assert batch.ending is not None
     assert (batch.ending.state, batch.ending.xcoms) == ("skipped", (("return_value", "7"),))
     assert DID[number] == ["cleanup"]
+
+
+async def test_a_refused_event_ends_a_stream_before_its_next_yield(database: Database, tmp_path: Path, monkeypatch):
+    DID.clear()
+    streaming = Streaming(database)
+    async with triggerer(database, tmp_path) as host:
+        await until(lambda: host.host is not None)
+        assert host.host is not None
+        add = host.host.events.add
+
+        def refuse(number, token, payload, identity, done, ending=None):
+            add(number, token, payload, identity, lambda _: done(EventRefused(EventRefusal.CONTENT, "too odd")), ending)
+
+        monkeypatch.setattr(host.host.events, "add", refuse)
+        await streaming.defer(hosted.Counting, count=1, then="wait")
+        attempt = await streaming.claim()
+        await until(lambda: DID[attempt.stream.trigger][-1:] == ["cleanup"])
+        async with asyncio.timeout(60):
+            while not (batch := await streaming.take(attempt)).ended:
+                await asyncio.sleep(0.01)
+    assert batch.error is not None
+    assert "too odd" in batch.error
+
+
+async def test_a_cancelled_run_waits_for_the_cleanup_of_its_trigger_and_for_its_attempt(
+    database: Database, tmp_path: Path
+):
+    DID.clear()
+    streaming = Streaming(database)
+    await streaming.defer(hosted.Counting, count=1, then="wait")
+    async with triggerer(database, tmp_path):
+        attempt = await streaming.claim()
+        assert attempt.stream is not None
+        number = attempt.stream.trigger
+        await database.call(CancelRun(streaming.run.dag_id, streaming.run.run_id, "tester"))
+        await until(lambda: DID[number][-2:] == ["on_kill", "cleanup"])
+        assert (await streaming.player.states(streaming.run))["a"] == "ending"
+        await streaming.player.turn()
+        async with asyncio.timeout(60):
+            while (await streaming.player.states(streaming.run))["a"] == "ending":
+                await asyncio.sleep(0.01)
+    assert (await streaming.player.states(streaming.run))["a"] == "failed"

@@ -381,6 +381,15 @@ class TaskTrigger:
             manager.refuse_persisted((seq,), None)
         if not stored.done():
             stored.set_result(outcome)
+        if self.claim.streams and isinstance(outcome, EventRefused):
+            self._end_refused(outcome)
+
+    def _end_refused(self, outcome: EventRefused) -> None:
+        """End a stream whose event is refused now, however long its next `yield` may take."""
+        if self._alive and self._interruptible and self.reason is None and self._fault is None:
+            self._outcome, self._fault = outcome, _describe_refusal(outcome)
+            assert self._task is not None
+            self._task.cancel("its event is refused by the store")
 
     async def _finish(self, end: TaskEnd) -> None:
         """Leave the stream, clean up, and report the outcome."""
@@ -419,7 +428,11 @@ class TaskTrigger:
 def _check_stored(outcome: StoreOutcome) -> None:
     """Raise an error if an event was refused."""
     if isinstance(outcome, EventRefused):
-        raise RefusedEventError(f"its event is refused by the store: {outcome.reason.value}. {outcome.detail}")
+        raise _describe_refusal(outcome)
+
+
+def _describe_refusal(outcome: EventRefused) -> RefusedEventError:
+    return RefusedEventError(f"its event is refused by the store: {outcome.reason.value}. {outcome.detail}")
 
 
 def _cut_frames(fault: BaseException) -> BaseException:
