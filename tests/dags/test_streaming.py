@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,15 @@ from tests.dags.attempts import Services as StoreServices
 
 from tidemill.core.tasks.endings import Failure, Idle, Skip
 from tidemill.dags import DAG, BaseOperator
+from tidemill.dags.batch_services import BatchServices
 from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskFailed, TaskTimeout
 from tidemill.dags.running import run_attempt
 from tidemill.dags.streaming import AttemptIdle, StreamAction, StreamPlan, StreamRun, StreamTaskEnd
+from tidemill.dags.task_services import NO_WRITES, BatchWrites
 from tidemill.runtime.json.codec import decode, encode
 from tidemill.store.calls.stream_calls import StreamBatch, StreamEvent
 from tidemill.store.calls.trigger_calls import EventEnding
-from tidemill.store.calls.worker_calls import ClaimedStream
+from tidemill.store.calls.worker_calls import ClaimedStream, EarlierStream
 
 
 class Services:
@@ -33,9 +36,21 @@ class Services:
         self.said: list[tuple[bool, bool]] = []
         self.waits: list[float] = []
         self.taken: list[int] = []
+        self.of: list[tuple[int, int | None, bool]] = []
+        self.writes: list[BatchWrites] = []
+        self.store = StoreServices()
+        #: The payloads of streams of earlier tries, and those of them that wait for a map with a full backlog.
+        self.earlier: dict[int, list[Any]] = {}
+        self.held: set[int] = set()
 
     def take_events(self, trigger: int, after: int, limit: int, wait_seconds: float) -> StreamBatch:
         self.waits.append(wait_seconds)
+        if trigger in self.earlier:
+            payloads = list(enumerate(self.earlier[trigger]))[after:]
+            if trigger in self.held:
+                return StreamBatch(trigger, left=len(payloads))
+            taken = tuple(StreamEvent(number, encode(one), None, 1) for number, one in payloads[:limit])
+            return StreamBatch(trigger, taken, left=len(payloads) - len(taken))
         events = tuple(self.events[after : after + limit])
         ended = not self.open and after + len(events) == len(self.events)
         self.taken.append(len(events))
@@ -51,9 +66,14 @@ class Services:
         *,
         stops: bool = False,
         lists: bool = False,
+        current: int | None = None,
+        final: bool = False,
+        writes: BatchWrites = NO_WRITES,
     ) -> None:
         self.kept.append((handled, number, emitted, checkpoint))
         self.said.append((stops, lists))
+        self.of.append((trigger, current, final))
+        self.writes.append(writes)
 
 
 class Operator:
@@ -115,6 +135,49 @@ def test_an_attempt_begins_after_what_was_handled():
     assert [number for _, number, _, _ in services.kept] == [6]
 
 
+def test_events_of_earlier_tries_come_first_with_the_numbers_of_their_own_triggers():
+    operator, services = Operator(), Services("c")
+    services.earlier = {3: ["x", "a", "b", "d"], 5: ["e"]}
+    claim = ClaimedStream(7, carried=4, earlier=(EarlierStream(3, 1, 4), EarlierStream(5, 0, 0)))
+    assert run(operator, services, claim=claim) == "end"
+    assert [[payload for _, payload, _ in batch] for batch in operator.batches] == [["a", "b"], ["d"], ["e"], ["c"]]
+    assert [(handled, number) for handled, number, _, _ in services.kept] == [(3, 5), (4, 6), (1, 1), (1, 1)]
+    assert services.of == [(3, 7, False), (3, 7, False), (5, 7, False), (7, None, False)]
+    assert [is_last for batch in operator.batches for _, _, is_last in batch] == [False, False, False, False, True]
+
+
+def test_a_stop_while_events_of_an_earlier_try_are_handled_is_the_end():
+    operator, services = Operator(), Services("c")
+    services.earlier = {3: ["a", "b"]}
+    operator.handle_trigger_events = lambda events, context: StreamAction.STOP  # type: ignore[method-assign]
+    assert run(operator, services, claim=ClaimedStream(7, carried=2, earlier=(EarlierStream(3, 0, 0),))) == "end"
+    assert (services.said, services.of) == ([(True, False)], [(3, 7, False)])
+
+
+def test_events_of_an_earlier_try_that_wait_for_a_map_give_the_worker_back():
+    services = Services("c")
+    services.earlier, services.held = {3: ["a"]}, {3}
+    with pytest.raises(AttemptIdle):
+        run(Operator(), services, claim=ClaimedStream(7, carried=1, earlier=(EarlierStream(3, 0, 0),)))
+    assert services.waits == [0.0, 2.0]
+
+
+def test_a_stream_may_be_empty_if_another_try_has_left_something():
+    services = Services()
+    services.earlier = {3: ["a"]}
+    operator = Operator()
+    assert run(operator, services, claim=ClaimedStream(7, carried=1, earlier=(EarlierStream(3, 0, 0),))) == "end"
+    assert run(operator, Services(), claim=ClaimedStream(7, carried=1)) == "end"
+    assert run(operator, Services(), claim=ClaimedStream(7, checkpoint='"page 9"')) == "end"
+
+
+def test_what_is_emitted_at_the_end_is_marked_as_final():
+    operator, services = Operator(), Services("a")
+    operator.on_stream_end = lambda context: context["stream"].emit("total")  # type: ignore[method-assign]
+    assert run(operator, services) is None
+    assert services.of == [(7, None, False), (7, None, True)]
+
+
 def test_an_attempt_without_an_event_leaves_its_worker():
     with pytest.raises(AttemptIdle) as idle:
         run(Operator(), Services("a", open=True), StreamPlan("", idle_us=500_000))
@@ -128,12 +191,25 @@ def test_the_time_that_an_attempt_has_waited_counts_in_the_idle_timeout(step, le
     assert idle.value.ending == Idle(left)
 
 
-@pytest.mark.parametrize("number", [0, -1])
-def test_a_batch_has_room_for_an_event(number):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("stream_max_events", value) for value in (0, -1, 1.5, "5", True)),
+        *(("stream_linger", value) for value in (-1, float("nan"), float("inf"), "2", timedelta(1))),
+        ("stream_max_wait", -1),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(name, value):
     operator = Operator()
-    operator.stream_max_events = number
-    with pytest.raises(DagError, match="stream_max_events"):
+    setattr(operator, name, value)
+    with pytest.raises(DagError, match=name):
         run(operator, Services("a"))
+
+
+def test_a_batch_may_have_any_number_of_events():
+    operator = Operator()
+    operator.stream_max_events = 10**30
+    assert run(operator, Services("a")) == "end"
 
 
 @pytest.mark.parametrize(("seconds", "leaves"), [(1, False), (60, True)])
@@ -263,6 +339,76 @@ def test_elements_are_checked_when_they_are_emitted():
     operator.handle_trigger_events = lambda events, context: context["stream"].emit("x", 7)  # type: ignore[method-assign]
     with pytest.raises(TypeError, match="identity"):
         run(operator, Services("a"))
+
+
+def test_what_a_handler_writes_is_stored_with_its_batch():
+    services, operator = Services("a", "b", "c", "d"), Operator()
+    services.store.state = {"old": "1", "count": "2"}
+    services.store.xcoms = {("read", "kept"): "0"}
+    held = BatchServices(services_with(services), "read", -1)
+    seen: list[Any] = []
+
+    def handle(events: Sequence[Any], context: Any) -> None:
+        count = int(held.get_task_state("count") or 0) + len(events)
+        held.set_task_state("count", str(count))
+        held.push_xcom("last", encode(events[-1].payload))
+        seen.append(
+            (held.get_task_state("count"), held.get_xcom(("read", "other"), "last"), held.get_task_state("old"))
+        )
+        held.delete_task_state("old") if len(seen) > 1 else held.clear_task_state()
+        seen.append((held.get_task_state("count"), held.get_task_state("old")))
+
+    def end(context: Any) -> None:
+        held.push_xcom("end", "1")
+
+    operator.handle_trigger_events, operator.on_stream_end = handle, end  # type: ignore[method-assign]
+    run(operator, held)  # type: ignore[arg-type]
+    assert seen[0] == ("4", ('"b"', None), "1")
+    assert seen[1] == (None, None)
+    assert services.writes == [
+        BatchWrites((("last", '"b"'),), (), clears_state=True),
+        BatchWrites((("last", '"d"'),), (("count", "4"), ("old", None))),
+        BatchWrites((("end", "1"),)),
+    ]
+    # After the end of the stream writes go to the store at once.
+    held.push_xcom("later", "2")
+    held.set_task_state("later", "3")
+    held.delete_task_state("old")
+    assert services.store.xcoms["", "later"] == "2"
+    assert services.store.state == {"count": "2", "later": "3"}
+    held.clear_task_state()
+    assert services.store.state == {}
+
+
+def services_with(services: Services) -> Any:
+    """Return the services of a stream with those of a store in memory."""
+    return SimpleNamespace(
+        **{name: getattr(services.store, name) for name in dir(services.store) if not name.startswith("_")},
+        take_events=services.take_events,
+        keep_batch=services.keep_batch,
+    )
+
+
+def test_what_a_handler_that_fails_has_written_is_not_stored():
+    services, operator = Services("a"), Operator()
+    held = BatchServices(services_with(services), "read", -1)
+
+    def handle(events: Sequence[Any], context: Any) -> None:
+        held.push_xcom("last", "1")
+        raise ValueError
+
+    operator.handle_trigger_events = handle  # type: ignore[method-assign]
+    with pytest.raises(ValueError):
+        run(operator, held)  # type: ignore[arg-type]
+    assert (services.store.xcoms, services.writes) == ({}, [])
+
+
+def test_the_writes_of_a_batch_fit_into_one_message():
+    held = BatchServices(services_with(Services()), "read", -1)
+    for number in range(16):
+        held.push_xcom(str(number), "x" * (1 << 20))
+    with pytest.raises(TaskFailed, match="stream_max_events"):
+        held.set_task_state("one", "x")
 
 
 def test_a_plan_is_stored_with_its_deferral():

@@ -10,19 +10,20 @@ import asyncpg
 import pytest
 from tests.store.dags import Player, dag, task
 from tests.store.server import PostgresServer
+from tests.store.test_backlog import over
 from tests.store.test_groups import group, part
 from tests.store.test_maps import literal, mapped
 from tests.store.test_maps_follow import follower
 
 from tidemill.core.tasks.endings import Deferral, Failure, Success
-from tidemill.core.tasks.structure import MapSource, MapStructure
+from tidemill.core.tasks.structure import MapSource, MapStructure, StartStructure
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.instance_calls import ClearTasks
 from tidemill.store.calls.run_calls import CancelRun, CreateRun
 from tidemill.store.calls.service_calls import LoseSession, SchedulerTurn
 from tidemill.store.calls.setting_calls import ListPools, SetPool
 from tidemill.store.calls.task_calls import EmitItems
-from tidemill.store.calls.trigger_calls import ClaimTriggers
+from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, ReleaseTriggers, StoreEvents
 from tidemill.store.calls.worker_calls import AttemptReport, OutcomeKind, WorkerTurn
 from tidemill.store.engines.opening import open_store
 
@@ -430,3 +431,39 @@ async def test_ends_of_tasks_in_one_unit_do_not_block_each_other_for_good(addres
     assert await count_deadlocks(address) == 0
     await players[0].play()
     assert set((await players[0].states(run)).values()) == {"success"}
+
+
+async def test_a_trigger_that_feeds_a_map_and_the_stop_of_its_run_do_not_block_each_other_for_good(
+    address: str, players: list[Player]
+) -> None:
+    # More tasks than one transaction stops, so that the scheduler stops the source, while its map expands.
+    others = [task(f"t{number:03}") for number in range(505)]
+    source = task("a", is_generator=True, start=StartStructure("mod.Trigger", feeds=True))
+    run = await players[0].create(dag(*others, source, over("a", "e", max_outstanding=2)))
+    triggerer = await players[0].begin_service("triggerer")
+    await players[0].schedule()
+    (trigger,) = await players[0].store.call(ClaimTriggers(triggerer, 1, 10))
+
+    async def fire(request: int) -> None:
+        event = FiredEvent(trigger.id, trigger.token, "1", None, 1)
+        await players[0].store.call(StoreEvents(triggerer, request, (event,), 100))
+
+    await players[0].store.call(CancelRun(run.dag_id, run.run_id, "tester"))
+    await fire(1)
+    connection = await asyncpg.connect(address)
+    await connection.execute("BEGIN; SELECT FROM task_instance WHERE task_id = 't504' FOR UPDATE")
+    held = HeldRuns(connection)
+    stopping = asyncio.create_task(players[1].store.call(SchedulerTurn(players[1].scheduler)))
+    await held.wait_for(1)
+    firing = asyncio.create_task(fire(2))
+    waiting = asyncio.create_task(held.wait_for(2))
+    await asyncio.wait({firing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await held.release()
+    await asyncio.gather(stopping, firing)
+    await connection.close()
+    assert await count_deadlocks(address) == 0
+    await players[0].store.call(ReleaseTriggers(triggerer, ((trigger.id, trigger.token),)))
+    await players[0].play()
+    assert (await players[0].run(run)).state == "failed"

@@ -29,6 +29,7 @@ from tidemill.store.calls.trigger_calls import (
     FailTrigger,
     FiredEvent,
     HeldTriggers,
+    ReleaseTriggers,
     StoreEvents,
 )
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, OutcomeKind
@@ -96,6 +97,10 @@ class Stream:
     async def keep(self, attempt: ClaimedAttempt, handled: int, number: int, **values: Any) -> None:
         assert attempt.stream is not None
         await self.store.call(KeepBatch(attempt.task, attempt.epoch, attempt.stream.trigger, handled, number, **values))
+
+    async def clean_up(self) -> None:
+        """Report that the trigger that the triggerer had to stop is gone."""
+        await self.store.call(ReleaseTriggers(self.triggerer, ((self.trigger.id, self.trigger.token),)))
 
     async def states(self) -> dict[str, str]:
         return await self.player.states(self.run)
@@ -210,6 +215,7 @@ async def test_elements_with_a_known_identity_are_emitted_once(stream: Stream) -
     # A task that is cleared emits anew.
     await stream.store.call(ClearTasks(stream.run.dag_id, stream.run.run_id, ("a",), "tester"))
     await stream.player.turn(held=())
+    await stream.clean_up()
     again = await stream.player.claim_one()
     await stream.player.report(again, Deferral("mod.Trigger", "{}", "", streams=True))
     stream.trigger = await stream.claim_trigger()

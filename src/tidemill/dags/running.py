@@ -19,6 +19,7 @@ from tidemill.core.errors import describe_error, escape_surrogates
 from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Idle, Skip, Success
 from tidemill.core.wording import shorten
 from tidemill.dags.arguments import check_duration, check_text
+from tidemill.dags.batch_services import BatchServices
 from tidemill.dags.context import build_context, open_lists
 from tidemill.dags.current import is_interrupted, killing, running
 from tidemill.dags.exception_text import rebuild_exception, write_origin
@@ -46,6 +47,7 @@ from tidemill.dags.templates import Renderer, build_environment, find_texts, ren
 from tidemill.dags.trigger_text import write_trigger
 from tidemill.dags.xcom_arg import RETURN_VALUE
 from tidemill.runtime.json.codec import decode, encode
+from tidemill.triggers.base import is_acknowledged
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +91,9 @@ def _run(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult
         )
     # Rendering and executing change the operator, so each attempt works on a copy.
     task = copy.copy(original)
+    if claim.stream is not None and claim.callback is None:
+        held: Any = BatchServices(services, claim.task_id, claim.map_index)
+        services = held
     context = build_context(task, dag, claim, services, _merge_params(dag, task, claim, services))
     if group is not None:
         context["ti"].unit = GroupUnit(group, _list_leaves(claim), context["ti"])
@@ -338,6 +343,7 @@ def _defer(task: Any, deferral: TaskDeferred) -> AttemptEnding:
         stream_key,
         streams=streams,
         idle_us=idle_us,
+        acked=streams and stream_key is not None and is_acknowledged(type(deferral.trigger)),
     )
 
 

@@ -1,7 +1,11 @@
 """Runs an attempt that handles the events of a stream: takes them in batches, and keeps each batch once it is handled.
 
-Invariants: a batch is kept in one transaction with what the handler emitted and its checkpoint. After an exception of
-the handler no further event is delivered. The attempt leaves its worker when no event has come for a while.
+Events of an acknowledged shared stream that an earlier try has not handled come first, with the number of their own
+trigger.
+
+Invariants: a batch is kept in one transaction with what the handler emitted and its checkpoint; all its events are of
+one trigger. After an exception of the handler no further event is delivered. The attempt leaves its worker when no
+event has come for a while.
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ from typing import Any, Final
 
 from tidemill.core.tasks.endings import Idle
 from tidemill.dags.arguments import check_duration
+from tidemill.dags.batch_services import BatchServices
 from tidemill.dags.current import is_interrupted
 from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskFailed, TaskTimeout
-from tidemill.dags.task_services import EndingEvent, StreamClaim, TakenEvents, TaskServices
+from tidemill.dags.task_services import NO_WRITES, EndingEvent, StreamClaim, TakenEvents, TaskServices
 from tidemill.runtime.json.codec import decode, encode
 from tidemill.triggers.base import TriggerEvent
 
@@ -26,6 +31,10 @@ _MICROSECONDS: Final = 1_000_000
 _MAX_BYTES: Final = 1 << 20
 #: The limit of the elements of a batch, which are sent to the worker in one message.
 _MAX_BATCH_BYTES: Final = 32 << 20
+#: More events than a batch has room for.
+_MAX_EVENTS: Final = 1 << 24
+#: The longest wait for events at a worker.
+_MAX_SECONDS: Final = 86_400
 
 
 class DeliveredEvent(TriggerEvent):
@@ -45,6 +54,9 @@ class DeliveredEvent(TriggerEvent):
     ) -> None:
         super().__init__(payload, identity)
         self.trigger_run_id, self.sequence_index, self.is_last = trigger_run_id, sequence_index, is_last
+
+
+_Handler = Callable[[Sequence[DeliveredEvent], Any], Any]
 
 
 class StreamAction(enum.Enum):
@@ -128,7 +140,7 @@ class EventStream:
     """The stream of an attempt: `context["stream"]`.
 
     Attributes:
-        trigger_run_id: The number of the trigger.
+        trigger_run_id: The number of the trigger of the events that are handled.
         cursor: The last checkpoint, also of an earlier attempt or try; None: there is none.
         index: The index of the event that is handled, or of the first one of the batch; None after the last event.
     """
@@ -186,6 +198,33 @@ def _check_size(what: str, text: str) -> int:
     return size
 
 
+def _read_most(task: Any) -> int:
+    """Return the largest number of events in a batch."""
+    most = task.stream_max_events
+    if type(most) is not int or most < 1:
+        raise DagError(f"task {task.task_id!r}: stream_max_events must be a whole number of at least 1, not {most!r}")
+    return min(most, _MAX_EVENTS)
+
+
+def _read_seconds(task: Any, name: str) -> float:
+    """Return an attribute of the operator that is a number of seconds."""
+    seconds = getattr(task, name)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= _MAX_SECONDS:
+        raise DagError(
+            f"task {task.task_id!r}: {name} must be a number of seconds from 0 to {_MAX_SECONDS:,}, not {seconds!r}"
+        )
+    return float(seconds)
+
+
+@dataclass(slots=True)
+class _Position:
+    """How far the events of a trigger are handled. `kept`: the number of batches."""
+
+    trigger: int
+    handled: int
+    kept: int
+
+
 class StreamRun:
     """An attempt that handles events until the stream ends, pauses, or has no event for a while.
 
@@ -212,15 +251,14 @@ class StreamRun:
         *,
         lists: bool = False,
     ) -> None:
-        if int(task.stream_max_events) < 1:
-            raise DagError(
-                f"task {task.task_id!r}: stream_max_events must be at least 1, not {task.stream_max_events!r}"
-            )
+        self._most, self._max_wait = _read_most(task), _read_seconds(task, "stream_max_wait")
         self._task, self._plan, self._services, self._lists = task, plan, services, lists
+        self._writes = services if isinstance(services, BatchServices) else None
         self._context, self._read_clock, self._sleep = context, read_clock, sleep
-        self._trigger, self._handled, self._kept = claim.trigger, claim.handled, claim.kept
+        self._own, self._carried = _Position(claim.trigger, claim.handled, claim.kept), claim.carried
+        self._earlier = [_Position(one.trigger, one.handled, one.kept) for one in claim.earlier]
         self._stream = context["stream"] = EventStream(claim)
-        self._linger = float(task.stream_linger)
+        self._linger = _read_seconds(task, "stream_linger")
         if plan.idle_us is not None:
             self._linger = min(self._linger, plan.idle_us / _MICROSECONDS)
 
@@ -233,24 +271,48 @@ class StreamRun:
             TaskDeferralError: The trigger failed, or ended without an event.
         """
         handle = self._find_handler()
+        for earlier in self._earlier:
+            if self._handle_earlier(handle, earlier):
+                return self._finish()
         while True:
             self._check_interrupted()
             began = self._read_clock()
-            batch, events = self._take()
+            batch, events = self._take(self._own, self._linger)
             waited = self._read_clock() - began
-            for part in self._split(events):
-                self._check_interrupted()
-                self._stream.index = part[0].sequence_index
-                action = handle(part, self._context)
-                stops = action is StreamAction.STOP
-                self._keep(part[-1].sequence_index + 1, stops=stops)
-                if stops:
-                    return self._finish()
-                self._check_action(action)
+            if self._handle(handle, self._own, events):
+                return self._finish()
             if batch.ended:
                 return self._end(batch)
             if not events:
                 raise AttemptIdle(Idle(self._find_idle(waited)))
+
+    def _handle_earlier(self, handle: _Handler, earlier: _Position) -> bool:
+        """Handle the events of an earlier try; return whether no further event is needed."""
+        wait = 0.0
+        while True:
+            self._check_interrupted()
+            batch, events = self._take(earlier, wait)
+            if self._handle(handle, earlier, events):
+                return True
+            if not events and not batch.left:
+                return False
+            if not events and wait:
+                # They wait for a map with a full backlog.
+                raise AttemptIdle(Idle(self._plan.idle_us))
+            wait = 0.0 if events else self._linger
+
+    def _handle(self, handle: _Handler, position: _Position, events: Sequence[DeliveredEvent]) -> bool:
+        """Handle and keep events; return whether no further event is needed."""
+        for part in self._split(events):
+            self._check_interrupted()
+            self._stream.trigger_run_id, self._stream.index = position.trigger, part[0].sequence_index
+            action = handle(part, self._context)
+            stops = action is StreamAction.STOP
+            self._keep(position, part[-1].sequence_index + 1, stops=stops)
+            if stops:
+                return True
+            self._check_action(action)
+        return False
 
     def _check_interrupted(self) -> None:
         if is_interrupted():
@@ -262,7 +324,9 @@ class StreamRun:
             raise StreamTaskEnd(batch.ending)
         if batch.error is not None:
             raise TaskDeferralError(batch.error.rstrip().rpartition("\n")[2])
-        if not self._handled and not self._task.allow_empty_stream:
+        # A try that begins from a checkpoint, or with events of an earlier one, may find that nothing is left.
+        is_empty = not self._own.handled and not self._carried and self._stream.cursor is None
+        if is_empty and not self._task.allow_empty_stream:
             raise TaskDeferralError(
                 "the stream ended without an event; set allow_empty_stream on the operator if that may happen"
             )
@@ -279,9 +343,9 @@ class StreamRun:
         idle_us = self._plan.idle_us
         return None if idle_us is None else max(0, idle_us - int(waited_seconds * _MICROSECONDS))
 
-    def _find_handler(self) -> Callable[[Sequence[DeliveredEvent], Any], Any]:
+    def _find_handler(self) -> _Handler:
         if self._task.handles_streams:
-            handler: Callable[[Sequence[DeliveredEvent], Any], Any] = self._task.handle_trigger_events
+            handler: _Handler = self._task.handle_trigger_events
             return handler
         method = getattr(self._task, self._plan.method, None)
         if not callable(method):
@@ -302,21 +366,20 @@ class StreamRun:
 
         return call
 
-    def _take(self) -> tuple[TakenEvents, list[DeliveredEvent]]:
+    def _take(self, position: _Position, wait_seconds: float) -> tuple[TakenEvents, list[DeliveredEvent]]:
         """Return the next batch, and its events as the handler gets them."""
-        most = int(self._task.stream_max_events)
-        batch = self._services.take_events(self._trigger, self._handled, most, self._linger)
-        wait = float(self._task.stream_max_wait)
-        if wait > 0 and batch.events and len(batch.events) < most and not batch.ended:
+        most, wait = self._most, self._max_wait
+        batch = self._services.take_events(position.trigger, position.handled, most, wait_seconds)
+        if wait > 0 and position is self._own and batch.events and len(batch.events) < most and not batch.ended:
             self._sleep(wait)
-            batch = self._services.take_events(self._trigger, self._handled, most, 0.0)
+            batch = self._services.take_events(position.trigger, position.handled, most, 0.0)
         last = len(batch.events) - 1
-        ends = batch.ended and batch.error is None and batch.ending is None
+        ends = position is self._own and batch.ended and batch.error is None and batch.ending is None
         events = [
             DeliveredEvent(
                 decode(one.payload),
                 one.identity,
-                self._trigger,
+                position.trigger,
                 one.sequence_index,
                 ends and number == last,
             )
@@ -326,11 +389,24 @@ class StreamRun:
             self._stream.index = None
         return batch, events
 
-    def _keep(self, handled: int, *, stops: bool = False, lists: bool = False) -> None:
+    def _keep(
+        self, position: _Position, handled: int, *, stops: bool = False, lists: bool = False, final: bool = False
+    ) -> None:
         emitted, checkpoint = self._stream.take()
-        self._kept += 1
-        self._services.keep_batch(self._trigger, handled, self._kept, emitted, checkpoint, stops=stops, lists=lists)
-        self._handled = handled
+        position.kept += 1
+        self._services.keep_batch(
+            position.trigger,
+            handled,
+            position.kept,
+            emitted,
+            checkpoint,
+            stops=stops,
+            lists=lists,
+            current=None if position is self._own else self._own.trigger,
+            final=final,
+            writes=NO_WRITES if self._writes is None else self._writes.take(),
+        )
+        position.handled = handled
 
     def _check_action(self, action: Any) -> None:
         if isinstance(action, StreamPause):
@@ -345,9 +421,11 @@ class StreamRun:
             )
 
     def _finish(self) -> Any:
-        self._stream.index = None
+        self._stream.trigger_run_id, self._stream.index = self._own.trigger, None
         result = self._task.on_stream_end(self._context)
         lists = self._lists and result is None
-        if lists or self._stream.has_news:
-            self._keep(self._handled, lists=lists)
+        if lists or self._stream.has_news or (self._writes is not None and self._writes.has_writes):
+            self._keep(self._own, self._own.handled, lists=lists, final=True)
+        if self._writes is not None:
+            self._writes.release()
         return result

@@ -7,7 +7,7 @@ Both are protocols, implemented by the worker's process, by `tidemill dags test`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 
 class ResumeClaim(Protocol):
@@ -146,6 +146,17 @@ class EmitAnswer(Protocol):
     def full(self) -> bool: ...
 
 
+class EarlierClaim(Protocol):
+    """A stream of an earlier try; `store.calls.worker_calls.EarlierStream` documents the fields."""
+
+    @property
+    def trigger(self) -> int: ...
+    @property
+    def handled(self) -> int: ...
+    @property
+    def kept(self) -> int: ...
+
+
 class StreamClaim(Protocol):
     """The stream of an attempt; `store.calls.worker_calls.ClaimedStream` documents the fields."""
 
@@ -159,6 +170,10 @@ class StreamClaim(Protocol):
     def checkpoint(self) -> str | None: ...
     @property
     def due_us(self) -> int | None: ...
+    @property
+    def carried(self) -> int: ...
+    @property
+    def earlier(self) -> Sequence[EarlierClaim]: ...
 
 
 class TakenEvent(Protocol):
@@ -191,9 +206,28 @@ class TakenEvents(Protocol):
     @property
     def ended(self) -> bool: ...
     @property
+    def left(self) -> int: ...
+    @property
     def error(self) -> str | None: ...
     @property
     def ending(self) -> EndingEvent | None: ...
+
+
+class BatchWrites(NamedTuple):
+    """What a handler has written for its task with a batch of events, encoded.
+
+    Attributes:
+        xcoms: Keys and values of XComs.
+        states: Keys and values of the task state; None removes a value.
+        clears_state: Whether all other values of the task state are removed.
+    """
+
+    xcoms: tuple[tuple[str, str], ...] = ()
+    states: tuple[tuple[str, str | None], ...] = ()
+    clears_state: bool = False
+
+
+NO_WRITES: Final = BatchWrites()
 
 
 class TaskServices(Protocol):
@@ -300,6 +334,9 @@ class TaskServices(Protocol):
         *,
         stops: bool = False,
         lists: bool = False,
+        current: int | None = None,
+        final: bool = False,
+        writes: BatchWrites = NO_WRITES,
     ) -> None:
         """Store that events are handled, and what was derived from them; see `KeepBatch`."""
         ...

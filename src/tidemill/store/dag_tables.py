@@ -132,6 +132,8 @@ _partial("ix_dag_run_deadline", dag_run.c.deadline_us, where="deadline_us IS NOT
 #: still decide the task. `skip_votes`: the number of upstream tasks that skip it by name; `skips`: the tasks it skips.
 #: `rank`: the order of waiting tasks. `number`: the index in the structure. `ending_outcome`: the state that follows
 #: the ending; NULL: the task is queued again. `label`: what an attempt of an element made of `map_index_template`.
+#: `ending_triggerer`: the session that ends its
+#: trigger, while its worker ends the attempt.
 #: `block`: the phase of the wait of a running attempt at its `yield`, which began at `block_us`; 0: it does not wait.
 task_instance = Table(
     "task_instance",
@@ -162,6 +164,7 @@ task_instance = Table(
     Column("stream_epoch", BigInteger),
     Column("stream_due_us", BigInteger),
     Column("stream_paused", BigInteger),
+    Column("ending_triggerer", Id),
     Column("tallies", Text, nullable=False),
     Column("pending", BigInteger, nullable=False),
     Column("skip_votes", BigInteger, nullable=False),
@@ -187,6 +190,7 @@ _partial("ix_task_deferred", task_instance.c.dag, task_instance.c.task_id, where
 _partial("ix_task_deferred_pool", task_instance.c.pool, where=IS_DEFERRED)
 _partial("ix_task_resumed", task_instance.c.dag, task_instance.c.task_id, where=IS_RESUMED)
 _partial("ix_task_session", task_instance.c.session_id, where="session_id IS NOT NULL")
+_partial("ix_task_ending_triggerer", task_instance.c.ending_triggerer, where="ending_triggerer IS NOT NULL")
 _partial("ix_task_due", task_instance.c.next_due_us, where="next_due_us IS NOT NULL")
 _partial("ix_task_pending", task_instance.c.run, task_instance.c.id, where="pending = 1")
 _partial("ix_task_unmapped", task_instance.c.run, task_instance.c.number, task_instance.c.id, where=IS_UNMAPPED)

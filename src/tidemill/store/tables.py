@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: The revision that this program reads and writes; the last one in `migrations/versions`.
-HEAD = "0017"
+HEAD = "0018"
 #: Not alembic's default name, because another program that uses alembic may share the database.
 VERSION_TABLE = "tidemill_version"
 
@@ -141,7 +141,11 @@ Index("ix_trigger_cursor_session", trigger_cursor.c.session_id, trigger_cursor.c
 #: waits and the scheduler has to resume it, 2 if it has to do that once a map over the task has room; `room_at`: the
 #: number of undelivered events at which its trigger goes on, if it waits; `held`: 1 if the backlog of a map over the
 #: task was full when the last elements were emitted; `ends_at`, `ending`: the index and content of the event that ends
-#: the task; `feeds`: 1 if its events are elements of maps and no attempt takes them, 2 if it may also have none.
+#: the task; `feeds`: 1 if its events are elements of maps and no attempt takes them, 2 if it may also have none;
+#: `acked`: 1 if its events were acknowledged upstream, so only the store can deliver them again; `carried`: the number
+#: of such events of earlier streams of the task that are delivered first; `discarded`, `discarded_for`: how many events
+#: were never handled although they count as handled, and why; `final`: 1 if what the task emitted at the end of the
+#: stream is stored.
 trigger_stream = Table(
     "trigger_stream",
     metadata,
@@ -158,6 +162,11 @@ trigger_stream = Table(
     Column("ends_at", BigInteger),
     Column("ending", Text),
     Column("feeds", BigInteger, nullable=False, server_default=text("0")),
+    Column("acked", BigInteger, nullable=False, server_default=text("0")),
+    Column("carried", BigInteger, nullable=False, server_default=text("0")),
+    Column("discarded", BigInteger, nullable=False, server_default=text("0")),
+    Column("discarded_for", Text),
+    Column("final", BigInteger, nullable=False, server_default=text("0")),
 )
 Index(
     "ix_trigger_stream_ready",

@@ -214,3 +214,13 @@ class BaseEventTrigger(BaseTrigger):
         the current one as resolved once its derived events are stored.
         """
         raise NotImplementedError(f"{type(self).__name__} has a shared_stream_key; override filter_shared_stream")
+
+
+def is_acknowledged(cls: type[object]) -> bool:
+    """Return whether the shared stream of a trigger class is acknowledged, so that its events cannot come again."""
+    if not issubclass(cls, BaseEventTrigger):
+        return False
+    found = cls.create_shared_stream_producer
+    return getattr(found, "__func__", found) is not getattr(
+        BaseEventTrigger.create_shared_stream_producer, "__func__", None
+    )

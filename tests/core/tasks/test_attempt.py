@@ -18,9 +18,11 @@ from tidemill.core.tasks.inputs import (
     Cancel,
     Channel,
     Claim,
+    CleanedUp,
     Clear,
     ClearXComs,
     Deferred,
+    DiscardEvents,
     Due,
     EndAttempt,
     Ended,
@@ -97,6 +99,7 @@ KINDS: dict[type, dict[str, object]] = {
     Lost: {},
     Returned: {},
     Ended: {},
+    CleanedUp: {},
     Clear: {"triggerer": 9},
     Mark: {"triggerer": 9},
     Cancel: {"triggerer": 9},
@@ -510,6 +513,75 @@ def test_the_time_limit_of_a_stream_does_not_cut_the_cleanup_of_its_attempt_shor
     assert life.task.state is TaskState.NONE
 
 
+class Clearing(Life):
+    """A task whose attempt and trigger are ended together."""
+
+    def __init__(self, kind: type = Clear, **arguments: object) -> None:
+        super().__init__(RETRYING)
+        self.run().take(Deferred, "a trigger", "", streams=True).take(StreamReady).run()
+        self.take(kind, triggerer=9, **arguments)
+
+    def clean_up(self) -> None:
+        answer = feed(self.task, CleanedUp(self.task.epoch), self.now)
+        assert answer == Moved(answer.task, ())
+        assert answer.task.epoch == self.task.epoch
+        self.task = answer.task
+
+
+@pytest.mark.parametrize("over", [Ended, Lost, Returned])
+def test_a_stream_that_is_cleared_begins_again_once_its_process_and_its_trigger_are_gone(over):
+    life = Clearing()
+    assert (life.task.state, life.task.session) == (TaskState.ENDING, 7)
+    life.take(over)
+    assert (life.task.state, life.task.session) == (TaskState.ENDING, 9), "its trigger still cleans up"
+    life.refuse(CleanedUp)
+    life.take(over)
+    assert life.task.state is TaskState.NONE
+
+    life = Clearing()
+    life.clean_up()
+    assert (life.task.state, life.task.session, life.task.next_due_us) == (TaskState.ENDING, 7, None)
+    life.take(over)
+    assert life.task.state is TaskState.NONE
+
+
+def test_the_cleanup_of_a_trigger_that_is_never_reported_delays_nothing_for_ever():
+    life = Clearing()
+    life.now += MAX_CLEANUP_US
+    answer = feed(life.task, Due(life.task.epoch), life.now)
+    assert isinstance(answer, Moved)
+    assert (answer.task.state, answer.task.session, answer.task.next_due_us) == (TaskState.ENDING, 7, None)
+    life.task = answer.task
+    life.take(Ended)
+    assert life.task.state is TaskState.NONE
+
+    life = Clearing().take(Ended)
+    life.now += MAX_CLEANUP_US
+    life.take(Due)
+    assert life.task.state is TaskState.NONE
+
+
+def test_the_last_wish_of_a_user_waits_for_the_same_trigger():
+    life = Clearing().take(Mark, outcome=TaskOutcome.SUCCESS)
+    assert life.take(Ended).task.session == 9
+    assert life.take(Ended).task.outcome is TaskOutcome.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Mark, "marked by a user"), (Cancel, "the run was cancelled"), (Clear, None), (Remove, None)],
+)
+def test_only_a_mark_and_a_cancelled_run_discard_what_no_attempt_has_handled(kind, reason):
+    arguments = {"outcome": TaskOutcome.SUCCESS} if kind is Mark else {}
+    life = Clearing(kind, **arguments)
+    assert not any(isinstance(effect, DiscardEvents) for effect in life.effects), "the last wish may be a clear"
+    life.take(Ended).take(Ended)
+    found = [effect.reason for effect in life.effects if isinstance(effect, DiscardEvents)]
+    assert found == ([] if reason is None else [reason])
+    untried = Life(RETRYING).take(Mark, outcome=TaskOutcome.SUCCESS)
+    assert not any(isinstance(effect, DiscardEvents) for effect in untried.effects)
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_streaming_task_that_defers_to_another_trigger_has_only_that_one(streams):
     life = stream(RETRYING).take(StreamReady).run()
@@ -694,6 +766,7 @@ def test_successors_of_a_mark_are_told_once_the_old_attempt_is_gone(state):
     life.take(Ended)
     assert life.task.outcome is TaskOutcome.SUCCESS
     assert life.effects == (
+        DiscardEvents("marked by a user"),
         RunCallback(CallbackKind.SUCCESS, "marked by a user"),
         TellSuccessors(TOLD[None], TOLD[TaskOutcome.SUCCESS]),
         Ring(Channel.SCHEDULER),
@@ -832,6 +905,7 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
     trigger: int | None = None
     waited_since: int | None = None
     runs = False  # a process, or a trigger that a session runs
+    cleans_up = False  # a trigger that ends beside its process
     for number in range(data.draw(st.integers(1, 40))):
         now += data.draw(st.integers(0, 2))
         kind = data.draw(st.sampled_from(list(KINDS)))
@@ -859,6 +933,14 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
         if epoch != task.epoch:
             assert isinstance(answer, Fenced)
         if not isinstance(answer, Moved):
+            continue
+        if answer.task.epoch == task.epoch and task.state is TaskState.ENDING:
+            # Its trigger has cleaned up, or had all the time for that; the process is still being ended.
+            assert kind in (CleanedUp, Due)
+            assert cleans_up
+            assert task.ending is not None
+            assert answer.task == task._replace(due_us=None, ending=task.ending._replace(triggerer=None))
+            task, cleans_up = answer.task, False
             continue
         if kind in BLOCKS or (kind is Admit and task.state is TaskState.RUNNING):
             # The same attempt: it is still running, in the same epoch, and nothing else has changed.
@@ -915,8 +997,16 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
             runs = True
         elif answer.task.state is TaskState.ENDING:
             assert runs
+            if kind in (Ended, Lost, Returned):
+                assert cleans_up
+                assert answer.task.session == 9
+                cleans_up = False
+            elif task.session == 7 and task.stream is not None:
+                cleans_up = True
+            assert cleans_up is (answer.task.ending is not None and answer.task.ending.triggerer is not None)
         elif task.state is TaskState.ENDING:
             assert kind in (Ended, Lost, Returned, Due), "nothing else ends the wait"
+            assert not cleans_up, "neither process nor trigger is left"
             runs = False
         else:
             runs = answer.task.stream is not None

@@ -242,7 +242,9 @@ def format_stream(task: TaskRecord) -> str:
     cursor = "" if stream.checkpoint is None else f", cursor {shorten(stream.checkpoint, _MAX_CURSOR)}"
     error = "" if stream.error is None else f", {find_last_words(stream.error)}"
     counts = f"{stream.received:,} received, {stream.handled:,} handled, {stream.undelivered:,} undelivered"
-    return f"{counts}{rate}{cursor}{error}"
+    carried = f", {stream.carried:,} of earlier tries undelivered" if stream.carried else ""
+    discarded = f", {stream.discarded:,} discarded ({stream.discarded_for})" if stream.discarded else ""
+    return f"{counts}{carried}{discarded}{rate}{cursor}{error}"
 
 
 def _encode_counts(counts: MapCounts) -> dict[str, Any]:

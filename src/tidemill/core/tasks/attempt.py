@@ -33,13 +33,18 @@ the task stays `running` in the same epoch; `TaskRow.block` says how far the wai
 It holds no slots until it is admitted again, and every input that ends a running attempt ends a waiting one, too.
 
 A task that a user clears, marks or cancels while its attempt runs is `ending` until the attempt is gone: the process
-with its `finally` and `on_kill`, or the trigger with its cleanup. Only then may the next attempt begin, or successors
-start, so that the old attempt's cleanup cannot hit their work.
+with its `finally` and `on_kill`, or the trigger with its cleanup, or both if an attempt handles a stream. Only then may
+the next attempt begin, or successors start, so that the old attempt's cleanup cannot hit their work:
+
+    running -> ending (held by the worker) -> ending (held by the triggerer) -> none | success | failed | skipped
+
+Events of a stream that no attempt has handled stay for the next try if nothing else can deliver them again. A mark and
+a cancelled run discard them.
 
 Invariants:
-1. Every change raises the epoch by one, except those of `block`. Every report carries the epoch it was issued; a stale
-   epoch changes nothing. The answer tells the sender whether it is too late (`Fenced`) or has sent the report before
-   (`Already`).
+1. Every change raises the epoch by one, except those of `block` and the note that a trigger has cleaned up. Every
+   report carries the epoch it was issued; a stale epoch changes nothing. The answer tells the sender whether it is too
+   late (`Fenced`) or has sent the report before (`Already`).
 2. A trigger exists exactly while its task is deferred, or from a deferral that streams until the try is over. A session
    holds a task exactly while it is running or ending.
 3. Successors are informed of every change of the outcome, once: the last outcome they were told is the task's. A
@@ -47,7 +52,8 @@ Invariants:
 4. A try that was lost with its worker, or deferred, uses up no retry.
 5. The deadline of a try is counted from its first start, across deferrals and queues, without the time that it waited
    at a `yield`.
-6. A user's clear or mark takes effect only once nothing of the old attempt runs, or its session is dead.
+6. A user's clear or mark takes effect only once nothing of the old attempt runs, neither process nor trigger, or its
+   session is dead, or its trigger is overdue.
 7. `block` is set only while an attempt is running or ending.
 """
 
@@ -65,9 +71,11 @@ from tidemill.core.tasks.inputs import (
     Cancel,
     Channel,
     Claim,
+    CleanedUp,
     Clear,
     ClearXComs,
     Deferred,
+    DiscardEvents,
     Due,
     Effect,
     EndAttempt,
@@ -188,6 +196,8 @@ def feed(task: TaskRow, given: Input, now_us: int, left: str | None = None) -> A
             return _decide_waiting(task, given, now_us)
         case Succeeded() | Failed() | Skipped() | Deferred() | StreamIdle() | Lost() | Returned() | Ended():
             return _decide_attempt(task, given, now_us)
+        case CleanedUp():
+            return _forget_trigger(task, given)
         case Blocked() | Unblocked() | WentOn():
             return _decide_block(task, given, now_us)
         case TriggerFired() | TriggerEnded() | TriggerFailed() | StreamReady():
@@ -368,7 +378,7 @@ def _decide_due(task: TaskRow, given: Due, now_us: int) -> Answer:
     if task.state is TaskState.UP_FOR_RETRY:
         return _move(task, TaskState.SCHEDULED, _RING_SCHEDULER, due_us=None)
     if task.ending is not None:
-        return _become(task, task.ending)
+        return _become(task, task.ending) if task.ending.triggerer is None else _forget_trigger(task, given)
     stop = TriggerStopReason.TIMEOUT
     if task.deadline_us is not None and now_us >= task.deadline_us:
         said = "TaskTimeout: the task took longer than its execution_timeout"
@@ -386,7 +396,10 @@ def _decide_attempt(
 ) -> Answer:
     """Process a report from, or about, the attempt that is running or ending."""
     if task.ending is not None and isinstance(given, (Ended, Lost, Returned)) and not task.policy.is_map:
-        return _become(task, task.ending)
+        if task.ending.triggerer is None:
+            return _become(task, task.ending)
+        ending = task.ending._replace(triggerer=None)
+        return _move(task, TaskState.ENDING, session=task.ending.triggerer, ending=ending)
     if task.state is not TaskState.RUNNING:
         return _refuse(task, given)
     match given:
@@ -414,6 +427,13 @@ def _decide_attempt(
             return _move(task, TaskState.QUEUED, _RING_WORKER, lost=max(task.lost, 1), deadline_us=deadline_us)
         case _:
             return _refuse(task, given)
+
+
+def _forget_trigger(task: TaskRow, given: CleanedUp | Due) -> Answer:
+    """Wait only for the process of an attempt that is ending; its epoch and session stay."""
+    if task.ending is None or task.ending.triggerer is None:
+        return _refuse(task, given)
+    return Moved(task._replace(due_us=None, ending=task.ending._replace(triggerer=None)), ())
 
 
 def _decide_block(task: TaskRow, given: Blocked | Unblocked | Admit | WentOn, now_us: int) -> Answer:
@@ -532,11 +552,17 @@ def _end_first(task: TaskRow, wanted: TaskEnding, triggerer: int | None, now_us:
         return _move(task, TaskState.ENDING, StopMap(), _RING_SCHEDULER, told=task.told, ending=wanted)
     effects: tuple[Effect, ...] = ()
     # The time limit of a stream ends with it; an attempt has any time for its cleanup.
-    session, due_us = task.session, None if task.ending is None else task.due_us
+    session, due_us, cleans_up = task.session, None, None
+    if task.ending is not None:
+        due_us, cleans_up = task.due_us, task.ending.triggerer
     if task.trigger is not None:
         effects = (_RING_TRIGGERER,)
+        if triggerer is not None:
+            due_us = now_us + MAX_CLEANUP_US
         if session is None:
-            session, due_us = triggerer, now_us + MAX_CLEANUP_US
+            session = triggerer
+        else:
+            cleans_up = triggerer
     if task.session is not None and task.ending is None:
         effects = (*effects, EndAttempt(task.session), _RING_WORKER)
     if session is None:
@@ -545,7 +571,7 @@ def _end_first(task: TaskRow, wanted: TaskEnding, triggerer: int | None, now_us:
         "due_us": due_us,
         "deadline_us": None,
         "resume": None,
-        "ending": wanted,
+        "ending": wanted._replace(triggerer=cleans_up),
         "block": task.block,  # it has no slots for its cleanup either
         "stream": None,
     }
@@ -562,4 +588,6 @@ def _become(task: TaskRow, wanted: TaskEnding, *effects: Effect) -> Moved:
     if wanted.state is TaskState.REMOVED:
         gone: _Changes = {"due_us": None, "deadline_us": None, "resume": None, "ending": None, "stream": None}
         return _move(task, TaskState.REMOVED, *effects, ClearXComs(), stop=stop, **gone)
-    return _end(task, TaskOutcome(wanted.state.value), *effects, error=wanted.error, stop=stop)
+    # A task that never began a try has no stream.
+    discard = DiscardEvents(wanted.error or "") if task.tries and not task.policy.is_map else None
+    return _end(task, TaskOutcome(wanted.state.value), *effects, discard, error=wanted.error, stop=stop)

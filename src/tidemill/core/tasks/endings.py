@@ -60,6 +60,7 @@ class Deferral(AttemptEnding):
         queue: The queue whose triggerers may run it.
         streams: Whether all its events are delivered, and it lives on while attempts handle them.
         idle_us: How long the first event of a stream may take; None: no limit.
+        acked: Whether its events are acknowledged upstream once they are stored, so that they cannot come again.
     """
 
     classpath: str
@@ -71,6 +72,7 @@ class Deferral(AttemptEnding):
     queue: str = "default"
     streams: bool = False
     idle_us: int | None = None
+    acked: bool = False
     kind: str = field(default="Deferral", init=False, repr=False)
 
 

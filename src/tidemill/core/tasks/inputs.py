@@ -278,6 +278,14 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class CleanedUp:
+    """The trigger of an ending task has cleaned up, while the process of its attempt is still being ended."""
+
+    epoch: int
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class MapTold:
     """The elements of a mapped task have new outcomes, or the map has closed or opened again (`core.tasks.expansion`).
 
@@ -355,6 +363,7 @@ Input = (
     | Lost
     | Returned
     | Ended
+    | CleanedUp
     | MapTold
     | Clear
     | Mark
@@ -391,6 +400,13 @@ class StopTrigger:
     """Stop the trigger that the task had."""
 
     reason: TriggerStopReason
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardEvents:
+    """Discard the events of the task's streams that no attempt has handled, and count them."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,6 +459,7 @@ Effect = (
     | ClearXComs
     | MakeTrigger
     | StopTrigger
+    | DiscardEvents
     | EndAttempt
     | TellSuccessors
     | OpenMap

@@ -104,10 +104,13 @@ class TaskEnding(NamedTuple):
     Attributes:
         state: The state that follows. NONE: it runs again; MAPPED: the elements of the mapped task decide.
         error: The reason, for users.
+        triggerer: The session that ends the trigger of a stream, while a worker ends the attempt; None: only one of
+            them is left.
     """
 
     state: TaskState
     error: str | None = None
+    triggerer: int | None = None
 
 
 class BlockPhase(enum.IntEnum):

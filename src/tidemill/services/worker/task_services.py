@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from tidemill.dags.exceptions import TaskError
+from tidemill.dags.task_services import NO_WRITES, BatchWrites
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.run_calls import GetRun, RunRecord
 from tidemill.store.calls.stream_calls import KeepBatch, StreamBatch, StreamWant, TakeEvents
@@ -128,12 +129,30 @@ class StoreServices:
         *,
         stops: bool = False,
         lists: bool = False,
+        current: int | None = None,
+        final: bool = False,
+        writes: BatchWrites = NO_WRITES,
     ) -> None:
         """Store that events are handled; see `KeepBatch`."""
         self._check_runs("handle a stream")
         attempt = self._attempt
         self._asker.ask(
-            KeepBatch(attempt.task, attempt.epoch, trigger, handled, number, emitted, (), checkpoint, stops, lists)
+            KeepBatch(
+                attempt.task,
+                attempt.epoch,
+                trigger,
+                handled,
+                number,
+                emitted,
+                writes.xcoms,
+                checkpoint,
+                stops=stops,
+                lists=lists,
+                current=current,
+                final=final,
+                states=writes.states,
+                clears_state=writes.clears_state,
+            )
         )
 
     def push_xcom(self, key: str, value: str) -> None:

@@ -56,6 +56,9 @@ class StreamAbout(msgspec.Struct, frozen=True):
         checkpoint: The encoded cursor of the task, cut; None: it has set none.
         ended: Whether the trigger has ended.
         error: The end of the error of the trigger; None: it has not failed.
+        carried: The number of events of earlier tries that the task has still to handle first.
+        discarded: The number of events that count as handled although they never were.
+        discarded_for: Why they were discarded; None: none were.
     """
 
     trigger: int
@@ -66,6 +69,9 @@ class StreamAbout(msgspec.Struct, frozen=True):
     checkpoint: str | None
     ended: bool
     error: str | None
+    carried: int = 0
+    discarded: int = 0
+    discarded_for: str | None = None
 
 
 class TaskRecord(msgspec.Struct, frozen=True):

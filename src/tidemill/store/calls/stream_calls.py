@@ -79,6 +79,11 @@ class KeepBatch(Call[None], frozen=True):
         checkpoint: The encoded value to begin from in another try; None keeps the stored one.
         stops: Whether the attempt needs no further event: the trigger ends, and the stream with it.
         lists: Whether everything that the task has emitted becomes its result, as a list.
+        current: The trigger of the attempt's own stream, if the events are those of an earlier one.
+        final: Whether the stream has ended, and the elements are the last ones; they are stored once per stream, even
+            if the attempt is lost and another one emits them again.
+        states: Keys and encoded values of the task state; None removes a value.
+        clears_state: Whether all other values of the task state are removed.
     """
 
     task: int
@@ -91,6 +96,10 @@ class KeepBatch(Call[None], frozen=True):
     checkpoint: str | None = None
     stops: bool = False
     lists: bool = False
+    current: int | None = None
+    final: bool = False
+    states: tuple[tuple[str, str | None], ...] = ()
+    clears_state: bool = False
 
 
 @answered_by("sessions.task_triggers:end_stream")

@@ -116,6 +116,14 @@ class ResumeWith(msgspec.Struct, frozen=True):
     payload: str
 
 
+class EarlierStream(msgspec.Struct, frozen=True, array_like=True):
+    """A stream of an earlier try with undelivered events; see `ClaimedStream`."""
+
+    trigger: int
+    handled: int
+    kept: int
+
+
 class ClaimedStream(msgspec.Struct, frozen=True):
     """The stream that an attempt handles.
 
@@ -125,6 +133,8 @@ class ClaimedStream(msgspec.Struct, frozen=True):
         kept: The number of batches that were kept.
         checkpoint: The encoded value that the task stored last; None: none.
         due_us: When the stream is too late; None: never.
+        carried: The number of events of earlier streams that the task had to handle when the stream began.
+        earlier: The earlier streams that still have such events, which are delivered first.
     """
 
     trigger: int
@@ -132,6 +142,8 @@ class ClaimedStream(msgspec.Struct, frozen=True):
     kept: int = 0
     checkpoint: str | None = None
     due_us: int | None = None
+    carried: int = 0
+    earlier: tuple[EarlierStream, ...] = ()
 
 
 class ClaimedCallback(msgspec.Struct, frozen=True):

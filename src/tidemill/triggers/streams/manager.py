@@ -25,7 +25,7 @@ import structlog
 
 from tidemill.core.streams.lane_counts import LaneCount
 from tidemill.core.streams.pending_events import PendingEvents
-from tidemill.triggers.base import BaseEventTrigger
+from tidemill.triggers.base import BaseEventTrigger, is_acknowledged
 from tidemill.triggers.stream_api import StreamEnded
 from tidemill.triggers.streams.ack import AckStream
 from tidemill.triggers.streams.fast import FastStream
@@ -302,7 +302,7 @@ class SharedStreamManager:
     def _make(self, trigger: BaseEventTrigger, key: Hashable) -> SharedStream:
         cls = type(trigger)
         _, kwargs = trigger.serialize()
-        if not _is_acknowledged(cls):
+        if not is_acknowledged(cls):
             return FastStream(
                 key,
                 lambda: cls.open_shared_stream(kwargs),
@@ -358,11 +358,3 @@ class SharedStreamManager:
         del self._closing[stream]
         if isinstance(stream, AckStream):
             self._pending_events.close(stream.key, stream.group.members)
-
-
-def _is_acknowledged(cls: type[BaseEventTrigger]) -> bool:
-    """Return whether a class or one of its bases overrides `create_shared_stream_producer`."""
-    found = cls.create_shared_stream_producer
-    return getattr(found, "__func__", found) is not getattr(
-        BaseEventTrigger.create_shared_stream_producer, "__func__", None
-    )

@@ -94,6 +94,9 @@ class TaskStreamView(BaseModel):
     checkpoint: str | None = Field(description="The cursor of the task as stored; null: it has set none.")
     ended: bool = Field(description="Whether the trigger has ended.")
     error: str | None = Field(description="The end of the error of the trigger; null: it has not failed.")
+    carried: int = Field(description="The number of events of earlier tries that the task still has to handle first.")
+    discarded: int = Field(description="The number of events that were discarded instead of handled.")
+    discarded_for: str | None = Field(description="Why: STOP, a mark or a cancelled run; null: none were.")
 
 
 class DagTaskView(BaseModel):

@@ -13,6 +13,7 @@ from typing import NoReturn, TypeVar
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import HandlerError, RemoteError
+from tidemill.dags.task_services import NO_WRITES, BatchWrites
 from tidemill.store.calls.asked_secrets import find_secrets
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.task_calls import DeleteVariable, GetConnection, GetVariable, SetVariable
@@ -110,6 +111,9 @@ class TriggerServices:
         *,
         stops: bool = False,
         lists: bool = False,
+        current: int | None = None,
+        final: bool = False,
+        writes: BatchWrites = NO_WRITES,
     ) -> NoReturn:
         """Refuse: only attempts handle streams."""
         _refuse("streams")

@@ -44,7 +44,7 @@ from tidemill.store.dag_tables import IS_BLOCKED, dag, dag_file, dag_run, dag_ve
 from tidemill.store.queries.dags.map_backlog import lock_free
 from tidemill.store.queries.dags.map_elements import find_elements
 from tidemill.store.queries.dags.run_params import build_params
-from tidemill.store.queries.dags.streams import read_checkpoints, read_streams
+from tidemill.store.queries.dags.streams import claim_streams, read_checkpoints
 from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, load_plan
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.triggers.cursors import IDS, SKIPPED, build_id_rows
@@ -264,7 +264,7 @@ def _build_attempts(board: Board, entries: Sequence[TaskEntry], callbacks: Seque
     changes: dict[int, dict[str, Any]] = {
         task: dict(new) for task, new in find_elements(board.connection, told).items()
     }
-    for task, stream in read_streams(board.connection, entries).items():
+    for task, stream in claim_streams(board.connection, entries).items():
         changes.setdefault(task, {})["stream"] = stream
     for task, checkpoint in read_checkpoints(board.connection, entries).items():
         changes.setdefault(task, {})["checkpoint"] = checkpoint

@@ -6,7 +6,7 @@ later events are refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import msgspec
 from sqlalchemy import (
     BigInteger,
     BindParameter,
+    ColumnElement,
     Connection,
     Delete,
     Executable,
@@ -22,15 +23,20 @@ from sqlalchemy import (
     Update,
     and_,
     bindparam,
+    case,
+    cast,
     delete,
+    func,
     insert,
     literal,
     literal_column,
+    or_,
     select,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.inputs import TriggerStopReason
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.context import CallContext
@@ -61,7 +67,8 @@ _MADE = RowSet(
     starts=int,
 )
 _OF_TASKS = RowSet("of_tasks", task_id=int, epoch=int)
-_STREAMS = RowSet("made_streams", task_id=int, epoch=int, feeds=int)
+_STREAMS = RowSet("made_streams", task_id=int, epoch=int, feeds=int, acked=int)
+_DISCARDED = RowSet("discarded", id=int, last=int, number=int, reason=str)
 _STOPPED = RowSet("stopped", id=int, state=str, reason=str, changed_us=int)
 _CALLBACKS = RowSet(
     "callbacks",
@@ -75,6 +82,7 @@ _CALLBACKS = RowSet(
     origin=str,
     created_us=int,
 )
+_OUTCOMES = frozenset(outcome.value for outcome in TaskOutcome)
 _STOP_STATES = {
     TriggerStopReason.DONE: TriggerState.FINISHED,
     TriggerStopReason.FAILED: TriggerState.FAILED,
@@ -127,6 +135,7 @@ class PackedTrigger(msgspec.Struct, frozen=True, array_like=True):
     starts: int | None = None
     streams: bool = False
     feeds: int = 0
+    acked: bool = False
 
 
 @dataclass(slots=True)
@@ -140,6 +149,7 @@ class Effects:
         emptied: The tasks whose items are removed: generators that start over, and that no map is mapped over.
         made: New triggers.
         stopped: The tasks whose triggers stop, with the epoch and the reason.
+        discarded: Why the undelivered events of tasks are discarded, by task.
         callbacks: Callbacks that are due.
     """
 
@@ -149,6 +159,7 @@ class Effects:
     emptied: set[int] = field(default_factory=set)
     made: list[MadeTrigger] = field(default_factory=list)
     stopped: list[tuple[int, int, TriggerStopReason]] = field(default_factory=list)
+    discarded: dict[int, str] = field(default_factory=dict)
     callbacks: list[DueCallback] = field(default_factory=list)
 
     def find_left(self, task: int, epoch: int) -> str | None:
@@ -163,16 +174,20 @@ def pack_trigger(packed: PackedTrigger) -> str:
 
 def write_effects(connection: Connection, effects: Effects, context: CallContext) -> None:
     """Write all effects."""
-    if effects.journal:
-        _write_journal(connection, effects.journal, context.now_us)
+    if effects.stopped:
+        stop_triggers(connection, effects.stopped, context.now_us)
+    journal = effects.journal
+    if effects.discarded:
+        told = discard_events(connection, effects.discarded)
+        journal = [_add_detail(row, told.get(row.task)) for row in journal]
+    if journal:
+        _write_journal(connection, journal, context.now_us)
     if effects.cleared:
         remove_xcoms(connection, effects.cleared)
     if effects.emptied:
         _item_delete.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(effects.emptied)))
     if effects.xcoms:
         write_xcoms(connection, [row for row in effects.xcoms if row[0] not in effects.cleared], context.now_us)
-    if effects.stopped:
-        stop_triggers(connection, effects.stopped, context.now_us)
     if effects.made:
         _make_triggers(connection, effects.made, context)
     if effects.callbacks:
@@ -187,6 +202,13 @@ def _write_journal(connection: Connection, journal: Sequence[JournalRow], now_us
     given = _DETAILED_JOURNAL if detailed else _JOURNAL
     values = given.build_parameters(find_dialect(connection), rows)
     _journal_insert.fetch(connection, values | {"now_us": now_us}, detailed)
+
+
+def _add_detail(row: JournalRow, told: str | None) -> JournalRow:
+    """Return a journal row that also names the events that its change discards."""
+    if told is None or row.after not in _OUTCOMES:
+        return row
+    return row._replace(detail=told if row.detail is None else f"{row.detail}; {told}")
 
 
 def _shorten(detail: str) -> str | None:
@@ -243,7 +265,7 @@ def _make_triggers(connection: Connection, made: Sequence[MadeTrigger], context:
     for one in made:
         packed = msgspec.json.decode(one.trigger, type=PackedTrigger)
         if packed.streams:
-            streams.append((one.task, one.epoch, packed.feeds))
+            streams.append((one.task, one.epoch, packed.feeds, int(packed.acked)))
         kwargs = context.cipher.encrypt(packed.kwargs)
         what = (packed.classpath, kwargs, context.now_us, one.task, one.epoch, packed.queue, one.priority)
         rows.append((*what, packed.stream_key, packed.starts))
@@ -290,13 +312,77 @@ def _cursor_insert(dialect: str) -> Insert:
 def _stream_insert(dialect: str) -> Insert:
     given = _STREAMS.build_source(dialect)
     same = and_(trigger.c.task_id == given.c.task_id, trigger.c.epoch == given.c.epoch)
-    found = select(trigger.c.id, trigger.c.task_id, given.c.feeds).join(given, same).subquery()
+    found = select(trigger.c.id, trigger.c.task_id, given.c.feeds, given.c.acked).join(given, same).subquery()
     earlier = trigger_stream.alias("earlier")
     # A checkpoint stays over deferrals and tries, until the task is cleared.
     last = select(earlier.c.checkpoint).where(earlier.c.task == found.c.task_id).order_by(earlier.c.trigger_id.desc())
     checkpoint = last.limit(literal_column("1")).scalar_subquery().label("checkpoint")
-    values = select(found.c.id, found.c.task_id, found.c.feeds, checkpoint).order_by(found.c.id)
-    return insert(trigger_stream).from_select(["trigger_id", "task", "feeds", "checkpoint"], values)
+    carried = count_carried(found.c.task_id, found.c.id).label("carried")
+    rows = select(found.c.id, found.c.task_id, found.c.feeds, found.c.acked, checkpoint, carried).subquery()
+    # Events of an earlier stream that are still undelivered resume the task at once.
+    # Whether the maps over it have room is looked up then.
+    ready = case((rows.c.carried > literal_column("0"), literal_column("1")), else_=literal_column("0"))
+    values = select(*rows.c, ready.label("ready"), ready.label("held")).order_by(rows.c.id)
+    columns = ["trigger_id", "task", "feeds", "acked", "checkpoint", "carried", "ready", "held"]
+    return insert(trigger_stream).from_select(columns, values)
+
+
+def count_carried(task: ColumnElement[int], before: ColumnElement[int]) -> ColumnElement[int]:
+    """Build the number of undelivered events of the acknowledged streams of a task before a trigger."""
+    stream, cursor = trigger_stream.alias("older"), trigger_cursor.alias("older_cursor")
+    last = func.coalesce(stream.c.ends_at, cursor.c.next_index)
+    mine = and_(stream.c.task == task, stream.c.trigger_id < before, stream.c.acked == literal_column("1"))
+    counted = select(cast(func.coalesce(func.sum(last - stream.c.handled), literal_column("0")), BigInteger))
+    counted = counted.join(cursor, cursor.c.trigger_id == stream.c.trigger_id)
+    return counted.where(and_(mine, last > stream.c.handled)).scalar_subquery()
+
+
+def discard_events(connection: Connection, reasons: Mapping[int, str]) -> dict[int, str]:
+    """Count the undelivered events of tasks as handled, and store that they were discarded.
+
+    These are the events of the latest stream of a task, which has been stopped, and those of earlier ones that would be
+    delivered in another try.
+
+    Args:
+        connection: A connection inside a transaction.
+        reasons: Why, by task.
+
+    Returns:
+        Which events were discarded, by task, for users.
+    """
+    dialect = find_dialect(connection)
+    rows = _undelivered.fetch(connection, IDS.build_parameters(dialect, build_id_rows(reasons)))
+    if not rows:
+        return {}
+    given = [(number, last, last - handled, reasons[task]) for number, task, handled, last in rows]
+    _discard.fetch(connection, _DISCARDED.build_parameters(dialect, given))
+    told: dict[int, str] = {}
+    for number, task, handled, last in rows:
+        said = f"{last - handled:,} undelivered events of trigger run {number} were discarded ({handled} to {last - 1})"
+        told[task] = f"{told[task]}; {said}" if task in told else said
+    return told
+
+
+@Statement
+def _undelivered(dialect: str) -> Select[Any]:
+    stream, newer = trigger_stream.c, trigger_stream.alias("newer")
+    last = func.coalesce(stream.ends_at, trigger_cursor.c.next_index)
+    latest = select(func.max(newer.c.trigger_id)).where(newer.c.task == stream.task).scalar_subquery()
+    mine = stream.task.in_(select(IDS.build_source(dialect).c.id))
+    wanted = or_(stream.acked == literal_column("1"), stream.trigger_id == latest)
+    return (
+        select(stream.trigger_id, stream.task, stream.handled, last)
+        .join(trigger_cursor, trigger_cursor.c.trigger_id == stream.trigger_id)
+        .where(and_(mine, wanted, last > stream.handled))
+        .order_by(stream.trigger_id)
+    )
+
+
+@Statement
+def _discard(dialect: str) -> Update:
+    given, stream = _DISCARDED.build_source(dialect), trigger_stream.c
+    new = {"handled": given.c.last, "discarded": stream.discarded + given.c.number, "discarded_for": given.c.reason}
+    return update(trigger_stream).where(stream.trigger_id == given.c.id).values(new)
 
 
 def stop_triggers(connection: Connection, stopped: Sequence[tuple[int, int, TriggerStopReason]], now_us: int) -> None:

@@ -13,6 +13,7 @@ from tidemill.store.calls.instance_calls import StreamAbout
 from tidemill.store.calls.stream_calls import EventEnvelope, ListTaskEvents
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_instance
+from tidemill.store.queries.dags.effects import count_carried
 from tidemill.store.queries.dags.runs import find_run
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.statements import Statement
@@ -42,6 +43,10 @@ class _Found(NamedTuple):
     ended_us: int | None
     error: str | None
     measured_us: int | None
+    carried: int
+    own_discarded: int
+    discarded: Any
+    discarded_for: str | None
 
 
 @Statement
@@ -60,17 +65,28 @@ def _streams(dialect: str) -> Select[Any]:
         .correlate(trigger_stream, trigger_cursor)
         .scalar_subquery()
     )
+    other = trigger_stream.alias("other")
+    of_task = other.c.task == _STREAM.task
+    discarded = select(func.sum(other.c.discarded)).where(of_task).correlate(trigger_stream).scalar_subquery()
+    discarding = and_(of_task, other.c.discarded > literal_column("0"))
+    reasons = select(other.c.discarded_for).where(discarding).order_by(other.c.trigger_id.desc())
+    reason = reasons.limit(literal_column("1")).correlate(trigger_stream).scalar_subquery()
     return (
         select(
             _STREAM.task,
             _STREAM.trigger_id,
             _CURSOR.next_index,
             _STREAM.ends_at,
-            _STREAM.handled,
+            _STREAM.handled - _STREAM.discarded,
             _STREAM.checkpoint,
             _STREAM.ended_us,
             _STREAM.error,
             measured.label("measured_us"),
+            count_carried(_STREAM.task, _STREAM.trigger_id),
+            _STREAM.discarded,
+            # Those of earlier tries are discarded with those of the latest one.
+            discarded.label("discarded"),
+            reason.label("discarded_for"),
         )
         .join(latest, latest.c.number == _STREAM.trigger_id)
         .join(trigger_cursor, _CURSOR.trigger_id == _STREAM.trigger_id)
@@ -87,11 +103,14 @@ def _describe(row: _Found, now_us: int) -> StreamAbout:
         row.trigger,
         received,
         min(row.handled, received),
-        max(received - row.handled, 0),
+        max(received - row.handled - row.own_discarded, 0),
         rate,
         None if row.checkpoint is None else row.checkpoint[:_MAX_TEXT],
         row.ended_us is not None,
         None if row.error is None else row.error[-_MAX_TEXT:],
+        row.carried,
+        int(row.discarded),
+        row.discarded_for,
     )
 
 

@@ -4,6 +4,10 @@ Theory of operation: the triggerer stores events under the trigger's cursor. An 
 a batch once it has handled it. If the task waits without a worker when an event arrives, the stream is marked, and the
 next turn of the scheduler resumes the task.
 
+Events of an acknowledged shared stream cannot come again from upstream. Those that a failed or cleared try has not
+handled are delivered in the next one that streams, before its own events, under the number of their own trigger. Only a
+STOP, a mark and a cancelled run discard them.
+
 While the backlog of a map over the task is full, its events wait; too many of them make the trigger wait, too. An event
 that ends the task follows all events before it.
 
@@ -20,6 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
     Select,
     Update,
@@ -27,12 +32,14 @@ from sqlalchemy import (
     bindparam,
     case,
     exists,
+    func,
     literal_column,
     select,
     update,
 )
 
 from tidemill.core.tasks.inputs import Channel, StreamReady, TriggerStopReason
+from tidemill.core.tasks.stream_progress import StreamProgress
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
@@ -44,15 +51,15 @@ from tidemill.store.calls.stream_calls import (
 )
 from tidemill.store.calls.task_calls import MAX_XCOM_BYTES
 from tidemill.store.calls.trigger_calls import CountUndelivered, EventEnding
-from tidemill.store.calls.worker_calls import ClaimedStream
+from tidemill.store.calls.worker_calls import ClaimedStream, EarlierStream
 from tidemill.store.content import check_identity
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_instance
-from tidemill.store.queries.dags.effects import stop_triggers, write_xcoms
+from tidemill.store.queries.dags.effects import count_carried, discard_events, stop_triggers, write_xcoms
 from tidemill.store.queries.dags.map_backlog import YIELDED, count_items, has_room, lock_free, read_size
 from tidemill.store.queries.dags.map_items import add_emitted, read_range
 from tidemill.store.queries.dags.task_rows import TaskEntry
-from tidemill.store.queries.dags.task_values import check_attempt
+from tidemill.store.queries.dags.task_values import check_attempt, find_state_fault, write_task_state
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.dags.xcoms import find_fault
 from tidemill.store.queries.isolation import work_on_runs
@@ -81,9 +88,36 @@ def read_streams(connection: Connection, entries: Iterable[TaskEntry]) -> dict[i
     wanted = [(task, stream.epoch) for task, stream in streams.items()]
     rows = _streams.fetch(connection, _OF_TASKS.build_parameters(find_dialect(connection), wanted))
     return {
-        task: ClaimedStream(number, handled, kept, checkpoint, streams[task].due_us)
-        for task, number, handled, kept, checkpoint in rows
+        task: ClaimedStream(number, handled, kept, checkpoint, streams[task].due_us, carried)
+        for task, number, handled, kept, checkpoint, carried in rows
     }
+
+
+def claim_streams(connection: Connection, entries: Iterable[TaskEntry]) -> dict[int, ClaimedStream]:
+    """Return the streams that attempts handle, with the earlier ones whose events are delivered first, by task."""
+    streams = read_streams(connection, entries)
+    carrying = [task for task, stream in streams.items() if stream.carried]
+    if carrying:
+        earlier: dict[int, list[EarlierStream]] = {}
+        given = IDS.build_parameters(find_dialect(connection), build_id_rows(carrying))
+        for task, *found in _earlier.fetch(connection, given):
+            if found[0] < streams[task].trigger:
+                earlier.setdefault(task, []).append(EarlierStream(*found))
+        for task, found in earlier.items():
+            streams[task] = msgspec.structs.replace(streams[task], earlier=tuple(found))
+    return streams
+
+
+@Statement
+def _earlier(dialect: str) -> Select[Any]:
+    mine = _STREAM.task.in_(select(IDS.build_source(dialect).c.id))
+    undelivered = func.coalesce(_STREAM.ends_at, _CURSOR.next_index) > _STREAM.handled
+    return (
+        select(_STREAM.task, _STREAM.trigger_id, _STREAM.handled, _STREAM.kept)
+        .join(trigger_cursor, _CURSOR.trigger_id == _STREAM.trigger_id)
+        .where(and_(mine, _STREAM.acked == literal_column("1"), undelivered))
+        .order_by(_STREAM.trigger_id)
+    )
 
 
 @Statement
@@ -91,7 +125,7 @@ def _streams(dialect: str) -> Select[Any]:
     given = _OF_TASKS.build_source(dialect)
     same = and_(trigger.c.task_id == given.c.task, trigger.c.epoch == given.c.epoch)
     return (
-        select(_STREAM.task, _STREAM.trigger_id, _STREAM.handled, _STREAM.kept, _STREAM.checkpoint)
+        select(_STREAM.task, _STREAM.trigger_id, _STREAM.handled, _STREAM.kept, _STREAM.checkpoint, _STREAM.carried)
         .join(trigger, trigger.c.id == _STREAM.trigger_id)
         .join(given, same)
     )
@@ -125,7 +159,7 @@ def find_ready(connection: Connection, entries: Sequence[TaskEntry]) -> tuple[se
 
 def _sort_ready(connection: Connection, streams: Mapping[int, ClaimedStream]) -> tuple[set[int], set[int]]:
     """Return the tasks that can go on, and those that wait for a map, whose streams are marked so."""
-    ready = [one for one in _read(connection, {one.trigger for one in streams.values()}) if one.ready]
+    ready = [one for one in _read(connection, {one.trigger for one in streams.values()}) if one.progress.ready]
     held = {one.trigger for one in ready if _is_held(connection, one)}
     if held:
         _hold.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(held)))
@@ -146,24 +180,16 @@ class _Stream(NamedTuple):
     state: str
     run: int
     task_id: str
+    carried: int
 
     @property
-    def last(self) -> int:
-        """The number of events to deliver; an event that ends the task is not delivered."""
-        return self.next_index if self.ends_at is None else self.ends_at
-
-    @property
-    def undelivered(self) -> int:
-        return max(self.last - self.handled, 0)
-
-    @property
-    def ready(self) -> bool:
-        return self.undelivered > 0 or self.ended_us is not None
+    def progress(self) -> StreamProgress:
+        return StreamProgress(self.next_index, self.handled, self.ended_us is not None, self.ends_at, self.carried)
 
 
 def _is_held(connection: Connection, stream: _Stream) -> bool:
     """Return whether the events of a stream wait until a map over its task has room."""
-    waits = bool(stream.held) and stream.undelivered > 0
+    waits = bool(stream.held) and stream.progress.has_events
     return waits and not has_room(connection, stream.run, stream.task, stream.task_id)
 
 
@@ -175,6 +201,7 @@ def _read(connection: Connection, triggers: Collection[int]) -> list[_Stream]:
 @Statement
 def _described(dialect: str) -> Select[Any]:
     wanted = select(IDS.build_source(dialect).c.id)
+    zero: ColumnElement[int] = literal_column("0")
     return (
         select(
             _STREAM.trigger_id,
@@ -190,6 +217,8 @@ def _described(dialect: str) -> Select[Any]:
             _TASK.state,
             _TASK.run,
             _TASK.task_id,
+            # Few streams begin with events of earlier ones.
+            case((_STREAM.carried > zero, count_carried(_STREAM.task, _STREAM.trigger_id)), else_=zero),
         )
         .join(trigger_cursor, _CURSOR.trigger_id == _STREAM.trigger_id)
         .join(task_instance, _TASK.id == _STREAM.task)
@@ -220,11 +249,11 @@ def note_events(
     if waiting:
         _mark.fetch(connection, IDS.build_parameters(dialect, build_id_rows(waiting)))
         context.bells.add(Channel.SCHEDULER)
-    full = [one.trigger for one in rows if max_undelivered and one.undelivered > max_undelivered]
+    full = [one.trigger for one in rows if max_undelivered and one.progress.undelivered > max_undelivered]
     if full:
         limits = {"most": max_undelivered, "goes_on_at": max_undelivered // 2}
         _note_full.fetch(connection, {**IDS.build_parameters(dialect, build_id_rows(full)), **limits})
-    return {one.trigger: one.undelivered for one in rows}
+    return {one.trigger: one.progress.undelivered for one in rows}
 
 
 @Statement
@@ -252,7 +281,7 @@ def count_undelivered(
         elif row.feeds and row.held and not has_room(connection, row.run, row.task, row.task_id):
             counts.append((row.trigger, FULL))
         else:
-            counts.append((row.trigger, row.undelivered))
+            counts.append((row.trigger, row.progress.undelivered))
     return tuple(counts)
 
 
@@ -272,7 +301,7 @@ def feed_maps(
     undelivered = {}
     for row in _read(connection, events):
         full = add_emitted(connection, row.task, events[row.trigger], context)
-        new: dict[str, Any] = {"handled": row.last}
+        new: dict[str, Any] = {"handled": row.progress.last}
         if full is not None:
             new["held"] = int(full)
         connection.execute(update(trigger_stream).where(_STREAM.trigger_id == row.trigger).values(new))
@@ -406,10 +435,11 @@ def take_events(connection: Connection, request: TakeEvents, context: CallContex
         row = rows.get(want.trigger)
         if row is None or total > MAX_ANSWER_BYTES:
             continue
-        if want.after < row.last and _is_held(connection, row):
-            batches.append(StreamBatch(want.trigger, left=row.last - want.after))
+        end = row.progress.last
+        if want.after < end and _is_held(connection, row):
+            batches.append(StreamBatch(want.trigger, left=end - want.after))
             continue
-        given = {"wanted": want.trigger, "after": want.after, "most": min(want.limit, max(row.last - want.after, 0))}
+        given = {"wanted": want.trigger, "after": want.after, "most": min(want.limit, max(end - want.after, 0))}
         events: list[StreamEvent] = []
         size = 0
         for index, payload, identity, created_us in _next_events.fetch(connection, given):
@@ -419,9 +449,9 @@ def take_events(connection: Connection, request: TakeEvents, context: CallContex
             events.append(StreamEvent(index, payload, identity, created_us))
         total += size
         last = events[-1].sequence_index + 1 if events else want.after
-        ended = row.ended_us is not None and last >= row.last
+        ended = row.ended_us is not None and last >= end
         ending = None if row.ending is None or not ended else _read_ending(row.ending)
-        left = max(row.last - last, 0)
+        left = max(end - last, 0)
         batches.append(StreamBatch(want.trigger, tuple(events), ended, row.error if ended else None, left, ending))
     return tuple(batches)
 
@@ -440,28 +470,40 @@ def keep_batch(connection: Connection, request: KeepBatch, context: CallContext)
         raise CallRefusedError(RefusalKind.INVALID, fault)
     check_attempt(connection, request.task, request.epoch)
     mine = and_(_STREAM.trigger_id == request.trigger, _STREAM.task == request.task)
-    kept = connection.execute(select(_STREAM.kept).where(mine)).scalar()
-    if kept is None:
+    stored = connection.execute(select(_STREAM.kept, _STREAM.final).where(mine)).one_or_none()
+    if stored is None:
         raise CallRefusedError(RefusalKind.UNKNOWN, f"task {request.task} has no stream {request.trigger}")
-    if kept >= request.number:
+    if stored.kept >= request.number:
         return  # the same batch again, because the answer was lost
-    # After a stop all events count as handled, so that another attempt gets none of them.
-    handled = _stop(connection, request, context) if request.stops else request.handled
-    full = add_emitted(connection, request.task, request.emitted, context)
+    if request.stops:  # cursors are locked before maps
+        lock_cursors(connection, [request.trigger if request.current is None else request.current])
+    # An attempt that was lost after the end of the stream has stored its last elements.
+    emitted = () if request.final and stored.final else request.emitted
+    full = add_emitted(connection, request.task, emitted, context)
     xcoms = [(request.task, key, value) for key, value in request.xcoms]
     if request.lists:
         xcoms.append((request.task, YIELDED, _list_emitted(connection, request.task)))
     write_xcoms(connection, xcoms, context.now_us)
+    if request.states or request.clears_state:
+        write_task_state(connection, request.task, dict(request.states), context.now_us, clears=request.clears_state)
+    handled = request.handled
     most = case((_STREAM.handled > handled, _STREAM.handled), else_=handled)
     new: dict[str, Any] = {"kept": request.number, "handled": most}
-    if request.stops:
-        new |= {"ended_us": context.now_us, "error": None, "ends_at": None, "ending": None}
+    if request.final:
+        new["final"] = 1
+    # What an attempt goes on with is read from its own stream.
+    shared: dict[str, Any] = {}
     if request.checkpoint is not None:
-        new["checkpoint"] = request.checkpoint
+        shared["checkpoint"] = request.checkpoint
     if full is not None:
-        new["held"] = int(full)
-    statement = update(trigger_stream).where(mine).values(new).returning(_STREAM.room_at)
+        shared["held"] = int(full)
+    statement = update(trigger_stream).where(mine).values({**new, **shared}).returning(_STREAM.room_at)
     room_at = connection.execute(statement).scalar()
+    if request.current is not None and shared:
+        own = and_(_STREAM.trigger_id == request.current, _STREAM.task == request.task)
+        connection.execute(update(trigger_stream).where(own).values(shared))
+    if request.stops:
+        _stop(connection, request, context)
     if room_at is not None:
         _let_trigger_go_on(connection, request, room_at, context)
 
@@ -486,16 +528,22 @@ def _find_fault(request: KeepBatch) -> str | None:
             check_identity(identity or "")
         except ValueError as error:
             return f"an element cannot be emitted: {error}"
-    return find_fault([*request.xcoms, *values])
+    return find_fault([*request.xcoms, *values]) or find_state_fault(request.states)
 
 
-def _stop(connection: Connection, request: KeepBatch, context: CallContext) -> int:
-    """End the trigger of a stream that is not needed any more; return the number of its events."""
-    epoch = connection.execute(select(trigger.c.epoch).where(trigger.c.id == request.trigger)).scalar_one()
+def _stop(connection: Connection, request: KeepBatch, context: CallContext) -> None:
+    """End the trigger of a stream that is not needed any more, and discard what it has not delivered.
+
+    All its events count as handled, so that another attempt gets none of them.
+    """
+    number = request.trigger if request.current is None else request.current
+    epoch = connection.execute(select(trigger.c.epoch).where(trigger.c.id == number)).scalar_one()
     stop_triggers(connection, [(request.task, epoch, TriggerStopReason.DONE)], context.now_us)
     context.bells.add(Channel.TRIGGERER)
-    count = select(_CURSOR.next_index).where(_CURSOR.trigger_id == request.trigger)
-    return int(connection.execute(count).scalar_one())
+    discard_events(connection, {request.task: "STOP"})
+    count = select(_CURSOR.next_index).where(_CURSOR.trigger_id == number).scalar_subquery()
+    ended = {"ended_us": context.now_us, "error": None, "ends_at": None, "ending": None, "handled": count}
+    connection.execute(update(trigger_stream).where(_STREAM.trigger_id == number).values(ended))
 
 
 def _list_emitted(connection: Connection, task: int) -> str:

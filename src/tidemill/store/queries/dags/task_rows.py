@@ -39,7 +39,7 @@ _MOVING = (
 _REST = (
     "tries_before", "max_tries", "lost", "due_us", "resume_method", "resume_kwargs", "resume_payload", "tallies",
     "skip_votes", "skips", "rank", "error", "ending_outcome", "block", "block_us", "stream_epoch", "stream_due_us",
-    "stream_paused",
+    "stream_paused", "ending_triggerer",
 )  # fmt: skip
 _FIELDS = (*_MOVING, *_REST)
 _TEXTS = {"state", "resume_method", "resume_kwargs", "resume_payload", "tallies", "skips", "error", "ending_outcome"}
@@ -139,12 +139,12 @@ class TaskEntry:
             self.id, _, self.task_id, self.map_index,
             state, epoch, tries, session, deadline_us, _, pending, since_us, started_us, ended_us, claim_request,
             tries_before, max_tries, lost, due_us, method, kwargs, payload, tallies, skip_votes, skips, _, error,
-            ending_outcome, block, block_us, stream_epoch, stream_due_us, stream_paused,
+            ending_outcome, block, block_us, stream_epoch, stream_due_us, stream_paused, triggerer,
         ) = row  # fmt: skip
         self.run = run
         self.plan: TaskPlan = run.plan.tasks[self.task_id]
         resume = None if method is None else TaskResume(method, kwargs, payload)
-        ending = TaskEnding(_STATES[ending_outcome or "none"], error) if state == _ENDING else None
+        ending = TaskEnding(_STATES[ending_outcome or "none"], error, triggerer) if state == _ENDING else None
         policy = self.plan.head_policy if self.map_index == UNMAPPED else self.plan.policy
         self.row = TaskRow(
             policy, _STATES[state], epoch, tries, tries_before, max_tries, session, lost, deadline_us, due_us,
@@ -209,6 +209,7 @@ class TaskEntry:
             row.tries_before, row.max_tries, row.lost, row.due_us, method, kwargs, payload, write_counts(self.counts),
             self.skip_votes, self.skips, rank, self.error, after, int(phase), block_us,
             *(_NO_STREAM if row.stream is None else (row.stream.epoch, row.stream.due_us, int(row.stream.paused))),
+            None if row.ending is None else row.ending.triggerer,
         )  # fmt: skip
 
 

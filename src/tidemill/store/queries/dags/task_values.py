@@ -6,6 +6,7 @@ variables and connections are encrypted.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -75,15 +76,50 @@ def get_task_state(connection: Connection, request: GetTaskState, context: CallC
 
 def set_task_state(connection: Connection, request: SetTaskState, context: CallContext) -> None:
     """Store a value of the task state; see `SetTaskState`."""
-    check_text("key", request.key)
-    if len(request.value) > MAX_XCOM_BYTES:
+    _check_state(request.key, request.value)
+    check_attempt(connection, request.task, request.epoch)
+    write_task_state(connection, request.task, {request.key: request.value}, context.now_us)
+
+
+def _check_state(key: str, value: str) -> None:
+    check_text("key", key)
+    if len(value) > MAX_XCOM_BYTES:
         raise CallRefusedError(
             RefusalKind.INVALID,
             f"a value of the task state is longer than {MAX_XCOM_BYTES} bytes; store the path of a file instead",
         )
-    check_attempt(connection, request.task, request.epoch)
-    values = {"task": request.task, "key": request.key, "value": request.value, "changed_us": context.now_us}
-    _upsert(connection, task_state, ["task", "key"], values)
+
+
+def find_state_fault(states: Iterable[tuple[str, str | None]]) -> str | None:
+    """Return why values of the task state cannot be stored; None if they can."""
+    try:
+        for key, value in states:
+            _check_state(key, value or "")
+    except CallRefusedError as error:
+        return str(error)
+    return None
+
+
+def write_task_state(
+    connection: Connection, task: int, states: Mapping[str, str | None], now_us: int, *, clears: bool = False
+) -> None:
+    """Store values of the task state of an attempt that holds its task; None removes a value.
+
+    Args:
+        connection: A connection inside a transaction.
+        task: The task.
+        states: The encoded values.
+        now_us: The time of the change.
+        clears: Whether all other values are removed.
+    """
+    if clears:
+        connection.execute(delete(task_state).where(_STATE.task == task))
+    for key, value in states.items():
+        if value is None:
+            connection.execute(delete(task_state).where(and_(_STATE.task == task, _STATE.key == key)))
+        else:
+            values = {"task": task, "key": key, "value": value, "changed_us": now_us}
+            _upsert(connection, task_state, ["task", "key"], values)
 
 
 def delete_task_state(connection: Connection, request: DeleteTaskState, context: CallContext) -> bool:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, and_, select, text, union_all
 from tidemill.core.retry import JITTER_BITS
 from tidemill.core.tasks.attempt import Answer
 from tidemill.core.tasks.expansion import MapStopReason
-from tidemill.core.tasks.inputs import Cancel, Channel, Input
+from tidemill.core.tasks.inputs import Cancel, Channel, CleanedUp, Ended, Input
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import ENDED, TaskState
 from tidemill.store.context import CallContext
@@ -81,6 +81,27 @@ def move_held(
     return len(held)
 
 
+def end_cleanups(connection: Connection, tasks: Collection[int], session: int, context: CallContext, by: str) -> int:
+    """Store that the triggers of ending tasks, which a session had to end, have cleaned up or are gone with it.
+
+    The arguments are those of `move_held`. A task whose process is still being ended waits for that alone.
+    """
+    if not tasks:
+        return 0
+    board = Board(connection, context)
+    board.lock(tasks)
+    given: list[tuple[int, Input]] = []
+    for entry in board.tasks.values():
+        row = entry.row
+        if row.ending is not None and row.session == session:
+            given.append((entry.id, Ended(row.epoch)))
+        elif row.ending is not None and row.ending.triggerer == session:
+            given.append((entry.id, CleanedUp(row.epoch)))
+    board.give_all(given, by)
+    close_board(board)
+    return len(given)
+
+
 def close_board(board: Board, *, stops: bool = True, writes: bool = True) -> None:
     """Settle all consequences, up to the board's limit, and write everything.
 
@@ -122,7 +143,7 @@ def tell_maps(connection: Connection, context: CallContext) -> None:
 
 def _stop_some(board: Board, run: RunEntry) -> None:
     """Cancel tasks of a run that is being stopped, up to the board's limit."""
-    board.flush()
+    board.flush_rows()
     # The outcome of a task that a user marked is already decided.
     wanted = and_(_TASK.run == run.id, _TASK.state.not_in(_ENDED), _TASK.ending_outcome.is_(None))
     if run.stop == "fail_fast":
@@ -175,7 +196,7 @@ def _find_stopping(board: Board, run: RunEntry) -> list[str]:
     plan = run.plan
     if not (plan.structure.fail_fast or plan.maps):
         return []
-    board.flush()
+    board.flush_rows()
     mine = and_(_TASK.run == run.id, _TASK.state == TaskState.FAILED.value, text(IS_UNMAPPED))
     found = select(_TASK.task_id).where(mine).order_by(_TASK.number)
     if plan.structure.fail_fast:

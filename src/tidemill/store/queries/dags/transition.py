@@ -24,6 +24,7 @@ from tidemill.core.tasks.inputs import (
     Channel,
     Clear,
     ClearXComs,
+    DiscardEvents,
     Effect,
     Failed,
     Input,
@@ -310,6 +311,8 @@ class Board:
             case StopTrigger(reason=reason):
                 assert stopped is not None
                 effects.stopped.append((entry.id, stopped, reason))
+            case DiscardEvents(reason=reason):
+                effects.discarded[entry.id] = reason
             case RunCallback(callback=callback, error=error):
                 structure = entry.plan.structure
                 if callback.value in structure.callbacks:

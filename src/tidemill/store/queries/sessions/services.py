@@ -30,7 +30,7 @@ from tidemill.store.calls.service_calls import (
 )
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance
-from tidemill.store.queries.dags.tasks import draw_bits, move_held
+from tidemill.store.queries.dags.tasks import draw_bits, end_cleanups, move_held
 from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
 from tidemill.store.queries.triggers.sessions import (
@@ -223,6 +223,13 @@ def _lose_tasks(connection: Connection, number: int, context: CallContext, *, is
         context,
         given,
         lambda tasks: move_held(connection, tasks, number, build, context, f"service {number}"),
+    )
+    cleaning_up = select(_TASK.run, _TASK.id).where(_TASK.ending_triggerer == number)
+    work_on_runs(
+        connection,
+        context,
+        [(row.run, row.id) for row in connection.execute(cleaning_up)],
+        lambda tasks: end_cleanups(connection, tasks, number, context, f"service {number}"),
     )
 
 

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved
 from tidemill.core.tasks.endings import Failure, Skip, Success
-from tidemill.core.tasks.inputs import Ended, Input, TriggerEnded, TriggerFailed, TriggerFired, identify
+from tidemill.core.tasks.inputs import Input, TriggerEnded, TriggerFailed, TriggerFired, identify
 from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventStored, NewEvent, StoreOutcome
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.batches import find_dialect
@@ -51,7 +51,7 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run, task_instance
 from tidemill.store.queries.dags.starts import StartValues, describe_starts
 from tidemill.store.queries.dags.streams import feed_maps, note_endings, note_events
-from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_held
+from tidemill.store.queries.dags.tasks import close_board, draw_bits, end_cleanups
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.dags.xcoms import find_fault
 from tidemill.store.queries.sessions.reserved_triggers import take_reserved
@@ -444,10 +444,11 @@ def note_cleaned_up(connection: Connection, number: int, triggers: Collection[in
     last = ~exists(select(newer.c.id).where(and_(newer.c.task_id == _TRIGGER.task_id, newer.c.epoch > _TRIGGER.epoch)))
     dialect = find_dialect(connection)
     wanted = and_(_TRIGGER.id.in_(select(IDS.build_source(dialect).c.id)), last)
-    waiting = and_(_TASK.session_id == number, _TASK.state == literal_column("'ending'"))
+    mine = or_(_TASK.session_id == number, _TASK.ending_triggerer == number)
+    waiting = and_(mine, _TASK.state == literal_column("'ending'"))
     statement = select(_TASK.id).join(trigger, _TRIGGER.task_id == _TASK.id).where(and_(wanted, waiting))
     found = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(triggers))).scalars().all()
-    move_held(connection, found, number, Ended, context, f"triggerer {number}")
+    end_cleanups(connection, found, number, context, f"triggerer {number}")
 
 
 def find_stopped(connection: Connection, request: HeldTriggers, context: CallContext) -> tuple[StoppedTrigger, ...]:

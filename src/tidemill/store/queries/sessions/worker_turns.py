@@ -200,7 +200,12 @@ def _find_fault(deferral: Deferral) -> str | None:
 def _build_deferred(epoch: int, deferral: Deferral, request: str, context: CallContext) -> Deferred:
     packed = pack_trigger(
         PackedTrigger(
-            deferral.classpath, deferral.kwargs, deferral.queue, deferral.stream_key, streams=deferral.streams
+            deferral.classpath,
+            deferral.kwargs,
+            deferral.queue,
+            deferral.stream_key,
+            streams=deferral.streams,
+            acked=deferral.acked,
         )
     )
     kwargs = context.cipher.encrypt(deferral.method_kwargs)
