@@ -17,9 +17,17 @@ STRUCTURE = DagStructure(
     (
         TaskStructure("a", mapped=MapStructure(("x",), (MapSource("param", key="rows"),))),
         TaskStructure("b", mapped=MapStructure(("x",), (MapSource("param", key="typed"),))),
-        TaskStructure("c"),
+        TaskStructure("c", mapped=MapStructure(("x",), (MapSource("param", key="unique"),))),
     ),
-    params=(ParamStructure("rows"), ParamStructure("typed", schema='{"type":"array"}')),
+    params=(
+        ParamStructure("rows"),
+        ParamStructure(
+            "typed",
+            schema='{"type":["array","null"],"items":{"$ref":"#/$defs/one"},"maxItems":15000,'
+            '"$defs":{"one":{"type":["string","integer"]}}}',
+        ),
+        ParamStructure("unique", schema='{"type":"array","uniqueItems":true}'),
+    ),
 )
 LONG = ["x" * 100] * 2_500
 
@@ -56,10 +64,26 @@ def test_other_values_stay_in_the_configuration(conf: dict[str, Any]) -> None:
     assert (decode(sent.text), sent.stage, store.asked) == (conf, 0, [])
 
 
-def test_a_list_that_is_too_large_or_has_a_schema_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("values", [LONG, list(range(15_000))], ids=["long", "large only where schemas are checked"])
+def test_the_values_of_a_list_with_a_schema_are_checked_one_by_one(values: list[Any]) -> None:
     store = Store()
-    with pytest.raises(ConfigError):
-        store.send({"typed": LONG})
+    assert store.send({"typed": values}).stage > 0
+    sent = len(store.asked)
+    for wrong, place in (([*values[:-1], None], f"[{len(values) - 1}]"), (values * 7, f"{7 * len(values):,}")):
+        with pytest.raises(ConfigError) as caught:
+            store.send({"typed": wrong})
+        assert place in str(caught.value)
+    assert len(store.asked) == sent
+
+
+def test_a_list_is_refused_whose_schema_needs_all_of_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Store().send({"unique": LONG})
+    assert "uniqueItems" in str(caught.value)
+
+
+def test_a_list_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
     monkeypatch.setattr(conf_lists, "MAX_LIST_BYTES", 100_000)
     with pytest.raises(ConfigError):
         store.send({"rows": LONG})

@@ -78,6 +78,22 @@ async def test_a_list_that_is_incomplete_or_that_no_task_is_mapped_over_is_refus
         assert caught.value.kind is RefusalKind.INVALID
 
 
+async def test_the_length_of_a_list_is_checked_against_the_schema_of_its_param(player: Player) -> None:
+    schemas = {"fits": '{"type":"array","minItems":3,"items":{"type":"string"}}', "short": '{"minItems":4}'}
+    schemas |= {"long": '{"maxItems":2}', "text": '{"type":"string"}', "unique": '{"uniqueItems":true}'}
+    for number, (name, schema) in enumerate(schemas.items(), 1):
+        params = (ParamStructure("rows", "[]", schema),)
+        await player.create(dag(mapped("a", ROWS), id=name, params=params))
+        await stage(player, number, "1", "2", "3")
+        call = CreateRun(name, by="tester", conf=CONF, stage=number)
+        if name == "fits":
+            assert (await player.store.call(call)).state == "running"
+            continue
+        with pytest.raises(CallRefusedError) as caught:
+            await player.store.call(call)
+        assert caught.value.kind is RefusalKind.INVALID
+
+
 async def test_wrong_parts_are_refused(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conf_lists, "MAX_STAGED_BYTES", 10)
     for number, first, value in ((0, 0, "1"), (1 << 62, 0, "1"), (1, 1, "1"), (1, 0, "\0"), (1, 0, '"123456789"')):

@@ -127,6 +127,21 @@ async def test_a_generator_of_a_group_yields_in_each_unit_and_anew_when_it_is_cl
     assert set((await end(player, run)).values()) == {"success"}
 
 
+async def test_a_unit_has_the_label_of_its_task_that_started_first(player: Player) -> None:
+    run = await player.create(dag(group(literal(3)), part("b"), part("a", "b"), task("z", "a")))
+    held = await claim(player)
+    await player.report(held["b0"], Success(), label="first")
+    await player.report(held["b1"], Success())
+    after = await claim(player)
+    await player.report(after["a0"], Success(), label="other")
+    await player.report(after["a1"], Success(), label="second")
+
+    assert [one.label for one in await list_elements(player, run, "G")] == ["first", "second", None]
+    assert [one.label for one in await list_elements(player, run, "b")] == ["first", None, None]
+    shown = (await player.tasks(run))["G[1]"]
+    assert shown.label == "second"
+
+
 async def test_a_failure_stays_in_its_unit(player: Player) -> None:
     structure = dag(
         group(literal(3)),

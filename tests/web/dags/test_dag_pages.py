@@ -15,10 +15,12 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from tests.store.dags import dag, task
 from tests.web.dags.played import DAG, RUN, PlayedStore, played_store
 from tests.web.scripted_pipeline import SCRIPT, SECRET
 from tests.web.serving import KEY, ORIGIN, PORT
 
+from tidemill.core.tasks.structure import MapSource, MapStructure, ParamStructure
 from tidemill.services.dev import web_ui
 from tidemill.store.calls.instance_calls import TaskHistory
 from tidemill.store.calls.service_calls import BeginSession, EndSession, ListSessions
@@ -283,6 +285,39 @@ async def test_a_run_is_created_once_for_a_repeated_request(store: PlayedStore) 
         422,
         "param 'region': 'mars' is not one of ['eu', 'us']; no run of DAG 'orders' was created",
     )
+
+
+async def test_a_long_list_is_sent_in_parts_before_its_run_is_created(store: PlayedStore) -> None:
+    over = MapStructure(("x",), (MapSource("param", key="rows"),))
+    schema = json.dumps({"type": "array", "items": {"type": "integer"}, "maxItems": 4})
+    params = (ParamStructure("rows", "[]", schema),)
+    store.wait(store.player.create(dag(task("m", mapped=over), id="long", params=params)))
+    path = "/api/v1/dags/long"
+    async with log_in(store) as client:
+        part = {"stage": 7, "name": "rows"}
+        sent = [
+            await client.post(f"{path}/conf-lists", json={**part, "first": first, "values": values})
+            for first, values in ((0, [10, 11]), (2, [12]), (2, [12]))
+        ]
+        wrong = await client.post(f"{path}/conf-lists", json={**part, "first": 3, "values": ["x"]})
+        other = await client.post(f"{path}/conf-lists", json={**part, "name": "n", "values": [1]})
+        unknown = await client.post("/api/v1/dags/nothing/conf-lists", json={**part, "values": [1]})
+        missing = await client.post(f"{path}/runs", json={"lists": {"rows": 4}, "stage": 7})
+        long = await client.post(f"{path}/runs", json={"lists": {"rows": 5}, "stage": 7})
+        twice = await client.post(f"{path}/runs", json={"conf": {"rows": []}, "lists": {"rows": 3}, "stage": 7})
+        made = await client.post(
+            f"{path}/runs", json={"run_id": "r", "conf": {"n": 1}, "lists": {"rows": 3}, "stage": 7}
+        )
+        page = await client.get("/dags/long")
+    assert [answer.status_code for answer in sent] == [200] * 3
+    assert [answer.status_code for answer in (wrong, other, unknown)] == [422, 422, 404]
+    assert "rows" in wrong.json()["detail"]
+    assert "[3]" in wrong.json()["detail"]
+    assert [answer.status_code for answer in (missing, long, twice)] == [422] * 3
+    assert made.status_code == 201
+    assert """data-lists='{"rows": true}'""" in page.text
+    attempts = [one for one in store.wait(store.player.claim()) if one.run_id == "r"]
+    assert [one.elements for one in attempts] == [("10",), ("11",), ("12",)]
 
 
 @pytest.mark.parametrize(

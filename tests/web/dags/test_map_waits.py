@@ -30,8 +30,16 @@ def describe(state: str, source: str, counts: MapCounts | None = None, **limits:
     return wait.kind, wait.text
 
 
-def count(arrived: int, created: int, unfinished: int, *, closed: bool = False, stop: str | None = None) -> MapCounts:
-    return MapCounts(arrived, closed, created, unfinished, 0, created - unfinished, 0, 0, 0, stop)
+def count(
+    arrived: int,
+    created: int,
+    unfinished: int,
+    *,
+    closed: bool = False,
+    stop: str | None = None,
+    retrying: int = 0,
+) -> MapCounts:
+    return MapCounts(arrived, closed, created, unfinished, 0, created - unfinished, 0, 0, 0, stop, retrying)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +66,18 @@ def count(arrived: int, created: int, unfinished: int, *, closed: bool = False, 
             {"kind": "map", "max_outstanding": 2},
             "elements",
             "its elements: 2 of 3 so far are open; its window of 2 is full",
+        ),
+        (
+            ("mapped", "success", count(90, 20, 14, closed=True, retrying=9)),
+            {"max_outstanding": 10},
+            "elements",
+            "open; 9 wait for a retry, of which 5 count in its window of 10; its window of 10 is full, 70 follow",
+        ),
+        (
+            ("mapped", "success", count(90, 20, 13, closed=True, retrying=9)),
+            {"max_outstanding": 10},
+            "elements",
+            "open; 9 wait for a retry, of which 5 count in its window of 10",
         ),
         (
             ("mapped", "mapped", count(0, 0, 0)),

@@ -38,8 +38,9 @@ LogicalDate = Annotated[
 ]
 #: How often the command checks whether a run has ended.
 _WAIT_SECONDS = 0.2
-#: In a longer configuration there may be lists that are sent value by value.
-_LONG_CONF = 64 * 1024
+#: In a longer configuration there may be lists that are sent value by value: a list that is too large to be checked
+#: against a schema as a whole may be written with a third of its measure.
+_LONG_CONF = 20 * 1024
 
 
 @app.command("list")

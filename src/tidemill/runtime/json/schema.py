@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from tidemill.core.errors import TidemillError, describe_error
@@ -27,6 +27,12 @@ _KEPT = 256
 #: Keywords that contain schemas by name, and keywords that contain values instead of schemas.
 _NAMED: Final = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 _VALUES: Final = frozenset({"const", "default", "enum", "examples"})
+#: Keywords that name schemas which others refer to, and all keywords of a list that can be checked value by value.
+_DEFINITIONS: Final = frozenset({"$defs", "definitions"})
+_OF_LISTS: Final = _DEFINITIONS | {
+    *("type", "items", "minItems", "maxItems"),
+    *("$schema", "$comment", "title", "description", "default", "examples"),
+}
 
 
 class SchemaError(TidemillError, ValueError):
@@ -99,6 +105,72 @@ def find_mismatch(schema: str, value: Any, name: str) -> str:
         return ""
     path = "".join(f"[{part!r}]" for part in error.absolute_path)
     return f"{name}{path}: {_cut(error.message)}"
+
+
+def measures_large(value: Any) -> bool:
+    """Return whether a value is too large to be checked as a whole."""
+    from tidemill.runtime.json.validator import measure
+
+    return measure(value)[0] > MAX_VALUE_BYTES
+
+
+def find_length_mismatch(schema: str, length: int, name: str) -> str:
+    """Return the mismatch of the length of a list that is checked value by value; empty if it matches.
+
+    Raises:
+        SchemaError: The schema cannot be used, or can only be checked against a whole list.
+    """
+    whole, _ = _split_list_schema(schema)
+    if (mismatch := find_mismatch(whole, [], name)) != "":
+        return mismatch
+    least, most = (json.loads(schema).get(keyword) for keyword in ("minItems", "maxItems"))
+    if least is not None and length < least:
+        return f"{name}: the list has {length:,} values; at least {least:,} are required"
+    if most is not None and length > most:
+        return f"{name}: the list has {length:,} values; at most {most:,} are allowed"
+    return ""
+
+
+def find_item_mismatch(schema: str, items: Iterable[Any], name: str, first: int = 0) -> str:
+    """Return the mismatch of values of a list that is checked value by value; empty if they match.
+
+    Args:
+        schema: The schema of the list, as JSON.
+        items: Some of its values.
+        name: The list's name in the message.
+        first: The number of the first of these values.
+
+    Raises:
+        SchemaError: The schema cannot be used, or can only be checked against a whole list.
+
+    Example:
+        >>> find_item_mismatch('{"items": {"type": "integer"}}', [1, "b"], "sizes", 1000)
+        "sizes[1001]: 'b' is not of type 'integer'"
+    """
+    _, of_item = _split_list_schema(schema)
+    if of_item == "{}":
+        return ""
+    found = (find_mismatch(of_item, item, f"{name}[{number}]") for number, item in enumerate(items, first))
+    return next(filter(None, found), "")
+
+
+@functools.lru_cache(_KEPT)
+def _split_list_schema(text: str) -> tuple[str, str]:
+    """Return what the schema of a list says about its type, and the schema of its values."""
+    schema = json.loads(text)
+    schema = {} if schema is True else schema
+    if not isinstance(schema, dict):
+        raise SchemaError("it allows no value")
+    unknown = sorted(schema.keys() - _OF_LISTS)
+    if unknown or '"#"' in text:
+        raise SchemaError(
+            f"{unknown[0] if unknown else '$ref to the whole schema'} can only be checked against a whole list, and "
+            f"the list has more than {MAX_VALUE_BYTES // 1024} KiB; describe its values by `items`, or pass fewer"
+        )
+    items = schema.get("items", {})
+    if isinstance(items, dict) and items:
+        items = {**items, **{name: schema[name] for name in sorted(_DEFINITIONS & schema.keys())}}
+    return json.dumps({name: schema[name] for name in ("type",) if name in schema}), json.dumps(items)
 
 
 @functools.lru_cache(_KEPT)

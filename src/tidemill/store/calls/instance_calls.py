@@ -30,6 +30,7 @@ class MapCounts(msgspec.Struct, frozen=True):
         upstream_failed: The number of elements that failed because of their source.
         skipped: The number of elements that were skipped.
         stop: Why no more are created; None: it was not stopped.
+        retrying: The number of unfinished elements that wait for a retry.
     """
 
     arrived: int
@@ -42,6 +43,7 @@ class MapCounts(msgspec.Struct, frozen=True):
     upstream_failed: int
     skipped: int
     stop: str | None
+    retrying: int = 0
 
 
 class StreamAbout(msgspec.Struct, frozen=True):

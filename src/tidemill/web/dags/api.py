@@ -12,6 +12,7 @@ from tidemill.core.tasks.instance import MAX_INDEX
 from tidemill.core.tasks.structure import hide_arguments
 from tidemill.core.wording import format_count
 from tidemill.runtime.json.codec import EncodingError, encode
+from tidemill.services.conf_lists import mark_lists
 from tidemill.store.calls.dag_calls import PauseDag
 from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
 from tidemill.store.calls.run_calls import CancelRun, CreateRun
@@ -236,16 +237,32 @@ def _add_changes(router: Routes, desk: Desk) -> None:
         state = "paused" if order.paused else "active"
         return models.DagActionDone(text=f"{dag_id} is {state}." if changed else f"{dag_id} was already {state}.")
 
+    @router.post(
+        "/dags/{dag_id}/conf-lists",
+        tags=["dags"],
+        summary="Send a part of a long list for the configuration of a run that is created next",
+        description="Tasks have to be mapped over the param that the list is for. Parts are sent in order; repeating "
+        "one changes nothing. All lists of a run may have 64 MiB together. Lists that no run has taken over after a "
+        "day are removed.",
+    )
+    def send_list(dag_id: DagId, part: models.ConfListPart) -> models.DagActionDone:
+        total = desk.stage_list(dag_id, part)
+        return models.DagActionDone(text=f"{part.name} has {format_count(total, 'value')} so far.")
+
     @router.post("/dags/{dag_id}/runs", status_code=201, tags=["dags"], summary="Trigger a DAG: create a run")
     def create_run(request: Request, dag_id: DagId, order: models.RunOrder) -> models.Created:
+        twice = sorted(order.conf.keys() & order.lists.keys())
+        if twice:
+            raise RequestProblem(422, f"{twice[0]!r} is in conf and in lists; give it in one of them")
         try:
-            conf = encode(order.conf, "conf")
+            conf = mark_lists(encode(order.conf, "conf"), order.lists)
         except EncodingError as error:
             raise RequestProblem(422, str(error)) from error
         moment = order.logical_date
         logical_us = None if moment is None else round(moment.timestamp() * 1e6)
         by = request.state.identity.name
-        run = desk.ask(CreateRun(dag_id, order.run_id, logical_us, conf, by=by, request=order.request))
+        call = CreateRun(dag_id, order.run_id, logical_us, conf, by=by, request=order.request, stage=order.stage)
+        run = desk.ask(call)
         text = " ".join([f"Created the run {run.run_id}.", *run.warnings])
         return models.Created(text=text, run=describe_run(run), warnings=list(run.warnings))
 

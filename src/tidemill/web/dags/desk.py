@@ -10,10 +10,12 @@ from typing import TypeVar
 
 import msgspec
 
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.structure import DagStructure
+from tidemill.runtime.json.codec import EncodingError, encode
 from tidemill.runtime.log.task_lines import decode_lines
+from tidemill.services.conf_lists import check_values, list_mapped_params
 from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.store.calls.call import Call, CallRefusedError, Listed, RefusalKind
 from tidemill.store.calls.callback_calls import ListCallbacks, ReadCallbackLog
@@ -21,7 +23,7 @@ from tidemill.store.calls.dag_calls import DagRecord, GetDag, ListDags
 from tidemill.store.calls.element_calls import GroupElementFailures, ListElements
 from tidemill.store.calls.instance_calls import DescribeTriggers, HistoryRecord, ListTasks, TaskHistory, TaskRecord
 from tidemill.store.calls.log_calls import LogPartRecord, ReadLog
-from tidemill.store.calls.run_calls import GetRun, ListRuns, RunRecord
+from tidemill.store.calls.run_calls import GetRun, ListRuns, RunRecord, StageConfItems
 from tidemill.store.calls.service_calls import ListFiles, ListSessions
 from tidemill.store.calls.setting_calls import ListPools
 from tidemill.store.calls.stream_calls import EventEnvelope, ListTaskEvents
@@ -159,6 +161,25 @@ class Desk:
         return describe_dag(found.dag), msgspec.json.decode(found.structure, type=DagStructure)
 
     # -- runs ----------------------------------------------------------------------------------------------------------
+
+    def stage_list(self, dag_id: str, part: models.ConfListPart) -> int:
+        """Store a part of a list for a run that is created next, and return the number of its values so far.
+
+        Raises:
+            Problem: No task is mapped over the list, or a value does not match the schema of its param.
+        """
+        _, structure = self.get_dag(dag_id)
+        if part.name not in list_mapped_params(structure):
+            raise RequestProblem(422, f"no task of DAG {dag_id!r} is mapped over {part.name!r}; give it in conf")
+        try:
+            check_values(structure, part.name, part.values, part.first)
+            values = tuple(
+                encode(value, f"{part.name}[{number}]") for number, value in enumerate(part.values, part.first)
+            )
+        except (ConfigError, EncodingError) as error:
+            raise RequestProblem(422, str(error)) from error
+        self.ask(StageConfItems(part.stage, part.name, part.first, values))
+        return part.first + len(values)
 
     def list_runs(self, dag_id: str | None, cursor: str, limit: int, states: tuple[str, ...]) -> models.RunPage:
         """Return a page of runs."""

@@ -80,6 +80,7 @@ class MapCountsView(BaseModel):
     upstream_failed: int
     skipped: int
     stop: str | None = Field(description="Why no more are created; null: the map was not stopped.")
+    retrying: int = Field(description="The unfinished elements that wait for a retry.")
     rate: float | None = Field(description="Elements that ended per second since the map began; null: none has.")
 
 
@@ -342,11 +343,26 @@ class RunOrder(_Order):
     )
     logical_date: AwareDatetime | None = None
     conf: dict[str, Any] = Field(default={}, description="The configuration of the run.")
+    lists: dict[str, Annotated[int, Field(ge=0)]] = Field(
+        default={}, description="The lengths of lists of the configuration that were sent beforehand, by name."
+    )
+    stage: int = Field(default=0, ge=0, lt=1 << 53, description="The number that these lists were sent with.")
     request: str = Field(
         default="",
         max_length=100,
         description="An id of the request; repeating a request with the same id creates no second run.",
     )
+
+
+class ConfListPart(_Order):
+    """A part of a list in the configuration of a run that is about to be created."""
+
+    stage: int = Field(
+        ge=1, lt=1 << 53, description="A random number, the same for all lists of the run; the run is created with it."
+    )
+    name: str = Field(max_length=250, description="The name of the list: a param that tasks are mapped over.")
+    first: int = Field(default=0, ge=0, description="The number of the first of these values in the list, from 0.")
+    values: list[Any] = Field(max_length=10_000)
 
 
 _MAP_INDEX = Field(

@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.structure import DagStructure
+from tidemill.services.conf_lists import list_mapped_params
 from tidemill.web.dags import models
 from tidemill.web.dags.api import (
     ELEMENT_STATES,
@@ -165,6 +166,8 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         page = desk.list_runs(dag_id, cursor, PAGE_ROWS, ())
         values: dict[str, Any] = {"dag": dag, "structure": structure, "page": page, "run": None}
         values |= {"fields": [build_field(param) for param in structure.params]}
+        has_schema = {param.name: param.schema != "{}" for param in structure.params}
+        values |= {"lists": {name: has_schema.get(name, False) for name in sorted(list_mapped_params(structure))}}
         values |= {"broken": [file for file in desk.list_files(broken=True) if file.path == dag.file]}
         values |= _describe_graph(structure, None) | _describe_grid(dag_id)
         return pages.answer(request, "dags/dag.html", more=link_more(request, page.cursor), **values)

@@ -130,9 +130,14 @@ def _describe_map(
     limit = None if structure is None else structure.max_active_per_run
     size = size if limit is None else min(size, limit)
     left = 0 if counts.stop is not None else counts.arrived - counts.created
-    if left and counts.unfinished >= size:
+    half = (size + 1) // 2
+    full = counts.unfinished - max(0, counts.retrying - half) >= size
+    if counts.retrying > half:
+        retries = f"{counts.retrying:,} wait for a retry, of which {half:,} count in its window of {size:,}"
+        text += f"; {retries}"
+    if left and full:
         text += f"; its window of {size:,} is full, {left:,} follow"
-    elif follows is not None and counts.unfinished >= size:
+    elif follows is not None and full:
         text += f"; its window of {size:,} is full"
     elif follows is not None and sources:
         text += f"; it follows the elements of {follows}"

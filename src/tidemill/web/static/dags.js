@@ -30,16 +30,48 @@
     return text ? `${text.includes("T") ? text : `${text}T00:00`}Z` : null;
   };
 
+  const post = (path, order) => fetch(root.dataset.prefix + path, {
+    method: "POST", body: JSON.stringify(order),
+    headers: { "X-CSRF-Token": root.dataset.csrf || "", "Content-Type": "application/json" },
+  });
+
+  // Lists that tasks are mapped over are sent in parts if they are long; the rest of the configuration is returned.
+  // One with a schema can be checked as a whole only if it is shorter.
+  const LONG = 64 * 1024, LONG_WITH_SCHEMA = 20 * 1024, MOST_VALUES = 1000, MOST_CHARACTERS = 200_000;
+  const sendLists = async (order, tell) => {
+    const random = crypto.getRandomValues(new Uint32Array(2));
+    const stage = (random[0] % 2 ** 20) * 2 ** 32 + random[1] + 1;
+    for (const [name, hasSchema] of Object.entries(JSON.parse(form.dataset.lists))) {
+      const values = order.conf[name];
+      if (!Array.isArray(values) || JSON.stringify(values).length < (hasSchema ? LONG_WITH_SCHEMA : LONG)) continue;
+      delete order.conf[name];
+      let first = 0;
+      while (first < values.length) {
+        let end = first, size = 0;
+        while (end < values.length && end - first < MOST_VALUES && (end === first || size < MOST_CHARACTERS)) {
+          size += JSON.stringify(values[end]).length;
+          end += 1;
+        }
+        const response = await post(form.dataset.parts, { stage, name, first, values: values.slice(first, end) });
+        if (!response.ok) throw new Error((await response.json()).detail);
+        first = end;
+        tell(`${name}: ${first} of ${values.length} values sent`);
+      }
+      order.lists = { ...order.lists, [name]: values.length };
+      order.stage = stage;
+    }
+    return order;
+  };
+
   form?.addEventListener("submit", async (event) => {
     event.preventDefault();
     const button = form.querySelector("button");
+    const label = button.textContent;
     button.disabled = true;
     try {
       const order = { conf: readConf(), logical_date: readDate(), run_id: form.elements.run_id.value.trim() || null, request: crypto.getRandomValues(new Uint32Array(4)).join("-") };
-      const response = await fetch(root.dataset.prefix + form.dataset.trigger, {
-        method: "POST", body: JSON.stringify(order),
-        headers: { "X-CSRF-Token": root.dataset.csrf || "", "Content-Type": "application/json" },
-      });
+      await sendLists(order, (text) => { button.textContent = text; });
+      const response = await post(form.dataset.trigger, order);
       const answer = await response.json();
       if (response.ok) {
         location.assign(root.dataset.prefix + form.dataset.runs + encodeURIComponent(answer.run.run_id));
@@ -49,6 +81,7 @@
     } catch (error) {
       tidemill.toast(error instanceof TypeError ? "The server does not answer." : error.message, "bad");
     }
+    button.textContent = label;
     button.disabled = false;
   });
 

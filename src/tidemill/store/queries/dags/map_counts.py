@@ -22,11 +22,9 @@ def read_counts(connection: Connection, run: int, plan: DagPlan) -> dict[int, Ma
         return {}
     running: dict[str, int] = dict(_running.fetch(connection, {"of_run": run}))
     found = {}
-    for task, task_id, arrived, closed, created, unfinished, success, failed, upstream_failed, skipped, stop in rows:
+    for task, task_id, arrived, closed, created, unfinished, *ended, stop, retrying in rows:
         runs = unfinished if plan.tasks[task_id].structure.is_group else running.get(task_id, 0)
-        found[task] = MapCounts(
-            arrived, bool(closed), created, unfinished, runs, success, failed, upstream_failed, skipped, stop
-        )
+        found[task] = MapCounts(arrived, bool(closed), created, unfinished, runs, *ended, stop, retrying)
     return found
 
 
@@ -35,7 +33,7 @@ def _maps(dialect: str) -> Select[Any]:
     unfinished = _MAP.waiting + _MAP.unfinished + _MAP.retrying
     before = (_MAP.task, _MAP.task_id, _MAP.arrived, _MAP.closed, _MAP.created, unfinished)
     ended = (_MAP.success, _MAP.failed, _MAP.upstream_failed, _MAP.skipped)
-    return select(*before, *ended, _MAP.stop).where(_MAP.run == bindparam("of_run"))
+    return select(*before, *ended, _MAP.stop, _MAP.retrying).where(_MAP.run == bindparam("of_run"))
 
 
 @Statement

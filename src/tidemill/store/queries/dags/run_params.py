@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from tidemill.runtime.json.codec import decode
-from tidemill.runtime.json.schema import find_mismatch
+from tidemill.runtime.json.schema import find_length_mismatch, find_mismatch
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.dag_plan import DagPlan
 from tidemill.store.queries.dags.list_marks import read_mark
@@ -73,10 +73,14 @@ def check_params(plan: DagPlan, conf: dict[str, msgspec.Raw]) -> None:
                     "configuration of the run",
                 )
         elif param.schema != "{}":
+            name, length = f"param {param.name!r}", read_mark(bytes(given).decode())
             try:
-                mismatch = find_mismatch(param.schema, decode(bytes(given)), f"param {param.name!r}")
+                if length is None:
+                    mismatch = find_mismatch(param.schema, decode(bytes(given)), name)
+                else:  # the client checks the values before it sends them
+                    mismatch = find_length_mismatch(param.schema, length, name)
             except (ValueError, RecursionError) as error:
-                mismatch = f"the schema of param {param.name!r} is invalid: {error}"
+                mismatch = f"the schema of {name} is invalid: {error}"
             if mismatch:
                 raise CallRefusedError(
                     RefusalKind.INVALID, f"{mismatch}; no run of DAG {plan.structure.id!r} was created"

@@ -85,7 +85,10 @@ def list_tasks(connection: Connection, request: ListTasks, context: CallContext)
     found = rows[: request.limit]
     counts = read_counts(connection, run, plan)
     streams = describe_streams(connection, [row.id for row in found], context.now_us)
-    records = tuple(_build_task(row, plan, request, counts.get(row.id), streams.get(row.id)) for row in found)
+    labels = _read_unit_labels(connection, run, plan, found)
+    records = tuple(
+        _build_task(row, plan, request, counts.get(row.id), streams.get(row.id), labels.get(row.id)) for row in found
+    )
     last = rows[request.limit - 1] if len(rows) > request.limit else None
     return Listed(records, None if last is None else f"{last.number}:{last.map_index}")
 
@@ -98,8 +101,25 @@ def list_elements(connection: Connection, request: ListElements, context: CallCo
     rows = _fetch_elements(connection, run, request)
     found = rows[: request.limit]
     streams = describe_streams(connection, [row.id for row in found], context.now_us)
-    records = tuple(_build_task(row, plan, request, None, streams.get(row.id)) for row in found)
+    labels = _read_unit_labels(connection, run, plan, found)
+    records = tuple(_build_task(row, plan, request, None, streams.get(row.id), labels.get(row.id)) for row in found)
     return Listed(records, str(records[-1].map_index) if len(rows) > request.limit else None)
+
+
+def _read_unit_labels(connection: Connection, run: int, plan: DagPlan, rows: Sequence[Row[Any]]) -> dict[int, str]:
+    """Return the labels of the elements of mapped groups among these rows: that of the task which started first."""
+    units = {(row.task_id, row.map_index): row.id for row in rows if row.task_id in plan.groups and row.map_index >= 0}
+    found: dict[int, str] = {}
+    for group in {name for name, _ in units}:
+        indexes = [index for name, index in units if name == group]
+        mine = and_(_TASK.run == run, _TASK.task_id.in_(plan.groups[group]), _TASK.label.is_not(None))
+        within = _TASK.map_index.between(min(indexes), max(indexes))
+        wanted = select(_TASK.map_index, _TASK.label).where(mine, within).order_by(_TASK.started_us, _TASK.number)
+        for index, label in connection.execute(wanted):
+            unit = units.get((group, index))
+            if unit is not None:
+                found.setdefault(unit, label)
+    return found
 
 
 def _fetch_elements(connection: Connection, run: int, request: ListElements) -> list[Row[Any]]:
@@ -187,6 +207,7 @@ def _build_task(
     request: ListTasks | ListElements,
     elements: MapCounts | None = None,
     stream: StreamAbout | None = None,
+    label: str | None = None,
 ) -> TaskRecord:
     return TaskRecord(
         id=row.id,
@@ -212,7 +233,7 @@ def _build_task(
         trigger=row.trigger,
         error=row.error,
         elements=elements,
-        label=row.label,
+        label=row.label or label,
         block=row.block,
         stream=stream,
     )
