@@ -396,6 +396,7 @@ async def use_instances(database: Database, run: RunRecord, player: Player) -> N
         ReadLog(*of_run, "b", 4_000),
         GetXCom(run.id, ("a", "b"), map_index=4_000),
         ListXComs(*of_run, "b", map_index=4_000),
+        ListXComs(*of_run, "b", map_index=4_000, last_index=4_010),
         MarkTasks(*of_run, ("b",), "success", "tester", 4_000),
         ClearTasks(*of_run, ("b",), "tester", map_index=4_000),
         MarkTasks(*of_run, ("a",), "success", "tester"),

@@ -103,7 +103,7 @@ class TaskFunction:
         """Return a copy of this task function with some arguments of the operator replaced."""
         return self._change({**self.options, **options}, self.shared)
 
-    def partial(self, *args: Any, **shared: Any) -> TaskFunction:
+    def partial(self, /, *args: Any, **shared: Any) -> TaskFunction:
         """Return a copy of this task function with arguments that all elements of a map share.
 
         Args:
@@ -121,7 +121,7 @@ class TaskFunction:
         ours = {name: _unwrap(value) for name, value in shared.items() if name not in options}
         return self._change({**self.options, **options}, {**self.shared, **ours})
 
-    def expand(self, *args: Any, **sources: Any) -> PlainXComArg:
+    def expand(self, /, *args: Any, **sources: Any) -> PlainXComArg:
         """Create a mapped task, and return its output; see `tidemill.dags.expanding.OperatorPartial.expand`.
 
         Raises:

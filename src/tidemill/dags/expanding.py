@@ -35,7 +35,7 @@ class OperatorPartial:
         self._target = target
         self.is_expanded = False
 
-    def expand(self, *args: Any, **sources: Any) -> MappedOperator:
+    def expand(self, /, *args: Any, **sources: Any) -> MappedOperator:
         """Create the task, with an element for each combination of the values of the arguments.
 
         Args:

@@ -71,7 +71,7 @@ class GroupFunction:
         """Return a copy of this function with some arguments of the group replaced."""
         return GroupFunction(self.function, {**self._arguments, **arguments}, self._shared, self._limits)
 
-    def partial(self, *args: Any, **shared: Any) -> GroupFunction:
+    def partial(self, /, *args: Any, **shared: Any) -> GroupFunction:
         """Return a copy of this function with arguments that all elements of a mapped group share.
 
         Args:
@@ -91,7 +91,7 @@ class GroupFunction:
         check_names(self._owner, self.function, list(ours), "partial")
         return GroupFunction(self.function, self._arguments, {**self._shared, **ours}, {**self._limits, **limits})
 
-    def expand(self, *args: Any, **sources: Any) -> Any:
+    def expand(self, /, *args: Any, **sources: Any) -> Any:
         """Create a group whose tasks run for each combination of the values of the arguments.
 
         Inside of the function, such an argument can be passed to tasks, which get its value when they run.

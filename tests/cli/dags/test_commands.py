@@ -359,6 +359,11 @@ def test_commands_name_an_element_of_a_mapped_task_by_its_index(store):
     assert [row["map_index"] for row in store.rows("tasks", "states", "maps")] == [-1, -1, -1]
     assert [row["map_index"] for row in store.rows("tasks", "elements", "maps", "a")] == [0, 1]
     assert [row["text"] for row in store.rows("tasks", "logs", "maps", "a", "--index", "1")] == ["log of 1"]
+    of_both = store.rows("tasks", "logs", "maps", "a", "--index", "0-9")
+    assert [(row["map_index"], row["text"]) for row in of_both] == [(0, "log of 0"), (1, "log of 1")]
+    for wrong in (["--index", "5-9"], ["--index", "0-1", "--follow"]):
+        assert store.run("tasks", "logs", "maps", "a", *wrong).returncode == ExitCode.CONFIG
+    assert [row["map_index"] for row in store.rows("tasks", "xcoms", "maps", "a", "--index", "0-1")] == [0, 1]
     assert [row["text"] for row in store.rows("tasks", "logs", "maps", "a", "--follow")] == ["log of -1"]
     assert [row["value"] for row in store.rows("tasks", "xcoms", "maps", "a", "--index", "0")] == ["log of 0"]
     assert len(store.rows("tasks", "xcoms", "maps")) == 3

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser
+from tests.store.dags import dag, task
 from tests.web.browser.opened import EVERY_LOOK, WIDE, Served, keep_picture, opened
 from tests.web.dags.played import DAG, PlayedStore, played_store
 from tests.web.dags.test_dag_pages import BASE
 
+from tidemill.core.tasks.structure import MapSource, MapStructure, ParamStructure
 from tidemill.services.dev.web_ui import serve_dags_web
 from tidemill.store.calls.run_calls import ListRuns
+from tidemill.store.calls.task_calls import GetValuePage
 
 PAGES = {
     "dags": "/dags",
@@ -93,6 +97,25 @@ def test_a_run_is_triggered_with_params_and_cancelled_with_the_typed_word(browse
         page.wait_for_selector("#state >> text=cancelled by key")
     (run, *_) = served.pipeline.call(ListRuns(DAG)).rows
     assert (run.run_id, run.conf, run.state, run.by) == ("by hand", '{"size":7}', "failed", "key")
+    assert watch.wrong == []
+
+
+def test_the_form_sends_a_long_list_in_parts(browser: Browser, served: ServedDags) -> None:
+    store = served.pipeline
+    over = MapStructure(("x",), (MapSource("param", key="rows"),))
+    structure = dag(task("m", mapped=over), id="long", params=(ParamStructure("rows", "[]"),))
+    store.wait(store.player.create(structure, run_id="first"))
+    with opened(browser, served, WIDE, "light") as (page, watch):
+        page.goto(f"{served.base}/dags/long#trigger")
+        page.fill("[data-param=rows]", json.dumps(["x" * 40 + str(number) for number in range(2_500)]))
+        page.fill("[name=conf]", '{"more": 1}')
+        page.fill("[name=run_id]", "r")
+        page.click("form.trigger button.main")
+        page.wait_for_url("**/long/runs/r")
+    (run, _) = store.call(ListRuns("long")).rows
+    assert json.loads(run.conf) == {"rows": {"$tidemill": "items", "value": 2_500}, "more": 1}
+    values = store.call(GetValuePage(run.id, "", "rows", offset=2_499)).values
+    assert values == ((2_499, json.dumps("x" * 40 + "2499")),)
     assert watch.wrong == []
 
 

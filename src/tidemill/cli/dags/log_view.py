@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidemill.cli.dags.asking import StoreAsker
     from tidemill.store.calls.run_calls import RunRecord
 
-_ENDED = ("success", "failed", "skipped", "upstream_failed")
+_ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")
 
 
 def has_ended(store: StoreAsker, run: RunRecord, task: str, map_index: int) -> bool:
@@ -84,9 +84,10 @@ def format_log_line(line: TaskLine) -> str:
     return f"{clock} {level}{text}"
 
 
-def encode_log_line(line: TaskLine) -> str:
-    """Return a log line as one line of JSON."""
+def encode_log_line(line: TaskLine, map_index: int | None = None) -> str:
+    """Return a log line as one line of JSON. `map_index`: the element that it is of; None: of the only one shown."""
     document: dict[str, Any] = {
+        **({} if map_index is None else {"map_index": map_index}),
         "time": datetime.fromtimestamp(line.time_us / 1e6, UTC).isoformat(timespec="milliseconds"),
         "level": line.level,
         "source": line.source,

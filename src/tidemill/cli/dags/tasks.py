@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tidemill.cli.dags.asking import AsJson, Config, DagId, Folder, RunId, asking, find_user
+from tidemill.cli.dags.asking import AsJson, Config, DagId, Folder, RunId, StoreAsker, asking, find_user
 from tidemill.cli.dags.runs import check_states, find_run
 from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
-from tidemill.core.tasks.instance import MAX_INDEX, UNMAPPED
+from tidemill.core.tasks.instance import MAX_INDEX, UNMAPPED, format_instance
 from tidemill.core.wording import format_count
+
+if TYPE_CHECKING:
+    from tidemill.store.calls.instance_calls import TaskRecord
+    from tidemill.store.calls.run_calls import RunRecord
 
 app = App(help="Show, clear and mark the tasks of a run.")
 
@@ -139,10 +144,8 @@ def xcoms(
     task: Annotated[str | None, typer.Argument(metavar="TASK", help="Show only XComs of this task.")] = None,
     run: RunId = None,
     index: Annotated[
-        int | None,
-        typer.Option(
-            "--index", metavar="N", min=0, max=MAX_INDEX, help="Show only XComs of the elements with this index."
-        ),
+        str | None,
+        typer.Option("--index", metavar="N|A-B", help="Show only XComs of the elements with this index, or a range."),
     ] = None,
     config: Config = None,
     folder: Folder = None,
@@ -153,9 +156,12 @@ def xcoms(
         from tidemill.cli.dags.views import XCOM_COLUMNS, build_xcom_row, encode_xcom, show_rows
         from tidemill.store.calls.xcom_calls import ListXComs
 
+        first, last = _parse_range(index) or (None, None)
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
-            pages = store.ask_pages(lambda after: ListXComs(dag, found.run_id, task, after=after, map_index=index))
+            pages = store.ask_pages(
+                lambda after: ListXComs(dag, found.run_id, task, after=after, map_index=first, last_index=last)
+            )
             show_rows(pages, XCOM_COLUMNS, build_xcom_row, encode_xcom, as_json=as_json, nothing="no XComs")
 
 
@@ -164,7 +170,7 @@ def logs(
     dag: DagId,
     task: TaskId,
     run: RunId = None,
-    index: Index = None,
+    index: Indexes = None,
     try_number: Annotated[
         int | None,
         typer.Option(
@@ -176,14 +182,24 @@ def logs(
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the log of a task: its output, log entries and errors."""
+    """Show the log of a task: its output, log entries and errors; for a range of elements, one after the other."""
     with reporting():
         from tidemill.cli.dags.log_view import encode_log_line, format_log_line, has_ended, read_log
+        from tidemill.core.errors import ConfigError
 
+        number, indexes = _choose_elements(index)
+        if indexes is not None and follow:
+            raise ConfigError(f"--follow shows one element; give it an index instead of --index {index}")
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
+            if indexes is not None:
+                for element in _list_elements(store, found, task, *indexes):
+                    if not as_json:
+                        typer.echo(f"--- {format_instance(task, element.map_index)}: {element.state}")
+                    for line in read_log(store, found, task, element.map_index, try_number, None)[0]:
+                        typer.echo(encode_log_line(line, element.map_index) if as_json else format_log_line(line))
+                return
             after: str | None = None
-            number = _number(index)
             while True:
                 # Checked before reading, so that no later lines are missed.
                 ended = has_ended(store, found, task, number)
@@ -284,6 +300,26 @@ def mark(
             call = MarkTasks(dag, found.run_id, tuple(tasks), outcomes[state], find_user(), number, indexes)
             names = store.ask(call)
         _say_changed(names, f"marked as {state}", as_json=as_json)
+
+
+def _list_elements(store: StoreAsker, run: RunRecord, task: str, first: int, last: int) -> Iterator[TaskRecord]:
+    """Yield the elements of a mapped task within a range of indexes.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    from tidemill.core.errors import ConfigError
+    from tidemill.store.calls.element_calls import ListElements
+
+    number = 0
+    for page in store.ask_pages(lambda after: ListElements(run.dag_id, run.run_id, task, (), first, last, after)):
+        number += len(page)
+        yield from page
+    if not number:
+        raise ConfigError(
+            f"{run.dag_id} {run.run_id} has no elements {first} to {last} of task {task!r}; "
+            f"`tidemill tasks elements {run.dag_id} {task} --run {run.run_id}` lists them"
+        )
 
 
 def _number(index: int | None) -> int:

@@ -20,7 +20,17 @@ class XComRecord(msgspec.Struct, frozen=True):
 
 @answered_by("dags.xcoms:list_xcoms", reads=True)
 class ListXComs(Call[Listed[XComRecord]], frozen=True):
-    """Return the XComs of a run, by task and key. `task_id`: None for all; `map_index`: None for all instances."""
+    """Return the XComs of a run, by task and key.
+
+    Attributes:
+        dag_id: The DAG.
+        run_id: The run.
+        task_id: The task; None: all tasks.
+        after: The `next` of the previous page.
+        limit: The maximum number of XComs.
+        map_index: The index of the instances, or the lowest one; None: all instances.
+        last_index: The highest index; None: `map_index`.
+    """
 
     dag_id: str
     run_id: str
@@ -28,3 +38,4 @@ class ListXComs(Call[Listed[XComRecord]], frozen=True):
     after: str | None = None
     limit: int = PAGE
     map_index: int | None = None
+    last_index: int | None = None

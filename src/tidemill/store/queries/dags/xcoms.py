@@ -118,7 +118,9 @@ def list_xcoms(connection: Connection, request: ListXComs, context: CallContext)
     )
     if request.task_id is not None:
         statement = statement.where(_TASK.task_id == request.task_id)
-    if request.map_index is not None:
+    if request.map_index is not None and request.last_index not in (None, request.map_index):
+        statement = statement.where(_TASK.map_index.between(request.map_index, request.last_index))
+    elif request.map_index is not None:
         statement = statement.where(_TASK.map_index == request.map_index)
     if request.after is not None:
         number, _, key = request.after.partition(":")
