@@ -435,6 +435,8 @@ async def test_elements_of_a_mapped_task_have_pages_lists_and_changes_of_their_o
         assert [row["after"] for row in (await read("/tasks/a/history?map_index=2"))["rows"]] == []
         assert [row["value"] for row in (await read("/xcoms?task=a&map_index=0"))["rows"]] == ['"value of a[0]"']
         assert len((await read("/xcoms?task=a"))["rows"]) == 3
+        ranged = (await read("/xcoms?task=a&map_index=0&last_index=1"))["rows"]
+        assert [row["map_index"] for row in ranged] == [0, 1]
         missing = await client.get(f"{base}/tasks/a?map_index=3")
         assert (missing.status_code, "a[3]" in missing.json()["detail"]) == (404, True)
 

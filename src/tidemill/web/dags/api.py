@@ -48,6 +48,9 @@ AnyMapIndex = Annotated[
     int | None,
     Query(ge=-1, le=MAX_INDEX, description="Only XComs of the instances with this index; default: of all instances."),
 ]
+LastXComIndex = Annotated[
+    int | None, Query(ge=0, le=MAX_INDEX, description="The last index of a range that begins at map_index.")
+]
 CallbackId = Annotated[int, Path(ge=1, le=2**42)]
 Try = Annotated[
     int | None, Query(alias="try", ge=0, le=10**6, description="The number of the try; default: the last one.")
@@ -224,10 +227,11 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
         run_id: RunId,
         task: Annotated[str, Query(max_length=2000, description="Only XComs of this task.")] = "",
         map_index: AnyMapIndex = None,
+        last_index: LastXComIndex = None,
         cursor: Cursor = "",
         limit: Limit = PAGE_ROWS,
     ) -> models.XComPage:
-        return desk.list_xcoms(dag_id, run_id, task or None, map_index, cursor, limit)
+        return desk.list_xcoms(dag_id, run_id, task or None, map_index, cursor, limit, last_index)
 
 
 def _add_changes(router: Routes, desk: Desk) -> None:

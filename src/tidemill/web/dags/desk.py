@@ -392,12 +392,19 @@ class Desk:
         return models.LogPage(rows=lines, cursor=following, ended=found.next is None)
 
     def list_xcoms(
-        self, dag_id: str, run_id: str, task_id: str | None, map_index: int | None, cursor: str, limit: int
+        self,
+        dag_id: str,
+        run_id: str,
+        task_id: str | None,
+        map_index: int | None,
+        cursor: str,
+        limit: int,
+        last_index: int | None = None,
     ) -> models.XComPage:
         """Return a page of XComs; with `map_index` None, the XComs of all instances."""
         if cursor and not _XCOM_CURSOR.match(cursor):
             raise RequestProblem(422, _BAD_CURSOR)
-        found = self.ask(ListXComs(dag_id, run_id, task_id, cursor or None, self.limit(limit), map_index))
+        found = self.ask(ListXComs(dag_id, run_id, task_id, cursor or None, self.limit(limit), map_index, last_index))
         rows = [
             models.XCom(
                 task_id=one.task_id,
