@@ -232,21 +232,29 @@ class Table:
             held |= {name_attempt(one): one for one in await self.player.claim()}
             if not held:
                 return
-            chosen = min(held, key=lambda one: random.Random(f"{case.end} {case.hit} {one}").random())
-            attempt = held.pop(chosen)
-            value = msgspec.json.encode(chosen).decode()
-            result = case.choose(chosen)
-            if chosen == "s":
-                value = LIST if not case.is_over else str(list(range(len(case.left))))
-                value = "[]" if case.end == "empty" else value
-            elif chosen in case_empty(case):
-                result = Skip()  # a map without elements of the eager DAG
-            if not isinstance(result, Skip):
-                # Also of a task that fails: it has a value once it is marked.
-                await self.player.store.call(PushXCom(attempt.task, attempt.epoch, "return_value", value))
-            await self.player.turn(AttemptReport(attempt.task, attempt.epoch, result))
+            # What decides ends one by one, and what follows it all at once.
+            first = [name for name in held if name[:2] in DECIDE or name in DECIDE]
+            if first:
+                first = [min(first, key=lambda one: random.Random(f"{case.end} {case.hit} {one}").random())]
+            reports = [await self.report(case, name, held.pop(name)) for name in first or list(held)]
+            await self.player.turn(*reports)
+
+    async def report(self, case: Case, name: str, attempt: ClaimedAttempt) -> AttemptReport:
+        value = msgspec.json.encode(name).decode()
+        result = case.choose(name)
+        if name == "s":
+            value = LIST if not case.is_over else str(list(range(len(case.left))))
+            value = "[]" if case.end == "empty" else value
+        elif name in case_empty(case):
+            result = Skip()  # a map without elements of the eager DAG
+        if isinstance(result, Failure):  # it has a value once it is marked
+            await self.player.store.call(PushXCom(attempt.task, attempt.epoch, "return_value", value))
+        xcoms = (("return_value", value),) if isinstance(result, Success) else ()
+        return AttemptReport(attempt.task, attempt.epoch, result, xcoms=xcoms)
 
 
+#: The tasks that decide what follows.
+DECIDE = ("s", "x", "m", "f", "a", "c", "m[", "f[", "a[", "c[")
 #: The tasks whose values are compared.
 VALUED = ("m[", "f[", "a[", "b_", "c[")
 

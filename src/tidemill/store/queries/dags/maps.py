@@ -216,7 +216,12 @@ def _prepare(board: Board, head: TaskEntry, stored: StoredMap, reopens: bool) ->
         work.gone = board.add_elements(rows)
         if len(rows) < ELEMENTS:
             work.empty_from = _find_end(stored)
-    if follows and head.row.ending is None:
+    if head.row.outcome is not None and not row.opened and not stored.keeps:
+        # It ended without elements; those of its former life have no part in it.
+        rows = fetch_elements(board, head, "present", 0, None, ELEMENTS)
+        work.gone = board.add_elements(rows)
+        work.left = len(rows) >= ELEMENTS
+    elif follows and head.row.ending is None:
         _prepare_follower(board, work, stored)
     return work
 

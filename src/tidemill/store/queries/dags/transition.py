@@ -340,6 +340,9 @@ class Board:
             return
         if entry.plan.structure.mapped_group:
             self.maps.wake(run.id, entry.plan.structure.mapped_group)
+        elif entry.row.policy.is_map and entry.row.outcome is not None and entry.row.epoch > 1:
+            # If it did not open in this life, the elements of its former life are removed.
+            self.maps.wake(run.id, entry.task_id)
         self._told.append(_Told(entry, before, after))
         for name in entry.plan.feeds:
             self.maps.wake(run.id, name)
