@@ -22,8 +22,10 @@ def read_counts(connection: Connection, run: int, plan: DagPlan) -> dict[int, Ma
         return {}
     running: dict[str, int] = dict(_running.fetch(connection, {"of_run": run}))
     found = {}
-    for task, task_id, arrived, closed, created, unfinished, *ended, stop, retrying in rows:
+    for task, task_id, arrived, closed, created, unfinished, *counts in rows:
         runs = unfinished if plan.tasks[task_id].structure.is_group else running.get(task_id, 0)
+        success, failed, upstream_failed, skipped, stop, retrying = counts
+        ended = success, failed, upstream_failed, skipped
         found[task] = MapCounts(arrived, bool(closed), created, unfinished, runs, *ended, stop, retrying)
     return found
 
