@@ -19,7 +19,7 @@ from tidemill.store.ciphers import Cipher
 from tidemill.store.context import build_context
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.database import Database
-from tidemill.store.queries.dags import transition
+from tidemill.store.queries.dags import map_turns, transition
 from tidemill.store.queries.dags.map_turns import expand_maps
 from tidemill.store.queries.dags.runs import start_runs
 from tidemill.store.queries.dags.task_rows import locate_tasks
@@ -137,3 +137,20 @@ async def test_a_turn_creates_a_limited_number_of_elements_and_goes_on_in_the_ne
     assert [await database.write(expand) for _ in range(4)] == [(True, 5), (True, 10), (False, 12), (False, 12)]
     await player.play()
     assert (await player.run(run)).state == "success"
+
+
+async def test_maps_that_always_have_work_do_not_hold_up_others(
+    player: Player, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(map_turns, "MAPS", 1)
+    run = await player.create(dag(over("a", 3), over("b", 3)))
+    await database.write(lambda c: start_runs(c, [run.id], build_context(c, Cipher())))
+
+    def expand(connection: Connection) -> set[str]:
+        expand_maps(connection, build_context(connection, Cipher()))
+        connection.execute(text("UPDATE task_map SET pending = 1"))
+        return set(connection.execute(text("SELECT task_id FROM task_instance WHERE map_index = 0")).scalars())
+
+    found = [await database.write(expand) for _ in range(40)]
+
+    assert found[-1] == {"a", "b"}

@@ -24,7 +24,7 @@ from tidemill.store.calls.dispatch import answer_call
 from tidemill.store.ciphers import Cipher
 from tidemill.store.context import CallContext, read_now
 from tidemill.store.database import build_remote_error
-from tidemill.store.statements import savepoint
+from tidemill.store.statements import NeedsIsolationError, savepoint
 
 log = structlog.get_logger(__name__)
 
@@ -107,16 +107,25 @@ class CallBatches:
         done = _Done()
         now_us = read_now(connection)
         for request in requests:
-            context = CallContext(lambda: now_us, self._cipher)
             try:
-                with savepoint(connection):
-                    done.answers.append(answer_call(connection, request, context))
+                try:
+                    self._answer_one(connection, request, now_us, done)
+                except NeedsIsolationError:
+                    check_transaction(connection)
+                    self._answer_one(connection, request, now_us, done, isolates=True)
             except Exception as error:
                 check_transaction(connection)
                 done.answers.append(build_failure(self._label, request, error))
-            else:
-                done.bells |= context.bells
         return done
+
+    def _answer_one(
+        self, connection: Connection, request: Call[Any], now_us: int, done: _Done, *, isolates: bool = False
+    ) -> None:
+        context = CallContext(lambda: now_us, self._cipher, isolates=isolates)
+        with savepoint(connection):
+            answer = answer_call(connection, request, context)
+        done.answers.append(answer)
+        done.bells |= context.bells
 
 
 def check_transaction(connection: Connection) -> None:

@@ -232,7 +232,7 @@ class Located(NamedTuple):
     Attributes:
         unmapped: The runs of tasks that are no elements of mapped tasks.
         runs: The runs of the elements, which were only read.
-        units: All tasks in the units of mapped groups that some of the tasks are part of.
+        units: The units of mapped groups that some of the tasks are part of, and their successors there.
     """
 
     unmapped: set[int]
@@ -359,7 +359,7 @@ def _unit_lock(dialect: str) -> Select[Any]:
 
 
 def find_units(connection: Connection, ids: Collection[int]) -> set[InstanceKey]:
-    """Return all tasks in the units of mapped groups that some of the given tasks are part of."""
+    """Return the units of mapped groups that some of the given tasks are part of, and their successors there."""
     plans: dict[int, DagPlan] = {}
     elements = []
     for run, name, index, version_id, digest in _elements.fetch(
@@ -377,9 +377,9 @@ def _find_units(plans: Mapping[int, DagPlan], elements: Iterable[InstanceKey]) -
     found: set[InstanceKey] = set()
     for run, name, index in elements:
         plan = plans.get(run)
-        group = None if plan is None else plan.tasks[name].mapped_group
-        if plan is not None and group:
-            found.update((run, one, index) for one in (group, *plan.groups[group]))
+        if plan is not None:
+            # A task in a unit counts for its successors there, and for the unit.
+            found.update((run, one, index) for one, _ in plan.tasks[name].inner)
     return found
 
 

@@ -160,7 +160,8 @@ class Board:
     def add(self, tasks: Collection[int]) -> None:
         """Lock more tasks of locked runs; the runs of elements of mapped tasks need no lock.
 
-        Of a task in a unit of a mapped group, the whole unit is locked, at once.
+        With a task in a unit of a mapped group, the unit is locked, which comes before its tasks. A transaction that
+        holds a unit may lock others of its tasks later.
         """
         if tasks:
             self._add_locked(tasks, find_units(self.connection, tasks))
@@ -449,15 +450,16 @@ class Board:
             run = one.task.run
             names = {(run.id, name, one.task.map_index): None for name, _ in one.task.successors}
             wanted |= names
-            if one.task.map_index != UNMAPPED:
-                continue  # its unit is locked as a whole
             if (
                 not one.after.kinds.isdisjoint((TaskOutcome.SKIPPED, TaskOutcome.UPSTREAM_FAILED))
                 and not names.keys() <= self._named.keys()
             ):
                 # Lock a long chain that ends with this task in one statement, not task by task.
                 after = run.plan.list_downstream([one.task.task_id], self.limit)
-                wanted |= {(run.id, name, UNMAPPED): None for name in after}
+                if one.task.map_index != UNMAPPED:
+                    unit = run.plan.groups.get(one.task.plan.structure.mapped_group, ())
+                    after = [name for name in after if name in unit]
+                wanted |= {(run.id, name, one.task.map_index): None for name in after}
         self.load(wanted)
 
     def _wake_next(self, entry: TaskEntry) -> None:
