@@ -475,12 +475,12 @@ async def test_a_task_that_depends_on_a_run_that_is_locked_is_decided_later(
     structure = dag(task("a", depends_on_past=True))
     await players[0].create(structure, run_id="one", logical_us=1)
     await players[0].play()
-    await players[0].store.call(CreateRun("dag", run_id="two", logical_us=2))
     connection = await asyncpg.connect(address)
     await connection.execute("BEGIN; SELECT FROM dag_run WHERE run_id = 'one' FOR UPDATE")
 
     # Waiting would be a deadlock: the transaction that holds that run may wait for this task.
     async with asyncio.timeout(9):
+        await players[0].store.call(CreateRun("dag", run_id="two", logical_us=2))
         for _ in range(3):
             answer = await players[0].store.call(SchedulerTurn(players[0].scheduler))
 
