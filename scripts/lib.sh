@@ -7,10 +7,13 @@ unset PYTHONDONTWRITEBYTECODE        # which hundreds of processes would compile
 # 1-based counts of what was run, and the names of what failed.
 STEP=0
 FAILED=()
-# What runs beside: names, files of output, process ids.
+# What runs beside: names, moments of start, files of output, process ids.
 BESIDE=()
+BESIDE_STARTED=()
 BESIDE_LOGS=()
 BESIDE_PIDS=()
+# How many run at a time.
+MOST_BESIDE=${MOST_BESIDE:-100}
 
 say() { printf '%s\n' "$*"; }
 
@@ -73,20 +76,27 @@ step() {
     STEP=$((STEP + 1))
     say "==> $STEP. $title"
     "$@" || code=$?
-    if ((code == 0)); then
-        say "    $title: ok, $((SECONDS - started)) s"
+    note_end "$title" "$code" $((SECONDS - started))
+}
+
+# Say how a step ended, and after how many seconds.
+note_end() {
+    if (($2 == 0)); then
+        say "    $1: ok, $3 s"
     else
-        say "    $title: FAILED (exit code $code), $((SECONDS - started)) s"
-        FAILED+=("$title")
+        say "    $1: FAILED (exit code $2), $3 s"
+        FAILED+=("$1")
     fi
 }
 
-# Run a command beside the next steps; its output is shown when `joined` waits for it.
+# Run a command beside the next steps, once there is room; its output is shown when `joined` waits for it.
 #   beside "name" command...
 beside() {
     local log
+    while (($(count_beside) >= MOST_BESIDE)); do sleep 1; done
     log=$(mktemp)
     BESIDE+=("$1")
+    BESIDE_STARTED+=("$(date +%s)")
     BESIDE_LOGS+=("$log")
     shift
     say "==> beside: ${BESIDE[-1]} (its output comes at the end)"
@@ -95,22 +105,45 @@ beside() {
     trap 'kill "${BESIDE_PIDS[@]}" 2>/dev/null || true; rm -f "${BESIDE_LOGS[@]}"; exit 130' INT TERM
 }
 
+# Print how many run.
+count_beside() {
+    local pid count=0
+    for pid in "${BESIDE_PIDS[@]}"; do
+        if kill -0 "$pid" 2>/dev/null; then count=$((count + 1)); fi
+    done
+    printf '%d' "$count"
+}
+
 # Wait for all that runs beside, show each output, and note what failed.
 joined() {
     local n code
     for n in "${!BESIDE[@]}"; do
         code=0
         wait "${BESIDE_PIDS[n]}" || code=$?
-        step "${BESIDE[n]}" shown "${BESIDE_LOGS[n]}" "$code"
+        STEP=$((STEP + 1))
+        say "==> $STEP. ${BESIDE[n]}"
+        cat "${BESIDE_LOGS[n]}"
+        # It ended when it wrote its last line, which may have been long ago.
+        note_end "${BESIDE[n]}" "$code" $(($(stat -c %Y "${BESIDE_LOGS[n]}") - BESIDE_STARTED[n]))
         rm -f "${BESIDE_LOGS[n]}"
     done
     trap - INT TERM
-    BESIDE=() BESIDE_LOGS=() BESIDE_PIDS=()
+    BESIDE=() BESIDE_STARTED=() BESIDE_LOGS=() BESIDE_PIDS=()
 }
 
-shown() {
-    cat "$1"
-    return "$2"
+# Print for how long the processors have been busy, and idle, since the machine started.
+read_processors() {
+    awk '$1 == "cpu" { print $2 + $3 + $4 + $7 + $8 + $9, $5 + $6 }' /proc/stat
+}
+
+# Print for how many percent of the time they have been busy since `read_processors` printed this.
+find_busy() {
+    awk -v before="$1" '{
+        split(before, b)
+        busy = $1 - b[1]
+        idle = $2 - b[2]
+        printf "%d", 100 * busy / (busy + idle + 1e-9)
+    }' < <(read_processors)
 }
 
 # Say how it went; the exit code of the script.

@@ -1,4 +1,4 @@
-"""What all tests share: the `--long` switch, and no endpoint for metrics and no recordings but in their own tests."""
+"""What all tests share: the options, and no endpoint for metrics and no recordings but in their own tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from tests import size
 from tests.archives import use_broker_archive
+from tests.costs import Costs
 from tests.servers import Servers
 
 from tidemill.runtime.embedded.broker import EmbeddedBroker
@@ -61,33 +63,44 @@ LONG_SECONDS = 400
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked `long` too, at full length")
+    parser.addoption("--nightly", action="store_true", help="as --long, with large proofs at full size (tests/size.py)")
     parser.addoption("--workers", type=int, default=0, help="how many files of tests run side by side")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    examples = 60 if config.getoption("--long") else 30
+    if config.getoption("--nightly"):
+        size.nightly = config.option.long = True
+    examples = size.sized(30, 60)
     # How long an example takes on a machine that is busy with other tests says nothing.
     too_slow = [HealthCheck.too_slow]
     settings.register_profile("busy", max_examples=examples, deadline=None, suppress_health_check=too_slow)
     settings.load_profile("busy")
+    Servers.use_given()
     if config.getoption("--workers") and not config.option.collectonly:
         from tests import prepared
         from tests.side_by_side import SideBySide
 
         prepared.start_server()
-        config.pluginmanager.register(SideBySide(config.getoption("--workers"), Servers()))
+        config.pluginmanager.register(SideBySide(config.getoption("--workers"), Servers.start()))
+    else:
+        config.pluginmanager.register(Costs())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--long"):
+    left_out = {"nightly"} if not config.getoption("--nightly") else set()
+    if not config.getoption("--long"):
+        left_out.add("long")
+    else:
         for item in items:
-            if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            lasts = item.get_closest_marker("long") or item.get_closest_marker("nightly")
+            if lasts and not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(LONG_SECONDS))
-        return
-    short = [item for item in items if item.get_closest_marker("long") is None]
-    if len(short) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
-        items[:] = short
+    deselected = [item for item in items if any(map(item.get_closest_marker, left_out))]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        gone = set(deselected)
+        items[:] = [item for item in items if item not in gone]
 
 
 def pytest_collection_finish() -> None:

@@ -1,6 +1,7 @@
 """The servers that all tests of a run share: one broker, one PostgreSQL, in a process of their own.
 
 `python -m tests.servers` starts them, writes where they are as a line of JSON, and ends them with its standard input.
+Runs that are given this line in their environment, as `TEST_SERVERS`, share them.
 """
 
 from __future__ import annotations
@@ -31,29 +32,48 @@ class Servers:
     #: Those that are shared, in this process and its forks; None: every process has its own.
     shared: Servers | None = None
 
-    def __init__(self) -> None:
-        """Start the process, which takes some seconds; `wait` waits for it."""
-        self._process = subprocess.Popen(
+    def __init__(self, process: subprocess.Popen[bytes] | None) -> None:
+        self._process = process
+        self._places: dict[str, Any] = {}
+
+    @classmethod
+    def start(cls) -> Servers:
+        """Start the process, which takes some seconds; `wait` waits for it. Servers that are given are used instead."""
+        if cls.shared is not None:
+            return cls.shared
+        process = subprocess.Popen(
             [sys.executable, "-m", "tests.servers"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the tests, which need the servers at their end
         )
-        self._places: dict[str, Any] = {}
+        return cls(process)
+
+    @classmethod
+    def use_given(cls) -> None:
+        """Share the servers of which the environment says where they are, if it does."""
+        if given := os.environ.pop("TEST_SERVERS", ""):
+            cls(None)._share(given)
 
     def wait(self) -> None:
         """Wait until they are there, and share them with the forks of this process."""
+        if self._process is None:
+            return
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError("the servers that tests share could not be started; what they said is above")
-        self._places = json.loads(line)
+        self._share(line)
+
+    def _share(self, places: str | bytes) -> None:
+        self._places = json.loads(places)
         Servers.shared = self
         PostgresServer.template = self.postgres.folder / "template"
 
     def close(self) -> None:
-        """End them."""
-        self._process.communicate()
+        """End them, if this process has started them."""
+        if self._process is not None:
+            self._process.communicate()
 
     @property
     def broker(self) -> EmbeddedBroker:

@@ -20,10 +20,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-from tests.prepared import Forked
+from tests import costs
+from tests.costs import Cost, Moment, find_file
 
 if TYPE_CHECKING:
     from tests.servers import Servers
@@ -106,14 +107,6 @@ _END_SECONDS = 60.0
 File = list[pytest.Item]
 
 
-class Cost(NamedTuple):
-    """What the tests of a file took, with the processes whose end they saw."""
-
-    file: str
-    cpu_seconds: float
-    seconds: float
-
-
 class SideBySide:
     """The plugin of the process that collects.
 
@@ -148,14 +141,8 @@ class SideBySide:
         return True
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show what costs most; `--durations` says how many files."""
-        count = terminalreporter.config.option.durations
-        if count is None or not self._costs:
-            return
-        total = sum(cost.cpu_seconds for cost in self._costs)
-        terminalreporter.section(f"CPU seconds of files, {total:,.0f} in all, shared servers not counted")
-        for cost in sorted(self._costs, key=lambda cost: -cost.cpu_seconds)[:count]:
-            terminalreporter.write_line(f"{cost.cpu_seconds:7.1f} s of CPU in {cost.seconds:6.1f} s  {cost.file}")
+        """Show what costs most."""
+        costs.show(terminalreporter, self._costs)
 
     def pytest_unconfigure(self) -> None:
         """End the servers that all share."""
@@ -167,17 +154,13 @@ def sort_files(items: Sequence[pytest.Item]) -> list[File]:
     """Return the tests of each file, those first that take longest."""
     files = [list(tests) for _, tests in groupby(items, key=_find_unit)]
     order = {name: number for number, name in enumerate(LONGEST)}
-    return sorted(files, key=lambda tests: order.get(_find_file(tests[0]), len(order)))
+    return sorted(files, key=lambda tests: order.get(find_file(tests[0]), len(order)))
 
 
 def _find_unit(item: pytest.Item) -> str:
     """Return what runs in one worker: a file, or a folder."""
-    file = _find_file(item)
+    file = find_file(item)
     return next((folder for folder in TOGETHER if file.startswith(f"{folder}/")), file)
-
-
-def _find_file(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0].removeprefix("tests/")
 
 
 class _Run:
@@ -334,17 +317,16 @@ class _Worker:
         # Tests of reloads forget modules; another import of one would not be the one that fixtures and tests have.
         modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "tests"}
         for tests in files:
-            before, forks_before = os.times(), Forked.cpu_seconds
+            before = Moment.now()
             for item, following in zip(tests, (*tests[1:], session), strict=True):
                 self._told.send(item.nodeid)
                 self._done.append((item.nodeid, item.location, []))
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 if session.shouldstop or session.shouldfail:
                     break
-            after = os.times()
+            after = Moment.now()
             self._told.send(self._done)
-            cpu_seconds = sum(after[:4]) - sum(before[:4]) + Forked.cpu_seconds - forks_before
-            self._told.send(Cost(_find_file(tests[0]), cpu_seconds, after[4] - before[4]))
+            self._told.send(Cost(find_file(tests[0]), after.cpu_seconds - before.cpu_seconds, after.at - before.at))
             self._done = []
             sys.modules.update(modules)
             if session.shouldstop or session.shouldfail:

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
@@ -38,14 +40,16 @@ def test_a_failed_step_does_not_stop_the_next_and_fails_the_whole() -> None:
 
 
 def test_each_file_of_tests_is_in_one_group_at_full_length() -> None:
-    (function,) = re.findall(r"^full_length\(\) \{$.*?^\}$", (SCRIPTS / "test").read_text(), re.DOTALL | re.MULTILINE)
+    text = (SCRIPTS / "test").read_text()
+    functions = "\n".join(re.findall(r"^(?:full_length|group)\(\) \{$.*?^\}$", text, re.DOTALL | re.MULTILINE))
     code, output = bash(f"""
         step() {{ shift; "$@"; }}
         beside() {{ shift; "$@"; }}
         joined() {{ :; }}
         pytest() {{ printf 'group'; printf ' %s' "$@"; printf '\\n'; }}
         cd {SCRIPTS.parent}
-        {function}
+        {functions}
+        long=(--long)
         full_length
     """)
     assert code == 0, output
@@ -87,6 +91,25 @@ def test_commands_run_beside_the_steps_and_each_tells_its_output_and_its_failure
     assert "quick\n    right: ok" in output
     assert "again\n    late: ok" in output
     assert output.splitlines()[-1].endswith(" s: left")
+
+
+def test_no_more_run_beside_than_there_is_room_for() -> None:
+    code, output = bash(
+        "folder=$(mktemp -d); MOST_BESIDE=2; "
+        "look() { touch $folder/$1; ls $folder; command sleep 0.5; rm $folder/$1; }; "
+        "for n in 1 2 3 4; do beside $n look $n; done; joined"
+    )
+    assert code == 0, output
+    seen = re.split(r"==> \d\. \d\n", output)[1:]
+    assert max(len(re.findall(r"^\d$", each, re.MULTILINE)) for each in seen) <= 2
+    assert output.count(": ok, ") == 4
+
+
+def test_the_time_of_what_ran_beside_a_longer_step_is_its_own() -> None:
+    code, output = bash("beside short echo told; step long sleep 2.5; joined")
+    assert code == 0
+    (seconds,) = re.findall(r"short: ok, (\d+) s", output)
+    assert int(seconds) <= 1
 
 
 def test_a_quiet_command_shows_its_output_only_when_it_fails() -> None:
@@ -186,3 +209,10 @@ def test_an_installation_without_python_says_what_to_do(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "needs Python 3.11 or newer" in done.stderr
+
+
+def test_the_part_of_the_time_is_told_in_which_the_processors_were_busy() -> None:
+    code, output = bash('read_processors; find_busy "$(echo 0 0)"')
+    assert code == 0
+    busy, idle, percent = map(int, output.split())
+    assert percent == pytest.approx(100 * busy / (busy + idle), abs=2)

@@ -21,7 +21,7 @@ def test_the_pipeline_is_compared_with_a_bare_loop(tmp_path: Path, capsys: pytes
     assert _read_last(capsys)["p50_ratio"] > 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_the_time_after_a_kill_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recovery.measure(tmp_path, kills=1)

@@ -18,6 +18,7 @@ from tests.chaos.conftest import PipelineProcess, Site, read_all
 from tests.chaos.every_sink import REFUSED_EVERY, EverySink
 from tests.faults import FaultyProxy
 from tests.jsonl import read_lines
+from tests.size import sized
 from tests.until import wait_until
 
 from tidemill.deadletters.letter import Letter, LetterKind, decode_letter
@@ -164,7 +165,7 @@ def every_sink(
 def test_every_message_is_in_every_sink_or_in_the_dead_letters_while_engines_are_killed(
     site: Site, load: Load, every_sink: EverySink
 ) -> None:
-    seconds = 40.0
+    seconds = sized(20.0, 40.0)
     load.per_second = 200
     pipeline = site.start(handler="Deliver", sinks=every_sink.section(), executor={"max_uncommitted": MAX_UNCOMMITTED})
     load.start()
@@ -217,7 +218,7 @@ def test_with_exactly_once_each_result_is_seen_once_while_engines_are_killed(
             return False  # a fresh broker has no coordinator yet
 
     wait_until(working, 60, what="a first transaction")
-    kills = kill_engines_for(25.0 if handler == "Deliver" else 15.0, pipeline, (2.0, 3.0))
+    kills = kill_engines_for(sized(12.0, 25.0), pipeline, (2.0, 3.0))
     load.stop()
     site.wait_all_committed(400)
     bad = set(range(0, site.fed, BAD_EVERY))
@@ -239,7 +240,7 @@ def test_messages_of_a_key_wait_for_each_other_while_engines_are_killed(site: Si
     pipeline = site.start(handler="InTurn", executor={"order_by": "key"})
     load.start()
     pipeline.wait_working()
-    kills = kill_engines_for(20.0, pipeline, (2.0, 4.0))
+    kills = kill_engines_for(sized(10.0, 20.0), pipeline, (2.0, 4.0))
     load.stop()
     site.wait_all_committed(300)
     pipeline.signal(signal.SIGTERM)

@@ -106,7 +106,8 @@ def test_an_engine_whose_place_was_taken_while_it_was_stopped_ends(site):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["stopped", "blocked"])
+# test_standstill.py has an engine that is stopped.
+@pytest.mark.parametrize("how", [pytest.param("stopped", marks=pytest.mark.nightly), "blocked"])
 def test_an_engine_that_hangs_is_replaced_and_its_partitions_idle_for_less_than_a_minute(site, how):
     site.feed(40)
     pipeline = site.start(engines=1, handler="BlockOnce")

@@ -65,7 +65,8 @@ def test_a_killed_run_leaves_no_process_and_the_next_one_loses_nothing_and_stops
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["sigterm", "ctrl-c"])
+# tests/cli/test_run.py has Ctrl-C of the command, with results.
+@pytest.mark.parametrize("how", ["sigterm", pytest.param("ctrl-c", marks=pytest.mark.nightly)])
 def test_a_stop_under_load_finishes_commits_leaves_and_exits_0(site, how):
     site.feed(600, sleep=0.1, slow_every=3)
     pipeline = site.start(executor={"window_size": 25, "max_executors": 4})
@@ -136,7 +137,8 @@ def test_a_hook_that_holds_up_the_loop_for_good_does_not_delay_a_stop(site, sign
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("signals", [1, 2])
+# A second signal is above, for a hook that never returns.
+@pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_transform_that_never_returns_holds_up_no_stop_and_loses_nothing(site, signals):
     site.feed(400)
     site.feed(1, bad=True)
@@ -188,7 +190,8 @@ def test_a_signal_while_spark_starts_is_not_lost(site):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["gone", "silent"])
+# A client of a broker that is gone knows it at once; one that is silent holds each call up.
+@pytest.mark.parametrize("how", [pytest.param("gone", marks=pytest.mark.nightly), "silent"])
 def test_a_stop_while_the_broker_is_away_keeps_its_deadline_and_says_what_is_reprocessed(tmp_path, own_kafka, how):
     broker = own_kafka()
     site = Site(tmp_path, broker.bootstrap, broker.create_topic)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.size import sized
 from tests.until import slack
 from typer.testing import CliRunner
 
@@ -325,8 +326,8 @@ def test_a_redrive_that_is_killed_again_and_again_sends_each_letter_once(dlq: Dl
     assert (again["letters_sent"], again["records_left"]) == (0, 0)
 
 
-def test_a_huge_topic_is_streamed(dlq: Dlq, long_run: bool) -> None:
-    count = 50_000 if long_run else 20_000
+def test_a_huge_topic_is_streamed(dlq: Dlq) -> None:
+    count = sized(20_000, 50_000)
     body = "x" * 2_000
     produce(dlq.bootstrap, dlq.dlq, (encode_letter(dlq.letter(n, stderr=body)) for n in range(count)))
     code = (

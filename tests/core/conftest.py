@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.core.examples import FULL, SHORT
+from tests.core.examples import FULL, LONG, SHORT
+from tests.size import sized
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -15,7 +16,7 @@ def pytest_configure(config: pytest.Config) -> None:
     full = bool(config.getoption("--long"))
     settings.register_profile(
         "core",
-        max_examples=FULL if full else SHORT,
+        max_examples=sized(LONG, FULL) if full else SHORT,
         derandomize=not full,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],

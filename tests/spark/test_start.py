@@ -14,6 +14,7 @@ from pathlib import Path
 import confluent_kafka as ck
 import pytest
 import yaml
+from tests.size import sized
 from tests.spark.terminal import Command, running
 from tests.until import slack, wait_until
 
@@ -206,7 +207,7 @@ def test_a_start_of_spark_that_takes_too_long_ends_and_says_what_to_look_at(
 
 
 #: How many moments of a start get a signal, and for how many seconds of starts; on a terminal they are different ones.
-MOMENTS, MOMENTS_SECONDS = 8, 30.0
+MOMENTS, MOMENTS_SECONDS = sized(4, 8), 30.0
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.size import sized
 from tests.store.dags import ENDED, Player, dag, task
 from tests.store.server import PostgresServer
 
@@ -354,11 +355,11 @@ def play_random_runs(table: Table, count: int) -> None:
 
 
 def test_sqlite_agrees_with_an_evaluator_that_rescans(sqlite_table: Table, long_run: bool) -> None:
-    play_random_runs(sqlite_table, 40 if long_run else 10)
+    play_random_runs(sqlite_table, sized(20, 40) if long_run else 10)
 
 
 def test_postgresql_agrees_with_an_evaluator_that_rescans(postgres_table: Table, long_run: bool) -> None:
-    play_random_runs(postgres_table, 10 if long_run else 3)
+    play_random_runs(postgres_table, sized(5, 10) if long_run else 3)
 
 
 def test_the_evaluator_can_disagree(sqlite_table: Table) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from tests.size import sized
 from tests.store.dags import dag, task
 from tests.store.server import PostgresServer
 from tests.store.test_groups import group, part
@@ -42,7 +43,7 @@ def test_random_orders_on_groups_in_sqlite(tmp_path: Path) -> None:
     play(f"sqlite:///{tmp_path}/tidemill.db", range(8), GroupLife)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_random_orders_on_groups_in_sqlite_often(tmp_path: Path) -> None:
     play(f"sqlite:///{tmp_path}/tidemill.db", range(1000, 1020), GroupLife)
 
@@ -51,4 +52,4 @@ def test_random_orders_on_groups_in_sqlite_often(tmp_path: Path) -> None:
 def test_random_orders_on_groups_in_postgresql(postgres: PostgresServer) -> None:
     with asyncio.Runner() as runner:
         url = runner.run(postgres.new_database())
-    play(url, range(10), GroupLife)
+    play(url, range(sized(5, 10)), GroupLife)

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.size import sized
 from tests.store.dags import Player, dag, task
 from tests.store.server import PostgresServer
 from tests.store.test_maps import end, list_elements, literal, mapped
@@ -180,7 +181,7 @@ def test_maps_over_maps_end_as_their_elements_would_in_sqlite(sqlite_table: Chai
     sqlite_table.check(shape)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes())
 def test_maps_over_maps_end_as_their_elements_would_in_sqlite_often(sqlite_table: ChainTable, shape: Shape) -> None:
@@ -188,7 +189,7 @@ def test_maps_over_maps_end_as_their_elements_would_in_sqlite_often(sqlite_table
 
 
 @pytest.mark.long
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=sized(10, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes())
 def test_maps_over_maps_end_as_their_elements_would_in_postgresql(postgres_table: ChainTable, shape: Shape) -> None:
     postgres_table.check(shape)

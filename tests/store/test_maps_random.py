@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.size import sized
 from tests.store.dags import Player, dag, task
 from tests.store.server import PostgresServer
 from tests.store.test_maps import end, literal, mapped
@@ -130,7 +131,7 @@ def test_a_map_decides_as_its_elements_would_in_sqlite(sqlite_table: Table, shap
     sqlite_table.check(shape)  # type: ignore[arg-type]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes())
 def test_a_map_decides_as_its_elements_would_in_sqlite_often(sqlite_table: Table, shape: object) -> None:
@@ -138,7 +139,7 @@ def test_a_map_decides_as_its_elements_would_in_sqlite_often(sqlite_table: Table
 
 
 @pytest.mark.long
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=sized(10, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes())
 def test_a_map_decides_as_its_elements_would_in_postgresql(postgres_table: Table, shape: object) -> None:
     postgres_table.check(shape)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 from sqlalchemy import Connection, select
+from tests.size import sized
 from tests.store.dags import Player, dag, task
 from tests.store.server import PostgresServer
 from tests.store.test_maps import literal, mapped
@@ -233,7 +234,7 @@ def test_random_orders_on_maps_in_sqlite(tmp_path: Path) -> None:
     play(f"sqlite:///{tmp_path}/tidemill.db", range(12))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_random_orders_on_maps_in_sqlite_often(tmp_path: Path) -> None:
     play(f"sqlite:///{tmp_path}/tidemill.db", range(1000, 1020))
 
@@ -243,14 +244,14 @@ def test_random_orders_on_maps_in_postgresql(postgres: PostgresServer) -> None:
     loop = asyncio.new_event_loop()
     url = loop.run_until_complete(postgres.new_database())
     loop.close()
-    play(url, range(15))
+    play(url, range(sized(6, 15)))
 
 
 def test_random_orders_on_maps_over_maps_in_sqlite(tmp_path: Path) -> None:
     play(f"sqlite:///{tmp_path}/tidemill.db", range(12), ChainLife)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_random_orders_on_maps_over_maps_in_sqlite_often(tmp_path: Path) -> None:
     play(f"sqlite:///{tmp_path}/tidemill.db", range(2000, 2015), ChainLife)
 
@@ -260,4 +261,4 @@ def test_random_orders_on_maps_over_maps_in_postgresql(postgres: PostgresServer)
     loop = asyncio.new_event_loop()
     url = loop.run_until_complete(postgres.new_database())
     loop.close()
-    play(url, range(8), ChainLife)
+    play(url, range(sized(4, 8)), ChainLife)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.dags.conftest import DevSite
+from tests.size import sized
 from tests.spark.terminal import Command, running
 from tests.until import slack, wait_until
 
@@ -334,7 +335,7 @@ def test_a_signal_at_each_moment_of_a_start_ends_it_well(dev, words):
             command.process.send_signal(number)
             assert command.process.wait(60) == ExitCode.OK, (number, seconds, command.said)
             command.until_alone()
-        seconds += 0.4
+        seconds += sized(0.9, 0.4)
 
 
 def handles(pid: int, number: int) -> bool:

@@ -13,11 +13,12 @@ import time
 
 import pytest
 from tests.cli.dags.conftest import DevSite
+from tests.size import sized
 from tests.until import slack, wait_until
 
 from tidemill.runtime.process.table import find_descendants, find_marked, is_running, list_processes, read_command
 
-ROUNDS = int(os.environ.get("KILLS", "4"))
+ROUNDS = int(os.environ.get("KILLS", sized(2, 4)))
 SEED = int(os.environ.get("KILLS_SEED", "0")) or random.randrange(1_000_000)
 
 GRACE_SECONDS = 1

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 from tests.cli.dags.conftest import DevSite
+from tests.size import sized
 from tests.until import wait_until
 
 from tidemill.runtime.process.table import find_descendants, find_marked, is_running, read_command
 
-ELEMENTS = int(os.environ.get("MAP_KILLS", "500"))
+ELEMENTS = int(os.environ.get("MAP_KILLS", sized(250, 500)))
 IS_LARGE = ELEMENTS > 2_000
 #: The mapped tasks and the mapped group, of which each has as many elements.
 MAPS = ("double",) if IS_LARGE else ("add", "double", "triple", "triple.add", "triple.double")

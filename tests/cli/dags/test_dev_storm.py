@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.cli.dags.conftest import DevSite
+from tests.size import sized
 from tests.until import wait_until
 
 from tidemill.runtime.process.table import find_descendants, find_marked, read_command
@@ -67,8 +68,8 @@ with DAG("storm", max_active_runs=20, default_args={"retries": 9, "retry_delay":
 TASKS = {"begin", "a", "b", "fails_once", "left", "end"}
 
 
-RUNS = int(os.environ.get("STORM_RUNS", "100"))
-SECONDS = float(os.environ.get("STORM_SECONDS", "25"))
+RUNS = int(os.environ.get("STORM_RUNS", sized(40, 100)))
+SECONDS = float(os.environ.get("STORM_SECONDS", sized(12, 25)))
 
 
 @contextlib.asynccontextmanager

@@ -565,6 +565,6 @@ async def test_1000_tasks_of_all_kinds_leave_nothing_behind() -> None:
     await run_many(1000)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_10000_tasks_of_all_kinds_leave_nothing_behind() -> None:
     await run_many(10_000)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
+from tests.size import sized
 from tests.until import until
 
 from tidemill.core.errors import InvariantError, RemoteError
@@ -218,8 +219,8 @@ async def test_what_a_file_does_to_its_process_does_not_matter(folder: Path, sto
 
 
 @pytest.mark.timeout(300)
-async def test_a_file_that_hangs_holds_up_no_other(folder: Path, store: Store, long_run: bool) -> None:
-    count = 200 if long_run else 20
+async def test_a_file_that_hangs_holds_up_no_other(folder: Path, store: Store) -> None:
+    count = sized(20, 200)
     write(folder, "hangs.py", "import time  # dag\ntime.sleep(3600)")
     for number in range(count):
         write(folder, f"f{number}.py", DAG.format(name=f"d{number}", task="one"))

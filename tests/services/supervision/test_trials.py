@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests import size
 from tests.services.triggerer.deferring import Deferring
 from tests.store.dags import dag, task
 
@@ -191,8 +192,9 @@ def find_trial_processes() -> set[int]:
         pytest.param("SIGTERM", 0.1, "ended with exit code 0", marks=pytest.mark.long),
         # A kill may come from outside: one more is needed.
         pytest.param("SIGKILL", 0.1, "ended with SIGKILL", marks=pytest.mark.long),
-        # Where deaths are far apart, trials are as long.
-        pytest.param("exit3", 12.0, "ended with exit code 3", marks=pytest.mark.long),
+        # Where deaths are far apart, trials are twice as long, which is longer than the shortest trial.
+        pytest.param("exit3", 4.0, "ended with exit code 3", marks=pytest.mark.long),
+        pytest.param("exit3", 12.0, "ended with exit code 3", marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.timeout(400)
@@ -256,6 +258,8 @@ async def test_trials_are_dropped_for_one_that_ends_the_triggerer_much_faster(st
         culprit, error = await find_failed(fast)
         assert (culprit, "ended with exit code 4" in error) == ("t0", True)
         assert not dropped & find_trial_processes()
+        if not size.nightly:
+            return  # that it is found among others is shown above
         culprit, error = await find_failed(slow, 600)
         assert (culprit, "ended with exit code 3" in error) == ("t1", True)
         await let_resume(slow, folder, 2)

@@ -23,11 +23,12 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from tests.services.triggerer.proof_schedule import play, rows_of
 from tests.services.triggerer.virtual_time import run_virtually
+from tests.size import sized
 
 from tidemill.store.engines.opening import open_store
 
-#: Schedules, and in how many tests they are played.
-SHORT, LONG, PARTS = 30, 120, 10
+#: Schedules: in a short run, at full length, and with `--nightly`; and in how many tests they are played.
+SHORT, LONG, NIGHTLY, PARTS = 30, 50, 120, 10
 PLAYED: Counter[int] = Counter()
 _REFUSING = """
 CREATE TRIGGER IF NOT EXISTS poison BEFORE INSERT ON trigger_event WHEN NEW.payload LIKE '%poison%'
@@ -69,7 +70,7 @@ def play_in(folder: Path, seed: int) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_nothing_is_lost_or_blamed_or_doubled_over_random_schedules(folder, long_run, part):
     @settings(
-        max_examples=(LONG if long_run else SHORT) // PARTS,
+        max_examples=(sized(LONG, NIGHTLY) if long_run else SHORT) // PARTS,
         derandomize=True,
         database=None,
         deadline=None,
@@ -82,7 +83,7 @@ def test_nothing_is_lost_or_blamed_or_doubled_over_random_schedules(folder, long
     every()
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 5))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 5))])
 def test_nor_over_a_postgresql(postgres, seed):
     async def played() -> None:
         loop: Any = asyncio.get_running_loop()

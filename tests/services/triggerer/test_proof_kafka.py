@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tests import prepared
 from tests.services.triggerer.proof_topic import PARTITIONS, NumberedTopic, Trio
+from tests.size import sized
 from tests.until import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -91,7 +92,7 @@ MODULI = {"twos": 2, "threes": 3, "fives": 5}
 @pytest.mark.long  # the last test of this file has kills, failures and reloads together
 @pytest.mark.timeout(400)
 def test_a_host_that_is_killed_again_and_again_loses_nothing_and_commits_nothing_that_is_not_stored(proof):
-    count, kills = 6_000, 4
+    count, kills = sized((3_000, 2), (6_000, 4))
     chance = random.Random(8)
     proof.feed(count)
     named = {name: {"modulo": modulo, "pause": 0.001, "notes": ""} for name, modulo in MODULI.items()}
@@ -140,8 +141,8 @@ def assert_stored_below(committed: dict[int, int], stored: set[tuple[str, int, i
                 assert (f"bare-{name}", partition, offset) in stored
 
 
-def test_an_event_that_one_of_three_times_out_on_is_redelivered_and_clean_ones_are_not(proof, long_run):
-    count = 400 if long_run else 300
+def test_an_event_that_one_of_three_times_out_on_is_redelivered_and_clean_ones_are_not(proof):
+    count = sized(300, 400)
     every, timeout = 100, 0.5
     proof.notes.touch()
     late = {"modulo": 1, "late_every": every, "late_seconds": 3 * timeout}
@@ -229,7 +230,7 @@ class Trial(Trio):
     ("count", "kills", "hangup_seconds"),
     [
         pytest.param(2_000, 2, 0.5, id="short"),
-        pytest.param(10_000, 5, 2.0, id="full", marks=pytest.mark.long),
+        pytest.param(10_000, 5, 2.0, id="full", marks=pytest.mark.nightly),
     ],
 )
 def test_each_event_is_stored_once_or_dead_lettered_for_a_failure_on_it_while_its_host_is_killed_and_told_to_reload(

@@ -231,7 +231,8 @@ def stop_and_go_on(pair: Pair, owner: Machine, other: Machine) -> None:
     [
         pytest.param((1_000, 1.5), 50, 2, id="short"),
         # Each third message ends a run of a trigger, which waits for the store before the next: 40 ms at a load of 10.
-        pytest.param((8_000, 30.0), 100, 1, id="full", marks=pytest.mark.long),
+        # The lease of a host as it is by itself has tests in tests/cli/test_triggers_replicas.py.
+        pytest.param((8_000, 30.0), 100, 1, id="full", marks=pytest.mark.nightly),
     ],
     indirect=["pair"],
 )
