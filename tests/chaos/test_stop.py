@@ -9,6 +9,7 @@ import time
 
 import confluent_kafka as ck
 import pytest
+from tests import size
 from tests.chaos.conftest import Site
 from tests.until import slack, wait_until
 
@@ -157,8 +158,8 @@ def test_a_transform_that_never_returns_holds_up_no_stop_and_loses_nothing(site,
     for partition, offset in site.committed().items():
         lacking = set(range(partition, offset * site.partitions, site.partitions)) - site.seen().keys()
         assert not lacking, "committed, but not delivered"
-    if signals == 2:
-        return  # what is left behind is the same
+    if signals == 2 or not size.nightly:
+        return  # that the next run does the rest is shown above
     site.start(handler="DeliverTransformed")
     site.wait_all_committed(120)
     assert set(site.seen()) == set(range(site.fed)) - {400}

@@ -273,7 +273,7 @@ def run_in(folder: Path, **environ: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("locale", ["xx_XX.UTF-8", "POSIX"])
+@pytest.mark.parametrize("locale", ["xx_XX.UTF-8", pytest.param("POSIX", marks=pytest.mark.nightly)])
 def test_spark_starts_in_a_locale_that_does_not_exist_and_a_folder_whose_name_is_not_ascii(
     locale: str, tmp_path: Path
 ) -> None:
@@ -289,8 +289,9 @@ def test_sockets_are_where_the_user_says_and_where_their_names_fit() -> None:
     assert list(redirect_sockets(local, Path(f"/tmp/{'x' * 56}"))) == ["spark.python.unix.domain.socket.dir"]
 
 
+# All other tests have one into which the sockets fit.
 @pytest.mark.long
-@pytest.mark.parametrize("length", [61, 62])
+@pytest.mark.parametrize("length", [pytest.param(61, marks=pytest.mark.nightly), 62])
 def test_spark_starts_its_workers_however_long_the_name_of_its_folder_is(
     length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

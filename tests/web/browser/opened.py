@@ -17,14 +17,14 @@ from playwright.sync_api import Browser, Page, Request
 from tests.web.scripted_pipeline import ScriptedPipeline
 
 WIDE, NARROW = (1280, 850), (390, 844)
-#: Both widths and themes; the short run has one of the four.
+#: Both widths and themes; the short run has one of the four, that at full length two, which have each of them.
 EVERY_LOOK = pytest.mark.parametrize(
     ("size", "theme"),
     [
         (NARROW, "dark"),
         pytest.param(WIDE, "light", marks=pytest.mark.long),
-        pytest.param(WIDE, "dark", marks=pytest.mark.long),
-        pytest.param(NARROW, "light", marks=pytest.mark.long),
+        pytest.param(WIDE, "dark", marks=pytest.mark.nightly),
+        pytest.param(NARROW, "light", marks=pytest.mark.nightly),
     ],
 )
 #: Both widths; the short run has the one that has less room, and most other tests the other one.
