@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -14,6 +15,8 @@ import pyspark
 import pytest
 import typer
 import yaml
+from jsonschema.exceptions import best_match
+from jsonschema.validators import validator_for
 from tests.deploy.dockerfile import read_stages
 
 from tidemill.cli.main import app
@@ -49,12 +52,21 @@ def settings(tmp_path: Path) -> Settings:
     return load_settings(tmp_path / "tidemill.yaml", environ=environ)
 
 
+@functools.cache
+def load_schemas() -> dict[str, Any]:
+    schemas: dict[str, Any] = json.loads(SCHEMAS.read_text())
+    validator_for(schemas).check_schema(schemas)
+    return schemas
+
+
 def validate(document: dict[str, Any]) -> None:
     """Compare a document with the published schema of its kind."""
-    schema = json.loads(SCHEMAS.read_text())
+    schema = load_schemas()
     (name,) = [name for name in schema["$defs"] if re.fullmatch(rf"io\.k8s\.api\.\w+\.v1\.{document['kind']}", name)]
     assert document["apiVersion"] in schema["$defs"][name]["properties"]["apiVersion"]["enum"]
-    jsonschema.validate(document, schema | {"$ref": f"#/$defs/{name}"})
+    errors = validator_for(schema)(schema | {"$ref": f"#/$defs/{name}"}).iter_errors(document)
+    if (error := best_match(errors)) is not None:
+        raise error
 
 
 def test_every_document_follows_the_published_schema() -> None:
