@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from tests.paged_server import serve_pages
 
 from tidemill.config.settings import Settings
 from tidemill.services.dag_test import run_dag_test
@@ -17,31 +14,15 @@ from tidemill.services.dag_test import run_dag_test
 PAGES = 12
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        number = int(parse_qs(urlsplit(self.path).query).get("page", ["0"])[0])
-        body: dict[str, object] = {"value": [number, number]}
-        if number + 1 < PAGES:
-            body["@odata.nextLink"] = f"?page={number + 1}"
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: object) -> None:
-        pass
+def build_page(number: int, link: str | None) -> dict[str, object]:
+    body: dict[str, object] = {"value": [number, number]}
+    return body if link is None else body | {"@odata.nextLink": link}
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/items"
-    server.shutdown()
-    server.server_close()
+    with serve_pages(PAGES, build_page) as url:
+        yield url
 
 
 FILE = """

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
-import threading
-import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from tests.cli.dags.conftest import DevSite
+from tests.paged_server import serve_pages
 from tests.until import wait_until
 
 PAGES = 100
@@ -38,32 +34,10 @@ with DAG("stream"):
 """
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers with numbered pages, each of which takes a while."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        number = int(parse_qs(urlsplit(self.path).query).get("page", ["0"])[0])
-        following = f"?page={number + 1}" if number + 1 < PAGES else None
-        data = json.dumps({"number": number, "paging": {"next": following}}).encode()
-        time.sleep(0.02)
-        self.send_response(200)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def address() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/items"
-    server.shutdown()
-    server.server_close()
+    with serve_pages(PAGES, lambda number, link: {"number": number, "paging": {"next": link}}, seconds=0.02) as url:
+        yield url
 
 
 def query(dev: DevSite, statement: str) -> list[Any]:
