@@ -14,6 +14,8 @@ BESIDE_LOGS=()
 BESIDE_PIDS=()
 # How many run at a time.
 MOST_BESIDE=${MOST_BESIDE:-100}
+# When this was said last.
+NAPPED=0
 
 say() { printf '%s\n' "$*"; }
 
@@ -93,7 +95,7 @@ note_end() {
 #   beside "name" command...
 beside() {
     local log
-    while (($(count_beside) >= MOST_BESIDE)); do sleep 1; done
+    while (($(count_beside) >= MOST_BESIDE)); do nap; done
     log=$(mktemp)
     BESIDE+=("$1")
     BESIDE_STARTED+=("$(date +%s)")
@@ -114,11 +116,21 @@ count_beside() {
     printf '%d' "$count"
 }
 
+# Wait for a moment; each minute, say that something runs.
+nap() {
+    sleep 0.5
+    if ((SECONDS >= NAPPED + 60)); then
+        NAPPED=$SECONDS
+        say "    after $SECONDS s, $(count_beside) run beside each other"
+    fi
+}
+
 # Wait for all that runs beside, show each output, and note what failed.
 joined() {
     local n code
     for n in "${!BESIDE[@]}"; do
         code=0
+        while kill -0 "${BESIDE_PIDS[n]}" 2>/dev/null; do nap; done
         wait "${BESIDE_PIDS[n]}" || code=$?
         STEP=$((STEP + 1))
         say "==> $STEP. ${BESIDE[n]}"

@@ -41,7 +41,7 @@ def test_a_failed_step_does_not_stop_the_next_and_fails_the_whole() -> None:
 
 def test_each_file_of_tests_is_in_one_group_at_full_length() -> None:
     text = (SCRIPTS / "test").read_text()
-    functions = "\n".join(re.findall(r"^(?:full_length|group)\(\) \{$.*?^\}$", text, re.DOTALL | re.MULTILINE))
+    functions = "\n".join(re.findall(r"^(?:full_length|groups?)\(\) \{$.*?^\}$", text, re.DOTALL | re.MULTILINE))
     code, output = bash(f"""
         step() {{ shift; "$@"; }}
         beside() {{ shift; "$@"; }}
