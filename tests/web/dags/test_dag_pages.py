@@ -157,6 +157,9 @@ async def test_a_stream_is_shown_with_its_counts_cursor_error_and_events(tmp_pat
         "checkpoint": '"page 1"',
         "ended": True,
         "error": "Traceback\nValueError: no page",
+        "carried": 0,
+        "discarded": 0,
+        "discarded_for": None,
     }
     rows = [(row["trigger_run_id"], row["sequence_index"], row["is_last"]) for row in events["rows"]]
     assert rows == [(number, 2, True), (number, 1, False)]
