@@ -10,7 +10,7 @@ import pytest
 from tests.dags.attempts import Claim, Resume
 from tests.dags.attempts import Services as StoreServices
 
-from tidemill.core.tasks.endings import Failure, Idle, Skip
+from tidemill.core.tasks.endings import Deferral, Failure, Idle, Skip
 from tidemill.dags import DAG, BaseOperator
 from tidemill.dags.batch_services import BatchServices
 from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskFailed, TaskTimeout
@@ -21,6 +21,7 @@ from tidemill.runtime.json.codec import decode, encode
 from tidemill.store.calls.stream_calls import StreamBatch, StreamEvent
 from tidemill.store.calls.trigger_calls import EventEnding
 from tidemill.store.calls.worker_calls import ClaimedStream, EarlierStream
+from tidemill.triggers import BaseEventTrigger
 
 
 class Services:
@@ -482,3 +483,51 @@ def test_a_list_that_an_operator_returns_without_a_stream_has_the_elements_of_it
     result = run_attempt(dag, Claim("dag", "read"), services)
     assert services.emitted == [(0, ("1", "2"))]
     assert result.xcoms == (("return_value", "[1,2]"),)
+
+
+class Polled(BaseEventTrigger):
+    """Reads a shared stream that is not acknowledged."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"tests.dags.test_streaming.{type(self).__name__}", {}
+
+    def shared_stream_key(self) -> str:
+        return "key"
+
+    async def run(self) -> Any:
+        raise AssertionError("an attempt runs no trigger")
+        yield
+
+
+class Acknowledged(Polled):
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> Any:
+        raise AssertionError("an attempt needs no producer")
+
+
+class Alone(Acknowledged):
+    def shared_stream_key(self) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("cls", "streaming", "acked"),
+    [
+        (Polled, True, False),
+        (Acknowledged, True, True),
+        (Acknowledged, False, False),
+        (Alone, True, False),
+    ],
+)
+def test_a_deferral_says_whether_its_events_can_come_again(cls: type[BaseEventTrigger], streaming: bool, acked: bool):
+    class Read(BaseOperator):
+        def execute(self, context: Any) -> None:
+            self.defer(trigger=cls(), method_name="use", streaming=streaming)
+
+        def use(self, context: Any, event: Any) -> None: ...
+
+    with DAG("d") as dag:
+        Read(task_id="read")
+    ending = run_attempt(dag, Claim("d", "read"), StoreServices()).ending
+    assert isinstance(ending, Deferral)
+    assert (ending.streams, ending.acked) == (streaming, acked)
