@@ -21,7 +21,7 @@ from tidemill.runtime.json.codec import decode, encode
 from tidemill.store.calls.stream_calls import StreamBatch, StreamEvent
 from tidemill.store.calls.trigger_calls import EventEnding
 from tidemill.store.calls.worker_calls import ClaimedStream, EarlierStream
-from tidemill.triggers import BaseEventTrigger
+from tidemill.triggers import BaseEventTrigger, TimeDeltaTrigger
 
 
 class Services:
@@ -230,9 +230,27 @@ def test_stop_ends_the_stream_and_an_unknown_result_is_refused():
     assert run(operator, services) == "end"
     assert [handled for handled, *_ in services.kept] == [2]
     assert services.said == [(True, False)]
-    operator.handle_trigger_events = lambda events, context: 7  # type: ignore[method-assign]
-    with pytest.raises(TaskFailed, match="StreamAction"):
-        run(operator, Services("a"))
+
+
+async def _handle(*arguments: Any, **event: Any) -> None:
+    raise AssertionError("it is never awaited")
+
+
+def _yield(*arguments: Any) -> Any:
+    yield from arguments
+
+
+@pytest.mark.parametrize("handle", [lambda events, context: 7, _handle, _yield])
+def test_a_batch_whose_handler_has_the_wrong_form_is_not_kept(handle):
+    operator, services = Operator(), Services("a")
+    operator.handle_trigger_events = handle
+    with pytest.raises(TaskFailed):
+        run(operator, services)
+    assert services.kept == []
+    operator.handles_streams, operator.use = False, _handle  # type: ignore[attr-defined]
+    with pytest.raises(TaskFailed):
+        run(operator, services, StreamPlan("use"))
+    assert services.kept == []
 
 
 def test_the_error_of_the_trigger_comes_after_its_events():
@@ -531,3 +549,17 @@ def test_a_deferral_says_whether_its_events_can_come_again(cls: type[BaseEventTr
     ending = run_attempt(dag, Claim("d", "read"), StoreServices()).ending
     assert isinstance(ending, Deferral)
     assert (ending.streams, ending.acked) == (streaming, acked)
+
+
+@pytest.mark.parametrize("streaming", [None, True])
+def test_a_deferral_without_a_method_needs_a_handler(streaming):
+    class Read(BaseOperator):
+        def execute(self, context: Any) -> Any:
+            self.defer(trigger=TimeDeltaTrigger(timedelta(seconds=1)), streaming=streaming)
+
+    with DAG("dag") as dag:
+        Read(task_id="read")
+    services: Any = StoreServices()
+    ending = run_attempt(dag, Claim("dag", "read"), services).ending
+    assert isinstance(ending, Failure)
+    assert "method_name" in ending.error

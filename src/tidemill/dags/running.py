@@ -315,8 +315,8 @@ def _defer(task: Any, deferral: TaskDeferred) -> AttemptEnding:
     try:
         given = {} if deferral.kwargs is None else deferral.kwargs
         streams = task.handles_streams if deferral.streaming is None else deferral.streaming
-        if not (streams and task.handles_streams and not deferral.method_name):
-            check_continuation(task, deferral.method_name, given)
+        if deferral.method_name or not (streams and task.handles_streams):
+            _check_deferral(task, deferral.method_name, given)
         idle_us = _read_duration(task, "idle_timeout", deferral.idle_timeout)
         kwargs = (
             StreamPlan(deferral.method_name, given, idle_us).write()
@@ -353,6 +353,20 @@ def _read_duration(task: Any, name: str, value: Any) -> int | None:
         return None
     duration = check_duration(f"task {task.task_id!r}", f"{name} of the deferral", value)
     return int(duration.total_seconds() * _MICROSECONDS)
+
+
+def _check_deferral(task: Any, name: object, kwargs: object) -> None:
+    """Check the method that a deferral names, and its arguments.
+
+    Raises:
+        DagError: There is no such method, or it does not accept the arguments.
+    """
+    if not name:
+        raise DagError(
+            f"task {task.task_id!r}: defer needs method_name, the method that resumes the task; only an operator with "
+            "handle_trigger_events may leave it out"
+        )
+    check_continuation(task, name, kwargs)
 
 
 def check_continuation(task: Any, name: object, kwargs: object) -> None:

@@ -11,6 +11,7 @@ event has come for a while.
 from __future__ import annotations
 
 import enum
+import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -307,11 +308,14 @@ class StreamRun:
             self._check_interrupted()
             self._stream.trigger_run_id, self._stream.index = position.trigger, part[0].sequence_index
             action = handle(part, self._context)
+            # Checked first: a coroutine, for example, has handled nothing.
+            self._check_action(action)
             stops = action is StreamAction.STOP
             self._keep(position, part[-1].sequence_index + 1, stops=stops)
             if stops:
                 return True
-            self._check_action(action)
+            if isinstance(action, StreamPause):
+                self._pause(action)
         return False
 
     def _check_interrupted(self) -> None:
@@ -358,7 +362,7 @@ class StreamRun:
             """Handle one event; whatever the method returns is an element."""
             (event,) = events
             result = method(context, **{**self._plan.kwargs, "event": event.payload})
-            if isinstance(result, StreamAction | StreamPause):
+            if isinstance(result, StreamAction | StreamPause) or inspect.iscoroutine(result):
                 return result
             if result is not None:
                 self._stream.emit(result)
@@ -409,16 +413,26 @@ class StreamRun:
         position.handled = handled
 
     def _check_action(self, action: Any) -> None:
-        if isinstance(action, StreamPause):
-            seconds = action.duration.total_seconds()
-            if seconds > self._linger:
-                raise AttemptIdle(Idle(self._plan.idle_us, int(seconds * _MICROSECONDS)))
-            self._sleep(seconds)
-        elif action is not None:
-            raise TaskFailed(
-                f"handle_trigger_events returned {type(action).__name__}; return None, StreamAction.STOP or "
-                "StreamAction.pause(seconds), and use context['stream'].emit for elements"
-            )
+        if action is None or action is StreamAction.STOP or isinstance(action, StreamPause):
+            return
+        if inspect.iscoroutine(action):
+            action.close()
+            raise TaskFailed("the method that handles the stream is an `async def`; make it a plain method")
+        raise TaskFailed(
+            f"handle_trigger_events returned {type(action).__name__}; return None, StreamAction.STOP or "
+            "StreamAction.pause(seconds), and use context['stream'].emit for elements"
+        )
+
+    def _pause(self, pause: StreamPause) -> None:
+        """Take no event for some time.
+
+        Raises:
+            AttemptIdle: It is longer than the linger.
+        """
+        seconds = pause.duration.total_seconds()
+        if seconds > self._linger:
+            raise AttemptIdle(Idle(self._plan.idle_us, int(seconds * _MICROSECONDS)))
+        self._sleep(seconds)
 
     def _finish(self) -> Any:
         self._stream.trigger_run_id, self._stream.index = self._own.trigger, None
