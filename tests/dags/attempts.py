@@ -68,6 +68,13 @@ class Page:
 
 
 @dataclass(frozen=True)
+class ChunkItem:
+    number: int
+    leaf_indexes: tuple[int, ...]
+    elements: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
 class Stored:
     total: int
     wanted: bool = True
@@ -91,6 +98,10 @@ class Services:
     sequences: dict[tuple[str, str], list[tuple[int, str]]] = field(default_factory=dict)
     pages: list[tuple[int, int]] = field(default_factory=list)
     page_values: int = 1_000
+    #: The items of the element that is a chunk: per item, the index per leaf and the encoded item.
+    items: list[tuple[tuple[int, ...], tuple[str | None, ...]]] = field(default_factory=list)
+    #: The elements that one attempt runs.
+    parts: Any = None
     #: The groups of values that generators emitted, each with its first index.
     emitted: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
 
@@ -138,6 +149,19 @@ class Services:
 
     def wait_for_place(self, is_over: Callable[[], bool]) -> None:
         raise AssertionError("there is room")
+
+    def get_parts(self, after: int, limit: int) -> Any:
+        return self.parts.get_parts(after, limit)
+
+    def keep_parts(self, results: Any, seen: int, running: int) -> Any:
+        return self.parts.keep_parts(results, seen, running)
+
+    def wait_for_elements(self, is_over: Callable[[], bool]) -> None:
+        self.parts.wait_for_elements(is_over)
+
+    def get_chunk_items(self, after: int, limit: int = 1_000, part: int | None = None) -> list[ChunkItem]:
+        page = list(enumerate(self.items))[after + 1 : after + 1 + min(limit, self.page_values)]
+        return [ChunkItem(number, *item) for number, item in page]
 
     def get_earlier_run(self, state: str | None) -> Any:
         self.asked.append(("earlier", state))

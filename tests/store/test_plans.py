@@ -13,7 +13,7 @@ from tests.store.history import Costs, copy_elements, copy_history, watch_costs,
 from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.endings import Deferral, Failure, Idle, Loss, Success
-from tidemill.core.tasks.structure import DagStructure, MapSource, MapStructure, ScheduleStructure
+from tidemill.core.tasks.structure import ChunkStructure, DagStructure, MapSource, MapStructure, ScheduleStructure
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.callback_calls import ListCallbacks, ReadCallbackLog
 from tidemill.store.calls.count_calls import CountStore
@@ -21,6 +21,7 @@ from tidemill.store.calls.dag_calls import GetDag, ListDags, PauseDag
 from tidemill.store.calls.dispatch import list_kinds
 from tidemill.store.calls.element_calls import GroupElementFailures, ListElements
 from tidemill.store.calls.instance_calls import ClearTasks, DescribeTriggers, ListTasks, MarkTasks, TaskHistory
+from tidemill.store.calls.iteration_calls import GetParts, KeepParts, KeptPart
 from tidemill.store.calls.log_calls import ReadLog
 from tidemill.store.calls.run_calls import CancelRun, GetRun, ListRuns, RunRecord, StageConfItems, WatchRuns
 from tidemill.store.calls.service_calls import (
@@ -54,6 +55,7 @@ from tidemill.store.calls.task_calls import (
     DeleteTaskState,
     DeleteVariable,
     EmitItems,
+    GetChunkItems,
     GetConnection,
     GetEarlierRun,
     GetTaskState,
@@ -100,6 +102,9 @@ def build_dag() -> DagStructure:
         task("m", "e", mapped=MapStructure(("x",), (MapSource("literal", length=3),), max_outstanding=2)),
         task("g", "e", is_generator=True),
         task("n", "g", mapped=MapStructure(("x",), (MapSource("generator", "g"),))),
+        task("k", "g", mapped=MapStructure(("x",), (MapSource("generator", "g"),), chunk=ChunkStructure(2, DAY_US))),
+        task("i", "e", mapped=MapStructure(("x",), (MapSource("literal", length=3),), iterated=True)),
+        task("r", "i", mapped=MapStructure(("x",), (MapSource("results", "i", "return_value"),))),
         max_active_tasks=16,
         max_active_runs=3,
         run_timeout_us=DAY_US,
@@ -138,6 +143,12 @@ class Everybody:
                     result = Deferral("package.Trigger", "{}", "resume", stream_key="key")
                 elif one.task_id == "g":
                     await self._wait_at_yield(one)
+                elif one.task_id == "k":
+                    await self.call(GetChunkItems(one.task))
+                elif one.task_id == "i" and one.callback is None:
+                    page = await self.call(GetParts(one.task))
+                    kept = tuple(KeptPart(part.number, "success", 1, "1") for part in page.parts)  # type: ignore[attr-defined]
+                    await self.call(KeepParts(one.task, one.epoch, kept, 1))
                 elif one.task_id == "d" and one.try_number == 1:
                     result = Failure("it failed")
                 if one.callback is None:

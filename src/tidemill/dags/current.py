@@ -36,6 +36,7 @@ class _Attempt:
 
 _attempt = _Attempt()
 _services: ContextVar[TaskServices | None] = ContextVar("services", default=None)
+_element: ContextVar[dict[str, Any] | None] = ContextVar("element", default=None)
 
 
 @contextmanager
@@ -48,6 +49,16 @@ def running(operator: Any, context: dict[str, Any], services: TaskServices) -> I
         yield
     finally:
         _attempt.context, _attempt.operator, _attempt.services = before
+
+
+@contextmanager
+def telling(context: dict[str, Any]) -> Iterator[None]:
+    """Make `context` the current one of this thread or asyncio task, which runs one of many elements."""
+    token = _element.set(context)
+    try:
+        yield
+    finally:
+        _element.reset(token)
 
 
 @contextmanager
@@ -66,6 +77,9 @@ def get_current_context() -> dict[str, Any]:
     Raises:
         NotRunningError: No task is running.
     """
+    element = _element.get()
+    if element is not None:
+        return element
     if _attempt.context is None:
         raise NotRunningError("get_current_context() was called while no task runs; call it inside a task")
     return _attempt.context

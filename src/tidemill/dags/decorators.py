@@ -10,8 +10,10 @@ import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, Final
 
+from tidemill.core.tasks.structure import ChunkStructure
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.group import GroupOutput, find_open_group
 from tidemill.dags.scope import open_dags
@@ -28,7 +30,7 @@ _CLASSES: Final = {
 
 
 #: The arguments that only a mapped task has; other tasks ignore them.
-_MAP_OPTIONS: Final = ("max_outstanding", "max_failed_elements", "map_index_template")
+_MAP_OPTIONS: Final = ("max_outstanding", "max_failed_elements", "map_index_template", "task_concurrency")
 
 
 class TaskFunction:
@@ -39,6 +41,7 @@ class TaskFunction:
         kind: The name of the decorator, a key of `_CLASSES`.
         options: Arguments of the operator.
         shared: Arguments of the function that were given by `partial`.
+        chunking: How the values of a map are put into lists, given by `chunk`.
     """
 
     #: Tells a task function from a plain one, for modules that this one imports.
@@ -50,6 +53,7 @@ class TaskFunction:
         kind: str,
         options: Mapping[str, Any],
         shared: Mapping[str, Any] | None = None,
+        chunking: ChunkStructure | None = None,
     ) -> None:
         if isinstance(function, TaskFunction):
             raise DagError(f"{function!r} is already a @task function; remove the second decorator")
@@ -57,6 +61,7 @@ class TaskFunction:
         self.kind = kind
         self.options = dict(options)
         self.shared = dict(shared or {})
+        self.chunking = chunking
         self.is_setup = self.is_teardown = self.on_failure_fail_dagrun = False
         functools.update_wrapper(self, function)
 
@@ -66,6 +71,8 @@ class TaskFunction:
         Raises:
             DagError: No DAG is open, or the function does not accept the arguments.
         """
+        if self.chunking is not None:
+            raise DagError(f"{self._owner}: chunk() is for mapped tasks; call expand(x=...) after it")
         options = {**self._defaults, **self.options}
         options["task_id"] = _number_id(options)
         given = {name: options.pop(name, None) for name in _MAP_OPTIONS}
@@ -108,8 +115,8 @@ class TaskFunction:
 
         Args:
             args: None; arguments are passed by name.
-            shared: Arguments of the function, or of the map: `max_outstanding`, `max_failed_elements` and
-                `map_index_template`, which `@task` and `override` accept, too.
+            shared: Arguments of the function, or of the map: `max_outstanding`, `max_failed_elements`,
+                `map_index_template` and `task_concurrency`, which `@task` and `override` accept, too.
 
         Raises:
             DagError: An argument is passed by position.
@@ -121,6 +128,20 @@ class TaskFunction:
         ours = {name: _unwrap(value) for name, value in shared.items() if name not in options}
         return self._change({**self.options, **options}, {**self.shared, **ours})
 
+    def chunk(self, max_items: int, max_wait: float | timedelta | None = None) -> TaskFunction:
+        """Return a copy of this task function whose elements get lists of values instead of values.
+
+        Args:
+            max_items: The maximum number of values of a list.
+            max_wait: How many seconds the first value of a list waits for others while a generator task yields them;
+                None: until the list is full, or the generator has ended.
+
+        Raises:
+            DagError: A limit is out of range.
+        """
+        chunking = importlib.import_module("tidemill.dags.map_target").build_chunk(self._owner, max_items, max_wait)
+        return self._change(self.options, self.shared, chunking)
+
     def expand(self, /, *args: Any, **sources: Any) -> PlainXComArg:
         """Create a mapped task, and return its output; see `tidemill.dags.expanding.OperatorPartial.expand`.
 
@@ -128,6 +149,24 @@ class TaskFunction:
             DagError: An argument is invalid.
         """
         return self._close(self._expanding.expand(self._target, args, sources))
+
+    def iterate(self, /, *args: Any, **sources: Any) -> PlainXComArg:
+        """Create a task that runs for all values in one attempt, and return its output.
+
+        See `tidemill.dags.expanding.OperatorPartial.iterate`.
+
+        Raises:
+            DagError: An argument is invalid, or the function cannot run like this.
+        """
+        return self._close(self._expanding.iterate(self._target, args, sources))
+
+    def iterate_kwargs(self, kwargs: Any, *, strict: bool = True) -> PlainXComArg:
+        """Create a task that runs for all dicts of arguments in one attempt, and return its output.
+
+        Raises:
+            DagError: An argument is invalid, or the function cannot run like this.
+        """
+        return self._close(self._expanding.iterate_kwargs(self._target, kwargs, strict))
 
     def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> PlainXComArg:
         """Create a mapped task, and return its output; see `tidemill.dags.expanding.OperatorPartial.expand_kwargs`.
@@ -151,10 +190,12 @@ class TaskFunction:
         options = {**self._defaults, **self.options}
         options["task_id"] = _number_id(options)
         given = {"python_callable": self.function, "op_args": [], "op_kwargs": self.shared, **options}
-        return self._expanding.MapTarget(self._operator_class, given, self.function)
+        return self._expanding.MapTarget(self._operator_class, given, self.function, self.chunking)
 
-    def _change(self, options: Mapping[str, Any], shared: Mapping[str, Any]) -> TaskFunction:
-        changed = TaskFunction(self.function, self.kind, options, shared)
+    def _change(
+        self, options: Mapping[str, Any], shared: Mapping[str, Any], chunking: ChunkStructure | None = None
+    ) -> TaskFunction:
+        changed = TaskFunction(self.function, self.kind, options, shared, chunking or self.chunking)
         changed.is_setup, changed.is_teardown = self.is_setup, self.is_teardown
         changed.on_failure_fail_dagrun = self.on_failure_fail_dagrun
         return changed

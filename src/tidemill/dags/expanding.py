@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from tidemill.dags.arguments import check_bool
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.group import find_open_group
 from tidemill.dags.map_sources import ALL_ARGUMENTS, ExpandInput, read_dicts, read_source
-from tidemill.dags.map_target import MAP_OPTIONS, MapTarget
+from tidemill.dags.map_target import MAP_OPTIONS, MapTarget, build_chunk
 from tidemill.dags.mapped import MappedOperator
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.operator_arguments import (
@@ -20,7 +21,7 @@ from tidemill.dags.operator_arguments import (
     list_names,
     name_task,
 )
-from tidemill.dags.operators.python import is_generator
+from tidemill.dags.operators.python import BranchPythonOperator, ShortCircuitOperator, is_generator
 from tidemill.dags.scope import open_dags
 
 
@@ -62,6 +63,48 @@ class OperatorPartial:
         self.is_expanded = True
         return expand_kwargs(self._target, kwargs, strict)
 
+    def iterate(self, /, *args: Any, **sources: Any) -> MappedOperator:
+        """Create the task; one attempt runs it for each combination of the values of the arguments.
+
+        Args:
+            args: None; arguments are passed by name.
+            sources: See `expand`.
+
+        Raises:
+            DagError: An argument is invalid, or the operator cannot run like this.
+        """
+        self.is_expanded = True
+        return iterate(self._target, args, sources)
+
+    def iterate_kwargs(self, kwargs: Any, *, strict: bool = True) -> MappedOperator:
+        """Create the task; one attempt runs it for each dict of arguments. See `expand_kwargs`.
+
+        Raises:
+            DagError: An argument is invalid, or the operator cannot run like this.
+        """
+        self.is_expanded = True
+        return iterate_kwargs(self._target, kwargs, strict)
+
+    def chunk(self, max_items: int, max_wait: float | timedelta | None = None) -> OperatorPartial:
+        """Put the values that the task is mapped over into lists; an element gets one list.
+
+        Args:
+            max_items: The maximum number of values of a list.
+            max_wait: How many seconds the first value of a list waits for others while a generator task yields them;
+                None: until the list is full, or the generator has ended.
+
+        Raises:
+            DagError: A limit is out of range.
+        """
+        target = self._target
+        chunked = OperatorPartial(
+            MapTarget(target.operator_class, target.kwargs, chunk=build_chunk(target.owner, max_items, max_wait))
+        )
+        if (dag := target.kwargs.get("dag")) is not None:
+            self.is_expanded = True
+            dag.partials.append(chunked)
+        return chunked
+
     @property
     def task_id(self) -> str:
         """The id of the task, without the prefixes of its groups."""
@@ -98,20 +141,59 @@ def make_partial(operator_class: type[BaseOperator], args: tuple[Any, ...], kwar
 
 def expand(target: MapTarget, args: tuple[Any, ...], sources: Mapping[str, Any]) -> MappedOperator:
     """Create a task that is mapped over the product of its sources; see `OperatorPartial.expand`."""
-    owner = target.owner
+    owner, call = target.owner, "iterate" if target.iterated else "expand"
     if args:
-        raise DagError(f"{owner}: expand() accepts no positional arguments; pass them by name: expand(x=[...])")
+        raise DagError(f"{owner}: {call}() accepts no positional arguments; pass them by name: {call}(x=[...])")
     if not sources:
-        raise DagError(f"{owner}: expand() needs the arguments to map over: expand(x=[...])")
-    target.check_element(sources, strict=True, call="expand")
+        raise DagError(f"{owner}: {call}() needs the arguments to map over: {call}(x=[...])")
+    if target.chunk is not None and len(sources) > 1:
+        raise DagError(
+            f"{owner}: {call}() after chunk() needs one argument, whose values are put into lists; pair the values of "
+            f"several: {call}(pairs=a.zip(b))"
+        )
+    target.check_element(sources, strict=True, call=call)
     return _create(target, ExpandInput({name: read_source(owner, name, value) for name, value in sources.items()}))
 
 
 def expand_kwargs(target: MapTarget, kwargs: Any, strict: bool) -> MappedOperator:
     """Create a task that is mapped over dicts of arguments; see `OperatorPartial.expand_kwargs`."""
     check_bool(target.owner, "strict", strict)
-    check = functools.partial(target.check_element, strict=strict, call="expand_kwargs")
+    call = "iterate" if target.iterated else "expand"
+    if target.chunk is not None:
+        raise DagError(
+            f"{target.owner}: {call}_kwargs() after chunk() is not supported, because a list of dicts is no dict of "
+            f"arguments; map over one argument: {call}(rows=...)"
+        )
+    check = functools.partial(target.check_element, strict=strict, call=f"{call}_kwargs")
     return _create(target, ExpandInput({ALL_ARGUMENTS: read_dicts(target.owner, kwargs, check)}, strict))
+
+
+def iterate(target: MapTarget, args: tuple[Any, ...], sources: Mapping[str, Any]) -> MappedOperator:
+    """Create a task whose attempt runs all elements; see `OperatorPartial.iterate`."""
+    return expand(_make_iterated(target), args, sources)
+
+
+def iterate_kwargs(target: MapTarget, kwargs: Any, strict: bool) -> MappedOperator:
+    """Create a task whose attempt runs all elements; see `OperatorPartial.iterate_kwargs`."""
+    return expand_kwargs(_make_iterated(target), kwargs, strict)
+
+
+def _make_iterated(target: MapTarget) -> MapTarget:
+    """Return a target whose elements run in one attempt.
+
+    Raises:
+        DagError: Its elements need attempts of their own.
+    """
+    cls = target.operator_class
+    if callable(getattr(cls, "handle_trigger_events", None)):
+        why = "handles a stream, which is deferred"
+    elif issubclass(cls, BranchPythonOperator | ShortCircuitOperator):
+        why = "skips other tasks"
+    else:
+        return MapTarget(cls, target.kwargs, target.function, target.chunk, iterated=True)
+    raise DagError(
+        f"{target.owner}: iterate() runs all elements in one attempt, but {cls.__name__} {why}; use expand()"
+    )
 
 
 def _create(target: MapTarget, expand_input: ExpandInput) -> MappedOperator:
@@ -129,7 +211,7 @@ def _create(target: MapTarget, expand_input: ExpandInput) -> MappedOperator:
     shared = {name: value for name, value in target.kwargs.items() if name not in MAP_OPTIONS}
     options = {name: value for name, value in defaults.items() if name in base or name in MAP_OPTIONS}
     return MappedOperator(
-        target=MapTarget(cls, shared, target.function),
+        target=MapTarget(cls, shared, target.function, target.chunk, target.iterated),
         expand_input=expand_input,
         fallbacks=fallbacks,
         **{**list_changed_defaults(cls, BaseOperator), **options, **own},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Final, overload
+from typing import Any, Final, NoReturn, overload
 
 from tidemill.dags.edges import Node
 from tidemill.dags.exceptions import DagError
@@ -135,6 +135,24 @@ class GroupFunction:
                 )
         root = read_dicts(self._owner, kwargs, lambda item: self._check(list(item), "expand_kwargs"))
         return self._create(ExpandInput({ALL_ARGUMENTS: root}))
+
+    def iterate(self, *_args: Any, **_options: Any) -> NoReturn:
+        """Raise an error: the tasks of a group have attempts of their own."""
+        raise DagError(
+            f"{self._owner}: iterate() of a @task_group is not supported, because each of its tasks has attempts of "
+            "its own; use expand(), or iterate a @task"
+        )
+
+    def iterate_kwargs(self, *_args: Any, **_options: Any) -> NoReturn:
+        """Raise an error: see `iterate`."""
+        self.iterate()
+
+    def chunk(self, *_args: Any, **_options: Any) -> NoReturn:
+        """Raise an error: the tasks of a group get single values."""
+        raise DagError(
+            f"{self._owner}: chunk() of a @task_group is not supported; put the values into lists in a task, and map "
+            "the group over its output"
+        )
 
     @property
     def _owner(self) -> str:

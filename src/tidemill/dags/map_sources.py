@@ -74,6 +74,16 @@ class ExpandInput:
         """Whether all values are in the file."""
         return all(isinstance(source, LiteralItems) for source in self.sources.values())
 
+    @property
+    def has_literals(self) -> bool:
+        """Whether some values are in the file."""
+        return any(isinstance(source, LiteralItems) for source in self.sources.values())
+
+    @property
+    def is_kwargs(self) -> bool:
+        """Whether the values are dicts of arguments."""
+        return ALL_ARGUMENTS in self.sources
+
     def evaluate(self, leaves: Sequence[LeafItem], values: RunValues) -> tuple[dict[str, Any], Any]:
         """Return the arguments of an element, and the part of their values that is data instead of templates.
 
@@ -246,6 +256,8 @@ def _describe_output(where: str, source: PlainXComArg) -> MapSource:
             f"{where} is the output of task {task.task_id!r}, which yields its values in each element of its mapped "
             "group; return a list from another task of the group"
         )
+    if getattr(task, "is_iterated", False):
+        return MapSource("results", task.task_id, source.key)
     kind = "map" if task.has_elements else "generator" if is_open else "xcom"
     return MapSource(kind, task.task_id, source.key)
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
+from datetime import timedelta
 from typing import Any, Final
 
-from tidemill.dags.arguments import check_int, check_optional_int, suggest
+from tidemill.core.tasks.structure import ChunkStructure
+from tidemill.dags.arguments import check_duration, check_int, check_optional_int, suggest
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.operator_arguments import check_names, list_names, list_required, name_task
 from tidemill.dags.operators.python import check_call
 
 #: The arguments of a map itself.
-MAP_OPTIONS: Final = frozenset({"max_outstanding", "max_failed_elements", "map_index_template"})
+MAP_OPTIONS: Final = frozenset({"max_outstanding", "max_failed_elements", "map_index_template", "task_concurrency"})
 #: The arguments that the scheduler reads: those of `BaseOperator`, and these of other classes.
 _FOR_ALL: Final = (
     (list_names(BaseOperator, BaseOperator)[0] - {"trigger_kwargs"}) | MAP_OPTIONS | {"soft_fail", "never_fail"}
 )
 _MAX_OUTSTANDING: Final = 10_000
+#: An attempt holds all items of its list in memory.
+_MAX_ITEMS: Final = 100_000
+_MAX_CONCURRENCY: Final = 1_000
 
 
 class MapTarget:
@@ -28,12 +33,23 @@ class MapTarget:
         operator_class: The class.
         kwargs: Its arguments.
         function: The function whose arguments are mapped; None: those of the class are.
+        chunk: How items are put into lists; None: they are not.
+        iterated: Whether one attempt runs all elements.
     """
 
-    def __init__(self, operator_class: type[BaseOperator], kwargs: dict[str, Any], function: Any = None) -> None:
+    def __init__(
+        self,
+        operator_class: type[BaseOperator],
+        kwargs: dict[str, Any],
+        function: Any = None,
+        chunk: ChunkStructure | None = None,
+        iterated: bool = False,
+    ) -> None:
         self.operator_class = operator_class
         self.kwargs = kwargs
         self.function = function
+        self.chunk = chunk
+        self.iterated = iterated
         self.owner = name_task(kwargs.get("task_id"))
 
     @property
@@ -111,6 +127,39 @@ class MapTarget:
         if self.function is None:
             return {**self.kwargs, **values}
         return {**self.kwargs, "op_kwargs": {**self.shared, **values}}
+
+
+def check_concurrency(owner: str, task_concurrency: object, *, iterated: bool) -> int | None:
+    """Return the number of elements that an attempt runs at a time; None: one per core.
+
+    Raises:
+        DagError: It is no number, is out of range, or the task has an attempt per element.
+    """
+    if task_concurrency is None:
+        return None
+    if not iterated:
+        raise DagError(
+            f"{owner}: task_concurrency is for iterate(), which runs all elements in one attempt; expand() has "
+            "max_active_tis_per_dagrun"
+        )
+    number = check_int(owner, "task_concurrency", task_concurrency, 1)
+    if number > _MAX_CONCURRENCY:
+        raise DagError(f"{owner}: task_concurrency must be at most {_MAX_CONCURRENCY:,}, got {number}")
+    return number
+
+
+def build_chunk(owner: str, max_items: object, max_wait: Any) -> ChunkStructure:
+    """Return how items are put into lists.
+
+    Raises:
+        DagError: A limit is no number, or is out of range.
+    """
+    most = check_int(owner, "max_items", max_items, 1)
+    if most > _MAX_ITEMS:
+        raise DagError(f"{owner}: max_items must be at most {_MAX_ITEMS:,}, got {max_items}")
+    if max_wait is None:
+        return ChunkStructure(most)
+    return ChunkStructure(most, check_duration(owner, "max_wait", max_wait) // timedelta(microseconds=1))
 
 
 def check_limits(owner: str, max_outstanding: object, max_failed_elements: object) -> tuple[int | None, int | None]:

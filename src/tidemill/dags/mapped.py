@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from tidemill.core.tasks.structure import MapStructure, find_followed
+from tidemill.core.tasks.structure import ChunkStructure, MapStructure, find_followed
 from tidemill.dags.arguments import check_bool, check_text
 from tidemill.dags.edges import connect
 from tidemill.dags.exceptions import DagError
@@ -21,7 +21,7 @@ from tidemill.dags.map_sources import (
     check_source,
     describe_sources,
 )
-from tidemill.dags.map_target import MapTarget, check_limits
+from tidemill.dags.map_target import MapTarget, check_concurrency, check_limits
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.scope import open_dags, open_teardowns
 from tidemill.dags.trigger_text import check_triggers
@@ -43,6 +43,7 @@ class MappedOperator(BaseOperator):
         max_outstanding: How many elements may be unfinished at a time, deferred ones included, at most 10,000; None:
             `dags.max_outstanding`.
         max_failed_elements: How many elements may fail before no more are started; None: any number.
+        task_concurrency: How many elements an attempt runs at a time that runs all of them; None: one per core.
         map_index_template: A template of the label that is shown with the index of an element. It is rendered after the
             attempt; what the task adds to the context can be used in it.
         kwargs: The arguments of `BaseOperator`.
@@ -59,11 +60,15 @@ class MappedOperator(BaseOperator):
         max_outstanding: int | None = None,
         max_failed_elements: int | None = None,
         map_index_template: str | None = None,
+        task_concurrency: int | None = None,
         **kwargs: Any,
     ) -> None:
         owner = target.owner
         self._target, self._expand_input, self._fallbacks = target, expand_input, fallbacks
         self.max_outstanding, self.max_failed_elements = check_limits(owner, max_outstanding, max_failed_elements)
+        self.task_concurrency = check_concurrency(owner, task_concurrency, iterated=target.iterated)
+        if target.iterated:
+            _refuse_limits(owner, max_outstanding, max_failed_elements, map_index_template)
         self.map_index_template = (
             None if map_index_template is None else check_text(owner, "map_index_template", map_index_template)
         )
@@ -106,7 +111,24 @@ class MappedOperator(BaseOperator):
             self.max_outstanding,
             self.max_failed_elements,
             self.map_index_template or "",
+            self.chunking,
+            self.is_iterated,
         )
+
+    @property
+    def chunking(self) -> ChunkStructure | None:
+        """How items are put into lists; None: they are not."""
+        return self._target.chunk
+
+    @property
+    def maps_function(self) -> bool:
+        """Whether the mapped arguments are those of a function, as opposed to those of the operator."""
+        return self._target.function is not None
+
+    @property
+    def is_iterated(self) -> bool:
+        """Whether one attempt runs all elements."""
+        return self._target.iterated
 
     @property
     def expand_input(self) -> ExpandInput:
@@ -192,7 +214,7 @@ class MappedOperator(BaseOperator):
     def _check_not_followed(self, owner: str, name: str, value: Any) -> None:
         """Reject an argument that needs all results of the map that this task follows element by element."""
         followed = find_followed(self.trigger_rule, self.factors)
-        if followed is None or name not in self.template_fields:
+        if followed is None or self.chunking is not None or self.is_iterated or name not in self.template_fields:
             return
         for output in list_outputs(owner, name, value):
             if any(task.task_id == followed for task in output.iter_tasks()):
@@ -230,6 +252,15 @@ class MappedOperator(BaseOperator):
         if not self._expand_input.is_literal or not all(source.items for source in sources.values()):
             return
         values = {name: source.items[0] for name, source in sources.items()}
+        if self.chunking is not None:
+            values = {name: [value] for name, value in values.items()}
         item = values.get(ALL_ARGUMENTS, values)
         if not isinstance(item, RunValue):
             self.unmap(item)
+
+
+def _refuse_limits(owner: str, *given: object) -> None:
+    """Reject arguments of maps with an attempt per element."""
+    for name, value in zip(("max_outstanding", "max_failed_elements", "map_index_template"), given, strict=True):
+        if value is not None:
+            raise DagError(f"{owner}: {name} is for expand(); iterate() runs all elements in one attempt: remove it")

@@ -241,6 +241,18 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
             f"{name}.partial(task_id={self.label!r}, ...).expand(...)"
         )
 
+    def iterate(self, *_args: Any, **_sources: Any) -> NoReturn:
+        """Raise an error: see `expand`."""
+        self.expand()
+
+    def iterate_kwargs(self, *_args: Any, **_sources: Any) -> NoReturn:
+        """Raise an error: see `expand`."""
+        self.expand()
+
+    def chunk(self, *_args: Any, **_options: Any) -> NoReturn:
+        """Raise an error: see `expand`."""
+        self.expand()
+
     def expand_kwargs(self, *_args: Any, **_options: Any) -> NoReturn:
         """Raise an error: see `expand`."""
         self.expand()

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from tidemill.core.errors import describe_error, escape_surrogates
-from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Idle, Skip, Success
+from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Idle, Loss, Skip, Success
 from tidemill.core.wording import shorten
 from tidemill.dags.arguments import check_duration, check_text
 from tidemill.dags.batch_services import BatchServices
@@ -29,6 +29,7 @@ from tidemill.dags.exceptions import (
     TaskDeferralError,
     TaskDeferralTimeout,
     TaskDeferred,
+    TaskError,
     TaskFailed,
     TaskSkipped,
     TaskTimeout,
@@ -100,8 +101,8 @@ def _run(dag: Any, claim: AttemptClaim, services: TaskServices) -> AttemptResult
     if claim.callback is not None:
         # There is no current operator: if a callback times out, `on_kill` must not stop the task's work.
         with running(None, context, services):
-            if original.is_mapped and claim.map_index >= 0:
-                _find_element(original, claim, context)
+            if original.is_mapped and claim.map_index >= 0 and not original.is_iterated:
+                _find_element(original, claim, context, services)
             return _run_callbacks(task, claim.callback, context)
     if original.is_mapped:
         return _run_element(dag, original, claim, context, services)
@@ -155,16 +156,51 @@ def _list_leaves(claim: AttemptClaim) -> list[LeafItem]:
 
 def _run_element(dag: Any, mapped: Any, claim: AttemptClaim, context: Context, services: TaskServices) -> AttemptResult:
     """Create the operator of an element, and run it."""
+    if mapped.is_iterated:
+        return _run_elements(dag, mapped, claim, context, services)
     # The functions of `.map` are the user's code, as is the operator's constructor.
     with running(None, context, services):
         try:
-            task, data = _make_element(mapped, claim, context)
+            task, data = _make_element(mapped, claim, context, services)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             return AttemptResult(_classify(error))
     result = _run_task(dag, task, claim, context, services, find_texts(data))
     return _add_label(dag, mapped, result, context, services)
+
+
+def _run_elements(
+    dag: Any, mapped: Any, claim: AttemptClaim, context: Context, services: TaskServices
+) -> AttemptResult:
+    """Run all elements of a task in this attempt."""
+    # Imported here, because it imports asyncio.
+    from tidemill.dags.iterating import ElementRunner, Iteration, PlaceLeft, describe_failures
+
+    def render(operator: Any, of_element: Context, data: Any) -> None:
+        _render(dag, operator, of_element, find_texts(data))
+
+    def render_value(value: Any, of_element: Context, data: Any) -> Any:
+        return Renderer(partial(build_environment, dag), of_element, (), find_texts(data)).render(value)
+
+    with running(None, context, services):
+        try:
+            _call_all(mapped.on_execute_callback, context, "on_execute")
+            runner = ElementRunner(mapped, context, services, render, render_value)
+            counts = Iteration(mapped, runner, services, claim.try_number, claim.max_tries).run()
+        except KeyboardInterrupt:
+            raise
+        except PlaceLeft:
+            return AttemptResult(Loss(is_return=True))
+        except BaseException as error:
+            return AttemptResult(_classify(error))
+    if counts.failed:
+        text = describe_failures(counts)
+        log.error("the attempt failed: %s", text)
+        return AttemptResult(Failure(_make_storable(text), may_retry=False))
+    if counts.skipped and not counts.success:
+        return AttemptResult(Skip("all elements were skipped"))
+    return AttemptResult(Success())
 
 
 def _add_label(
@@ -176,19 +212,37 @@ def _add_label(
     return replace(result, label=_render_label(dag, original.map_index_template, context, services))
 
 
-def _make_element(mapped: Any, claim: AttemptClaim, context: Context) -> tuple[Any, Any]:
+def _make_element(mapped: Any, claim: AttemptClaim, context: Context, services: TaskServices) -> tuple[Any, Any]:
     """Create the operator of an element, which the context gets, and return it with its values that are data."""
-    leaves = _list_leaves(claim)
-    values, data = mapped.evaluate(leaves, context["ti"])
+    if mapped.chunking is None:
+        values, data = mapped.evaluate(_list_leaves(claim), context["ti"])
+    else:
+        values, data = _join_items(mapped, context, services)
     task = mapped.unmap(values)
     context["task"] = context["ti"].task = task
     return task, data
 
 
-def _find_element(mapped: Any, claim: AttemptClaim, context: Context) -> None:
+def _join_items(mapped: Any, context: Context, services: TaskServices) -> tuple[dict[str, Any], Any]:
+    """Return the list of the items of a chunk as the mapped argument, and the items that are data."""
+    (name,) = mapped.expand_input.sources
+    values, data, after = [], [], -1
+    while page := services.get_chunk_items(after):
+        for item in page:
+            leaves = [LeafItem(*leaf) for leaf in zip(item.leaf_indexes, item.elements, strict=True)]
+            found, known = mapped.evaluate(leaves, context["ti"])
+            values.append(found[name])
+            data += known
+        after = page[-1].number
+    if not values:
+        raise TaskError("the items of this element are not stored any more; clear the task, or start a new run")
+    return {name: values}, data
+
+
+def _find_element(mapped: Any, claim: AttemptClaim, context: Context, services: TaskServices) -> None:
     """Give the context of a callback the operator of its element; without it, the callback sees the mapped task."""
     try:
-        _make_element(mapped, claim, context)
+        _make_element(mapped, claim, context, services)
     except (KeyboardInterrupt, TaskTimeout):
         raise
     except BaseException as error:  # the cause of the failure that the callback is told of, perhaps

@@ -53,6 +53,12 @@ def describe_start(task: Any) -> StartStructure | None:
     owner = f"task {task.task_id!r}"
     if task.is_generator and not task.feeds_maps:
         raise DagError(f"{owner}: a generator task cannot start in a trigger; set start_from_trigger=False")
+    if task.is_mapped and (task.chunking is not None or task.is_iterated):
+        call = "iterate" if task.is_iterated else "chunk"
+        raise DagError(
+            f"{owner}: {call}() with start_from_trigger is not supported, because the values need a worker; set "
+            "start_from_trigger=False"
+        )
     if task.on_execute_callback:
         raise DagError(
             f"{owner}: on_execute_callback runs before execute, which start_from_trigger skips; remove one of them"

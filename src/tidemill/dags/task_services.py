@@ -187,6 +187,75 @@ class TakenEvent(Protocol):
     def identity(self) -> str | None: ...
 
 
+class ChunkItem(Protocol):
+    """An item of a chunk; `store.calls.task_calls.MapItem` documents the fields."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def leaf_indexes(self) -> tuple[int, ...]: ...
+    @property
+    def elements(self) -> tuple[str | None, ...]: ...
+
+
+class IterationPart(Protocol):
+    """An element to run in an attempt that runs all; `store.calls.iteration_calls` documents the fields."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def tries(self) -> int: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def items(self) -> Sequence[ChunkItem]: ...
+
+
+class PartPage(Protocol):
+    """A page of these elements."""
+
+    @property
+    def parts(self) -> Sequence[IterationPart]: ...
+    @property
+    def next(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+
+
+class PartResult(Protocol):
+    """How an element ended; `value` is encoded."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def tries(self) -> int: ...
+    @property
+    def value(self) -> str | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def started_us(self) -> int: ...
+
+
+class PartOutcome(Protocol):
+    """How many elements have ended, and the first that failed."""
+
+    @property
+    def success(self) -> int: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def skipped(self) -> int: ...
+    @property
+    def first_failed(self) -> int | None: ...
+    @property
+    def error(self) -> str | None: ...
+
+
 class EndingEvent(Protocol):
     """An event that ends the task; `store.calls.trigger_calls.EventEnding` documents the fields."""
 
@@ -313,6 +382,13 @@ class TaskServices(Protocol):
         """
         ...
 
+    def wait_for_elements(self, is_over: Callable[[], bool]) -> None:
+        """Wait, holding no slot and no place at the worker, until the source of this attempt's elements has more.
+
+        A thread other than the main one calls this, with `is_over` telling whether the wait is pointless by now.
+        """
+        ...
+
     def take_events(self, trigger: int, after: int, limit: int, wait_seconds: float) -> TakenEvents:
         """Return the next events of a stream.
 
@@ -339,6 +415,24 @@ class TaskServices(Protocol):
         writes: BatchWrites = NO_WRITES,
     ) -> None:
         """Store that events are handled, and what was derived from them; see `KeepBatch`."""
+        ...
+
+    def get_chunk_items(self, after: int, limit: int = 1_000, part: int | None = None) -> Sequence[ChunkItem]:
+        """Return items with numbers above `after` of a chunk; none: there are no more.
+
+        Args:
+            after: The number of the last item that is known.
+            limit: The maximum number of items.
+            part: The chunk, if the task runs all of them in one attempt; None: the element itself.
+        """
+        ...
+
+    def get_parts(self, after: int, limit: int) -> PartPage:
+        """Return the next elements to run in this attempt, with indexes above `after`; see `GetParts`."""
+        ...
+
+    def keep_parts(self, results: Sequence[PartResult], seen: int, running: int) -> PartOutcome:
+        """Store how elements of this attempt ended; any thread may call this. See `KeepParts`."""
         ...
 
     def push_xcom(self, key: str, value: str) -> None:

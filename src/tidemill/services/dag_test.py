@@ -23,12 +23,13 @@ from typing import Any, TypeVar, cast
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, InvariantError, RemoteError
-from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Idle, Skip
+from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Idle, Loss, Skip
 from tidemill.core.tasks.instance import format_instance
 from tidemill.dags.building import serialize_dag
 from tidemill.dags.current import serving
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.file_errors import explain_file_error
+from tidemill.dags.iterating import PlaceLeft
 from tidemill.dags.loading import LoadedFile, load_file
 from tidemill.dags.results import AttemptResult
 from tidemill.dags.running import run_attempt
@@ -221,6 +222,10 @@ class _Test:
     def wait_for_place(self, is_over: Callable[[], bool]) -> None:
         """Return at once: attempts run one at a time, so elements begin after their generator has ended."""
 
+    def wait_for_elements(self, is_over: Callable[[], bool]) -> None:
+        """End the attempt, so that others can run; it begins again with the elements that are left."""
+        raise PlaceLeft
+
     async def _take(self, call: TakeEvents) -> tuple[StreamBatch, ...]:
         """Let the triggers work until one of them has an event for the attempt, or its wait is over."""
         until = time.monotonic() + call.wait_us / 1e6
@@ -397,6 +402,8 @@ def _describe(result: AttemptEnding) -> str:
             return "skipped"
         case Deferral(classpath=classpath):
             return f"deferred to {classpath}"
+        case Loss():
+            return "waits for the next element"
         case Idle():
             return "waits for the next event"
     return "done"

@@ -15,7 +15,7 @@ import msgspec
 from tidemill.core.tasks.admission import ActiveLimits
 from tidemill.core.tasks.dependencies import OutcomeTally, TaskOutcome, Told, TriggerRule, Upstream
 from tidemill.core.tasks.expansion import MapPolicy
-from tidemill.core.tasks.structure import DagStructure, TaskStructure
+from tidemill.core.tasks.structure import ChunkStructure, DagStructure, TaskStructure
 from tidemill.core.tasks.task_row import Policy
 
 _OUTCOMES = (TaskOutcome.SUCCESS, TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED, TaskOutcome.SKIPPED)
@@ -65,6 +65,16 @@ class TaskPlan:
     downstream: list[str] = field(default_factory=list)
     feeds: list[str] = field(default_factory=list)
     followers: list[str] = field(default_factory=list)
+
+    @property
+    def chunk(self) -> ChunkStructure | None:
+        """How the items of the mapped task are put into lists; None: they are not."""
+        return None if self.structure.mapped is None else self.structure.mapped.chunk
+
+    @property
+    def iterated(self) -> bool:
+        """Whether one attempt runs all elements of the mapped task."""
+        return self.structure.mapped is not None and self.structure.mapped.iterated
 
     @property
     def mapped_group(self) -> str:

@@ -22,6 +22,8 @@ IS_DEFERRED = "state = 'deferred'"
 IS_BAD_ELEMENT = "state IN ('failed', 'upstream_failed') AND map_index >= 0"
 #: Elements of mapped tasks that were skipped. Queries use this text verbatim, too.
 IS_SKIPPED_ELEMENT = "state = 'skipped' AND map_index >= 0"
+#: Elements of an attempt that runs all of them that have not succeeded. Queries use this text verbatim, too.
+IS_LEFT_PART = "state != 'success'"
 #: Tasks, as opposed to elements of mapped tasks.
 IS_UNMAPPED = "map_index = -1"
 #: The condition on the rank that `queries.dags.task_rows.is_resumed` checks.
@@ -225,7 +227,7 @@ def _count(name: str) -> Column[int]:
 #: of `core.tasks.expansion.MapRow`; `made`: the number of element rows, which have the indexes below it. `told`: what
 #: successors were told. `pending`: 1 if the scheduler must look at the map. `sources`: where the items are, set when
 #: the map opens. `error`: why the map cannot expand. `max_outstanding`, `max_length`, `max_backlog`: the limits of the
-#: settings when the map opened.
+#: settings when the map opened. `due_us`: when the unfinished chunk of the map is cut at the latest.
 task_map = Table(
     "task_map",
     metadata,
@@ -252,9 +254,11 @@ task_map = Table(
     Column("max_outstanding", BigInteger),
     Column("max_length", BigInteger),
     Column("max_backlog", BigInteger),
+    Column("due_us", BigInteger),
     UniqueConstraint("run", "task_id", name="uq_task_map_name"),
 )
 _partial("ix_task_map_pending", task_map.c.task, where="pending = 1")
+_partial("ix_task_map_due", task_map.c.due_us, where="due_us IS NOT NULL")
 
 #: The items of sources: what a generator yielded, and the values of a list that a map was opened over. `task` and
 #: `key`: the XCom that they are of, or the head of a map and the name of a parameter.
@@ -278,6 +282,38 @@ map_identity = Table(
     Column("identity", Text, primary_key=True),
     sqlite_with_rowid=False,
 )
+
+#: One row per task instance that runs all elements of its task in one attempt: how many have ended, by state, how many
+#: run, and how many its attempts have read (`seen`).
+task_iteration = Table(
+    "task_iteration",
+    metadata,
+    Column("task", Id, primary_key=True, autoincrement=False),
+    _count("seen"),
+    _count("running"),
+    _count("success"),
+    _count("failed"),
+    _count("skipped"),
+    _count("up_for_retry"),
+    _count("began_us"),
+    _count("changed_us"),
+)
+
+#: One row per element of such an instance that has ended, or waits for its next try.
+task_part = Table(
+    "task_part",
+    metadata,
+    Column("task", Id, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("state", Text, nullable=False),
+    Column("tries", BigInteger, nullable=False),
+    Column("value", Text),
+    Column("error", Text),
+    Column("started_us", BigInteger),
+    Column("ended_us", BigInteger, nullable=False),
+    # Stored with row ids, because a value may be up to a megabyte.
+)
+_partial("ix_task_part_unsuccessful", task_part.c.task, task_part.c.number, where=IS_LEFT_PART)
 
 #: One row per change of a task's state, keyed by the epoch that the change produced.
 task_journal = Table(

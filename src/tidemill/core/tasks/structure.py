@@ -46,9 +46,10 @@ class MapSource:
     Attributes:
         kind: `literal`: a list or dict in the DAG's file; `xcom`: an XCom of another task; `param`: a parameter or an
             entry of the run's conf; `generator`: the values that another task yields, one by one; `map`: the XComs of
-            the elements of another mapped task; `zip`: the items of `parts`, paired by index; `group`: the items of
-            the mapped group `task`, of which the task is a part.
-        task: The task that gives the values, if `kind` is `xcom`, `generator` or `map`; the group, if it is `group`.
+            the elements of another mapped task; `results`: those of elements that run in one attempt; `zip`: the items
+            of `parts`, paired by index; `group`: the items of the mapped group `task`, of which the task is a part.
+        task: The task that gives the values, if `kind` is `xcom`, `generator`, `map` or `results`; the group, if it is
+            `group`.
         key: The key of the XComs, or the name of the parameter.
         length: The number of values, if `kind` is `literal`.
         parts: The sources that are paired, if `kind` is `zip`.
@@ -69,6 +70,20 @@ class MapSource:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkStructure:
+    """How the items of a mapped task are put into lists, each of which is the value of an element.
+
+    Attributes:
+        max_items: The maximum number of items of a list.
+        max_wait_us: How long the first item of a list waits for others, while a generator may yield more; None: until
+            the list is full, or the generator has ended.
+    """
+
+    max_items: int
+    max_wait_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MapStructure:
     """How a task is mapped: it has one element for each combination of the items of its factors.
 
@@ -79,6 +94,9 @@ class MapStructure:
         max_outstanding: The number of elements that may be unfinished at a time; None: the default of the settings.
         max_failed_elements: The number of elements that may fail before the map stops; None: any number.
         index_template: The template of an element's label (`map_index_template`); empty: none.
+        chunk: How items are put into lists; None: each item is the value of an element.
+        iterated: Whether one attempt runs the task for all items: the map has a single element, which begins with the
+            first item.
     """
 
     arguments: tuple[str, ...] = ()
@@ -86,6 +104,8 @@ class MapStructure:
     max_outstanding: int | None = None
     max_failed_elements: int | None = None
     index_template: str = ""
+    chunk: ChunkStructure | None = None
+    iterated: bool = False
 
     @property
     def leaves(self) -> tuple[MapSource, ...]:
@@ -233,10 +253,10 @@ class TaskStructure:
         """The mapped task that it follows element by element; None: it is not mapped, or needs its sources as a whole.
 
         A task does if the other is its only source and its rule is `all_success`: each element depends on the one with
-        its index. With any other rule or source its elements depend on the other map as a whole; so do the units of a
-        mapped group.
+        its index. With any other rule or source its elements depend on the other map as a whole; so do lists of items
+        (`chunk`), elements that run in one attempt, and the units of a mapped group.
         """
-        if self.mapped is None or self.is_group:
+        if self.mapped is None or self.is_group or self.mapped.chunk is not None or self.mapped.iterated:
             return None
         return find_followed(self.rule, self.mapped.factors)
 

@@ -13,6 +13,7 @@ import msgspec
 from tidemill.core.tasks.endings import AttemptEnding
 from tidemill.runtime.framing import add_length
 from tidemill.store.calls.call import Call, find_answer_type
+from tidemill.store.calls.iteration_calls import GetParts, KeepParts
 from tidemill.store.calls.run_calls import GetRun
 from tidemill.store.calls.stream_calls import KeepBatch, TakeEvents
 from tidemill.store.calls.task_calls import (
@@ -20,6 +21,7 @@ from tidemill.store.calls.task_calls import (
     DeleteTaskState,
     DeleteVariable,
     EmitItems,
+    GetChunkItems,
     GetConnection,
     GetEarlierRun,
     GetTaskState,
@@ -117,6 +119,9 @@ class AskStore(msgspec.Struct, frozen=True, tag=True):
         | GetRun
         | PushXCom
         | EmitItems
+        | GetChunkItems
+        | GetParts
+        | KeepParts
         | StoreListPart
         | GetValuePage
         | TakeEvents

@@ -297,6 +297,10 @@ class TaskProcess:
                     while self._given < number and (self._received or waiting.poll(0)):
                         self._take_order()
 
+    def wait_for_elements(self, is_over: Callable[[], bool]) -> None:
+        """Wait until the worker lets the attempt go on, because there are elements to run."""
+        self.wait_for_place(is_over)
+
     def _take_order(self) -> Order:
         """Return the next order, and note the end of a wait at a `yield`."""
         order = decode_order(self._receive())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
 
 from tidemill.dags.exceptions import TaskError
-from tidemill.dags.task_services import NO_WRITES, BatchWrites
+from tidemill.dags.task_services import NO_WRITES, BatchWrites, PartResult
 from tidemill.store.calls.call import Call
+from tidemill.store.calls.iteration_calls import GetParts, IterationPage, KeepParts, KeptPart, PartCounts
 from tidemill.store.calls.run_calls import GetRun, RunRecord
 from tidemill.store.calls.stream_calls import KeepBatch, StreamBatch, StreamWant, TakeEvents
 from tidemill.store.calls.task_calls import (
@@ -17,6 +18,7 @@ from tidemill.store.calls.task_calls import (
     DeleteTaskState,
     DeleteVariable,
     EmitItems,
+    GetChunkItems,
     GetConnection,
     GetEarlierRun,
     GetTaskState,
@@ -24,6 +26,7 @@ from tidemill.store.calls.task_calls import (
     GetVariable,
     GetXCom,
     ItemsStored,
+    MapItem,
     PushXCom,
     SetTaskState,
     SetVariable,
@@ -44,6 +47,10 @@ class WorkerAsker(Protocol):
 
     def wait_for_place(self, is_over: Callable[[], bool]) -> None:
         """Give up the attempt's slots and its place at the worker until it may go on, or `is_over` returns True."""
+        ...
+
+    def wait_for_elements(self, is_over: Callable[[], bool]) -> None:
+        """Do the same for an attempt that waits for elements."""
         ...
 
 
@@ -113,6 +120,10 @@ class StoreServices:
         """Wait, holding nothing that elements need, until they have taken enough of what was yielded."""
         self._asker.wait_for_place(is_over)
 
+    def wait_for_elements(self, is_over: Callable[[], bool]) -> None:
+        """Wait, holding nothing, until the source of the elements has more of them, or has ended."""
+        self._asker.wait_for_elements(is_over)
+
     def take_events(self, trigger: int, after: int, limit: int, wait_seconds: float) -> StreamBatch:
         """Return the next events of the stream, as soon as there is one, or after a wait; see `TakeEvents`."""
         self._check_runs("handle a stream")
@@ -154,6 +165,22 @@ class StoreServices:
                 clears_state=writes.clears_state,
             )
         )
+
+    def get_chunk_items(self, after: int, limit: int = 1000, part: int | None = None) -> tuple[MapItem, ...]:
+        """Return items of a chunk of this task; see `GetChunkItems`."""
+        return self._asker.ask(GetChunkItems(self._attempt.task, after, limit, part))
+
+    def get_parts(self, after: int, limit: int) -> IterationPage:
+        """Return the next elements to run in this attempt; see `GetParts`."""
+        return self._asker.ask(GetParts(self._attempt.task, after, limit))
+
+    def keep_parts(self, results: Sequence[PartResult], seen: int, running: int) -> PartCounts:
+        """Store how elements ended; see `KeepParts`."""
+        self._check_runs("run elements")
+        rows = tuple(
+            KeptPart(one.number, one.state, one.tries, one.value, one.error, one.started_us) for one in results
+        )
+        return self._asker.ask(KeepParts(self._attempt.task, self._attempt.epoch, rows, seen, running))
 
     def push_xcom(self, key: str, value: str) -> None:
         """Store a value of this task."""

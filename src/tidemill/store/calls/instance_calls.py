@@ -31,6 +31,7 @@ class MapCounts(msgspec.Struct, frozen=True):
         skipped: The number of elements that were skipped.
         stop: Why no more are created; None: it was not stopped.
         retrying: The number of unfinished elements that wait for a retry.
+        iterated: Whether one attempt runs all of them.
     """
 
     arrived: int
@@ -44,6 +45,7 @@ class MapCounts(msgspec.Struct, frozen=True):
     skipped: int
     stop: str | None
     retrying: int = 0
+    iterated: bool = False
 
 
 class StreamAbout(msgspec.Struct, frozen=True):
@@ -249,7 +251,8 @@ def split_clear(call: ClearTasks, elements: MapCounts | None) -> Iterator[ClearT
         call: The call for the whole task, with `failed`.
         elements: The counts of the task; None: it is not mapped.
     """
-    if elements is None or elements.failed + elements.upstream_failed <= CLEARED_AT_ONCE:
+    few = elements is None or elements.failed + elements.upstream_failed <= CLEARED_AT_ONCE
+    if elements is None or few or elements.iterated:
         yield call
         return
     end = max(elements.created, elements.arrived)

@@ -164,6 +164,37 @@ class GetValuePage(Call[ValuePage], frozen=True):
     map_index: int | None = None
 
 
+class MapItem(msgspec.Struct, frozen=True):
+    """What an item of a chunk is made of.
+
+    Attributes:
+        number: Its number among all items of the map, from 0.
+        leaf_indexes: The index of the item per leaf; -1: the part of a zip has ended and is filled.
+        elements: Per leaf, the encoded item; see `ClaimedAttempt.elements`.
+    """
+
+    number: int
+    leaf_indexes: tuple[int, ...]
+    elements: tuple[str | None, ...]
+
+
+@answered_by("dags.map_parts:get_chunk_items", reads=True)
+class GetChunkItems(Call[tuple[MapItem, ...]], frozen=True):
+    """Return items of a chunk, in order; none: there are no more.
+
+    Attributes:
+        task: The element.
+        after: Only items with a higher number.
+        limit: The maximum number of items; a page ends at 8 MiB, too, and has at least one item if there is one.
+        part: The chunk, if one element of the task runs all of them; None: that of the element.
+    """
+
+    task: int
+    after: int = -1
+    limit: int = 1000
+    part: int | None = None
+
+
 @answered_by("dags.task_values:get_variable", reads=True)
 class GetVariable(Call[str | None], frozen=True):
     """Return the value of a variable; None if there is none."""

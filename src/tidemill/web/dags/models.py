@@ -81,6 +81,7 @@ class MapCountsView(BaseModel):
     skipped: int
     stop: str | None = Field(description="Why no more are created; null: the map was not stopped.")
     retrying: int = Field(description="The unfinished elements that wait for a retry.")
+    iterated: bool = Field(default=False, description="Whether one attempt runs all elements.")
     rate: float | None = Field(description="Elements that ended per second since the map began; null: none has.")
 
 

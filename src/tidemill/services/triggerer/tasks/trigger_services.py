@@ -126,6 +126,22 @@ class TriggerServices:
         """Refuse: a trigger gets its inputs as arguments."""
         _refuse("other runs")
 
+    def get_chunk_items(self, after: int, limit: int = 1_000, part: int | None = None) -> NoReturn:
+        """Refuse: only attempts have elements."""
+        _refuse("the elements of its task")
+
+    def get_parts(self, after: int, limit: int) -> NoReturn:
+        """Refuse: only attempts have elements."""
+        _refuse("the elements of its task")
+
+    def keep_parts(self, results: object, seen: int, running: int) -> NoReturn:
+        """Refuse: only attempts have elements."""
+        _refuse("the elements of its task")
+
+    def wait_for_elements(self, is_over: object) -> NoReturn:
+        """Refuse: only attempts have elements."""
+        _refuse("the elements of its task")
+
     def push_xcom(self, key: str, value: str) -> None:
         """Refuse: a trigger returns its results in its event."""
         _refuse("XComs")

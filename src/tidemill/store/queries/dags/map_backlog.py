@@ -12,13 +12,23 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, cast, func, literal_column, select, text
 
 from tidemill.core.tasks.backlog import MAX_BACKLOG, Consumer, ItemBacklog, count_taken
+from tidemill.core.tasks.chunks import count_chunks
 from tidemill.core.tasks.inputs import Unblocked
+from tidemill.core.tasks.structure import ChunkStructure, MapStructure
 from tidemill.core.tasks.task_row import ENDED
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan
-from tidemill.store.dag_tables import IS_BLOCKED, dag_run, dag_version, map_item, task_instance, task_map
-from tidemill.store.queries.dags.stored_sources import read_sources
+from tidemill.store.dag_tables import (
+    IS_BLOCKED,
+    dag_run,
+    dag_version,
+    map_item,
+    task_instance,
+    task_iteration,
+    task_map,
+)
+from tidemill.store.queries.dags.stored_sources import StoredSources, read_sources
 from tidemill.store.queries.dags.task_rows import COLUMNS, load_plan
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.isolation import work_on_runs
@@ -29,9 +39,61 @@ from tidemill.store.statements import Statement
 YIELDED = "return_value"
 #: The end of the key of the note that says how many items a generator has yielded since it was cleared.
 AGAIN = "\x1fagain"
+#: The key of the ends of the chunks of a map; a param or an XCom has no such name.
+CUT = "\x1fcut"
 _ITEM, _TASK, _MAP = map_item.c, task_instance.c, task_map.c
 _FED = RowSet("fed", task_id=str)
 _ENDED = frozenset(state.value for state in ENDED)
+
+
+class MeasuredParts(NamedTuple):
+    """What the sources of a map with many items per element have given.
+
+    Attributes:
+        items: The number of items, or of combinations of them.
+        parts: The number of chunks; without chunks, that of items.
+        closed: Whether no further ones arrive.
+    """
+
+    items: int
+    parts: int
+    closed: bool
+
+
+def measure_parts(
+    connection: Connection, head: int, mapped: MapStructure, sources: StoredSources, *, closed: bool
+) -> MeasuredParts:
+    """Return what the sources of a map have given.
+
+    Args:
+        connection: A connection inside a transaction.
+        head: The head of the map.
+        mapped: How it is mapped.
+        sources: Its sources.
+        closed: Whether the map is closed, and has cut its last chunk.
+    """
+    place = next((place for place, factor in enumerate(mapped.factors) if factor.kind == "generator"), None)
+    items = prod(length for number, length in enumerate(sources.factors) if number != place)
+    if place is None:
+        closed = True
+    else:
+        owner = sources.owners[sum(len(factor.leaves) for factor in mapped.factors[:place])]
+        assert owner is not None
+        # Its end is read first: what it yields before is counted.
+        ((state,),) = _state.fetch(connection, {"of_source": owner[0]})
+        items *= count_items(connection, owner[0], YIELDED)
+        if mapped.chunk is None or mapped.chunk.max_wait_us is None:
+            closed = state in _ENDED
+    if mapped.chunk is None:
+        return MeasuredParts(items, items, closed)
+    if find_wait(mapped, mapped.chunk) is None:
+        return MeasuredParts(items, count_chunks(items, mapped.chunk.max_items, closed=closed), closed)
+    return MeasuredParts(items, count_items(connection, head, CUT), closed)
+
+
+@Statement
+def _state(dialect: str) -> Select[Any]:
+    return select(_TASK.state).where(_TASK.id == bindparam("of_source"))
 
 
 class Consumers(NamedTuple):
@@ -62,7 +124,12 @@ def find_consumers(connection: Connection, plan: DagPlan, run: int, name: str) -
     given = _FED.build_parameters(find_dialect(connection), [(fed,) for fed in plan.tasks[name].feeds])
     rows = _maps.fetch(connection, {"of_run": run, **given})
     maps = []
-    for task_id, opened, closed, created, stop, sources, _, state in rows:
+    for task_id, opened, closed, created, stop, sources, _, state, head in rows:
+        mapped = plan.tasks[task_id].structure.mapped
+        if mapped is not None and mapped.iterated:
+            created = _count_seen(connection, run, task_id)
+        if mapped is not None and mapped.chunk is not None:
+            created = _count_chunked(connection, head, created, mapped)
         maps.append(
             Consumer(
                 created,
@@ -74,6 +141,45 @@ def find_consumers(connection: Connection, plan: DagPlan, run: int, name: str) -
         )
     most = min((row[6] or MAX_BACKLOG for row, one in zip(rows, maps, strict=True) if one.counts), default=MAX_BACKLOG)
     return Consumers(tuple(maps), most, any(row[4] is None and row[7] not in _ENDED for row in rows))
+
+
+def _count_seen(connection: Connection, run: int, task_id: str) -> int:
+    """Return how many elements an attempt that runs all of them has read."""
+    rows = _seen.fetch(connection, {"of_run": run, "of_task": task_id})
+    return int(rows[0][0]) if rows else 0
+
+
+@Statement
+def _seen(dialect: str) -> Select[Any]:
+    mine = and_(_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task"))
+    only = and_(mine, _TASK.map_index == literal_column("0"))
+    return select(task_iteration.c.seen).join(task_instance, _TASK.id == task_iteration.c.task).where(only)
+
+
+def _count_chunked(connection: Connection, head: int, chunks: int, mapped: MapStructure) -> int:
+    """Return the number of items in the first chunks of a map and in the one that is filled after them."""
+    assert mapped.chunk is not None
+    return read_end(connection, head, mapped, chunks) + mapped.chunk.max_items
+
+
+def read_end(connection: Connection, head: int, mapped: MapStructure, chunks: int) -> int:
+    """Return the number of items in the first chunks of a map; the last one may have fewer."""
+    assert mapped.chunk is not None
+    if find_wait(mapped, mapped.chunk) is None or not chunks:
+        return chunks * mapped.chunk.max_items
+    ((end,),) = _end.fetch(connection, {"of_head": head, "of_key": CUT, "place": chunks - 1})
+    return int(end)
+
+
+def find_wait(mapped: MapStructure, chunk: ChunkStructure) -> int | None:
+    """Return how long the items of a map wait for others; None: until a chunk is full, or there are no more items."""
+    return chunk.max_wait_us if any(factor.kind == "generator" for factor in mapped.factors) else None
+
+
+@Statement
+def _end(dialect: str) -> Select[Any]:
+    mine = and_(_ITEM.task == bindparam("of_head"), _ITEM.key == bindparam("of_key"))
+    return select(_ITEM.value).where(and_(mine, _ITEM.number == bindparam("place")))
 
 
 def _count_per_item(plan: DagPlan, task_id: str, generator: str, sources: str | None) -> int:
@@ -100,7 +206,7 @@ def _maps(dialect: str) -> Select[Any]:
     given = _FED.build_source(dialect)
     same = and_(_MAP.run == bindparam("of_run"), _MAP.task_id == given.c.task_id)
     columns = (_MAP.task_id, _MAP.opened, _MAP.closed, _MAP.created, _MAP.stop, _MAP.sources, _MAP.max_backlog)
-    return select(*columns, _TASK.state).join(given, same).join(task_instance, _TASK.id == _MAP.task)
+    return select(*columns, _TASK.state, _MAP.task).join(given, same).join(task_instance, _TASK.id == _MAP.task)
 
 
 def count_items(connection: Connection, task: int, key: str) -> int:
@@ -168,10 +274,34 @@ class _Waiting(NamedTuple):
 
 
 def has_room(connection: Connection, run: int, task: int, task_id: str) -> bool:
-    """Return whether a generator that waits may go on. `task`: its instance; `task_id`: its name."""
+    """Return whether a generator that waits, or an attempt that waits for elements, may go on.
+
+    Args:
+        connection: A connection inside a transaction.
+        run: The run.
+        task: The instance of the task.
+        task_id: Its name.
+    """
     ((version, digest),) = _version.fetch(connection, {"of_run": run})
-    consumers = find_consumers(connection, load_plan(connection, version, digest), run, task_id)
+    plan = load_plan(connection, version, digest)
+    mapped = plan.tasks[task_id].structure.mapped
+    if mapped is not None and mapped.iterated:
+        return _has_elements(connection, run, task_id, mapped)
+    consumers = find_consumers(connection, plan, run, task_id)
     return consumers.measure(connection, task).has_room(consumers.max_items)
+
+
+def _has_elements(connection: Connection, run: int, task_id: str, mapped: MapStructure) -> bool:
+    """Return whether a source has given more elements than an attempt has read, or has closed."""
+    ((head, closed, sources),) = _opened.fetch(connection, {"of_run": run, "of_task": task_id})
+    found = measure_parts(connection, head, mapped, read_sources(sources), closed=bool(closed))
+    return found.closed or found.parts > _count_seen(connection, run, task_id)
+
+
+@Statement
+def _opened(dialect: str) -> Select[Any]:
+    mine = and_(_MAP.run == bindparam("of_run"), _MAP.task_id == bindparam("of_task"))
+    return select(_MAP.task, _MAP.closed, _MAP.sources).where(mine)
 
 
 @Statement

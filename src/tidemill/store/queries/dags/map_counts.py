@@ -6,9 +6,12 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, func, literal_column, select, text
 
+from tidemill.core.tasks.structure import MapStructure
 from tidemill.store.calls.instance_calls import MapCounts
 from tidemill.store.dag_plan import DagPlan
-from tidemill.store.dag_tables import HOLDS_SLOTS, task_instance, task_map
+from tidemill.store.dag_tables import HOLDS_SLOTS, task_instance, task_iteration, task_map
+from tidemill.store.queries.dags.map_backlog import measure_parts
+from tidemill.store.queries.dags.stored_sources import read_sources
 from tidemill.store.statements import Statement
 
 _TASK, _MAP = task_instance.c, task_map.c
@@ -23,11 +26,61 @@ def read_counts(connection: Connection, run: int, plan: DagPlan) -> dict[int, Ma
     running: dict[str, int] = dict(_running.fetch(connection, {"of_run": run}))
     found = {}
     for task, task_id, arrived, closed, created, unfinished, *counts in rows:
+        mapped = plan.tasks[task_id].structure.mapped
+        if mapped is not None and mapped.iterated:
+            found[task] = _count_parts(connection, run, task, task_id, mapped)
+            continue
         runs = unfinished if plan.tasks[task_id].structure.is_group else running.get(task_id, 0)
         success, failed, upstream_failed, skipped, stop, retrying = counts
         ended = success, failed, upstream_failed, skipped
         found[task] = MapCounts(arrived, bool(closed), created, unfinished, runs, *ended, stop, retrying)
     return found
+
+
+def _count_parts(connection: Connection, run: int, head: int, task_id: str, mapped: MapStructure) -> MapCounts:
+    """Return the counts of elements that run in one attempt."""
+    given = {"of_run": run, "of_task": task_id}
+    ((closed, stop, sources),) = _iterated.fetch(connection, given)
+    found = read_sources(sources)
+    total, ended = 0, bool(closed)
+    if found.factors:
+        measured = measure_parts(connection, head, mapped, found, closed=bool(closed))
+        total, ended = measured.parts, measured.closed
+    rows = _parts.fetch(connection, given)
+    seen, running, success, failed, skipped, retrying = rows[0] if rows else (0,) * 6
+    done = success + failed + skipped
+    return MapCounts(
+        arrived=total,
+        closed=ended,
+        created=min(max(seen, done + retrying), total),
+        unfinished=max(min(running + retrying, total - done), 0),
+        running=running,
+        success=success,
+        failed=failed,
+        upstream_failed=0,
+        skipped=skipped,
+        stop=stop,
+        retrying=retrying,
+        iterated=True,
+    )
+
+
+@Statement
+def _iterated(dialect: str) -> Select[Any]:
+    mine = and_(_MAP.run == bindparam("of_run"), _MAP.task_id == bindparam("of_task"))
+    return select(_MAP.closed, _MAP.stop, _MAP.sources).where(mine)
+
+
+@Statement
+def _parts(dialect: str) -> Select[Any]:
+    names = ("seen", "running", "success", "failed", "skipped", "up_for_retry")
+    only = and_(
+        _TASK.run == bindparam("of_run"),
+        _TASK.task_id == bindparam("of_task"),
+        _TASK.map_index == literal_column("0"),
+    )
+    columns = [task_iteration.c[name] for name in names]
+    return select(*columns).join(task_instance, _TASK.id == task_iteration.c.task).where(only)
 
 
 @Statement

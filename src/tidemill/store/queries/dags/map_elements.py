@@ -47,6 +47,9 @@ def find_elements(connection: Connection, entries: Sequence[TaskEntry]) -> dict[
             continue
         if not sources.factors:
             continue
+        if mapped.chunk is not None or mapped.iterated:
+            indexes[entry.id], wanted[entry.id] = (), []  # the attempt reads them
+            continue
         indexes[entry.id] = locate_leaves(mapped, sources, entry.map_index)
         wanted[entry.id] = [
             None if owner is None or number < 0 else (*owner, number)
@@ -67,7 +70,9 @@ def find_elements(connection: Connection, entries: Sequence[TaskEntry]) -> dict[
         entry.id: {
             "elements": tuple(None if one is None else items.get(one) for one in wanted[entry.id]),
             "leaf_indexes": indexes[entry.id],
-            "map_length": maps[entry.run.id, entry.plan.mapped_group or entry.task_id][1],
+            "map_length": (
+                None if entry.plan.iterated else maps[entry.run.id, entry.plan.mapped_group or entry.task_id][1]
+            ),
         }
         for entry in elements
         if entry.id in wanted

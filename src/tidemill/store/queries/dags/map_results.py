@@ -22,10 +22,10 @@ from sqlalchemy import (
 )
 
 from tidemill.store.batches import RowSet, find_dialect
-from tidemill.store.dag_tables import map_item, task_instance, xcom
+from tidemill.store.dag_tables import map_item, task_instance, task_part, xcom
 from tidemill.store.statements import Statement
 
-_ITEM, _TASK, _XCOM = map_item.c, task_instance.c, xcom.c
+_ITEM, _TASK, _PART, _XCOM = map_item.c, task_instance.c, task_part.c, xcom.c
 _WANTED = RowSet("wanted_results", run=int, task_id=str, map_index=int, key=str)
 
 
@@ -99,6 +99,30 @@ def select_results(run: int, task_id: str, key: str) -> Select[Any]:
     mine = and_(_TASK.run == run, _TASK.task_id == task_id, _TASK.map_index >= 0)
     rows = select(_TASK.map_index.label("place"), _XCOM.value).join(xcom, stored)
     return rows.where(and_(mine, _TASK.state == literal_column("'success'")))
+
+
+def copy_parts(connection: Connection, run: int, task_id: str, owner: int, owner_key: str) -> None:
+    """Store the results of elements that ran in one attempt as items, numbered without gaps."""
+    names = {"of_run": run, "of_task": task_id, "owner": owner, "owner_key": owner_key}
+    _copy_parts.fetch(connection, names)
+
+
+@Statement
+def _copy_parts(dialect: str) -> Insert:
+    mine = and_(_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task"))
+    done = and_(_PART.state == literal_column("'success'"), _PART.value.is_not(None))
+    rows = (
+        select(
+            bindparam("owner", type_=_ITEM.task.type).label("task"),
+            bindparam("owner_key", type_=_ITEM.key.type).label("key"),
+            (func.row_number().over(order_by=_PART.number) - literal_column("1")).label("number"),
+            _PART.value,
+        )
+        .select_from(task_instance)
+        .join(task_part, _PART.task == _TASK.id)
+        .where(and_(mine, _TASK.map_index == literal_column("0"), done))
+    )
+    return insert(map_item).from_select(["task", "key", "number", "value"], rows)
 
 
 def copy_results(connection: Connection, run: int, task_id: str, key: str, owner: int, owner_key: str) -> None:

@@ -51,10 +51,11 @@ _DELTAS = RowSet("deltas", run=int, task_id=str, part=int, **dict.fromkeys(_COUN
 _WOKEN = RowSet("woken", run=int, task_id=str)
 _LIMITS = ("max_outstanding", "max_length", "max_backlog")
 _WRITTEN = (
-    "opened", "closed", "arrived", "created", "made", *_COUNTS, "told", "pending", "stop", "sources", "error", *_LIMITS
+    "opened", "closed", "arrived", "created", "made", *_COUNTS, "told", "pending", "stop", "sources", "error", "due_us",
+    *_LIMITS,
 )  # fmt: skip
 _OUTCOME_COUNTS = tuple(outcome.value for outcome in _OUTCOMES)
-_TEXTS = ("stop", "sources", "error")
+_NULLABLE = ("stop", "sources", "error", "due_us")
 _NO_END = 1 << 62
 
 
@@ -68,6 +69,7 @@ class StoredMap(NamedTuple):
         keeps: Whether elements of its former life keep their results if their items are the same.
         made: The number of elements that have a row; some may be of a former life of the map.
         limits: Those of the settings when it opened.
+        due_us: When its unfinished chunk is cut at the latest.
     """
 
     task: int
@@ -82,6 +84,7 @@ class StoredMap(NamedTuple):
     sources: str | None
     error: str | None
     limits: MapLimits
+    due_us: int | None = None
 
 
 def write_told(told: Told, *, follows: bool) -> int:
@@ -270,7 +273,7 @@ def _wake(dialect: str) -> Update:
 @Statement
 def _reset(dialect: str) -> Update:
     kept = {"made", *_LIMITS}
-    zero: dict[str, Any] = {name: None if name in _TEXTS else 0 for name in _WRITTEN if name not in kept}
+    zero: dict[str, Any] = {name: None if name in _NULLABLE else 0 for name in _WRITTEN if name not in kept}
     wanted = select(IDS.build_source(dialect).c.id)
     kept_bits = {"told": _MAP.told.bitwise_and(_KEEPS)}
     return update(task_map).where(_MAP.task.in_(wanted)).values(zero | kept_bits | {"pending": 1})
@@ -341,12 +344,12 @@ def _rows(dialect: str, locks: bool) -> Select[Any]:
 
 def _read(values: Iterable[Any]) -> StoredMap:
     task, run, task_id, opened, closed, arrived, created, made, *counts = values
-    *counts, told, pending, stop, sources, error, outstanding, length, backlog = counts
+    *counts, told, pending, stop, sources, error, due_us, outstanding, length, backlog = counts
     said, follows = read_told(told)
     row = MapRow(bool(opened), bool(closed), arrived, created, *counts)._replace(stop=stop, told=said)
     limits = DEFAULT_LIMITS if outstanding is None else MapLimits(outstanding, length, backlog)
     swept, keeps = bool(told & _SWEPT), bool(told & _KEEPS)
-    return StoredMap(task, run, task_id, row, follows, swept, keeps, made, pending, sources, error, limits)
+    return StoredMap(task, run, task_id, row, follows, swept, keeps, made, pending, sources, error, limits, due_us)
 
 
 def write_map(connection: Connection, stored: StoredMap) -> None:
@@ -360,6 +363,7 @@ def write_map(connection: Connection, stored: StoredMap) -> None:
         "stop": row.stop,
         "sources": stored.sources,
         "error": stored.error,
+        "due_us": stored.due_us,
         "max_outstanding": stored.limits.max_outstanding,
         "max_length": stored.limits.max_map_length,
         "max_backlog": stored.limits.max_backlog,

@@ -23,7 +23,7 @@ from tidemill.store.queries.dags.conf_lists import find_list
 from tidemill.store.queries.dags.list_marks import read_mark
 from tidemill.store.queries.dags.map_backlog import YIELDED, count_items
 from tidemill.store.queries.dags.map_items import remove_items, replace_items, select_items
-from tidemill.store.queries.dags.map_results import copy_pairs, copy_results, select_results
+from tidemill.store.queries.dags.map_results import copy_pairs, copy_parts, copy_results, select_results
 from tidemill.store.queries.dags.run_params import build_params
 from tidemill.store.queries.dags.stored_sources import NO_SOURCES, StoredSources
 from tidemill.store.queries.dags.task_rows import TaskEntry
@@ -62,7 +62,7 @@ def open_sources(connection: Connection, head: TaskEntry, now_us: int) -> Opened
     mapped = head.plan.structure.mapped
     assert mapped is not None
     found = _find_instances(connection, head.run.id, mapped.sources)
-    lists = {leaf.task for leaf in mapped.leaves if leaf.kind == "xcom"}
+    lists = {leaf.task for leaf in mapped.leaves if leaf.kind in ("xcom", "results")}
     ended = [found[name].outcome for name in mapped.sources if name in lists]
     # The rule of the mapped task has decided over maps that it needs as a whole; it may tolerate that they failed.
     if None in ended or any(found[name].outcome is None for name in mapped.maps):
@@ -166,6 +166,11 @@ def _store_leaf(
             name = f"{leaf.task}[].{leaf.key}"
             remove_items(connection, [head.id], name)
             copy_results(connection, head.run.id, leaf.task, leaf.key, head.id, name)
+            return (head.id, name), count_items(connection, head.id, name)
+        case "results":
+            name = f"{leaf.task}[].{leaf.key}"
+            remove_items(connection, [head.id], name)
+            copy_parts(connection, head.run.id, leaf.task, head.id, name)
             return (head.id, name), count_items(connection, head.id, name)
         case "xcom":
             task = found[leaf.task].id

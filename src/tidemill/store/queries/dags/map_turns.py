@@ -15,6 +15,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     literal_column,
+    or_,
     select,
 )
 
@@ -60,6 +61,7 @@ def expand_maps(
     skip: Collection[int] = (),
     limits: MapLimits = DEFAULT_LIMITS,
     most: int = STARTED,
+    due: bool = False,
 ) -> int:
     """Look at the maps that are marked; return their number.
 
@@ -69,9 +71,11 @@ def expand_maps(
         skip: Runs to skip.
         limits: The limits of maps that open now.
         most: The maximum number of elements to create or to start again.
+        due: Whether to look at maps with a chunk that is due, too.
     """
     given = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
-    found = sorted(_pending.fetch(connection, {"most": MAPS, "turn": context.now_us % PRIME, **given}, bool(skip)))
+    given |= {"most": MAPS, "turn": context.now_us % PRIME, "now": context.now_us}
+    found = sorted(_pending.fetch(connection, given, bool(skip), due))
 
     def expand(marked: list[_Marked]) -> int:
         nonlocal most
@@ -101,8 +105,10 @@ def expand_maps(
 
 
 @Statement
-def _pending(dialect: str, skips: bool) -> Select[Any]:
-    wanted = [_MAP.pending == literal_column("1")]
+def _pending(dialect: str, skips: bool, due: bool) -> Select[Any]:
+    wanted: list[Any] = [_MAP.pending == literal_column("1")]
+    if due:
+        wanted = [or_(*wanted, and_(_MAP.due_us.is_not(None), _MAP.due_us <= bindparam("now", type_=BigInteger())))]
     if skips:
         wanted.append(_MAP.run.not_in(select(SKIPPED.build_source(dialect).c.id)))
     counts = [_MAP[name] for name in _Marked._fields if name != "head"]

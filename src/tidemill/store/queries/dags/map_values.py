@@ -9,12 +9,12 @@ from sqlalchemy import BigInteger, Connection, Select, and_, case, func, literal
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.store.calls.task_calls import GetValuePage, ValuePage
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import map_item, task_instance, task_map, xcom
+from tidemill.store.dag_tables import map_item, task_instance, task_iteration, task_map, task_part, xcom
 from tidemill.store.queries.dags.conf_lists import find_list
 from tidemill.store.queries.dags.map_backlog import YIELDED, count_items
 from tidemill.store.queries.dags.xcoms import find_read_run
 
-_ITEM, _MAP, _TASK, _XCOM = map_item.c, task_map.c, task_instance.c, xcom.c
+_ITEM, _MAP, _TASK, _XCOM, _PART = map_item.c, task_map.c, task_instance.c, xcom.c, task_part.c
 #: The limits of a page.
 MAX_VALUES = 1_000
 MAX_CHARACTERS = 8 << 20
@@ -29,15 +29,19 @@ def get_value_page(connection: Connection, request: GetValuePage, context: CallC
     if run is None:
         return ValuePage(0 if request.count else None, ())
     items = _find_items(connection, run.id, request)
+    iteration = _find_iteration(connection, run.id, request) if items is None else None
     statement = (
-        _select_results(run.id, request)
+        (_select_results(run.id, request) if iteration is None else _select_parts(iteration))
         if items is None
         else _select_items(*items, YIELDED if request.task_id else request.key)
     )
     values = _read_page(connection, statement, request)
     if not request.count:
         return ValuePage(None, values)
-    total = _count_results(connection, run.id, request) if items is None else items[1]
+    if iteration is not None:
+        total = connection.execute(_select_parts(iteration).with_only_columns(func.count()).order_by(None)).scalar_one()
+    else:
+        total = _count_results(connection, run.id, request) if items is None else items[1]
     return ValuePage(total, values)
 
 
@@ -53,6 +57,21 @@ def _find_items(connection: Connection, run: int, request: GetValuePage) -> tupl
         return None if request.map_index is None else (0, 0)
     number = count_items(connection, found, YIELDED)
     return (int(found), number) if number or request.map_index is not None else None
+
+
+def _find_iteration(connection: Connection, run: int, request: GetValuePage) -> int | None:
+    """Return the instance that has run all elements of a task in its attempts; None: the task is no such task."""
+    if request.key != YIELDED or request.map_index is not None:
+        return None
+    only = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == 0)
+    same = task_iteration.c.task == _TASK.id
+    found = connection.execute(select(_TASK.id).join(task_iteration, same).where(only)).scalar()
+    return None if found is None else int(found)
+
+
+def _select_parts(task: int) -> Select[Any]:
+    mine = and_(_PART.task == task, _PART.state == literal_column("'success'"), _PART.value.is_not(None))
+    return select(_PART.number.label("position"), _PART.value.label("value")).where(mine).order_by(_PART.number)
 
 
 def _select_items(task: int, number: int, key: str) -> Select[Any]:

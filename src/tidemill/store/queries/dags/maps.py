@@ -30,6 +30,7 @@ from sqlalchemy import (
     select,
     text,
     true,
+    update,
 )
 
 from tidemill.core.tasks.attempt import order_elements
@@ -58,6 +59,7 @@ from tidemill.core.wording import format_count
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.service_calls import MapLimits
 from tidemill.store.dag_tables import IS_BAD_ELEMENT, task_instance
+from tidemill.store.queries.dags.map_chunks import cut_items, find_ranges
 from tidemill.store.queries.dags.map_follow import Following, find_passed, find_unseen, lock_passed
 from tidemill.store.queries.dags.map_groups import (
     UNITS,
@@ -88,6 +90,7 @@ _TASK = task_instance.c
 
 _BY = "scheduler"
 _INDEXES = RowSet("new_elements", map_index=int)
+_LABELS = RowSet("chunk_labels", map_index=int, label=str)
 #: The decisions of a follower over an element that it does not run.
 _READINESS = {TaskState.SKIPPED: Readiness.SKIP, TaskState.UPSTREAM_FAILED: Readiness.FAIL}
 #: The sources of a map that follows another one; its items are the XComs of the elements with its indexes.
@@ -420,14 +423,39 @@ def _find_inputs(
         opened = open_sources(connection, head, now_us)
         if opened is None:
             return stored, ()
-        stored = stored._replace(sources=write_sources(opened.sources), error=opened.error or None)
-        return stored, (Opened(opened.arrived), *_end_source(opened.outcome))
+        stored, arrived = _cut(connection, stored, head, opened.sources, opened.arrived, opened.outcome, now_us)
+        return stored._replace(error=opened.error or None), (Opened(arrived), *_end_source(opened.outcome))
     if head.row.state is TaskState.MAPPED and not stored.row.closed:
-        arrived, outcome = look_at_sources(connection, head, read_sources(stored.sources))
+        sources = read_sources(stored.sources)
+        total, outcome = look_at_sources(connection, head, sources)
+        stored, arrived = _cut(connection, stored, head, sources, total, outcome, now_us)
         return stored, (Arrived(arrived), *_end_source(outcome))
     if not stored.row.opened:
         return stored, ()
     return stored, (_find_marked_source(connection, head, stored) or Look(),)
+
+
+def _cut(
+    connection: Connection,
+    stored: StoredMap,
+    head: TaskEntry,
+    sources: StoredSources,
+    total: int,
+    outcome: TaskOutcome | None,
+    now_us: int,
+) -> tuple[StoredMap, int]:
+    """Return a map with its sources, and for how many elements they have items."""
+    mapped = head.plan.structure.mapped
+    assert mapped is not None
+    begins = not stored.row.opened
+    found = cut_items(
+        connection, head.id, mapped, sources, total, closed=outcome is not None, begins=begins, now_us=now_us
+    )
+    if begins or found.sources != sources:
+        stored = stored._replace(sources=write_sources(found.sources))
+    # An attempt that runs all elements begins with the first one.
+    arrived = min(found.chunks, 1) if mapped.iterated else found.chunks
+    return stored._replace(due_us=found.due_us), arrived
 
 
 def _find_marked_source(connection: Connection, head: TaskEntry, stored: StoredMap) -> SourceMarked | None:
@@ -585,6 +613,8 @@ def _start_elements(board: Board, work: _Work, stored: StoredMap, expansion: Exp
     if new:
         created = _insert_elements(board.connection, work.head, new, board.context.now_us, TaskState.SCHEDULED)
         board.note_created(created, _BY)
+    if work.head.plan.chunk is not None and not work.head.plan.iterated:
+        _name_chunks(board.connection, work.head, stored, expansion.create)
     row = stored.row
     if missing:
         row = row._replace(waiting=row.waiting + missing, unfinished=row.unfinished - missing)
@@ -595,6 +625,25 @@ def _start_elements(board: Board, work: _Work, stored: StoredMap, expansion: Exp
         row = row._replace(unfinished=row.unfinished - 1, **{count: getattr(row, count) + 1})
     made = max(stored.made, expansion.create.stop) if expansion.create else stored.made
     return stored._replace(row=row, made=made), missing, len(kept)
+
+
+def _name_chunks(connection: Connection, head: TaskEntry, stored: StoredMap, created: Sequence[int]) -> None:
+    """Give new elements that are chunks the numbers of their items as labels."""
+    mapped = head.plan.structure.mapped
+    assert mapped is not None
+    total, _ = look_at_sources(connection, head, read_sources(stored.sources))
+    found = find_ranges(connection, head.id, mapped, total, created)
+    rows = [(index, f"items {items.start}-{items.stop - 1}") for index, items in sorted(found.items())]
+    if rows:
+        given = _LABELS.build_parameters(find_dialect(connection), rows)
+        _label.fetch(connection, {**given, "of_run": head.run.id, "of_task": head.task_id})
+
+
+@Statement
+def _label(dialect: str) -> Executable:
+    given = _LABELS.build_source(dialect)
+    mine = and_(_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task"))
+    return update(task_instance).where(and_(mine, _TASK.map_index == given.c.map_index)).values(label=given.c.label)
 
 
 def _select_kept(board: Board, head: TaskEntry, stored: StoredMap, known: Sequence[TaskEntry]) -> frozenset[int]:

@@ -23,9 +23,11 @@ from tidemill.store.dag_tables import (
     map_item,
     task_callback,
     task_instance,
+    task_iteration,
     task_journal,
     task_log,
     task_map,
+    task_part,
     task_state,
     xcom,
 )
@@ -48,6 +50,8 @@ _OF_TASKS = (
     (map_item, 50),
     (map_identity, 1_000),
     (task_state, 50),
+    (task_part, 50),
+    (task_iteration, 1_000),
     (task_journal, 2_000),
 )
 _OF_TRIGGERS = ((trigger_stream, 1_000), (trigger_event, 1_000), (trigger_identity, 1_000), (trigger_cursor, 1_000))

@@ -14,6 +14,7 @@ class StoredSources(msgspec.Struct, frozen=True, array_like=True):
         factors: Per factor, the number of its items; 0 for a generator.
         failed: Whether a map that follows another one counts it as a failed source.
         never: How many elements of such a map never appeared, because it was stopped.
+        since_us: When the first item of the unfinished chunk was seen; None: there is none.
     """
 
     owners: tuple[tuple[int, str] | None, ...]
@@ -21,6 +22,7 @@ class StoredSources(msgspec.Struct, frozen=True, array_like=True):
     factors: tuple[int, ...]
     failed: bool = False
     never: int = 0
+    since_us: int | None = None
 
 
 #: The sources of a map that has not opened.

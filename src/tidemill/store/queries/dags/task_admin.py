@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from sqlalchemy import Connection
 
 from tidemill.core.tasks.attempt import Moved
@@ -22,6 +23,7 @@ from tidemill.store.calls.instance_calls import (
 )
 from tidemill.store.context import CallContext
 from tidemill.store.queries.dags.group_admin import choose_in_groups, find_inner_followers
+from tidemill.store.queries.dags.iterations import forget_parts, retry_parts
 from tidemill.store.queries.dags.map_clearing import forget_failures, select_followers
 from tidemill.store.queries.dags.map_items import begin_again, forget_streams
 from tidemill.store.queries.dags.map_locks import lock_elements, lock_failed_elements
@@ -39,6 +41,9 @@ _BAD = (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
 def clear_tasks(connection: Connection, request: ClearTasks, context: CallContext) -> tuple[str, ...]:
     """Reset tasks so that they run again; see `ClearTasks`."""
     board, run = _lock_run(connection, request.dag_id, request.run_id, context)
+    numbers = _find_parts(run, request)
+    if numbers is not None:
+        request = msgspec.structs.replace(request, map_index=0, indexes=None)
     keys = _select_keys(run, request)
     named = {name for _, name, _ in keys}
     if request.downstream:
@@ -73,6 +78,7 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
         given = Remove(triggerer=triggerer) if entry.id in refollowing.gone else Clear(triggerer=triggerer)
         if isinstance(board.give(entry, given, request.by), Moved):
             cleared.append(entry)
+    _clear_parts(board, cleared, numbers, failed=request.failed)
     generators = [entry.id for entry in cleared if entry.plan.structure.is_generator and not entry.is_part]
     if generators:
         begin_again(connection, generators)
@@ -91,6 +97,41 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
     _look_at_elements(board, cleared, reopened=refollowing.reopened.values())
     close_board(board)
     return tuple(entry.name for entry in cleared)
+
+
+def _find_parts(run: RunEntry, request: ClearTasks | MarkTasks) -> tuple[int, int] | None:
+    """Return the first and the last index that a user names of elements that run in one attempt; None: no such ones.
+
+    Raises:
+        CallRefusedError: Other tasks are named, too.
+    """
+    if request.map_index == UNMAPPED and request.indexes is None:
+        return None
+    iterated = [name for name in request.task_ids if name in run.plan.tasks and run.plan.tasks[name].iterated]
+    if not iterated:
+        return None
+    if len(request.task_ids) > 1:
+        raise CallRefusedError(
+            RefusalKind.INVALID,
+            f"task {iterated[0]!r} runs its elements in one attempt; name no other task with the map index",
+        )
+    return request.indexes or (request.map_index, request.map_index)
+
+
+def _clear_parts(board: Board, cleared: Sequence[TaskEntry], numbers: tuple[int, int] | None, *, failed: bool) -> None:
+    """Have elements that run in one attempt run again: the named ones, those that failed, or all."""
+    whole = {(one.run.id, one.task_id, 0) for one in cleared if one.plan.iterated and one.map_index == UNMAPPED}
+    if whole:
+        board.load(whole)
+        found = [entry for key in whole if (entry := board.find(*key)) is not None]
+        forget_parts(board.connection, [entry.id for entry in found])
+    for entry in cleared:
+        if not entry.plan.iterated or entry.map_index == UNMAPPED or (entry.run.id, entry.task_id, 0) in whole:
+            continue
+        if failed or numbers is not None:
+            retry_parts(board.connection, entry.id, numbers, failed=failed)
+        else:
+            forget_parts(board.connection, [entry.id])
 
 
 def _check_parts(run: RunEntry, request: ClearTasks | MarkTasks, parts: Iterable[TaskEntry]) -> None:
@@ -132,6 +173,8 @@ def _may_keep(entry: TaskEntry) -> bool:
     mapped = entry.plan.structure.mapped
     if mapped is None or entry.plan.mapped_group or any(map(_fills, mapped.factors)):
         return False
+    if mapped.chunk is not None or mapped.iterated:
+        return False  # the items of a chunk are not compared
     if any(leaf.kind in ("map", "group") for leaf in mapped.leaves):
         return False  # results are copied when the map opens
     others = [factor for place, factor in enumerate(mapped.factors) if place != mapped.slowest]
@@ -224,6 +267,11 @@ def _look_at_elements(
 def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext) -> tuple[str, ...]:
     """Set the outcome of tasks; see `MarkTasks`."""
     board, run = _lock_run(connection, request.dag_id, request.run_id, context)
+    if _find_parts(run, request) is not None:
+        raise CallRefusedError(
+            RefusalKind.INVALID,
+            f"task {request.task_ids[0]!r} runs its elements in one attempt; mark the whole task, or clear the element",
+        )
     keys = _select_keys(run, request)
     chosen = choose_in_groups(board, run, request, keys, {name for _, name, _ in keys})
     _check_parts(run, request, chosen.parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection, Row, Select, and_, func, literal_column, select, text
 
 from tidemill.core.tasks.dependencies import TaskOutcome
@@ -32,6 +33,7 @@ from tidemill.store.dag_tables import (
     HOLDS_SLOTS,
     IS_BAD_ELEMENT,
     IS_DEFERRED,
+    IS_LEFT_PART,
     IS_SKIPPED_ELEMENT,
     IS_UNMAPPED,
     dag_file,
@@ -39,6 +41,7 @@ from tidemill.store.dag_tables import (
     dag_version,
     task_instance,
     task_journal,
+    task_part,
 )
 from tidemill.store.queries.dags.map_counts import read_counts, read_possible
 from tidemill.store.queries.dags.progress import ACTIVE, count_tasks
@@ -48,7 +51,7 @@ from tidemill.store.queries.dags.task_logs import find_last_try, read_log
 from tidemill.store.queries.dags.task_rows import compute_rank, is_resumed, load_plan
 from tidemill.store.tables import service_session, trigger
 
-_TASK, _RUN, _JOURNAL = task_instance.c, dag_run.c, task_journal.c
+_TASK, _RUN, _JOURNAL, _PART = task_instance.c, dag_run.c, task_journal.c, task_part.c
 _BAD = (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
 #: The conditions of the short indexes on tasks that have not ended, by state.
 _OPEN = {
@@ -72,6 +75,10 @@ _INDEXED: dict[str, str] = {
 def list_tasks(connection: Connection, request: ListTasks, context: CallContext) -> Listed[TaskRecord]:
     """Return a page of the tasks of a run; see `ListTasks`."""
     run, plan = _find_plan(connection, request.dag_id, request.run_id)
+    index, name = request.map_index, request.task_id
+    if index is not None and index >= 0 and name in plan.tasks and plan.tasks[name].iterated:
+        element = ListElements(request.dag_id, request.run_id, name, request.states, index, index)
+        return _list_parts(connection, run, plan, element)
     statement = _select_tasks(run, request.limit)
     if request.states:
         statement = statement.where(_TASK.state.in_(request.states))
@@ -98,6 +105,8 @@ def list_elements(connection: Connection, request: ListElements, context: CallCo
     run, plan = _find_plan(connection, request.dag_id, request.run_id)
     if request.task_id not in plan.tasks:
         raise refuse_instance(request.dag_id, request.run_id, request.task_id, UNMAPPED)
+    if plan.tasks[request.task_id].iterated:
+        return _list_parts(connection, run, plan, request)
     rows = _fetch_elements(connection, run, request)
     found = rows[: request.limit]
     streams = describe_streams(connection, [row.id for row in found], context.now_us)
@@ -120,6 +129,45 @@ def _read_unit_labels(connection: Connection, run: int, plan: DagPlan, rows: Seq
             if unit is not None:
                 found.setdefault(unit, label)
     return found
+
+
+def _list_parts(connection: Connection, run: int, plan: DagPlan, request: ListElements) -> Listed[TaskRecord]:
+    """Return the elements of a task that runs all of them in one attempt, as far as they have run."""
+    only = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == 0)
+    own = connection.execute(_select_tasks(None, 1).where(only)).first()
+    if own is None:
+        return Listed((), None)
+    first = max(0, request.first or 0, -1 if request.after is None else int(request.after) + 1)
+    mine = [_PART.task == own.id, _PART.number >= first]
+    if request.last is not None:
+        mine.append(_PART.number <= request.last)
+    if request.states:
+        mine.append(_PART.state.in_(request.states))
+        if TaskOutcome.SUCCESS not in request.states:
+            mine.append(text(IS_LEFT_PART.replace("state", "task_part.state")))
+    rows = connection.execute(
+        select(task_part).where(and_(*mine)).order_by(_PART.number).limit(request.limit + 1)
+    ).all()
+    record = _build_task(own, plan, request)
+    tries = plan.tasks[request.task_id].structure.retries + 1
+    records = tuple(
+        msgspec.structs.replace(
+            record,
+            map_index=row.number,
+            state=row.state,
+            tries=row.tries,
+            max_tries=tries,
+            started_us=row.started_us,
+            ended_us=row.ended_us,
+            since_us=row.ended_us,
+            due_us=None,
+            error=row.error,
+            label=None,
+            worker=None,
+        )
+        for row in rows[: request.limit]
+    )
+    return Listed(records, str(records[-1].map_index) if len(rows) > request.limit else None)
 
 
 def _fetch_elements(connection: Connection, run: int, request: ListElements) -> list[Row[Any]]:
@@ -248,6 +296,11 @@ def find_task(connection: Connection, request: TaskHistory | ReadLog) -> int:
     run = find_run(connection, request.dag_id, request.run_id)
     wanted = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == request.map_index)
     found = connection.execute(select(_TASK.id).where(wanted)).scalar()
+    if found is None and request.map_index > 0:
+        # Elements that run in one attempt have the history and the log of that attempt.
+        only = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == 0)
+        same = and_(_PART.task == _TASK.id, _PART.number == request.map_index)
+        found = connection.execute(select(_TASK.id).join(task_part, same).where(only)).scalar()
     if found is None:
         raise refuse_instance(request.dag_id, request.run_id, request.task_id, request.map_index)
     return int(found)

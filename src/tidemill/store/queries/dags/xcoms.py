@@ -11,7 +11,7 @@ from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.calls.task_calls import MAX_XCOM_BYTES, GetXCom
 from tidemill.store.calls.xcom_calls import ListXComs, XComRecord
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import dag_run, task_instance, xcom
+from tidemill.store.dag_tables import dag_run, task_instance, task_part, xcom
 from tidemill.store.queries.dags.runs import find_run, select_dag
 
 _RUN, _TASK, _XCOM = dag_run.c, task_instance.c, xcom.c
@@ -88,7 +88,18 @@ def _fetch(connection: Connection, runs: Sequence[int], request: GetXCom, names:
         .join(xcom, and_(_XCOM.task == _TASK.id, _XCOM.key == request.key))
         .where(and_(_TASK.run.in_(runs), _TASK.task_id.in_(names), _TASK.map_index == request.map_index))
     )
-    return dict(connection.execute(statement).all())
+    found: dict[str, str] = dict(connection.execute(statement).all())
+    left = [name for name in names if name not in found]
+    if request.map_index < 0 or not left or request.key != "return_value":
+        return found
+    # Elements that run in one attempt have one instance, with the index 0.
+    parts = (
+        select(_TASK.task_id, task_part.c.value)
+        .join(task_part, task_part.c.task == _TASK.id)
+        .where(and_(_TASK.run.in_(runs), _TASK.task_id.in_(left), _TASK.map_index == 0))
+        .where(and_(task_part.c.number == request.map_index, task_part.c.state == "success"))
+    )
+    return {name: value for name, value in connection.execute(parts) if value is not None} | found
 
 
 def _find_prior(connection: Connection, run: Any, request: GetXCom, name: str) -> str | None:

@@ -62,11 +62,14 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     by = f"scheduler {turn.session}"
     work = _find_work(connection, turn, context)
     now_us = context.now_us
+    cuts = _is_due(work.maps_us, now_us)
+    if cuts:
+        work = work._replace(maps=True)
     skip = turn.skip_runs
     # A SQLite file has one writer, so nothing is locked.
     shared = find_dialect(connection) == "postgresql"
     if shared and _is_turn_of_maps(work, now_us):
-        return _expand(connection, turn, context, work)
+        return _expand(connection, turn, context, work, cuts=cuts)
     if shared:
         context.untold = []
     # A failed element may have stopped its run when its map was expanded; what has not started must not be admitted.
@@ -78,7 +81,7 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     overdue = _stop_overdue_runs(connection, context, skip) if _is_due(work.runs_us, now_us) else 0
     due = _feed_due(connection, context, turn.limit, by, skip) if _is_due(work.tasks_us, now_us) else 0
     marked = not shared and (work.maps or decided or started or due)
-    expanded = expand_maps(connection, context, skip, turn.map_limits) if marked else 0
+    expanded = expand_maps(connection, context, skip, turn.map_limits, due=cuts) if marked else 0
     if not shared and (work.stops or expanded):
         stopped = _stop_runs(connection, context, skip)
     # After the maps, which make room for the tasks that feed them. No step that waits for tasks may follow: attempts
@@ -120,11 +123,21 @@ def _is_turn_of_maps(work: _Work, now_us: int) -> bool:
     return work.maps and not work.stops and not (others and now_us & 1)
 
 
-def _expand(connection: Connection, turn: SchedulerTurn, context: CallContext, work: _Work) -> SchedulerAnswer:
-    """Admit tasks, and then expand maps; the maps stay locked no longer than that takes."""
+def _expand(
+    connection: Connection, turn: SchedulerTurn, context: CallContext, work: _Work, *, cuts: bool
+) -> SchedulerAnswer:
+    """Admit tasks, and then expand maps; the maps stay locked no longer than that takes.
+
+    Args:
+        connection: A connection inside a transaction.
+        turn: The turn.
+        context: The transaction's context.
+        work: What there is to do.
+        cuts: Whether chunks of maps are due.
+    """
     by, skip = f"scheduler {turn.session}", turn.skip_runs
     admitted = admit_tasks(connection, context, by, turn.limit, skip) if work.scheduled else Admitted()
-    expanded = expand_maps(connection, context, skip, turn.map_limits)
+    expanded = expand_maps(connection, context, skip, turn.map_limits, due=cuts)
     return SchedulerAnswer(
         min(work.times, default=None),
         context.now_us,
@@ -148,6 +161,7 @@ class _Work(NamedTuple):
     dags_us: int | None
     runs_us: int | None
     tasks_us: int | None
+    maps_us: int | None
     queued: bool
     stops: bool
     pending: bool
@@ -160,7 +174,7 @@ class _Work(NamedTuple):
     @property
     def times(self) -> list[int]:
         """The next due times."""
-        return [time for time in (self.dags_us, self.runs_us, self.tasks_us) if time is not None]
+        return [time for time in (self.dags_us, self.runs_us, self.tasks_us, self.maps_us) if time is not None]
 
 
 def _find_work(connection: Connection, turn: SchedulerTurn, context: CallContext) -> _Work:
@@ -192,6 +206,7 @@ def _work(dialect: str, skips: bool) -> Select[Any]:
         select_next_due(skipped_dags if skips else None).label("dags_us"),
         runs.label("runs_us"),
         tasks.scalar_subquery().label("tasks_us"),
+        select(func.min(task_map.c.due_us)).where(and_(task_map.c.due_us.is_not(None), *of_maps)).scalar_subquery(),
         exists().where(and_(IS_QUEUED, *of_runs)).label("queued"),
         exists().where(and_(_RUN.stop.is_not(None), *of_runs)).label("stops"),
         pending.label("pending"),
