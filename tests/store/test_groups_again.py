@@ -197,3 +197,18 @@ async def test_a_group_that_ends_before_it_begins_anew_counts_its_elements_again
     counts = {name: (await find_head(player, run, name)).elements for name in ("G", "a", "b")}
     found = {name: (one.success, one.failed) for name, one in counts.items() if one is not None}
     assert found == {"G": (0, 1), "a": (1, 0), "b": (0, 1)}
+
+
+async def test_a_group_of_which_a_task_was_cleared_has_not_ended_when_all_of_it_is_cleared(player: Player) -> None:
+    run = await player.create(dag(group(literal(1)), part("a"), part("b", "a")))
+    await play(player, "a0")
+    # The scheduler does not look in between.
+    await clear(player, run, "a", indexes=(0, 0), downstream=True)
+    assert {name: (await find_head(player, run, name)).state for name in "Gab"} == dict.fromkeys("Gab", "mapped")
+    await clear(player, run, "G")
+
+    assert await play(player) == ["a0", "b0"]
+
+    assert set((await end(player, run)).values()) == {"success"}
+    counts = [(await find_head(player, run, name)).elements for name in ("G", "a", "b")]
+    assert [(one.success, one.failed, one.skipped) for one in counts if one is not None] == [(1, 0, 0)] * 3

@@ -405,7 +405,15 @@ class Board:
         self._doubtful.update((entry.id, entry) for entry in entries)
 
     def park_elements(self) -> None:
-        """Have cleared elements wait for the windows of their maps; all other decisions are left to `settle`."""
+        """Have cleared elements wait for the windows of their maps; all other decisions are left to `settle`.
+
+        Units are cleared with their tasks, so that the whole group has not ended either.
+        """
+        others, self._told = ([one for one in self._told if one.task.is_part is wanted] for wanted in (False, True))
+        self._tell_successors()
+        self._told = others
+        for unit in [one for one in self._doubtful.values() if one.is_unit]:
+            self._decide_unit(unit)
         for entry in [one for one in self._doubtful.values() if one.map_index != UNMAPPED and not one.is_part]:
             del self._doubtful[entry.id]
             if entry.row.state is TaskState.NONE:
