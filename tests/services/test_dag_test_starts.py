@@ -46,3 +46,30 @@ def test_tasks_start_and_end_in_their_triggers_without_an_attempt(tmp_path: Path
 
     tries = [line for line in said if line.endswith((": try 1", ": resume"))]
     assert sorted(tries) == ["--- check: try 1", "--- items: try 1", "--- mapped[1]: resume", "--- resumes: resume"]
+
+
+NO_LIST = """
+from tidemill.dags import DAG, task
+
+
+with DAG("no_list"):
+
+    @task
+    def text():
+        return "text"
+
+    @task
+    def echo(value):
+        return value
+
+    echo.expand(value=text())
+"""
+
+
+def test_a_map_over_a_value_that_is_no_list_says_why_it_failed(tmp_path: Path) -> None:
+    (tmp_path / "file.py").write_text(NO_LIST)
+    said: list[str] = []
+
+    assert run_dag_test(Settings(), tmp_path, "no_list", {}, None, said.append) == "failed"
+
+    assert [line for line in said if line.startswith("--- echo: ") and "'text'" in line]

@@ -274,10 +274,11 @@ class _Test:
                 self._runner.run(self._wait(turn))
 
     def _tell_failures(self, run: RunRecord) -> None:
-        """Show failures without an attempt: timeouts and failed triggers."""
-        for task in self.ask(ListTasks(run.dag_id, run.run_id, ("failed",))).rows:
+        """Show failures without an attempt: timeouts, failed triggers, and maps over values that are no lists."""
+        for task in self.ask(ListTasks(run.dag_id, run.run_id, ("failed", "upstream_failed"))).rows:
             if task.error is not None and self._told.get(task.id) != task.error:
-                self._say(f"--- {format_instance(task.task_id, task.map_index)}: failed: {task.error}")
+                state = task.state.replace("_", " ")
+                self._say(f"--- {format_instance(task.task_id, task.map_index)}: {state}: {task.error}")
 
     def _work(self, queues: tuple[str, ...]) -> bool:
         """Run one attempt or callback; returns whether there was one."""
