@@ -350,15 +350,20 @@ def test_an_error_of_the_wait_ends_the_attempt() -> None:
     assert "the worker is gone" in result.ending.error
 
 
-def test_an_exception_keeps_what_was_yielded() -> None:
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(ValueError("broken"), "ValueError: broken"), (SystemExit(3), "the task called sys.exit(3)")],
+    ids=["error", "exit"],
+)
+def test_an_exception_keeps_what_was_yielded(error: BaseException, text: str) -> None:
     def generate() -> Any:
         yield 1
         yield 2
-        raise ValueError("broken")
+        raise error
 
     result, emitted = run(generate)
     assert isinstance(result.ending, Failure)
-    assert (result.ending.error, emitted) == ("ValueError: broken", ["1", "2"])
+    assert (result.ending.error, emitted) == (text, ["1", "2"])
 
 
 def test_a_value_that_cannot_be_encoded_is_named_by_its_index() -> None:

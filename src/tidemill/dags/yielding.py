@@ -45,7 +45,7 @@ def emit_all(results: Generator[Any, Any, Any] | AsyncGenerator[Any, Any], servi
             asyncio.run(_iterate_async(results, emitter))
         else:
             _iterate(results, emitter)
-    except Exception:
+    except (Exception, SystemExit):  # the second one is from the function, too: `sys.exit()`
         emitter.finish(raises=False)
         raise
     except BaseException:
