@@ -266,6 +266,21 @@ async def test_a_page_that_cannot_be_read_is_an_error_and_not_the_last_one(api, 
     assert len(str(raised.value)) < 500
 
 
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [(b"[" * 300 + b"]" * 300, "cannot be stored"), (b'"' * 1_000_000, "2,000,.* bytes as JSON"), (b"[1]", None)],
+    ids=["deep", "long", "good"],
+)
+async def test_a_page_that_the_store_cannot_hold_is_refused_with_its_address(api, data, reason):
+    api.scripted = [(200, data, {})]
+    if reason is None:
+        assert [one.payload["body"] for one in await fired(HttpPagesTrigger(f"{api.url}/items"))] == [[1]]
+        return
+    with pytest.raises(RemoteError, match=f"{api.url}/items .*{reason}") as raised:
+        await fired(HttpPagesTrigger(f"{api.url}/items"))
+    assert len(str(raised.value)) < 800
+
+
 @pytest.mark.parametrize("link", ['<x; rel="next"', "http://[; rel=next", "<http://[>; rel=next", "<>; rel=next"])
 async def test_a_malformed_link_to_the_next_page_is_an_error_and_not_the_last_one(api, link):
     api.scripted = [(200, b"{}", {"link": link})]
@@ -356,6 +371,20 @@ async def test_a_retry_continues_with_the_page_after_the_last_one_that_was_handl
     for elsewhere in ("http://elsewhere.example/items", "http://[", "{env:API_KEY}"):
         with pytest.raises(RemoteError, match="clear the task"):
             await fired(HttpPagesTrigger(f"{api.url}/items", **arguments, start={"number": 1, "next": elsewhere}))
+
+
+async def test_no_secret_in_the_address_of_a_page_is_stored(api):
+    address = f"{api.url.replace('http://', 'http://me:hunter2@')}/items"
+    params = {"api_key": "hunter3", "size": 50}
+    events = await fired(HttpPagesTrigger(f"{address}?token=hunter4", params=params))
+    assert "hunter" not in str([one.payload for one in events])
+    api.how = "url"
+    arguments = {"next_url": "paging.next", "params": params}
+    events = await fired(HttpPagesTrigger(f"{address}?token=hunter4", **arguments))
+    assert "hunter" not in str([one.payload for one in events])
+    start = {"number": 1, "next": events[0].payload["next"]}
+    later = await fired(HttpPagesTrigger(f"{address}?token=hunter4", **arguments, start=start))
+    assert [one.identity for one in later] == [one.identity for one in events[1:]]
 
 
 def test_the_operator_begins_at_its_cursor():

@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.size import sized
 from tests.store.dags import Player
 from tests.store.test_streams import Stream
 
@@ -222,7 +223,7 @@ async def test_what_a_handler_writes_is_stored_with_its_batch_or_not_at_all(stre
         assert error.value.kind is RefusalKind.INVALID
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(sized(2, 8)))
 async def test_in_any_order_of_tries_each_event_is_handled_once_or_discarded(stream: Carrying, seed: int) -> None:
     random = Random(seed)
     await stream.begin(acked=True)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from sqlalchemy import Connection, update
+from tests.size import sized
 from tests.store.dags import Player, dag, task
 from tests.store.test_backlog import over
 
@@ -340,7 +341,7 @@ async def test_a_checkpoint_stays_over_tries_and_is_forgotten_with_a_clear(strea
     assert (await stream.player.claim_one()).checkpoint is None
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(sized(4, 12)))
 async def test_in_any_order_each_event_is_handled_once_and_none_after_a_stop(stream: Stream, seed: int) -> None:
     random = Random(seed)
     await stream.begin()

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tidemill.config.redaction import redact_text
+from tidemill.config.redaction import find_url_secrets, is_secret, redact_text
 from tidemill.core.delivery.http_delivery import parse_retry_after
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff, GiveUp, decide
@@ -39,6 +39,7 @@ from tidemill.core.triggers.http_pages import (
 from tidemill.core.triggers.http_poll import PollAnswer, judge_answer
 from tidemill.core.wording import shorten
 from tidemill.dags.connection import Connection
+from tidemill.runtime.json.codec import EncodingError, encode
 from tidemill.runtime.sockets.http_proxy import find_proxy
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.builtin.arguments import resolve_environment
@@ -57,6 +58,8 @@ _PACKED: Final = ("gzip", "x-gzip")
 #: Makes zlib read the header of gzip.
 _GZIP: Final = 31
 _SHOWN_CHARACTERS: Final = 60
+#: The limit of the store for the payload of an event.
+_MAX_PAYLOAD_BYTES: Final = 1 << 20
 
 JsonPath = str | Sequence[str]
 
@@ -186,6 +189,7 @@ class HttpPagesTrigger(BaseTrigger):
                     )
                 hidden = None if following is None else hide_secrets(following, secrets)
                 payload = {"number": number, "url": _mask_url(url), "body": page.body, "next": hidden}
+                _check_payload(url, payload)
                 yield TriggerEvent(payload, identity=f"{number}#{digest}")
                 number += 1
 
@@ -223,6 +227,9 @@ class HttpPagesTrigger(BaseTrigger):
             for name, value in values.items():
                 if isinstance(value, Mapping) and list(value) == ["env"]:
                     secrets[f"env:{value['env']}"] = str(resolved[name])
+                elif is_secret(name):
+                    secrets[f"given:{name}"] = str(value)
+        secrets |= {f"url:{number}": value for number, value in enumerate(sorted(find_url_secrets(url)))}
         if params:
             url = set_parameters(url, {name: str(value) for name, value in params.items()})
         return url, headers, secrets
@@ -354,6 +361,22 @@ class _Unpacker:
     @property
     def is_complete(self) -> bool:
         return self._member.eof or not self._began
+
+
+def _check_payload(url: str, payload: Mapping[str, Any]) -> None:
+    """Refuse a page that cannot be stored, with its address."""
+    try:
+        size = len(encode(payload, "the page").encode("utf-8", "replace"))
+    except EncodingError as error:
+        raise RemoteError(
+            f"{_mask_url(url)} responded with a page that cannot be stored: {error}", retryable=False
+        ) from None
+    if size > _MAX_PAYLOAD_BYTES:
+        raise RemoteError(
+            f"{_mask_url(url)} responded with a page of {size:,} bytes as JSON; at most {_MAX_PAYLOAD_BYTES:,} are "
+            "stored; request smaller pages",
+            retryable=False,
+        )
 
 
 def is_start(value: object) -> bool:
