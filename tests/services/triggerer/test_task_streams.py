@@ -122,18 +122,40 @@ async def test_an_event_that_ends_the_task_ends_the_trigger_too(database: Databa
     assert DID[number] == ["cleanup"]
 
 
+def refuse_all(host: TaskHost, refused: EventRefused, monkeypatch: Any) -> None:
+    """Refuse all events, after they were stored."""
+    assert host.host is not None
+    add = host.host.events.add
+
+    def refuse(number: int, token: int, payload: str, identity: str | None, done: Any, ending: Any = None) -> None:
+        add(number, token, payload, identity, lambda _: done(refused), ending)
+
+    monkeypatch.setattr(host.host.events, "add", refuse)
+
+
+async def test_a_stream_whose_event_comes_too_late_is_killed_if_a_user_has_stopped_it(
+    database: Database, tmp_path: Path, monkeypatch
+):
+    DID.clear()
+    streaming = Streaming(database)
+    async with triggerer(database, tmp_path) as host:
+        await until(lambda: host.host is not None)
+        refuse_all(host, EventRefused(EventRefusal.FENCED), monkeypatch)
+        await streaming.defer(hosted.Counting, count=9, then="wait")
+        attempt = await streaming.claim()
+        assert attempt.stream is not None
+        number = attempt.stream.trigger
+        await database.call(CancelRun(streaming.run.dag_id, streaming.run.run_id, "tester"))
+        await until(lambda: DID[number][-1:] == ["cleanup"])
+    assert DID[number][-2:] == ["on_kill", "cleanup"]
+
+
 async def test_a_refused_event_ends_a_stream_before_its_next_yield(database: Database, tmp_path: Path, monkeypatch):
     DID.clear()
     streaming = Streaming(database)
     async with triggerer(database, tmp_path) as host:
         await until(lambda: host.host is not None)
-        assert host.host is not None
-        add = host.host.events.add
-
-        def refuse(number, token, payload, identity, done, ending=None):
-            add(number, token, payload, identity, lambda _: done(EventRefused(EventRefusal.CONTENT, "too odd")), ending)
-
-        monkeypatch.setattr(host.host.events, "add", refuse)
+        refuse_all(host, EventRefused(EventRefusal.CONTENT, "too odd"), monkeypatch)
         await streaming.defer(hosted.Counting, count=1, then="wait")
         attempt = await streaming.claim()
         await until(lambda: DID[attempt.stream.trigger][-1:] == ["cleanup"])

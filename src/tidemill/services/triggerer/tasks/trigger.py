@@ -27,7 +27,7 @@ import msgspec
 import structlog
 
 from tidemill.core.tasks.instance import format_instance
-from tidemill.core.triggers.event_plan import EventRefused, EventStored, StoreOutcome
+from tidemill.core.triggers.event_plan import EventRefusal, EventRefused, EventStored, StoreOutcome
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, decide_end
 from tidemill.dags.stream_key import write_key
@@ -56,6 +56,8 @@ log = structlog.get_logger(__name__)
 #: Time limit, in seconds, of each of `on_kill`, `cleanup` and the end of the trigger's own generator.
 END_SECONDS = 30.0
 _NO_EVENT = object()
+#: How long a stream whose event is refused because it was stopped waits for the reason.
+REASON_SECONDS = 10.0
 #: The most events of a stream that are being stored.
 _MAX_UNSTORED = 256
 
@@ -319,10 +321,10 @@ class TaskTrigger:
                 if isinstance(event, BaseTaskEndEvent):
                     break
                 while under_way and (under_way[0].done() or len(under_way) >= _MAX_UNSTORED):
-                    undelivered = self._note_streamed(await under_way.popleft(), undelivered)
+                    undelivered = await self._note_streamed(await under_way.popleft(), undelivered)
                 if undelivered + len(under_way) > room.max_undelivered:
                     while under_way:
-                        undelivered = self._note_streamed(await under_way.popleft(), undelivered)
+                        undelivered = await self._note_streamed(await under_way.popleft(), undelivered)
                     if undelivered > room.max_undelivered:
                         undelivered = await room.wait(self.claim.id)
         except BaseException:
@@ -331,12 +333,15 @@ class TaskTrigger:
                 await asyncio.wait(under_way)
             raise
         while under_way:
-            self._note_streamed(await under_way.popleft(), undelivered)
+            await self._note_streamed(await under_way.popleft(), undelivered)
         self._returned = True
 
-    def _note_streamed(self, outcome: StoreOutcome, undelivered: int) -> int:
+    async def _note_streamed(self, outcome: StoreOutcome, undelivered: int) -> int:
         """Return the number of undelivered events of the stream, as far as known."""
         if isinstance(outcome, EventRefused):
+            if outcome.reason is not EventRefusal.CONTENT:
+                # The trigger was stopped. It is cancelled soon, and the reason says whether its `on_kill` runs.
+                await asyncio.sleep(REASON_SECONDS)
             self._outcome = outcome
         _check_stored(outcome)
         return outcome.undelivered if isinstance(outcome, EventStored) else undelivered
@@ -381,11 +386,11 @@ class TaskTrigger:
             manager.refuse_persisted((seq,), None)
         if not stored.done():
             stored.set_result(outcome)
-        if self.claim.streams and isinstance(outcome, EventRefused):
+        if self.claim.streams and isinstance(outcome, EventRefused) and outcome.reason is EventRefusal.CONTENT:
             self._end_refused(outcome)
 
     def _end_refused(self, outcome: EventRefused) -> None:
-        """End a stream whose event is refused now, however long its next `yield` may take."""
+        """End a stream whose event cannot be stored, however long its next `yield` may take."""
         if self._alive and self._interruptible and self.reason is None and self._fault is None:
             self._outcome, self._fault = outcome, _describe_refusal(outcome)
             assert self._task is not None
