@@ -11,8 +11,10 @@ from tidemill.store.calls.service_calls import (
     BeginSession,
     ClaimFiles,
     EndSession,
+    ListFileDifferences,
     ListFiles,
     RemoveFile,
+    ReportFiles,
     StoreFile,
 )
 from tidemill.store.database import Database
@@ -104,3 +106,56 @@ async def test_a_parser_is_told_the_files_that_it_may_remove(database: Database,
     assert [await list_removable(session) for session in parsers] == [["a.py"], ["b.py"], []]
     await database.call(EndSession(first))
     assert await list_removable(third) == ["a.py"], "once all live parsers lack it"
+
+
+async def test_the_files_of_a_parser_that_has_just_ended_are_kept_for_a_grace(
+    database: Database, parsers: list[int]
+) -> None:
+    """Its host may be about to start it again: the only one that has the file is restarted."""
+    first, second, third = parsers
+    await store(database, first)
+    await database.call(EndSession(first))
+
+    for session in (second, third):
+        assert not await database.call(RemoveFile("a.py", session, grace_us=60_000_000))
+    assert await list_active(database) == ["a"]
+    assert await database.call(RemoveFile("a.py", third, grace_us=0))
+
+
+async def test_a_file_that_was_stored_without_a_parser_is_removed_only_if_all_hosts_lack_it(
+    database: Database, parsers: list[int]
+) -> None:
+    await database.call(StoreFile("a.py", "digest", structures=(encode(dag(task("t"), id="a")),)))
+    first, second, third = parsers
+    assert not await database.call(RemoveFile("a.py", first))
+    assert not await database.call(RemoveFile("a.py", second))
+    assert await list_active(database) == ["a"]
+    assert await database.call(RemoveFile("a.py", third))
+
+
+async def test_differences_between_hosts_are_those_of_live_services_and_present_files(
+    database: Database, parsers: list[int]
+) -> None:
+    first, second, third = parsers
+    await store(database, first)
+    await store(database, first, "b")
+    assert {file.path for file in await database.call(ListFiles(not_of=second))} == {"a.py", "b.py"}
+    assert await database.call(ListFiles(not_of=first)) == ()
+    await database.call(ReportFiles(second, ("a.py", "unknown.py", "\0.py"), ("b.py",)))
+    await database.call(ReportFiles(third, ("a.py",)))
+
+    async def list_differences() -> list[tuple[str, str, int]]:
+        return [(one.path, one.difference, one.session) for one in await database.call(ListFileDifferences())]
+
+    lacks = [("a.py", "missing", second), ("a.py", "missing", third)]
+    assert await list_differences() == [*lacks, ("b.py", "differs", second)]
+    (before, _, _) = await database.call(ListFileDifferences())
+    await database.call(ReportFiles(second, ("a.py", "b.py")))
+    assert await list_differences() == [*lacks, ("b.py", "missing", second)]
+    assert before in await database.call(ListFileDifferences()), "it has been so since the first report"
+    await database.call(EndSession(second))
+    assert await list_differences() == [("a.py", "missing", third)]
+    await database.call(ReportFiles(third))
+    assert await list_differences() == []
+    with pytest.raises(CallRefusedError, match="has ended"):
+        await database.call(ReportFiles(second))

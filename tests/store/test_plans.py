@@ -20,7 +20,14 @@ from tidemill.store.calls.count_calls import CountStore
 from tidemill.store.calls.dag_calls import GetDag, ListDags, PauseDag
 from tidemill.store.calls.dispatch import list_kinds
 from tidemill.store.calls.element_calls import GroupElementFailures, ListElements
-from tidemill.store.calls.instance_calls import ClearTasks, DescribeTriggers, ListTasks, MarkTasks, TaskHistory
+from tidemill.store.calls.instance_calls import (
+    ClearTasks,
+    DescribeAdmission,
+    DescribeTriggers,
+    ListTasks,
+    MarkTasks,
+    TaskHistory,
+)
 from tidemill.store.calls.iteration_calls import GetParts, KeepParts, KeptPart
 from tidemill.store.calls.log_calls import ReadLog
 from tidemill.store.calls.run_calls import CancelRun, GetRun, ListRuns, RunRecord, StageConfItems, WatchRuns
@@ -30,6 +37,7 @@ from tidemill.store.calls.service_calls import (
     ClaimFiles,
     DescribeServices,
     EndSession,
+    ListFileDifferences,
     ListFiles,
     ListSessions,
     LoseOtherSessions,
@@ -37,6 +45,7 @@ from tidemill.store.calls.service_calls import (
     MapLimits,
     ReleaseLeft,
     RemoveFile,
+    ReportFiles,
     StoreFile,
 )
 from tidemill.store.calls.setting_calls import (
@@ -247,6 +256,7 @@ class Everybody:
             ReadLog("dag", "run1", "a"),
             ListXComs("dag", "run1"),
             DescribeTriggers((1, 2)),
+            DescribeAdmission((1, 2)),
             CountStore(),
             ListFiles(),
             ListSessions(),
@@ -321,6 +331,9 @@ class Everybody:
         parser = await self.player.begin_service("parser")
         await self.call(ClaimFiles(parser, ("claimed.py",)))
         await self.call(ListFiles(removable_by=parser))
+        await self.call(ListFiles(not_of=parser))
+        await self.call(ReportFiles(parser, ("other.py",)))
+        await self.call(ListFileDifferences())
         await self.call(ReleaseLeft())
         await self.call(DescribeServices())
         await self.call(CheckKey())

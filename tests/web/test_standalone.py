@@ -19,7 +19,7 @@ from tidemill.web.access.origins import Origins
 from tidemill.web.app import create_app
 from tidemill.web.pages import Pages
 from tidemill.web.sections import Health
-from tidemill.web.standalone.start import describe_about, mount_sections
+from tidemill.web.standalone.start import WebContent, describe_about, mount_sections
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,9 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_app(folder: Path, letters: Path | None = None) -> ASGIApp:
     settings = Settings.model_validate(SETTINGS | ({"dlq": {"path": str(letters)}} if letters else {}))
-    pages = Pages(describe_about(settings, folder))
-    sections = mount_sections(pages, settings, folder, letters_of=None if letters is None else Path("/etc/orders.yaml"))
+    shown = WebContent(folder, None if letters is None else Path("/etc/orders.yaml"))
+    pages = Pages(describe_about(settings, shown))
+    sections = mount_sections(pages, settings, shown)
     logins, origins = Logins(KEY, {}, {}), Origins("127.0.0.1")
     return create_app(sections, pages, logins, origins, Health(list, list), PORT)
 

@@ -1,7 +1,8 @@
-"""`tidemill web`: shows recordings in a browser, without a pipeline."""
+"""`tidemill web`: shows DAGs and recordings in a browser, without a pipeline and without services."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import signal
 import threading
@@ -13,6 +14,7 @@ import typer
 from tidemill.cli.options import ConfigPath
 from tidemill.cli.recordings.location import expand_folder, load_quietly
 from tidemill.cli.reporting import reporting
+from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.process.stop_signals import find_stop_signals
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from tidemill.config.debug_settings import DebugSettings
+    from tidemill.config.settings import Settings
+    from tidemill.services.hosts.store_thread import StoreThread
     from tidemill.web.server import WebServer
 
 _KEY_BYTES = 24
@@ -39,9 +43,10 @@ def web(
         ),
     ] = None,
 ) -> None:
-    """Show recordings in a browser, read-only, until Ctrl-C; also while pipelines write them.
+    """Show DAGs and recordings in a browser until Ctrl-C; also while pipelines and services write them.
 
-    Prints the address. With CONFIG, the pages also show its dead letters, and its users may log in.
+    Prints the address. If store.url of CONFIG is a PostgreSQL database, the pages show its DAGs and services, and may
+    trigger runs. With CONFIG, the pages of recordings also show its dead letters, and its users may log in.
     """
     with reporting():
         from tidemill.config.loading import find_source
@@ -49,33 +54,73 @@ def web(
 
         settings = load_quietly(config)
         debug = settings.debug
-        folder = _find_recordings(debug, directory)
+        store = None if directory is not None else _find_store(settings)
+        folder = _find_recordings(debug, directory, needed=store is None)
         listener = _listen(debug)
         key = None if debug.users or debug.tokens else secrets.token_urlsafe(_KEY_BYTES)
 
-        from tidemill.web.standalone.start import build_server
+        from tidemill.web.standalone.start import WebContent, build_server
 
-        server = build_server(listener, key, settings, folder, letters_of=find_source(config))
-        address = debug.debug_url.rstrip("/") or format_address(listener)
-        _serve(server, f"recordings in {folder}: {address}/{f'?key={key}' if key is not None else ''}")
+        with contextlib.ExitStack() as closing:
+            if store is not None:
+                _configure_log(settings)
+                closing.callback(store.close)
+                store.start()
+            server = build_server(listener, key, settings, WebContent(folder, find_source(config), store))
+            address = debug.debug_url.rstrip("/") or format_address(listener)
+            shown = [] if store is None else [f"DAGs in {redact_text(settings.store.url)}"]
+            shown += [] if folder is None else [f"recordings in {folder}"]
+            _serve(server, f"{' and '.join(shown)}: {address}/{f'?key={key}' if key is not None else ''}")
 
 
-def _find_recordings(debug: DebugSettings, directory: Path | None) -> Path:
-    """Return the folder, if it has recordings.
+def _find_store(settings: Settings) -> StoreThread | None:
+    """Return the store of the DAGs; None if the settings name no PostgreSQL database.
 
     Raises:
-        ConfigError: There are no recordings.
+        ConfigError: The URL is not a store URL.
+    """
+    if not settings.store.url:
+        return None
+    from tidemill.services.hosts.store_thread import StoreThread
+    from tidemill.store.engines.opening import has_one_writer
+
+    # A SQLite file belongs to `tidemill dev`, which shows its DAGs itself.
+    return None if has_one_writer(settings.store.url) else StoreThread(settings, settings.store.url)
+
+
+def _configure_log(settings: Settings) -> None:
+    from tidemill.runtime.identity import find_worker_name
+    from tidemill.runtime.log.setup import configure
+
+    configure(settings.logging, worker_id=find_worker_name(settings))
+
+
+def _find_recordings(debug: DebugSettings, directory: Path | None, *, needed: bool) -> Path | None:
+    """Return the folder, if it has recordings.
+
+    Args:
+        debug: Provides `debug.db_dir`.
+        directory: The folder on the command line.
+        needed: Whether there is nothing else to show.
+
+    Raises:
+        ConfigError: There are no recordings, but they are needed.
     """
     from tidemill.recorder.format.file_layout import list_periods, list_worker_folders
 
+    if not needed and not debug.db_dir:
+        return None
     folder = expand_folder(debug) if directory is None else directory
     where = "debug.db_dir" if directory is None else "--dir"
     if directory is not None and not directory.is_dir():
         raise ConfigError(f"--dir {directory}: not a folder of recordings")
     if not any(list_periods(worker) for worker in list_worker_folders(folder)):
+        if not needed:
+            return None
         raise ConfigError(
             f"no recordings of this user in {folder} ({where}); pipelines write them while debug.enabled is true and "
-            "debug.db_dir is this folder; pass the pipeline's configuration, or its folder with --dir"
+            "debug.db_dir is this folder; pass the pipeline's configuration, or its folder with --dir; for DAGs, set "
+            "store.url to a PostgreSQL database"
         )
     return folder
 

@@ -34,6 +34,11 @@ class DagsSettings(Section):
     paused_at_creation: bool = Field(
         False, description="Whether new DAGs start paused: a paused DAG does not run by schedule until it is unpaused."
     )
+    missing_file_seconds: PositiveFloat = Field(
+        60.0,
+        description="How long a queued task waits if no live worker of its queue has the file of its DAG; then its try "
+        "fails. A worker that lacks a file takes no task of it until the file is in its folder.",
+    )
     max_outstanding: int = Field(
         128,
         ge=1,

@@ -50,6 +50,18 @@ dag_file = Table(
     Column("absent", Text, nullable=False, server_default=text("'[]'")),
 )
 
+#: One row per file that a live parser or worker lacks, or has with another content. `difference`: `missing` or
+#: `differs`; `since_us`: the time from which it has been so.
+file_difference = Table(
+    "file_difference",
+    metadata,
+    Column("session_id", Id, primary_key=True, autoincrement=False),
+    Column("path", Text, primary_key=True),
+    Column("difference", Text, nullable=False),
+    Column("since_us", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 #: One row per DAG that was ever stored. `next_us`: the due time of the next scheduled run; `last_us`: the due time of
 #: the last one; `known_us`: the time from which the schedule applies, that is, since it became known and was not
 #: paused. `by_past`: 1 if tasks of a run depend on the previous run.

@@ -33,6 +33,10 @@ _SQLITE_CONTENT = (sqlite3.DataError, sqlite3.IntegrityError, OverflowError)
 _TEXT_LIMIT = 2_000
 
 
+class StoreAwayError(RemoteError):
+    """The database cannot be reached. Its process has logged that, and logs when it can be reached again."""
+
+
 class SchemaChange(enum.Enum):
     """What a process may do to the tables of a PostgreSQL database that it opens.
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, Select, Text, column, inspect, select, table, text
 
 from tidemill.core.errors import ConfigError
 from tidemill.store.batches import find_dialect
+from tidemill.store.statements import Statement
 from tidemill.store.tables import HEAD, VERSION_TABLE
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -69,8 +70,23 @@ def check_current(found: str | None, label: str) -> None:
         return
     has = "has no tables" if found is None else f"has tables of revision {found}, but this tidemill needs {HEAD}"
     newer = found is not None and found > HEAD
-    todo = "update tidemill" if newer else "stop all services, then run `tidemill db migrate`"
+    update = "`tidemill db migrate` of a newer version has changed them; update tidemill"
+    todo = update if newer else "stop all services, then run `tidemill db migrate`"
     raise ConfigError(f"the store {label} {has}; {todo}")
+
+
+def check_unchanged(connection: Connection, label: str) -> None:
+    """Check that tables that had the revision of this program still have it.
+
+    Raises:
+        ConfigError: They have another one.
+    """
+    check_current(_version.fetch(connection)[0][0], label)
+
+
+@Statement
+def _version(dialect: str) -> Select[str]:
+    return select(column("version_num", Text())).select_from(table(VERSION_TABLE))
 
 
 def check_readable(connection: Connection, label: str) -> None:

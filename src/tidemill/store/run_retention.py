@@ -17,7 +17,7 @@ import structlog
 from sqlalchemy import Connection
 
 from tidemill.config.triggerer_settings import StoreSettings
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.database import Database
 from tidemill.store.queries.dags.run_retention import (
@@ -74,7 +74,7 @@ class RunRetention:
             if self._days:
                 try:
                     await self.remove_old(time.time_ns() // 1000)
-                except RemoteError as error:
+                except (RemoteError, ConfigError) as error:
                     throttle(log, 600.0).warning("old runs cannot be removed from the store", error=str(error))
                 except Exception:
                     log.exception("old runs cannot be removed from the store; this is a bug in tidemill")

@@ -25,3 +25,21 @@ def test_a_service_that_was_not_heard_of_for_long_does_nothing() -> None:
 
 def test_workers_of_other_queues_are_named() -> None:
     assert "takes tasks from queue 'gpu'" in find_alive([WORKER]).explain_missing("worker", "gpu")
+
+
+def test_triggerers_without_queues_take_all_triggers_and_others_only_those_of_their_queues() -> None:
+    every = find_alive([SeenService("triggerer", (), 0)])
+    assert every.explain_missing("triggerer", "gpu") == every.explain_missing("triggerer") == ""
+    some = find_alive([SeenService("triggerer", ("gpu",), 0)])
+    assert some.explain_missing("triggerer", "gpu") == ""
+    assert "takes triggers from queue 'other'; add it to triggerer.queues" in some.explain_missing("triggerer", "other")
+    assert "takes triggers without a queue" in some.explain_missing("triggerer")
+    assert some.explain_missing("triggerer", any_queue=True) == ""
+
+
+def test_services_are_full_if_none_of_their_queue_has_a_place() -> None:
+    one, two = (replace(WORKER, session=number, capacity=2, held=2) for number in (1, 2))
+    assert find_alive([one, two]).explain_full("worker", "default") == "all 4 places of 2 live workers are taken"
+    assert find_alive([one, replace(two, held=1)]).explain_full("worker", "default") == ""
+    assert find_alive([one, WORKER]).explain_full("worker", "default") == "", "its capacity is not known"
+    assert find_alive([one]).explain_full("worker", "gpu") == ""

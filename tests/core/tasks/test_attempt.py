@@ -27,6 +27,7 @@ from tidemill.core.tasks.inputs import (
     EndAttempt,
     Ended,
     Failed,
+    FileMissing,
     Input,
     Lost,
     MakeTrigger,
@@ -98,6 +99,7 @@ KINDS: dict[type, dict[str, object]] = {
     Due: {},
     Lost: {},
     Returned: {},
+    FileMissing: {"error": "no worker has it"},
     Ended: {},
     CleanedUp: {},
     Clear: {"triggerer": 9},
@@ -709,6 +711,20 @@ def test_an_attempt_that_ends_while_it_waits_leaves_no_wait(phase, kind):
     assert life.task.block is None
 
 
+def test_a_task_whose_file_no_worker_has_uses_up_its_tries_and_none_that_has_begun():
+    life = Life(RETRYING).take(Ready, Readiness.RUN).take(Admit)
+    for number in (1, 2):
+        life.take(FileMissing, "no worker has it")
+        assert (life.task.state, life.task.tries) == (TaskState.UP_FOR_RETRY, number)
+        life.now += 60 * SECOND
+        life.take(Due).take(Admit)
+    life.take(FileMissing, "no worker has it")
+    assert (life.task.outcome, life.task.tries) == (TaskOutcome.FAILED, 3)
+
+    life = Life(RETRYING).run().take(Returned).take(FileMissing, "no worker has it")
+    assert life.task.tries == 1, "the try that the worker has returned"
+
+
 def test_what_was_lost_after_a_deferral_continues_where_it_was_resumed():
     life = bring(TaskState.DEFERRED).take(TriggerFired, "1").run().take(Lost).run()
     assert life.task.resume == TaskResume("resume", '{"a":1}', "1")
@@ -845,7 +861,7 @@ def test_every_input_is_answered_in_every_state(state):
     applies = {
         TaskState.NONE: {Ready, Mark, Cancel, Remove},
         TaskState.SCHEDULED: {Admit, Clear, Mark, Cancel, Remove},
-        TaskState.QUEUED: {Claim, Clear, Mark, Cancel, Remove},
+        TaskState.QUEUED: {Claim, FileMissing, Clear, Mark, Cancel, Remove},
         TaskState.RUNNING: {
             *(Succeeded, Failed, Skipped, Deferred, Blocked, Lost, Returned, Clear, Mark, Cancel, Remove)
         },

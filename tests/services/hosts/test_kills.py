@@ -104,6 +104,9 @@ async def test_each_task_ends_once_though_a_service_of_each_kind_is_killed(
         await wait_for(store, dead, 3, fleet.describe)
         services = [json.loads(line) for line in fleet.run("services", "list", "--json").splitlines()]
         assert {one["name"] for one in services} == {"scheduler-2", "worker-2", "triggerer-2"}
+        # At most four each, parent and child together, and this test has four; those of the dead ones are gone.
+        mine = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        assert await count(store, mine) <= 4 * (len(services) + 1)
         for name in list(fleet.services):
             assert fleet.stop(name) == 0
         assert await store.call(ListSessions()) == ()

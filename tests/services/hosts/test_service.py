@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+import structlog
 from sqlalchemy import text
 from tests.store.server import PostgresServer
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
+from tidemill.core.tasks.inputs import Channel
+from tidemill.runtime.loop.loop_calls import await_on_loop
 from tidemill.services.hosts.service import check_shared
+from tidemill.services.hosts.store_thread import StoreThread
+from tidemill.services.scheduler.scheduler import Scheduler
+from tidemill.services.sessions.beats import send_beats
+from tidemill.services.sessions.lease import ServiceLease
+from tidemill.services.sessions.observer import SessionObserver
 from tidemill.services.supervision.supervisor import ServiceFolder
-from tidemill.store.calls.service_calls import CheckKey
+from tidemill.store.calls.service_calls import BeginSession, CheckKey, ListSessions
 from tidemill.store.ciphers import Cipher, create_key
 from tidemill.store.database import SchemaChange
+from tidemill.store.engines import postgres as engine
 from tidemill.store.engines.opening import open_store
 
 
@@ -63,3 +73,76 @@ async def test_a_service_whose_keys_do_not_decrypt_the_check_value_is_refused(po
     await check(new)
     with pytest.raises(ConfigError, match=r"store\.encryption_key"):
         await check(old)
+
+
+async def test_a_running_service_stops_when_its_tables_are_migrated_and_names_the_command(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "CHECK_SECONDS", 0.0)
+    store = await open_store(await postgres.new_database())
+    session = await store.call(BeginSession("scheduler", "s", "here", "boot", 1))
+    lease = ServiceLease(0.6)
+    parts = [
+        asyncio.create_task(work)
+        for work in (
+            send_beats(store, session, lease),
+            Scheduler(store, store.doorbell, session).run(),
+            SessionObserver(store, session, lease).run(),
+        )
+    ]
+    with structlog.testing.capture_logs() as logs:
+        done, _ = await asyncio.wait(parts, timeout=0.3)
+        assert not done
+        await store.write(lambda connection: connection.execute(text("UPDATE tidemill_version SET version_num='9999'")))
+        done, _ = await asyncio.wait(parts, timeout=30)
+    assert len(done) == 3
+    for part in parts:
+        assert isinstance(part.exception(), ConfigError)
+        assert "tidemill db migrate" in str(part.exception())
+    assert [entry for entry in logs if entry["log_level"] == "error"] == []
+    await store.close()
+
+
+async def test_a_service_has_at_most_four_connections_however_much_it_asks(postgres: PostgresServer) -> None:
+    store = await open_store(await postgres.new_database())
+    waiting = asyncio.create_task(store.doorbell.wait(Channel.WORKER, 30))
+    await asyncio.gather(*[store.call(ListSessions()) for _ in range(40)])
+    counted = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+    async with asyncio.timeout(30):
+        while (found := await store.read(lambda connection: connection.execute(counted).scalar_one())) < 4:
+            await asyncio.gather(*[store.call(ListSessions()) for _ in range(40)])
+    assert found == 4
+    waiting.cancel()
+    await store.close()
+
+
+def test_the_store_of_the_web_ui_answers_on_its_own_thread_and_says_when_it_does_not(postgres: PostgresServer) -> None:
+    url = asyncio.run(prepare(postgres))
+    settings = Settings.model_validate({"store": {"url": url}})
+    thread = StoreThread(settings, url)
+    thread.start()
+    try:
+        assert await_on_loop(thread.loop, thread.call(ListSessions()), 30) == ()
+        assert thread.find_unready() == []
+    finally:
+        thread.close()
+    assert thread.find_unready() == ["the store does not answer"]
+
+
+def test_the_store_of_the_web_ui_is_refused_if_its_tables_are_of_another_version(postgres: PostgresServer) -> None:
+    url = asyncio.run(prepare(postgres, "0001"))
+    thread = StoreThread(Settings.model_validate({"store": {"url": url}}), url)
+    with pytest.raises(ConfigError, match="tidemill db migrate"):
+        thread.start()
+    thread.close()
+
+
+async def prepare(postgres: PostgresServer, revision: str | None = None) -> str:
+    """Return the URL of a database with the tables, of a revision."""
+    url = await postgres.new_database()
+    store = await open_store(url)
+    if revision is not None:
+        change = text(f"UPDATE tidemill_version SET version_num='{revision}'")
+        await store.write(lambda connection: connection.execute(change))
+    await store.close()
+    return url

@@ -12,7 +12,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log.task_lines import TaskLine, decode_lines
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
-from tidemill.store.calls.service_calls import BeatSession
+from tidemill.store.calls.service_calls import BeatSession, ReportFiles
 from tidemill.store.calls.task_calls import (
     AppendLog,
     ConnectionRecord,
@@ -73,8 +73,11 @@ class MemoryStore:
         self.variables: dict[str, str] = {}
         self.connections: dict[str, ConnectionRecord] = {}
         self.turns: list[WorkerTurn] = []
+        self.files: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
         self.to_end: set[tuple[int, int]] = set()
         self.away = self.ended = False
+        #: How many answers to turns with reports or claims are lost.
+        self.losing = 0
         #: What generators yielded, the number of values of which the store has enough, and whether those that wait may
         #: go on; what they yielded by then is taken.
         self.yielded: list[str] = []
@@ -87,6 +90,10 @@ class MemoryStore:
         self._answers: dict[int, WorkerAnswer] = {}
         self._rung = asyncio.Event()
         self._changed = asyncio.Event()
+
+    @property
+    def doorbell(self) -> MemoryStore:
+        return self
 
     def queue(self, *attempts: ClaimedAttempt) -> None:
         self.waiting += attempts
@@ -119,9 +126,16 @@ class MemoryStore:
             raise CallRefusedError(RefusalKind.FENCED, "the service has ended")
         match request:
             case WorkerTurn():
-                return self._turn(request)
+                is_new = request.request not in self._answers
+                answer = self._turn(request)
+                if self.losing and is_new and (request.reports or answer.claimed):
+                    self.losing -= 1
+                    raise RemoteError("the connection was lost before the answer")
+                return answer
             case BeatSession():
                 return True
+            case ReportFiles(_, missing, differing):
+                self.files.append((missing, differing))
             case AppendLog(parts):
                 self.appended.append(time.monotonic())
                 for part in parts:

@@ -14,6 +14,7 @@ from tests.until import until
 from tidemill.core.errors import InvariantError
 from tidemill.core.tasks.endings import Deferral, Failure, Loss, Skip, Success
 from tidemill.core.tasks.worker_slots import WorkerLimits
+from tidemill.dags.loading import digest_files
 from tidemill.runtime.process.table import is_running
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.worker_calls import ResumeWith
@@ -180,9 +181,7 @@ async def test_a_file_that_does_not_import_fails_its_attempts(worker: RunningWor
     assert isinstance((await worker.report(2)).result, Success)
 
 
-async def test_a_file_task_or_dag_that_is_gone_is_named(worker: RunningWorker) -> None:
-    worker.store.queue(make_attempt(1, "run"))
-    assert "d.py no longer exists" in await worker.error(1)
+async def test_a_task_or_dag_that_is_gone_is_named(worker: RunningWorker) -> None:
     worker.write(with_body("return 1"))
     worker.store.queue(make_attempt(2, "other"))
     assert "no longer has a task 'other'" in await worker.error(2)
@@ -463,6 +462,66 @@ async def test_a_worker_that_drains_lets_attempts_end_and_claims_nothing(worker:
     assert worker.store.parts[(1, 1)]
 
 
+async def test_a_draining_worker_that_is_rung_claims_nothing_and_reports_what_ends(worker: RunningWorker) -> None:
+    worker.write(KILLABLE.replace("CODE", "print('begun', flush=True); time.sleep(0.5)"))
+    worker.store.queue(make_attempt(1, "run"))
+    await until(lambda: "begun" in worker.store.text_of(1), what="it has begun")
+    worker.worker.drain()
+    turns = len(worker.store.turns)
+    for number in range(2, 5):
+        seen = len(worker.store.turns)
+        worker.store.queue(make_attempt(number, "run"))
+        await until(lambda seen=seen: len(worker.store.turns) > seen or worker.running.done())
+    await worker.running
+    assert {turn.capacity for turn in worker.store.turns[turns:]} == {0}
+    assert worker.store.reports.keys() == {1}
+    assert [one.task for one in worker.store.waiting] == [2, 3, 4]
+
+
+async def test_a_report_whose_answer_is_lost_is_stored_once_and_its_turn_starts_nothing_twice(
+    worker: RunningWorker,
+) -> None:
+    worker.store.losing = 2  # that of the claim, and that of the report
+    await make(worker, "return 1")
+    assert (await worker.report(1)).xcoms == (("return_value", "1"),)
+    await until(lambda: not worker.store.losing, what="the report was repeated")
+    worker.store.queue(make_attempt(2, "run"))
+    await worker.report(2)
+    numbers = [turn.request for turn in worker.store.turns]
+    assert len(numbers) - len(set(numbers)) == 2, "turns without an answer are repeated under their number"
+    assert sum(report.task == 1 for turn in worker.store.turns for report in turn.reports) == 2
+
+
+async def test_a_worker_that_was_cut_off_reports_when_it_can_and_kills_what_was_fenced(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    worker = await start_worker()
+    worker.write(
+        f"import os, time\nFOLDER = {str(tmp_path)!r}\n"
+        "with DAG('d', schedule=None):\n"
+        "    for name in ('goes_on', 'fenced'):\n"
+        "        @task(task_id=name)\n"
+        "        def run(ti=None):\n"
+        "            print('begun', flush=True)\n"
+        "            while not os.path.exists(os.path.join(FOLDER, ti.task_id + '.go')): time.sleep(0.02)\n"
+        "            return ti.fencing_token\n"
+        "        run()\n"
+    )
+    worker.store.queue(make_attempt(1, "goes_on", epoch=7), make_attempt(2, "fenced", epoch=3))
+    for number in (1, 2):
+        await until(lambda number=number: "begun" in worker.store.text_of(number), what="both have begun")
+    worker.store.away = True
+    await until(lambda: worker.store.refused["WorkerTurn"], what="it is cut off")
+    (tmp_path / "goes_on.go").touch()
+    await until(lambda: worker.worker.processes.running == 1, what="its attempt goes on and ends")
+    assert not worker.store.reports
+    worker.store.end(2)  # another worker has it
+    worker.store.away = False
+    assert (await worker.report(1)).xcoms == (("return_value", "7"),), "the fencing token is that of the claim"
+    await until(lambda: not worker.worker.processes.running, what="what was fenced is killed")
+    assert worker.store.reports.keys() == {1}
+
+
 async def test_what_still_runs_at_the_end_is_given_back(worker: RunningWorker) -> None:
     worker.write(KILLABLE.replace("CODE", "print('begun', flush=True); time.sleep(60)"))
     worker.store.queue(make_attempt(1, "run"))
@@ -553,3 +612,27 @@ async def test_an_attempt_whose_zygote_dies_is_lost(worker: RunningWorker) -> No
     worker.write(with_body("return 2"))
     worker.store.queue(make_attempt(2, "run"))
     assert isinstance((await worker.report(2)).result, Success)
+
+
+async def test_a_worker_that_lacks_a_file_returns_its_attempts_and_says_so_until_it_is_there(
+    worker: RunningWorker,
+) -> None:
+    worker.store.queue(make_attempt(1, "run", file="later.py"))
+    report = await worker.report(1)
+    assert report.result == Loss(is_return=True)
+    await until(lambda: worker.store.turns[-1].missing == ("later.py",), what="the file is missing")
+    worker.write(with_body("return 1"), "later.py")
+    await until(lambda: worker.store.turns[-1].missing == (), what="the file is there")
+    worker.store.queue(make_attempt(2, "run", file="later.py"))
+    assert isinstance((await worker.report(2)).result, Success)
+
+
+async def test_an_attempt_says_in_its_log_that_its_file_differs_from_the_stored_one(worker: RunningWorker) -> None:
+    await make(worker, "return 1", digest="of another host")
+    assert isinstance((await worker.report(1)).result, Success)
+    assert "d.py on this host differs" in worker.store.text_of(1)
+    digest = digest_files(worker.folder, ["d.py"])
+    worker.store.queue(make_attempt(2, "run", digest=digest))
+    assert isinstance((await worker.report(2)).result, Success)
+    assert worker.store.text_of(2) == ""
+    assert worker.store.files == [((), ("d.py",)), ((), ())]

@@ -33,6 +33,8 @@ PAGES = {
     "group-task": "/dags/groups/runs/r/tasks/g.fit?map_index=3",
     "runs": "/dag-runs",
     "pools": "/pools",
+    "services": "/services",
+    "waits": "/dags/wants/runs/r",
 }
 
 pytestmark = pytest.mark.timeout(600)
@@ -54,6 +56,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDags]:
             "maps", states * 9, arrived=100, created=72, success=18, failed=18, skipped=9, unfinished=18, retrying=9
         )
         store.open_group("groups")
+        store.lack_slots_and_files()
         yield ServedDags(store, web.address, "/dags")
 
 

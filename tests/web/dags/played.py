@@ -23,7 +23,8 @@ from tidemill.core.tasks.structure import MapSource, MapStructure, ParamStructur
 from tidemill.runtime.log.task_lines import encode_line
 from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.store.calls.call import Call
-from tidemill.store.calls.service_calls import StoreFile
+from tidemill.store.calls.service_calls import BeginSession, ReportFiles, StoreFile
+from tidemill.store.calls.setting_calls import SetPool
 from tidemill.store.calls.stream_calls import EndStream, KeepBatch
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
@@ -167,6 +168,32 @@ class PlayedStore:
                 connection.execute(update(task_instance).where(mine).values(error=error, tries=1))
 
         await self.database.write(fail)
+
+    def lack_slots_and_files(self) -> None:
+        """Create a run `r` of the DAG `wants`, whose tasks wait for slots, a limit, a file and a trigger."""
+        self.wait(self._lack())
+
+    async def _lack(self) -> None:
+        call, player = self.database.call, self.player
+        worker = await call(BeginSession("worker", "w-east-1", "alpha.example", "boot", 5, ("default", "gpu"), 2))
+        triggerer = await call(BeginSession("triggerer", "t-east-1", "beta.example", "boot", 9, (), 1000))
+        await call(SetPool("narrow", 3))
+        await player.create(dag(task("load", pool="narrow", pool_slots=2), id="holds"), run_id="r")
+        await player.schedule()
+        tasks = (
+            task("pooled", pool="narrow", pool_slots=2),
+            task("limited", max_active_per_dag=1),
+            task("lost", queue="gpu"),
+            task("deferred"),
+        )
+        await player.create(dag(tasks[1], id="wants"), run_id="q")
+        await player.schedule()
+        await player.create(dag(*tasks, id="wants"), run_id="r")
+        (attempt,) = [one for one in await player.claim() if one.task_id == "deferred"]
+        await player.report(attempt, Deferral("my.Poll", '{"url":"https://host"}', "resume", timeout_us=3_600_000_000))
+        await call(ClaimTriggers(triggerer, 1, 10))
+        await call(StoreFile("sales.py", "digest"))
+        await call(ReportFiles(worker, ("wants.py",), ("sales.py",)))
 
     def run_map(self, dag_id: str, length: int, *failing: int) -> None:
         """Run a DAG whose task `m` is mapped over a list; these elements fail."""

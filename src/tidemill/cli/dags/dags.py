@@ -72,12 +72,16 @@ def _explain_nothing(store: StoreAsker) -> str:
 
 
 def _tell_errors(store: StoreAsker) -> None:
-    from tidemill.store.calls.service_calls import ListFiles
+    from tidemill.store.calls.service_calls import ListFileDifferences, ListFiles
 
     broken = len(store.ask(ListFiles(broken=True)))
     if broken:
         files = "1 file has" if broken == 1 else f"{broken} files have"
         typer.echo(f"{files} an error: tidemill dags errors", err=True)
+    different = len({one.path for one in store.ask(ListFileDifferences())})
+    if different:
+        files = "1 file differs" if different == 1 else f"{different} files differ"
+        typer.echo(f"{files} between hosts: tidemill dags errors", err=True)
 
 
 @app.command()
@@ -108,13 +112,15 @@ def build_unknown_error(dag: str) -> ConfigError:
 
 @app.command()
 def errors(config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
-    """Show the files that cannot be parsed, with their errors."""
+    """Show the files that cannot be parsed, with their errors, and those that differ between hosts."""
     with reporting():
+        from tidemill.cli.dags.views import describe_difference, encode_difference
         from tidemill.core.times import format_iso
-        from tidemill.store.calls.service_calls import ListFiles
+        from tidemill.store.calls.service_calls import ListFileDifferences, ListFiles
 
         with asking(config, folder) as store:
             files = store.ask(ListFiles(broken=True))
+            differences = store.ask(ListFileDifferences())
             nothing = f"no errors{_explain_nothing(store)}"
         for file in files:
             if as_json:
@@ -122,7 +128,9 @@ def errors(config: Config = None, folder: Folder = None, as_json: AsJson = False
                 typer.echo(json.dumps(document))
             else:
                 typer.echo(f"{file.path}:\n{file.error}\n")
-        if not files and not as_json:
+        for difference in differences:
+            typer.echo(json.dumps(encode_difference(difference)) if as_json else describe_difference(difference))
+        if not files and not differences and not as_json:
             typer.echo(nothing)
 
 

@@ -14,7 +14,6 @@ from tidemill.core.tasks.instance import UNMAPPED
 
 if TYPE_CHECKING:
     from tidemill.store.calls.callback_calls import CallbackRecord
-    from tidemill.store.calls.instance_calls import TaskRecord
     from tidemill.store.calls.run_calls import RunRecord
 
 app = App(help="Show and cancel runs of DAGs.")
@@ -56,17 +55,13 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
         from tidemill.cli.dags.views import (
             CALLBACK_COLUMNS,
             RUN_COLUMNS,
-            TASK_COLUMNS,
             build_callback_row,
             build_run_row,
-            build_task_row,
             encode_callback,
             encode_run,
-            encode_task,
             show_rows,
         )
-        from tidemill.cli.dags.waits import describe_waits, find_services
-        from tidemill.cli.terminal.tables import Column
+        from tidemill.cli.dags.waits import describe_waits, encode_waiting_task, find_services, show_tasks
         from tidemill.store.calls.instance_calls import ListTasks
 
         with asking(config, folder) as store:
@@ -78,19 +73,13 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
             if found.ended_us is None and (missing := find_services(store).explain_all()):
                 typer.echo(f"warning: the run waits: {missing}", err=True)
             if as_json:
-                shown = [{**encode_task(task), "waits_for": waits.get(task.id)} for task in tasks]
+                shown = [encode_waiting_task(task, waits) for task in tasks]
                 callbacks = [encode_callback(one) for one in called]
                 typer.echo(json.dumps({**encode_run(found), "tasks": shown, "callbacks": callbacks}))
                 return
             show_rows([[found]], RUN_COLUMNS, build_run_row, encode_run, as_json=False, nothing="")
             typer.echo()
-            columns = (*TASK_COLUMNS[:-1], Column("ELEMENTS; WAITS FOR, OR ERROR", detail=True))
-
-            def build_row(task: TaskRecord) -> tuple[str, ...]:
-                *row, error = build_task_row(task)
-                return (*row, "; ".join(text for text in (waits.get(task.id), error) if text))
-
-            show_rows([tasks], columns, build_row, encode_task, as_json=False, nothing="no tasks")
+            show_tasks(tasks, waits, as_json=False, nothing="no tasks")
             if called:
                 typer.echo()
                 show_rows([called], CALLBACK_COLUMNS, build_callback_row, encode_callback, as_json=False, nothing="")

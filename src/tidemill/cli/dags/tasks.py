@@ -52,16 +52,19 @@ def states(
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state of each task of a run, and since when; of a mapped task, the counts of its elements."""
+    """Show the state of each task of a run, and why it waits; of a mapped task, the counts of its elements."""
     with reporting():
-        from tidemill.cli.dags.views import TASK_COLUMNS, build_task_row, encode_task, show_rows
+        from tidemill.cli.dags.waits import describe_waits, show_tasks
         from tidemill.store.calls.instance_calls import ListTasks
 
         wanted = check_states(state or [], _STATES)
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
-            pages = store.ask_pages(lambda after: ListTasks(dag, found.run_id, wanted, after=after))
-            show_rows(pages, TASK_COLUMNS, build_task_row, encode_task, as_json=as_json, nothing="no such tasks")
+            pages = store.ask_pages(lambda after: ListTasks(dag, found.run_id, after=after))
+            tasks = [task for page in pages for task in page]
+            waits = describe_waits(store, found, tasks)
+            tasks = [task for task in tasks if not wanted or task.state in wanted]
+            show_tasks(tasks, waits, as_json=as_json, nothing="no such tasks")
 
 
 @app.command()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tidemill.store.calls.dag_calls import DagRecord
     from tidemill.store.calls.instance_calls import HistoryRecord, MapCounts, StreamAbout, TaskRecord
     from tidemill.store.calls.run_calls import RunRecord
+    from tidemill.store.calls.service_calls import FileDifference
     from tidemill.store.calls.stream_calls import EventEnvelope
     from tidemill.store.calls.xcom_calls import XComRecord
 
@@ -328,6 +329,27 @@ def build_change_row(change: HistoryRecord) -> tuple[str, ...]:
     why = change.given.partition(" ")[0]
     detail = shorten(find_last_words(change.detail or ""), _MAX_SHOWN)
     return format_clock(change.at_us), change.before, change.after, why, change.by, detail
+
+
+def encode_difference(difference: FileDifference) -> dict[str, Any]:
+    return {
+        "file": difference.path,
+        "difference": difference.difference,
+        "host": difference.host,
+        "service": difference.kind,
+        "name": difference.name,
+        "session": difference.session,
+        "since": format_iso(difference.since_us),
+    }
+
+
+def describe_difference(difference: FileDifference) -> str:
+    """Return a line about a file that differs between hosts."""
+    who = f"the {difference.kind} {difference.name} on {difference.host}"
+    age = format_age(time.time() - difference.since_us / 1e6)
+    if difference.difference == "missing":
+        return f"{difference.path}: {who} has lacked it for {age}; copy it to the DAG folder of that host"
+    return f"{difference.path}: {who} has had another content for {age}; make the DAG folders equal"
 
 
 def encode_event(event: EventEnvelope) -> dict[str, Any]:

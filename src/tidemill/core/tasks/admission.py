@@ -124,6 +124,45 @@ def admit(
     return PoolAdmission(tuple(admitted), tuple(too_large))
 
 
+@dataclass(frozen=True, slots=True)
+class ReachedLimit:
+    """A limit on the active tasks of a DAG that is reached.
+
+    Attributes:
+        name: The argument that sets it.
+        limit: The limit.
+        active: The number of tasks that count towards it.
+    """
+
+    name: str
+    limit: int
+    active: int
+
+
+def find_reached(dag: int, run: int, task: str, limits: ActiveLimits, active: Active) -> tuple[ReachedLimit, ...]:
+    """Return the limits that keep a task from starting.
+
+    Args:
+        dag: The number of its DAG.
+        run: The number of its run.
+        task: Its name within the DAG.
+        limits: The limits of the DAG.
+        active: The tasks that count towards the limits.
+
+    Example:
+        >>> find_reached(1, 7, "load", ActiveLimits(per_dag=2), Active(per_dag={1: 2}))
+        (ReachedLimit(name='max_active_tasks', limit=2, active=2),)
+    """
+    counts = (
+        ("max_active_tasks", limits.per_dag, active.per_dag.get(dag, 0)),
+        ("max_active_tis_per_dag", limits.per_task.get(task), active.per_task.get((dag, task), 0)),
+        ("max_active_tis_per_dagrun", limits.per_task_and_run.get(task), active.per_task_and_run.get((run, task), 0)),
+    )
+    return tuple(
+        ReachedLimit(name, limit, count) for name, limit, count in counts if limit is not None and count >= limit
+    )
+
+
 class _Room:
     """The remaining room within the limits of the DAGs."""
 
@@ -135,16 +174,11 @@ class _Room:
 
     def has_room(self, candidate: Candidate) -> bool:
         limits = self._limits.get(candidate.dag)
-        if limits is None:
+        if limits is None or candidate.resumed:
+            # A deferred task still counts towards the limits, so it needs no room to continue.
             return True
-        task = candidate.task
-        counts = (
-            (limits.per_dag, self._per_dag.get(candidate.dag, 0)),
-            (limits.per_task.get(task), self._per_task.get((candidate.dag, task), 0)),
-            (limits.per_task_and_run.get(task), self._per_task_and_run.get((candidate.run, task), 0)),
-        )
-        # A deferred task still counts towards the limits, so it needs no room to continue.
-        return candidate.resumed or all(limit is None or count < limit for limit, count in counts)
+        active = Active(self._per_dag, self._per_task, self._per_task_and_run)
+        return not find_reached(candidate.dag, candidate.run, candidate.task, limits, active)
 
     def take(self, candidate: Candidate) -> None:
         if candidate.resumed:

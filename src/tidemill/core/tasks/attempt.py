@@ -9,6 +9,7 @@ itself. All services and the command line change tasks only through it.
                  +-- up_for_retry <---+          none -> skipped | upstream_failed, as the upstream tasks decide
 
     scheduled -> deferred -> success | failed | skipped | up_for_retry, if a trigger starts and ends it
+    queued -> failed | up_for_retry, if no worker has the file of its DAG
     running | deferred -> ending -> none | success | failed | skipped, as a user decides
 
 A trigger that streams its events lives on when one of them resumes its task. The attempt handles what arrives, and
@@ -81,6 +82,7 @@ from tidemill.core.tasks.inputs import (
     EndAttempt,
     Ended,
     Failed,
+    FileMissing,
     Input,
     Lost,
     MakeTrigger,
@@ -192,7 +194,7 @@ def feed(task: TaskRow, given: Input, now_us: int, left: str | None = None) -> A
         return Already() if given.epoch < task.epoch and left == identify(given) else Fenced()
     # The most frequent inputs come first.
     match given:
-        case Ready() | Admit() | Claim() | Due():
+        case Ready() | Admit() | Claim() | Due() | FileMissing():
             return _decide_waiting(task, given, now_us)
         case Succeeded() | Failed() | Skipped() | Deferred() | StreamIdle() | Lost() | Returned() | Ended():
             return _decide_attempt(task, given, now_us)
@@ -284,7 +286,7 @@ def _fail(
     return _move(task, TaskState.UP_FOR_RETRY, *told, stop=stop, **over)
 
 
-def _decide_waiting(task: TaskRow, given: Ready | Admit | Claim | Due, now_us: int) -> Answer:
+def _decide_waiting(task: TaskRow, given: Ready | Admit | Claim | Due | FileMissing, now_us: int) -> Answer:
     match given:
         case Claim(session=session):
             if task.state is TaskState.QUEUED:
@@ -298,6 +300,11 @@ def _decide_waiting(task: TaskRow, given: Ready | Admit | Claim | Due, now_us: i
         case Ready(readiness=readiness):
             if task.state is TaskState.NONE and readiness is not Readiness.WAIT:
                 return _decide_ready(task, readiness)
+        case FileMissing(error=error, bits=bits):
+            if task.state is TaskState.QUEUED:
+                # The try counts, so that the retries of the task come to an end.
+                tries = task.tries + (task.resume is None and not task.lost)
+                return _fail(task._replace(tries=tries), error, now_us, bits)
         case _:
             return _decide_due(task, given, now_us)
     return _refuse(task, given)

@@ -270,6 +270,23 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
+class FileMissing:
+    """No live worker of the task's queue has had the file of its DAG for too long.
+
+    Attributes:
+        epoch: The epoch of the queued task.
+        error: The error, for users.
+        bits: 32 random bits, for the delay before a retry.
+        request: Identifies the report.
+    """
+
+    epoch: int
+    error: str
+    bits: int = 0
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The attempt that a user ended is over: its process is gone, or its trigger has cleaned up."""
 
@@ -362,6 +379,7 @@ Input = (
     | Due
     | Lost
     | Returned
+    | FileMissing
     | Ended
     | CleanedUp
     | MapTold

@@ -197,7 +197,13 @@ class Dev:
         tasks = [
             self._start(
                 "scheduler",
-                Scheduler(self.database, self.database.doorbell, scheduler, build_map_limits(settings.dags)).run(),
+                Scheduler(
+                    self.database,
+                    self.database.doorbell,
+                    scheduler,
+                    build_map_limits(settings.dags),
+                    settings.dags.missing_file_seconds,
+                ).run(),
             ),
             self._start("parser", self._parse(dev)),
             *(self._start("beats", self._beat(session)) for session in (dev, scheduler)),

@@ -46,10 +46,11 @@ class HostedScheduler:
 
     def build_works(self, host: ServiceHost, session: int) -> list[Work]:
         """Return the parts that run during a session."""
-        store = host.store
+        store, dags = host.store, host.about.settings.dags
+        limits, missing_seconds = build_map_limits(dags), dags.missing_file_seconds
         parser = [] if self._parser is None else [("parser", self._parse(host, self._parser, session))]
         return [
-            ("scheduler", Scheduler(store, store.doorbell, session, build_map_limits(host.about.settings.dags)).run()),
+            ("scheduler", Scheduler(store, store.doorbell, session, limits, missing_seconds).run()),
             ("observer of sessions", SessionObserver(store, session, host.lease).run()),
             ("retention", RunRetention(store, host.about.settings.store).run()),
             *parser,

@@ -16,6 +16,7 @@ from typing import Protocol
 import structlog
 from msgspec.structs import replace
 
+from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.runtime.identity import find_worker_name
@@ -174,7 +175,7 @@ async def _run(
         log.warning(
             "store.encryption_key is not set: variables and connections are stored in PostgreSQL as readable text"
         )
-    opened = await finish_or_stop(_open(about, url), signals.stop)
+    opened = await finish_or_stop(open_shared_store(about.settings, url), signals.stop)
     if opened is None:
         return
     store = opened.result()
@@ -198,17 +199,26 @@ async def _run(
     log.info(f"the {kind} has ended")
 
 
-async def _open(about: ServiceFolder, url: str) -> Database:
-    """Open the store, however long the database is unreachable."""
-    cipher, attempt = choose_cipher(about.settings, url), 0
+async def open_shared_store(settings: Settings, url: str) -> Database:
+    """Open a store that services share, however long the database is unreachable.
+
+    Raises:
+        ConfigError: The tables have another revision, or a key is invalid.
+    """
+    cipher, attempt = choose_cipher(settings, url), 0
     while True:
         attempt += 1
         try:
-            return await open_store(url, cipher, schema=SchemaChange.NONE, listen_url=about.settings.store.listen_url)
+            store = await open_store(url, cipher, schema=SchemaChange.NONE, listen_url=settings.store.listen_url)
         except RemoteError as error:
             if not error.retryable:
                 raise
-            log.warning("the store cannot be reached; retrying", error=str(error))
+            if attempt == 1:
+                log.warning("the store cannot be reached; everything waits for it", error=str(error))
+        else:
+            if attempt > 1:
+                log.info("the store can be reached", store=store.label)
+            return store
         await asyncio.sleep(_BACKOFF.compute_delay(attempt, random.getrandbits(JITTER_BITS)))
 
 

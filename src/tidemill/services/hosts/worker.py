@@ -37,8 +37,9 @@ async def _run(host: ServiceHost, secrets: KnownSecrets) -> None:
     request = host.describe()
     try:
         while not host.stop.is_set():
-            session = WorkerSession(config, drain_seconds, request, host.calls, zygote, secrets)
-            host.health.note(works=True)
+            session = WorkerSession(
+                config, drain_seconds, request, host.calls, zygote, secrets, lambda: host.health.note(works=True)
+            )
             try:
                 await session.run(host.stop)
             except WorkerFencedError:

@@ -23,15 +23,16 @@ from typing import Final
 import structlog
 import watchfiles
 
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.tasks.rereading import Rereading
 from tidemill.dags.loading import combine_digests, digest_files
+from tidemill.services.parser.differences import FolderDifferences
 from tidemill.services.parser.files import Signature, find_files, is_relevant, sign_files
 from tidemill.services.parser.reading import FileReading, Forker, read_file
 from tidemill.services.worker.signatures import is_unchanged
 from tidemill.store.calls.call import CallRefusedError
-from tidemill.store.calls.service_calls import ClaimFiles, ListFiles, RemoveFile, StoreFile
-from tidemill.store.database import StoreCalls
+from tidemill.store.calls.service_calls import ClaimFiles, ListFiles, RemoveFile, ReportFiles, StoreFile
+from tidemill.store.database import StoreAwayError, StoreCalls
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +40,8 @@ log = structlog.get_logger(__name__)
 SCAN_SECONDS: Final = 30.0
 #: The pause before a retry after an error that no file caused.
 RETRY_SECONDS: Final = 2.0
+#: The pause before a second look at files that differ from those of other hosts.
+CONFIRM_SECONDS: Final = 2.0
 #: The interval of checks for a moved link to the folder.
 FOLLOW_SECONDS: Final = 2.0
 #: The interval of checks for unchanged files that are due.
@@ -87,6 +90,7 @@ class ParserManager:
         reparse_seconds: The interval at which unchanged files are read again.
         session: The session of the parser, which shares the files with the parsers of other hosts; None: it is the
             only one.
+        grace_seconds: How long the files of a parser that has ended are kept although no other host has them.
     """
 
     def __init__(
@@ -98,8 +102,10 @@ class ParserManager:
         paused_at_creation: bool = False,
         reparse_seconds: float = 60.0,
         session: int | None = None,
+        grace_seconds: float = 30.0,
     ) -> None:
         self._session = session
+        self._grace_us = round(grace_seconds * 1e6)
         self._store = store
         self._forker = forker
         self._folder = Path(os.path.abspath(folder))  # noqa: PTH100 - a link to it may be moved
@@ -113,6 +119,8 @@ class ParserManager:
         self._waiting: set[str] = set()
         self._reading: set[str] = set()
         self._changed = asyncio.Event()
+        self._differences = FolderDifferences(self._folder)
+        self._told_differences: dict[str, str] = {}
         self._is_first = True
         #: Set once all files present at the start have been read and stored.
         self.ready = asyncio.Event()
@@ -134,13 +142,18 @@ class ParserManager:
                 self._changed.clear()
                 try:
                     await self._scan()
+                except StoreAwayError:
+                    pass  # it is logged
+                except ConfigError:
+                    raise  # the tables are no longer those of this program
                 except (CallRefusedError, RemoteError, OSError) as error:
                     # A session that has ended is noticed by its heartbeat, too.
                     log.warning("the folder of DAG files cannot be scanned now", error=str(error))
                 except Exception:
                     log.exception("the folder of DAG files cannot be scanned; this is a bug in tidemill")
                 try:
-                    await asyncio.wait_for(self._changed.wait(), SCAN_SECONDS)
+                    wait_seconds = CONFIRM_SECONDS if self._differences.unsure else SCAN_SECONDS
+                    await asyncio.wait_for(self._changed.wait(), wait_seconds)
                 except TimeoutError:
                     continue
 
@@ -227,7 +240,7 @@ class ParserManager:
             removable = await self._store.call(ListFiles(removable_by=self._session))
             known |= {record.path for record in removable}
         for name in sorted(known - set(found)):
-            was_removed = await self._store.call(RemoveFile(name, self._session))
+            was_removed = await self._store.call(RemoveFile(name, self._session, self._grace_us))
             self._files.pop(name, None)
             self._rereading.forget(name)
             self._note_refused(name, False)
@@ -240,6 +253,24 @@ class ParserManager:
                 self._queue.put_nowait(name)
         self._is_first = False
         self._check_ready()
+        await self._compare(found)
+
+    async def _compare(self, found: Sequence[str]) -> None:
+        """Tell the store how this folder differs from the files that other parsers have read."""
+        if self._session is None:
+            return
+        others = await self._store.call(ListFiles(not_of=self._session))
+        found_now = await asyncio.to_thread(self._differences.look, others, found)
+        if found_now == self._told_differences:
+            return
+        missing, differing = (
+            tuple(sorted(path for path, kind in found_now.items() if kind == wanted))
+            for wanted in ("missing", "differs")
+        )
+        await self._store.call(ReportFiles(self._session, missing, differing))
+        for path in sorted(found_now.keys() - self._told_differences.keys()):
+            log.warning("a DAG file differs between hosts", file=path, here=found_now[path])
+        self._told_differences = found_now
 
     async def _claim(self, found: Sequence[str]) -> Sequence[str]:
         """Return the files that this parser reads; other live parsers read the others."""
@@ -307,13 +338,16 @@ class ParserManager:
             if self._files.get(name) is file:
                 await self._keep(name, reading, now, reread)
             if self._files.get(name) is not file:
-                await self._store.call(RemoveFile(name, self._session))  # it was removed meanwhile
+                await self._store.call(RemoveFile(name, self._session, self._grace_us))  # it was removed meanwhile
         except CallRefusedError as error:
             log.error("the DAGs of a file cannot be stored", file=name, error=str(error))  # noqa: TRY400
         except (RemoteError, OSError) as error:
-            log.warning("a DAG file cannot be read or stored; retrying", file=name, error=str(error))
+            if not isinstance(error, StoreAwayError):
+                log.warning("a DAG file cannot be read or stored; retrying", file=name, error=str(error))
             await asyncio.sleep(RETRY_SECONDS)
             return True
+        except ConfigError:
+            return False  # the tables are no longer those of this program; the next scan ends it
         except Exception:
             # Continue with the other files; each scan retries this one.
             log.exception("a DAG file cannot be read or stored; this is a bug in tidemill", file=name)

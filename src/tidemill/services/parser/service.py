@@ -47,6 +47,7 @@ class ParserService:
             dags.paused_at_creation,
             dags.reparse_seconds,
             session,
+            self._about.settings.services.lease_seconds,
         )
         await self.manager.run()
 

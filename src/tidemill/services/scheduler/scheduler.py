@@ -17,13 +17,13 @@ import random
 
 import structlog
 
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.calls.call import CallRefusedError
 from tidemill.store.calls.service_calls import MapLimits, SchedulerAnswer, SchedulerTurn
-from tidemill.store.database import StoreCalls
+from tidemill.store.database import StoreAwayError, StoreCalls
 from tidemill.store.doorbell import StoreBell
 
 log = structlog.get_logger(__name__)
@@ -54,10 +54,19 @@ class Scheduler:
         bell: Rings when there is work.
         session: The id of its session.
         limits: The limits of mapped tasks.
+        missing_file_seconds: How long a queued task waits if no live worker of its queue has its file.
     """
 
-    def __init__(self, store: StoreCalls, bell: StoreBell, session: int, limits: MapLimits | None = None) -> None:
+    def __init__(
+        self,
+        store: StoreCalls,
+        bell: StoreBell,
+        session: int,
+        limits: MapLimits | None = None,
+        missing_file_seconds: float = 60.0,
+    ) -> None:
         self._limits = limits or MapLimits()
+        self._missing_file_us = round(missing_file_seconds * 1e6)
         self._store = store
         self._bell = bell
         self._session = session
@@ -71,16 +80,20 @@ class Scheduler:
 
         Raises:
             CallRefusedError: Another process has ended this session.
+            ConfigError: The tables are no longer those of this program.
         """
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
             try:
                 answer = await self._store.call(self._build_turn())
-            except CallRefusedError:
+            except (CallRefusedError, ConfigError):
                 raise
             except RemoteError as error:
-                throttle(log, _LOG_SECONDS).warning("the scheduler cannot reach the store; retrying", error=str(error))
+                if not isinstance(error, StoreAwayError):
+                    throttle(log, _LOG_SECONDS).warning(
+                        "the scheduler cannot reach the store; retrying", error=str(error)
+                    )
                 await self._wait_after_failure()
                 continue
             except Exception:
@@ -113,6 +126,7 @@ class Scheduler:
             skip_runs=tuple(self._skip_runs),
             skip_dags=tuple(self._skip_dags),
             map_limits=self._limits,
+            missing_file_us=self._missing_file_us,
         )
 
     def _note_broken(self, answer: SchedulerAnswer) -> None:

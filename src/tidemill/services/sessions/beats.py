@@ -11,7 +11,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.runtime.log.setup import throttle
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.store.calls.service_calls import BeatSession
-from tidemill.store.database import StoreCalls
+from tidemill.store.database import StoreAwayError, StoreCalls
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,8 @@ async def send_beats(
         try:
             lives = await store.call(BeatSession(session, {**measure(), "lag_seconds": lag}))
         except RemoteError as error:
-            throttle(log, 10.0).warning("the store cannot be reached; retrying", error=str(error))
+            if not isinstance(error, StoreAwayError):
+                throttle(log, 10.0).warning("the store cannot be reached; retrying", error=str(error))
         else:
             if not lives:
                 raise SessionLostError(f"session {session} has ended: this process was taken for dead")

@@ -12,12 +12,12 @@ import math
 
 import structlog
 
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
 from tidemill.runtime.log.setup import throttle
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.store.calls.service_calls import ListSessions, LoseSession, ReleaseLeft, ServiceSession
-from tidemill.store.database import StoreCalls
+from tidemill.store.database import StoreAwayError, StoreCalls
 
 log = structlog.get_logger(__name__)
 
@@ -45,9 +45,12 @@ class SessionObserver:
             began = loop.time()
             try:
                 await self.look(began)
+            except ConfigError:
+                raise  # the tables are no longer those of this program
             except RemoteError as error:
                 self.note_outage()
-                throttle(log, 60.0).warning("cannot observe the sessions of services; retrying", error=str(error))
+                if not isinstance(error, StoreAwayError):
+                    throttle(log, 60.0).warning("cannot observe the sessions of services; retrying", error=str(error))
             except Exception:
                 self.note_outage()
                 log.exception("observing the sessions of services failed; this is a bug in tidemill")

@@ -64,7 +64,8 @@ def report_callback(
         log.warning(
             "a callback failed", dag=claim.dag_id, run=claim.run_id, **where, callback=callback.name, error=error
         )
-    return CallbackReport(callback.id, error, isinstance(result, Loss), log_end)
+    is_return = isinstance(result, Loss) and result.is_return
+    return CallbackReport(callback.id, error, isinstance(result, Loss), log_end, is_return)
 
 
 def _explain_status(status: int, broke_off: bool) -> str:

@@ -153,6 +153,7 @@ class AttemptFinished(msgspec.Struct, frozen=True, tag=True):
         skip_all_downstream: Whether to skip all downstream tasks.
         label: The rendered `map_index_template` of an element; None: it has none.
         changed: How the attempt changed the process, for the log; if not empty, the process is not reused.
+        differs: Whether the file that the process has imported differs from the stored one.
     """
 
     result: AttemptEnding | None
@@ -161,6 +162,7 @@ class AttemptFinished(msgspec.Struct, frozen=True, tag=True):
     skip_all_downstream: bool = False
     label: str | None = None
     changed: tuple[str, ...] = ()
+    differs: bool = False
 
 
 Order = AttemptOrder | StoreAnswered | StoreNotAnswered | PlaceGiven | Leave

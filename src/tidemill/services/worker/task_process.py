@@ -188,6 +188,11 @@ class TaskProcess:
             return AttemptFinished(failure, changed=("its file cannot be imported",))
         before = take_state() if reuses else None
         self._output.attach()
+        if differs := self._differs(attempt):
+            log.warning(
+                "%s on this host differs from the file from which the DAG was stored; running the file of this host",
+                attempt.file,
+            )
         finished = self._make_attempt(attempt)
         if os.getpid() != self._pid:
             os._exit(1)  # a child that the user's code forked has returned here
@@ -198,7 +203,11 @@ class TaskProcess:
         self._output.flush()
         if finished.result is None or isinstance(finished.result, Failure):
             changed = (*changed, "the attempt failed")
-        return msgspec.structs.replace(finished, changed=changed)
+        return msgspec.structs.replace(finished, changed=changed, differs=differs)
+
+    def _differs(self, attempt: ClaimedAttempt) -> bool:
+        """Return whether the imported file, or an import of it, differs from what the parser has stored."""
+        return bool(attempt.digest) and self._loaded is not None and self._loaded.digest != attempt.digest
 
     def _make_attempt(self, attempt: ClaimedAttempt) -> AttemptFinished:
         assert self._loaded is not None  # for mypy: otherwise `_broken` is set

@@ -6,6 +6,7 @@
 - An attempt that waits at its `yield` goes on only when the store has admitted it again. Until the store knows that it
   has gone on, it is not reported as waiting again.
 - A report is kept until the store has it; a running attempt does not notice an outage of the store.
+- An attempt whose file the worker lacks is returned, and no other attempt of that file is claimed until it is there.
 - Once the store has ended the session, none of its processes keeps running.
 """
 
@@ -20,7 +21,7 @@ import structlog
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import InvariantError, RemoteError
-from tidemill.core.tasks.endings import AttemptEnding, Failure
+from tidemill.core.tasks.endings import AttemptEnding, Failure, Loss
 from tidemill.core.tasks.worker_slots import Attempt, Key
 from tidemill.services.worker.attempt_processes import AttemptProcesses, RunningAttempt
 from tidemill.services.worker.endings import report_callback
@@ -29,6 +30,7 @@ from tidemill.services.worker.file_secrets import FileSecrets
 from tidemill.services.worker.log_budget import LogBudget
 from tidemill.services.worker.log_store import LogStore
 from tidemill.services.worker.messages import AttemptFinished
+from tidemill.services.worker.own_files import OwnFiles
 from tidemill.services.worker.reports import Reports
 from tidemill.services.worker.store_link import SCAN_SECONDS, beat, call_unfenced, listen
 from tidemill.services.worker.worker_config import WorkerConfig
@@ -84,6 +86,7 @@ class Worker:
         self._secrets = FileSecrets(secrets)
         self._reports = Reports(secrets.mask)
         self._events = EventTaker(calls)
+        self._files = OwnFiles(session, config.folder)
         self._budget = LogBudget(config.max_log_bytes)
         self._logs = LogStore(calls, self.processes.list_logs)
         self._request = 0
@@ -157,6 +160,7 @@ class Worker:
         """Report and claim; return whether there may be more to do at once."""
         reports, callbacks = self._reports.take()
         self._request += 1
+        self._files.look()
         went_on = set(self._went_on)
         turn = WorkerTurn(
             self._session,
@@ -168,6 +172,7 @@ class Worker:
             self.processes.capacity,
             self._config.queues,
             tuple(key for key in self.processes.blocked if key not in went_on),
+            self._files.missing,
         )
         try:
             answer = await call_unfenced(self._calls, turn)
@@ -186,7 +191,11 @@ class Worker:
         for key in answer.unblocked:
             self.processes.unblock(key)
         for claim in answer.claimed:
-            self._claim(claim, answer.now_us)
+            if self._files.lacks(claim.file):
+                self._give_back(claim)
+            else:
+                self._claim(claim, answer.now_us)
+        await self._tell_files()
         return self._reports.more or bool(answer.claimed and self.processes.capacity)
 
     async def _listen(self) -> None:
@@ -212,6 +221,20 @@ class Worker:
         deadline = None if timeout is None else now + timeout
         attempt = Attempt(key, claim.file, deadline, self._config.reuses(claim.dag_id))
         self.processes.start(RunningAttempt(attempt, claim, attempt_log, now))
+
+    def _give_back(self, claim: ClaimedAttempt) -> None:
+        """Return an attempt whose file this worker lacks."""
+        result = Loss(is_return=True)
+        if claim.callback is not None:
+            self._reports.add(report_callback(claim, claim.callback, result, None))
+        else:
+            self._reports.add(AttemptReport(claim.task, claim.epoch, result, map_index=claim.map_index))
+
+    async def _tell_files(self) -> None:
+        report = self._files.build_report()
+        if report is not None:
+            await call_unfenced(self._calls, report)
+            self._files.note_told(report)
 
     # -- events of attempts ----------------------------------------------------------------------------------------
 
@@ -259,6 +282,8 @@ class Worker:
             self._reports.add(report_callback(claim, claim.callback, result, log_end))
             return
         said = finished or AttemptFinished(result)
+        if finished is not None:
+            self._files.note_difference(claim.file, differs=finished.differs)
         self._reports.add(
             AttemptReport(
                 claim.task,

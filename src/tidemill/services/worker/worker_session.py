@@ -6,6 +6,7 @@ Invariant: heartbeats are sent from the start of the session to its end, also wh
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ class WorkerSession:
         store: The store.
         zygote: Forks task processes; closed by the caller.
         secrets: The secrets that this process masks; those of tasks are added.
+        on_ready: Called once the worker can claim tasks.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class WorkerSession:
         store: StoreClient,
         zygote: ZygoteClient,
         secrets: KnownSecrets,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_ready = on_ready
         self._config, self._drain_seconds = config, drain_seconds
         self._about = msgspec.structs.replace(about, queues=config.queues, capacity=config.limits.concurrency)
         self._store, self._zygote, self._secrets = store, zygote, secrets
@@ -89,6 +93,7 @@ class WorkerSession:
         log.info(
             "the worker is ready", folder=str(config.folder), concurrency=config.limits.concurrency, session=session
         )
+        self._on_ready()
         worker = Worker(session, config, self._store, self._store.doorbell, self._zygote, self._secrets)
         await self._serve(worker, stop)
         try:

@@ -147,6 +147,7 @@ class TriggerAbout(msgspec.Struct, frozen=True):
         arguments: Its arguments as text, with secrets masked.
         due_us: The time that it waits for; None: it waits for something else.
         triggerer: The triggerer that runs it, for display; None: no triggerer runs it.
+        queue: Its queue; None: any triggerer without queues runs it.
     """
 
     id: int
@@ -154,6 +155,7 @@ class TriggerAbout(msgspec.Struct, frozen=True):
     arguments: str
     due_us: int | None
     triggerer: str | None
+    queue: str | None = None
 
 
 @answered_by("dags.trigger_abouts:describe_triggers", reads=True)
@@ -161,6 +163,59 @@ class DescribeTriggers(Call[tuple[TriggerAbout, ...]], frozen=True):
     """Describe triggers of deferred tasks by id; finished triggers may be missing from the answer."""
 
     triggers: tuple[int, ...]
+
+
+class SlotHolder(msgspec.Struct, frozen=True):
+    """The instances of a task in a run that hold slots of a pool. `tasks`: their number; `slots`: what they hold."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    tasks: int
+    slots: int
+
+
+class PoolLine(msgspec.Struct, frozen=True):
+    """The tasks that hold slots of a pool, and the next one that gets some.
+
+    Attributes:
+        pool: The name of the pool.
+        used: The number of slots that are held.
+        holders: Those that hold most, up to five.
+        first: The row id of the task that comes next.
+        first_name: Its DAG, run and name, for display.
+        first_slots: The number of slots that it needs.
+    """
+
+    pool: str
+    used: int
+    holders: tuple[SlotHolder, ...]
+    first: int | None = None
+    first_name: str = ""
+    first_slots: int = 0
+
+
+class TaskLimit(msgspec.Struct, frozen=True):
+    """A limit that keeps a task from starting; see `core.tasks.admission.ReachedLimit`."""
+
+    task: int
+    name: str
+    limit: int
+    active: int
+
+
+class AdmissionAbout(msgspec.Struct, frozen=True):
+    """What scheduled tasks wait for: the pools that they need slots of, and the limits that they have reached."""
+
+    pools: tuple[PoolLine, ...]
+    limits: tuple[TaskLimit, ...]
+
+
+@answered_by("dags.waits:describe_admission", reads=True)
+class DescribeAdmission(Call[AdmissionAbout], frozen=True):
+    """Describe what scheduled tasks wait for, by row id; tasks in other states are left out."""
+
+    tasks: tuple[int, ...]
 
 
 @answered_by("dags.task_lists:list_tasks", reads=True)

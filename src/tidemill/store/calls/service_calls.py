@@ -216,15 +216,17 @@ class RemoveFile(Call[bool], frozen=True):
     Hosts may have different files. Only the parser that has claimed a file can remove it, or, once its session has
     ended, all live parsers together, when each of them has said that it lacks the file.
 
-    False: the file was unknown, or another parser has it.
+    False: the file was unknown, another parser has it, or the grace has not passed.
 
     Attributes:
         path: The file, relative to the DAG folder.
         session: The session of the parser that lacks it; None: the only parser.
+        grace_us: How long the session of its last parser must have ended, because that may be about to start again.
     """
 
     path: str
     session: int | None = None
+    grace_us: int = 0
 
 
 @answered_by("dags.files:claim_files")
@@ -259,10 +261,54 @@ class ListFiles(Call[tuple[FileRecord, ...]], frozen=True):
         broken: Only files with an error.
         removable_by: Only files that the parser with this session may remove, alone or together with others: files that
             it has, and those that no live parser has.
+        not_of: Only files that other live parsers have than the one with this session.
     """
 
     broken: bool = False
     removable_by: int | None = None
+    not_of: int | None = None
+
+
+@answered_by("dags.file_differences:report_files")
+class ReportFiles(Call[None], frozen=True):
+    """Say how the files of a parser or worker differ from the stored ones; replaces what the session said before.
+
+    Attributes:
+        session: Its session.
+        missing: The files that it lacks.
+        differing: The files that it has with another content.
+    """
+
+    session: int
+    missing: tuple[str, ...] = ()
+    differing: tuple[str, ...] = ()
+
+
+class FileDifference(msgspec.Struct, frozen=True):
+    """A file that a live service lacks, or has with another content.
+
+    Attributes:
+        path: The file, relative to the DAG folder.
+        difference: `missing` or `differs`.
+        since_us: The time from which it has been so.
+        session: The session of the service.
+        kind: Its kind.
+        name: Its name.
+        host: The name of its machine.
+    """
+
+    path: str
+    difference: str
+    since_us: int
+    session: int
+    kind: str
+    name: str
+    host: str
+
+
+@answered_by("dags.file_differences:list_differences", reads=True)
+class ListFileDifferences(Call[tuple[FileDifference, ...]], frozen=True):
+    """Return how the files of live services differ from the stored ones, by path."""
 
 
 # -- the scheduler -----------------------------------------------------------------------------------------------------
@@ -325,6 +371,7 @@ class SchedulerTurn(Call[SchedulerAnswer], frozen=True):
         skip_runs: Runs that failed in an earlier turn and are skipped in this one.
         skip_dags: DAGs that failed in an earlier turn and are skipped in this one.
         map_limits: The limits of the maps that open in this turn; they keep them.
+        missing_file_us: How long a queued task waits if no live worker of its queue has its file; then it fails.
     """
 
     session: int
@@ -332,3 +379,4 @@ class SchedulerTurn(Call[SchedulerAnswer], frozen=True):
     skip_runs: tuple[int, ...] = ()
     skip_dags: tuple[int, ...] = ()
     map_limits: MapLimits = MapLimits()
+    missing_file_us: int = 60_000_000

@@ -92,12 +92,21 @@ def decode_ending(kind: type, value: Any) -> AttemptEnding:
 
 
 class CallbackReport(msgspec.Struct, frozen=True):
-    """A callback ended. `error`: the traceback, if it raised; `lost`: it did not run and may be run again."""
+    """A callback ended.
+
+    Attributes:
+        id: Its row id.
+        error: The traceback, if it raised.
+        lost: Whether it did not run to its end, and may be run again.
+        log_end: The last part of its log.
+        returned: Whether it was not lost, but given back by the worker, which does not count as a loss.
+    """
 
     id: int
     error: str | None = None
     lost: bool = False
     log_end: LogPart | None = None
+    returned: bool = False
 
 
 class AttemptReportOutcome(msgspec.Struct, frozen=True):
@@ -184,6 +193,7 @@ class ClaimedAttempt(msgspec.Struct, frozen=True):
         try_number: The try, from 1.
         max_tries: The number of tries after which a failure is final.
         file: The file of the DAG, relative to the DAG folder.
+        digest: The hash of the file and of its imports when the DAG was stored; empty: unknown.
         queue: The queue that it was claimed from.
         operator: The name of its operator class, for display.
         run_kind: `manual`, `scheduled` or `dev`.
@@ -231,6 +241,7 @@ class ClaimedAttempt(msgspec.Struct, frozen=True):
     map_length: int | None = None
     stream: ClaimedStream | None = None
     checkpoint: str | None = None
+    digest: str = ""
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True):
@@ -268,6 +279,7 @@ class WorkerTurn(Call[WorkerAnswer], frozen=True):
         queues: The queues to claim from.
         blocked: The attempts of `held` that wait at their `yield`; they need no capacity. An attempt that had its slots
             again and is no longer listed here has gone on.
+        missing: The files of DAGs that the worker lacks; nothing of these DAGs is claimed.
     """
 
     session: int
@@ -278,3 +290,4 @@ class WorkerTurn(Call[WorkerAnswer], frozen=True):
     capacity: int = 0
     queues: tuple[str, ...] = ("default",)
     blocked: tuple[tuple[int, int], ...] = ()
+    missing: tuple[str, ...] = ()

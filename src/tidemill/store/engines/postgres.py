@@ -38,11 +38,11 @@ from tidemill.store.calls.call import Call, CallRefusedError
 from tidemill.store.calls.dispatch import answer_call
 from tidemill.store.ciphers import Cipher
 from tidemill.store.context import build_context
-from tidemill.store.database import SchemaChange, build_remote_error, is_conflict
+from tidemill.store.database import SchemaChange, StoreAwayError, build_remote_error, is_conflict
 from tidemill.store.doorbell import Doorbell
 from tidemill.store.engines.call_batches import build_failure
 from tidemill.store.engines.postgres_doorbell import PostgresDoorbell
-from tidemill.store.migrate import check_current, check_readable, read_revision, upgrade
+from tidemill.store.migrate import check_current, check_readable, check_unchanged, read_revision, upgrade
 from tidemill.store.statements import NeedsIsolationError
 from tidemill.store.tables import HEAD
 
@@ -54,6 +54,8 @@ T = TypeVar("T")
 ATTEMPT_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
+#: How often calls check that the tables are those of this program.
+CHECK_SECONDS = 5.0
 #: One connection for writing events, one for reports and claims, one for reading.
 _CONNECTIONS = 3
 #: The number of statements that a connection keeps prepared; there are about thirty.
@@ -90,6 +92,9 @@ class PostgresDatabase:
         self._epoch = 0
         # The start of the current outage, by the monotonic clock; None: the last transaction succeeded.
         self._away_since: float | None = None
+        # Whether the tables have had the right revision, and when that is to be checked again.
+        self._prepared = False
+        self._check_due = 0.0
         self._begin_read = _build_begin(read_only, attempt_seconds, _PLANNING)
         self._begin_write = _build_begin(read_only, attempt_seconds, _KEPT_PLANS)
         self._prepared_count = 0
@@ -131,6 +136,7 @@ class PostgresDatabase:
             self._epoch += 1  # replaces this connection by one that prepares statements
         if self._read_only:
             await self.read(lambda connection: check_readable(connection, self._label))
+            self._prepared = True
             return
         found = await self.read(read_revision)
         if schema is SchemaChange.NONE or (schema is SchemaChange.CREATE and found is not None):
@@ -139,6 +145,7 @@ class PostgresDatabase:
             # No time limit: an upgrade may copy a large table while other processes wait for it. The planner settings
             # for batches of keys do not suit whole tables.
             await self._run(upgrade, _build_begin(False, self._attempt_seconds, {}), None)
+        self._prepared, self._check_due = True, time.monotonic() + CHECK_SECONDS
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Run work in a transaction; see `Database.write`."""
@@ -156,11 +163,18 @@ class PostgresDatabase:
         return self._doorbell
 
     async def call(self, request: Call[T]) -> T:
-        """Answer a named call in a transaction of its own; see `Database.call`."""
+        """Answer a named call in a transaction of its own; see `Database.call`.
+
+        Raises:
+            ConfigError: Another process has changed the tables.
+        """
         bells: set[Channel] = set()
+        checks = self._prepared and time.monotonic() >= self._check_due
 
         def work(connection: Connection, isolates: bool = False) -> T:
             bells.clear()
+            if checks:
+                check_unchanged(connection, self._label)
             context = build_context(connection, self._cipher, isolates=isolates)
             result = answer_call(connection, request, context)
             bells.update(context.bells)
@@ -175,7 +189,11 @@ class PostgresDatabase:
         except (CallRefusedError, RemoteError, ConfigError):
             raise
         except Exception as error:
+            # Its tables may have changed.
+            self._check_due = 0.0
             raise build_failure(self._label, request, error) from error
+        if checks:
+            self._check_due = time.monotonic() + CHECK_SECONDS
         self._doorbell.ring(bells)
         return result
 
@@ -221,23 +239,29 @@ class PostgresDatabase:
                     await asyncio.sleep(_CONFLICT_BACKOFF.compute_delay(conflicts, random.getrandbits(JITTER_BITS)))
                     refused = None
         except TimeoutError as error:
-            self._note_failure()
             if refused is not None:
+                self._epoch += 1
                 raise build_remote_error(self._label, refused) from refused
-            raise RemoteError(f"the store {self._label} did not answer in time") from error
+            raise self._note_failure(f"the store {self._label} did not answer in time") from error
         except _FAILURES as error:
             failure = build_remote_error(self._label, error)
-            if failure.retryable:
-                self._note_failure()
-            raise failure from error
+            if not failure.retryable:
+                self._check_due = 0.0
+                raise failure from error
+            raise self._note_failure(str(failure)) from error
 
-    def _note_failure(self) -> None:
+    def _note_failure(self, error: str) -> RemoteError:
+        """Note that the server cannot be reached, log the start of an outage, and return the error."""
         self._epoch += 1
+        if not self._prepared:
+            return RemoteError(error)
         if self._away_since is None:
             self._away_since = time.monotonic()
+            log.warning("the store cannot be reached; everything waits for it", store=self._label, error=error)
+        return StoreAwayError(error)
 
     def _note_back(self) -> None:
-        """Log the end of an outage; the caller that ran into the outage logged its start."""
+        """Log the end of an outage."""
         if self._away_since is not None:
             seconds = round(time.monotonic() - self._away_since, 1)
             self._away_since = None

@@ -20,6 +20,7 @@ from tidemill.runtime.framing import FrameTooLargeError, add_length, read_body
 from tidemill.store.calls.call import Call, CallRefusedError, RefusalKind, find_answer_type
 from tidemill.store.calls.dispatch import list_kinds
 from tidemill.store.calls.worker_calls import decode_ending
+from tidemill.store.database import StoreAwayError
 
 #: The maximum frame size; a worker turn with XComs and logs stays far below it.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -118,6 +119,8 @@ def build_refused(number: int, error: Exception) -> CallRefused:
     match error:
         case CallRefusedError():
             return CallRefused(number, "refused", str(error), error.kind.value)
+        case StoreAwayError():
+            return CallRefused(number, "away", str(error))
         case RemoteError():
             return CallRefused(number, "remote" if error.retryable else "content", str(error))
         case ConfigError():
@@ -132,6 +135,8 @@ def build_error(frame: CallRefused) -> Exception:
             return CallRefusedError(RefusalKind(frame.kind), frame.text)
         case "remote" | "content":
             return RemoteError(frame.text, retryable=frame.error == "remote")
+        case "away":
+            return StoreAwayError(frame.text)
         case "config":
             return ConfigError(frame.text)
     return InvariantError(frame.text)

@@ -19,7 +19,7 @@ from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.calls.call import Call
-from tidemill.store.database import StoreCalls
+from tidemill.store.database import StoreAwayError, StoreCalls
 from tidemill.store.doorbell import Doorbell
 from tidemill.store.wire.frames import (
     CallAnswered,
@@ -240,5 +240,6 @@ async def call_patiently(store: StoreCalls, request: Call[T], pause_seconds: flo
         except RemoteError as error:
             if not error.retryable:
                 raise
-            throttle(log, 10.0).warning("the store cannot be reached; retrying", error=str(error))
+            if not isinstance(error, StoreAwayError):
+                throttle(log, 10.0).warning("the store cannot be reached; retrying", error=str(error))
         await asyncio.sleep(backoff.compute_delay(attempt, random.getrandbits(JITTER_BITS)))

@@ -92,6 +92,18 @@ def _add_dags(router: Routes, desk: Desk) -> None:
     def list_files(broken: bool = False) -> list[models.File]:
         return desk.list_files(broken=broken)
 
+    @router.get(
+        "/dag-file-differences",
+        tags=["dags"],
+        summary="The DAG files that live services lack, or have with another content",
+    )
+    def list_differences() -> list[models.FileDifferenceView]:
+        return desk.list_differences()
+
+    @router.get("/services", tags=["dags"], summary="The live services of all hosts, with what they run")
+    def list_services() -> list[models.ServiceView]:
+        return desk.list_services()
+
     @router.get("/pools", tags=["dags"], summary="The pools of slots")
     def list_pools() -> list[models.Pool]:
         return desk.list_pools()

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.tasks.alive import SILENT_US
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.structure import DagStructure
 from tidemill.runtime.json.codec import EncodingError, encode
@@ -21,16 +22,16 @@ from tidemill.store.calls.call import Call, CallRefusedError, Listed, RefusalKin
 from tidemill.store.calls.callback_calls import ListCallbacks, ReadCallbackLog
 from tidemill.store.calls.dag_calls import DagRecord, GetDag, ListDags
 from tidemill.store.calls.element_calls import GroupElementFailures, ListElements
-from tidemill.store.calls.instance_calls import DescribeTriggers, HistoryRecord, ListTasks, TaskHistory, TaskRecord
+from tidemill.store.calls.instance_calls import HistoryRecord, ListTasks, TaskHistory, TaskRecord
 from tidemill.store.calls.log_calls import LogPartRecord, ReadLog
 from tidemill.store.calls.run_calls import GetRun, ListRuns, RunRecord, StageConfItems
-from tidemill.store.calls.service_calls import ListFiles, ListSessions
+from tidemill.store.calls.service_calls import DescribeServices, ListFileDifferences, ListFiles, ServiceRecord
 from tidemill.store.calls.setting_calls import ListPools
 from tidemill.store.calls.stream_calls import EventEnvelope, ListTaskEvents
 from tidemill.store.calls.xcom_calls import ListXComs
 from tidemill.web.dags import models
 from tidemill.web.dags.element_counts import compute_rate
-from tidemill.web.dags.waiting import Around, describe_wait, list_alive
+from tidemill.web.dags.waiting import Around, describe_wait, look_around
 from tidemill.web.problems import RequestProblem
 
 T = TypeVar("T")
@@ -89,6 +90,25 @@ def _describe_task(task: TaskRecord, wait: models.TaskWaitView | None, run: RunR
     )
 
 
+def _describe_service(record: ServiceRecord) -> models.ServiceView:
+    one = record.session
+    return models.ServiceView(
+        session=one.id,
+        kind=one.kind,
+        name=one.name,
+        host=one.host,
+        pid=one.pid,
+        version=one.version,
+        queues=list(one.queues),
+        started_at=one.started_us / _MICRO,
+        beat_age_seconds=one.quiet_us / _MICRO,
+        holds=record.held,
+        capacity=one.capacity,
+        supervised_by=one.parent,
+        is_silent=one.quiet_us >= SILENT_US,
+    )
+
+
 class Desk:
     """Queries the store for pages and API.
 
@@ -119,7 +139,7 @@ class Desk:
             return self.watched.ask_all(requests)
         except CallRefusedError as error:
             raise RequestProblem(_STATUS[error.kind], str(error)) from error
-        except RemoteError as error:
+        except (RemoteError, ConfigError) as error:
             raise RequestProblem(503, str(error), {"Retry-After": "5"}) from error
         except TimeoutError:
             raise RequestProblem(503, _SILENT, {"Retry-After": "5"}) from None
@@ -146,6 +166,16 @@ class Desk:
             for file in self.ask(ListFiles(broken))
         ]
 
+    def list_differences(self) -> list[models.FileDifferenceView]:
+        """Return the files that live services lack, or have with another content."""
+        return [
+            models.FileDifferenceView(
+                **{name: getattr(one, name) for name in models.FileDifferenceView.model_fields if name != "since"},
+                since=one.since_us / _MICRO,
+            )
+            for one in self.ask(ListFileDifferences())
+        ]
+
     def list_pools(self) -> list[models.Pool]:
         return [models.Pool(**msgspec.structs.asdict(pool)) for pool in self.ask(ListPools())]
 
@@ -159,6 +189,10 @@ class Desk:
         if found is None:
             raise RequestProblem(404, f"there is no DAG {dag_id!r}")
         return describe_dag(found.dag), msgspec.json.decode(found.structure, type=DagStructure)
+
+    def list_services(self) -> list[models.ServiceView]:
+        """Return the live services of all hosts."""
+        return [_describe_service(one) for one in self.ask(DescribeServices())]
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
@@ -205,22 +239,27 @@ class Desk:
         if cursor and not _TASK_CURSOR.fullmatch(cursor):
             raise RequestProblem(422, _BAD_CURSOR)
         run = self.find_run(dag_id, run_id)
-        _, structure = self.get_dag(dag_id, run.version)
+        dag, structure = self.get_dag(dag_id, run.version)
         is_first = not cursor and not states and limit == MAX_TASKS
         found = self.ask(ListTasks(dag_id, run_id, states, cursor or None, limit if is_first else self.limit(limit)))
         every = found.rows
         if not is_first or any(task.map_index != UNMAPPED for task in found.rows):
             every = self._list_unmapped(dag_id, run_id)
-        rows, around = self._describe_tasks(found.rows, every, run, structure)
+        rows, around = self._describe_tasks(found.rows, every, run, dag, structure)
         missing = around.alive.explain_all() if run.ended_us is None else ""
         return run, structure, models.DagTaskPage(rows=rows, cursor=found.next, missing=missing)
 
     def _describe_tasks(
-        self, found: Sequence[TaskRecord], every: Sequence[TaskRecord], run: RunRecord, structure: DagStructure
+        self,
+        found: Sequence[TaskRecord],
+        every: Sequence[TaskRecord],
+        run: RunRecord,
+        dag: models.Dag,
+        structure: DagStructure,
     ) -> tuple[list[models.DagTaskView], Around]:
         """Describe task instances; `every`: the tasks of the run, without elements of mapped tasks."""
         state_of = {task.task_id: task.state for task in every}
-        around = self._look_around(found)
+        around = look_around(self.ask, structure, found, dag.file, paused=dag.paused)
         plans = {task.id: task for task in structure.tasks}
         groups = structure.list_groups()
         rows = []
@@ -233,13 +272,6 @@ class Desk:
     def _list_unmapped(self, dag_id: str, run_id: str) -> tuple[TaskRecord, ...]:
         return self.ask(ListTasks(dag_id, run_id, limit=MAX_TASKS, map_index=UNMAPPED)).rows
 
-    def _look_around(self, tasks: Sequence[TaskRecord]) -> Around:
-        numbers = tuple(task.trigger for task in tasks if task.state == "deferred" and task.trigger is not None)
-        triggers = self.ask(DescribeTriggers(numbers)) if numbers else ()
-        pools = {pool.name: pool for pool in self.ask(ListPools())}
-        alive = list_alive(self.ask(ListSessions()))
-        return Around(pools, {each.id: each for each in triggers}, alive)
-
     def find_task(
         self, dag_id: str, run_id: str, task_id: str, map_index: int
     ) -> tuple[RunRecord, DagStructure, models.DagTaskView]:
@@ -249,11 +281,11 @@ class Desk:
             Problem: There is no such instance.
         """
         run = self.find_run(dag_id, run_id)
-        _, structure = self.get_dag(dag_id, run.version)
+        dag, structure = self.get_dag(dag_id, run.version)
         found = self.ask(ListTasks(dag_id, run_id, task_id=task_id, map_index=map_index)).rows
         if not found:
             raise RequestProblem(404, f"run {run_id!r} has no task {format_instance(task_id, map_index)!r}")
-        rows, _ = self._describe_tasks(found, self._list_unmapped(dag_id, run_id), run, structure)
+        rows, _ = self._describe_tasks(found, self._list_unmapped(dag_id, run_id), run, dag, structure)
         return run, structure, rows[0]
 
     def list_instances(
@@ -264,7 +296,8 @@ class Desk:
             ListTasks(run.dag_id, run.run_id, task_id=name, map_index=map_index) for name in names
         ]
         found = [task for answer in self.ask_all(calls) for task in answer.rows]
-        return self._describe_tasks(found, self._list_unmapped(run.dag_id, run.run_id), run, structure)[0]
+        dag, _ = self.get_dag(run.dag_id, run.version)
+        return self._describe_tasks(found, self._list_unmapped(run.dag_id, run.run_id), run, dag, structure)[0]
 
     def list_states(
         self, dag_id: str, run_id: str, names: Sequence[str], first: int, last: int
@@ -292,9 +325,9 @@ class Desk:
         """Return a page of the elements of a mapped task, each with the reason why it waits."""
         _check_number(cursor)
         run = self.find_run(dag_id, run_id)
-        _, structure = self.get_dag(dag_id, run.version)
+        dag, structure = self.get_dag(dag_id, run.version)
         found = self.ask(ListElements(dag_id, run_id, task_id, states, *indexes, cursor or None, self.limit(limit)))
-        rows, _ = self._describe_tasks(found.rows, self._list_unmapped(dag_id, run_id), run, structure)
+        rows, _ = self._describe_tasks(found.rows, self._list_unmapped(dag_id, run_id), run, dag, structure)
         return models.ElementPage(rows=rows, cursor=found.next)
 
     def group_failures(self, dag_id: str, run_id: str, task_id: str) -> models.FailureGroupsView:

@@ -28,11 +28,16 @@ class TaskWaitView(BaseModel):
     """The reason why a task waits."""
 
     kind: str = Field(
-        description="run, past, upstream, source, elements, scheduler, slots, worker, trigger, retry or ending."
+        description="run, past, upstream, source, elements, scheduler, slots, limit, worker, file, trigger, retry or "
+        "ending."
     )
     text: str
-    names: list[str] = Field(default=[], description="The tasks, the pool or the queue that it waits for.")
-    at: _Time = Field(default=None, description="The expected end of the wait, if known.")
+    names: list[str] = Field(
+        default=[], description="The tasks, the pool, the limits, the queue or the file that it waits for."
+    )
+    at: _Time = Field(default=None, description="The time that the text ends with, such as the end of the wait.")
+    where: str = Field(default="", description="Where the trigger of a deferred task runs, or why it does not.")
+    since: _Time = Field(default=None, description="The beginning of a deferral.")
     times_out_at: _Time = Field(default=None, description="When the deferral times out; null: never.")
     trigger: TaskTriggerView | None = Field(default=None, description="The trigger of a deferred task.")
     missing: str = Field(default="", description="The required service, if none is alive.")
@@ -177,6 +182,36 @@ class File(BaseModel):
     error: str | None = Field(description="The traceback, if the file cannot be parsed.")
     parsed_at: float
     dags: list[str]
+
+
+class FileDifferenceView(BaseModel):
+    """A DAG file that a live service lacks, or has with another content."""
+
+    path: str
+    difference: Literal["missing", "differs"]
+    since: float
+    session: int
+    kind: str
+    name: str
+    host: str
+
+
+class ServiceView(BaseModel):
+    """A live service."""
+
+    session: int
+    kind: str = Field(description="scheduler, parser, worker, triggerer or dev.")
+    name: str
+    host: str
+    pid: int
+    version: str
+    queues: list[str] = Field(description="The queues of a worker or triggerer; a triggerer without queues takes all.")
+    started_at: float
+    beat_age_seconds: float = Field(description="The time since its last heartbeat.")
+    holds: int = Field(description="The number of attempts or triggers that it runs.")
+    capacity: int = Field(description="How many attempts or triggers it runs at once; 0: it runs none.")
+    supervised_by: int | None = Field(description="The session of the process that supervises it.")
+    is_silent: bool = Field(description="Whether it has sent no heartbeat for so long that it counts as dead.")
 
 
 class Pool(BaseModel):

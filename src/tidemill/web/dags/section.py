@@ -67,6 +67,7 @@ def build_dags_section(desk: Desk, pages: Pages) -> UiSection:
     pages.add_filter("count_ended", count_ended)
     pages.add_filter("rate", format_rate)
     links = [NavigationLink("DAGs", "/dags"), NavigationLink("Runs", "/dag-runs"), NavigationLink("Pools", "/pools")]
+    links.append(NavigationLink("Services", "/services"))
     return UiSection(links, _build_pages(desk, pages), build_api(desk))
 
 
@@ -143,11 +144,16 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         page = desk.list_dags(cursor, PAGE_ROWS, tag, inactive=inactive)
         values: dict[str, Any] = {"page": page, "latest": desk.list_latest(page.rows), "tag": tag}
         values |= {"inactive": inactive, "broken": desk.list_files(broken=True), "query": request.url.query}
+        values |= {"differences": desk.list_differences()}
         return pages.answer(request, "dags/dags.html", more=link_more(request, page.cursor), **values)
 
     @router.get("/pools")
     def show_pools(request: Request) -> Response:
         return pages.answer(request, "dags/pools.html", pools=desk.list_pools())
+
+    @router.get("/services")
+    def show_services(request: Request) -> Response:
+        return pages.answer(request, "dags/services.html", services=desk.list_services())
 
     @router.get("/dag-runs")
     def show_runs(

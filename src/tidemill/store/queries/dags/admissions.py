@@ -236,7 +236,7 @@ def _admit_page(
     A task that starts in a trigger is admitted like others, but holds slots only if the pool counts deferred tasks.
     """
     rows, limits, starting = _find_limits(connection, context, rows)
-    active = _count_active(connection, limits)
+    active = count_active(connection, limits)
     board = Board(connection, context)
     if starting and not one.include_deferred:
         board.take(row.values for row in rows)
@@ -273,19 +273,7 @@ def _find_limits(
 
     The limits are those of the newest versions. The last value is whether tasks of these versions start in triggers.
     """
-    numbers = {row.dag for row in rows}
-    if not numbers:
-        return rows, {}, False
-    found, starting = {}, False
-    given = IDS.build_parameters(find_dialect(connection), build_id_rows(numbers))
-    for number, version_id, digest in _versions.fetch(connection, given):
-        try:
-            plan = load_plan(connection, version_id, digest)
-        except UnreadableStructureError:
-            continue  # its runs stay unchanged
-        limits, starting = plan.limits, starting or plan.starts
-        if limits is not None:
-            found[number] = limits
+    found, starting = read_limits(connection, {row.dag for row in rows})
     if not found:
         return rows, found, starting
     statement = select(dag.c.id).where(dag.c.id.in_(sorted(found))).order_by(dag.c.id)
@@ -297,6 +285,24 @@ def _find_limits(
     return left, {one: found[one] for one in locked}, starting
 
 
+def read_limits(connection: Connection, dags: Collection[int]) -> tuple[dict[int, ActiveLimits], bool]:
+    """Return the limits of the newest versions of DAGs, and whether tasks of these versions start in triggers."""
+    found: dict[int, ActiveLimits] = {}
+    starting = False
+    if not dags:
+        return found, starting
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(dags))
+    for number, version_id, digest in _versions.fetch(connection, given):
+        try:
+            plan = load_plan(connection, version_id, digest)
+        except UnreadableStructureError:
+            continue  # its runs stay unchanged
+        limits, starting = plan.limits, starting or plan.starts
+        if limits is not None:
+            found[number] = limits
+    return found, starting
+
+
 @Statement
 def _versions(dialect: str) -> Select[Any]:
     return (
@@ -306,7 +312,7 @@ def _versions(dialect: str) -> Select[Any]:
     )
 
 
-def _count_active(connection: Connection, limits: Mapping[int, ActiveLimits]) -> Active:
+def count_active(connection: Connection, limits: Mapping[int, ActiveLimits]) -> Active:
     """Count the tasks that hold slots, are deferred, or wait to resume, as far as the limits need the counts."""
     per_dag, per_task, per_run = Counter[int](), Counter[tuple[int, str]](), Counter[tuple[int, str]]()
     whole = [number for number, one in limits.items() if one.per_dag is not None]

@@ -36,7 +36,7 @@ from tidemill.core.tasks.inputs import Blocked, Claim, WentOn
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import BlockPhase
 from tidemill.runtime.log.setup import throttle
-from tidemill.store.batches import find_dialect
+from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.worker_calls import ClaimedAttempt, ClaimedCallback, ResumeWith, WorkerTurn
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import TaskPlan
@@ -57,6 +57,8 @@ _TASK, _CALLBACK = task_instance.c, task_callback.c
 _RUN_STATES = {"on_success": "success", "on_failure": "failed"}
 #: How often a claim retries to replace tasks that cannot be run.
 _LOOKS = 20
+#: The files that a worker lacks.
+_MISSING = RowSet("missing", path=str)
 
 
 class FoundClaims(NamedTuple):
@@ -172,8 +174,8 @@ def _claimed(dialect: str) -> CompoundSelect[Any]:
 def _claim_callbacks(connection: Connection, turn: WorkerTurn, capacity: int) -> list[int]:
     if capacity <= 0:
         return []
-    given = _name_queues(turn.queues) | {"most": capacity}
-    found = [number for (number,) in _due_callbacks.fetch(connection, given, len(turn.queues))]
+    given = _name_queues(turn.queues) | {"most": capacity} | _name_missing(connection, turn)
+    found = [number for (number,) in _due_callbacks.fetch(connection, given, len(turn.queues), bool(turn.missing))]
     if found:
         new = {"state": "running", "session_id": turn.session, "claim_request": turn.request}
         connection.execute(update(task_callback).where(_CALLBACK.id.in_(found)).values(new))
@@ -181,8 +183,10 @@ def _claim_callbacks(connection: Connection, turn: WorkerTurn, capacity: int) ->
 
 
 @Statement
-def _due_callbacks(dialect: str, queues: int) -> Select[Any]:
+def _due_callbacks(dialect: str, queues: int, lacks: bool) -> Select[Any]:
     due = and_(text("state = 'due'"), _is_of_queues(_CALLBACK.queue, queues))
+    if lacks:
+        due = and_(due, _CALLBACK.run.not_in(select(dag_run.c.id).where(dag_run.c.dag.in_(_select_lacked(dialect)))))
     statement = select(_CALLBACK.id).where(due).order_by(_CALLBACK.id).limit(bindparam("most"))
     return statement.with_for_update(skip_locked=True)
 
@@ -203,10 +207,10 @@ def _take_queued(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntr
     """Take queued tasks, skipping those that cannot be run now."""
     skip: list[int] = []
     for _ in range(_LOOKS):
-        given = _name_queues(turn.queues) | {"most": capacity}
+        given = _name_queues(turn.queues) | {"most": capacity} | _name_missing(board.connection, turn)
         if skip:
             given |= SKIPPED.build_parameters(find_dialect(board.connection), build_id_rows(skip))
-        rows = _queued.fetch(board.connection, given, len(turn.queues), bool(skip))
+        rows = _queued.fetch(board.connection, given, len(turn.queues), bool(skip), bool(turn.missing))
         board.take(rows)
         found = [row[0] for row in rows]
         unfit = [task for task in found if task not in board.tasks or not _is_readable(board, board.tasks[task])]
@@ -234,16 +238,30 @@ def _name_queues(queues: Sequence[str]) -> dict[str, Any]:
     return {f"queue_{number}": queue for number, queue in enumerate(queues)}
 
 
+def _name_missing(connection: Connection, turn: WorkerTurn) -> dict[str, Any]:
+    if not turn.missing:
+        return {}
+    return _MISSING.build_parameters(find_dialect(connection), [(path,) for path in turn.missing])
+
+
+def _select_lacked(dialect: str) -> Select[int]:
+    """Select the DAGs whose files the worker lacks."""
+    lacked = dag_file.c.path.in_(select(_MISSING.build_source(dialect).c.path))
+    return select(dag.c.id).join(dag_file, dag_file.c.id == dag.c.file_id).where(lacked)
+
+
 def _is_of_queues(queue: ColumnElement[str], count: int) -> ColumnElement[bool]:
     # Each queue is compared with `=`, not `IN`, so that the index also provides the order.
     return or_(false(), *[queue == bindparam(f"queue_{number}", type_=Text()) for number in range(count)])
 
 
 @Statement
-def _queued(dialect: str, queues: int, skips: bool) -> Select[Any]:
+def _queued(dialect: str, queues: int, skips: bool, lacks: bool) -> Select[Any]:
     queued = and_(text("state = 'queued'"), _is_of_queues(_TASK.queue, queues))
     if skips:
         queued = and_(queued, _TASK.id.not_in(select(SKIPPED.build_source(dialect).c.id)))
+    if lacks:
+        queued = and_(queued, _TASK.dag.not_in(_select_lacked(dialect)))
     order = (_TASK.rank, _TASK.since_us, _TASK.id)
     statement = select(*COLUMNS).where(queued).order_by(*order).limit(bindparam("most"))
     return statement.with_for_update(skip_locked=True)
@@ -288,6 +306,7 @@ def _fetch_callbacks(connection: Connection, callbacks: Sequence[int]) -> Sequen
 class _RunValues(NamedTuple):
     dag_id: str
     path: str
+    digest: str
     id: int
     run_id: str
     kind: str
@@ -319,11 +338,10 @@ def _fetch_runs(connection: Connection, numbers: Collection[int]) -> dict[int, _
 
 @Statement
 def _run_rows(dialect: str) -> Select[Any]:
-    names = [name for name in _RunValues._fields if name not in ("dag_id", "path")]
+    names = [name for name in _RunValues._fields if name not in ("dag_id", "path", "digest")]
+    of_file = (dag_file.c.path, dag_file.c.digest)
     return (
-        select(
-            dag_version.c.id, dag_version.c.digest, dag.c.dag_id, dag_file.c.path, *[dag_run.c[one] for one in names]
-        )
+        select(dag_version.c.id, dag_version.c.digest, dag.c.dag_id, *of_file, *[dag_run.c[one] for one in names])
         .join(dag, dag.c.id == dag_run.c.dag)
         .join(dag_file, dag_file.c.id == dag.c.file_id)
         .join(dag_version, dag_version.c.id == dag_run.c.version_id)
@@ -381,4 +399,5 @@ def _build(
         deadline_us=deadline_us,
         resume=resume,
         callback=callback,
+        digest=found.digest,
     )

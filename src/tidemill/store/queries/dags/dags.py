@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, and_, func, insert, not_, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.core.tasks.inputs import Channel
@@ -165,6 +165,8 @@ def list_files(connection: Connection, request: ListFiles, context: CallContext)
         statement = statement.where(_FILE.error.is_not(None))
     if request.removable_by is not None:
         statement = statement.where(or_(_FILE.session_id == request.removable_by, is_free()))
+    if request.not_of is not None:
+        statement = statement.where(and_(_FILE.session_id != request.not_of, not_(is_free())))
     dags: dict[int, list[str]] = {}
     for file, dag_id in connection.execute(select(_DAG.file_id, _DAG.dag_id).where(_DAG.active == 1)):
         dags.setdefault(file, []).append(dag_id)

@@ -27,7 +27,7 @@ _PATHS = RowSet("paths", path=str)
 
 def claim_files(connection: Connection, request: ClaimFiles, context: CallContext) -> tuple[str, ...]:
     """Claim files; see `ClaimFiles`."""
-    _check_live(connection, request.session)
+    check_live(connection, request.session)
     if not request.paths:
         return ()
     dialect = find_dialect(connection)
@@ -64,7 +64,7 @@ def check_claim(connection: Connection, path: str, session: int) -> None:
     Raises:
         CallRefusedError: Another live parser has it, or the session has ended.
     """
-    _check_live(connection, session)
+    check_live(connection, session)
     owner = connection.execute(select(_FILE.session_id).where(_FILE.path == path).with_for_update()).scalar()
     if owner not in (None, session) and is_session_live(connection, int(owner)):
         raise CallRefusedError(RefusalKind.FENCED, f"the parser of session {owner} has the file {path}")
@@ -78,8 +78,8 @@ def remove_file(connection: Connection, request: RemoveFile, context: CallContex
     if row is None:
         return False
     if request.session is not None:
-        _check_live(connection, request.session)
-        if row.session_id not in (None, request.session) and not _lack_all(connection, row, request.session):
+        check_live(connection, request.session)
+        if row.session_id != request.session and not _lack_all(connection, row, request, context.now_us):
             return False
     values = {"present": 0, "error": None, "session_id": None, "absent": "[]"}
     connection.execute(update(dag_file).where(_FILE.id == row.id).values(values))
@@ -88,17 +88,24 @@ def remove_file(connection: Connection, request: RemoveFile, context: CallContex
     return True
 
 
-def _lack_all(connection: Connection, row: Any, session: int) -> bool:
-    """Record that a parser lacks a file; return whether its own parser has ended, and all live ones lack it."""
-    if is_session_live(connection, row.session_id):
+def _lack_all(connection: Connection, row: Any, request: RemoveFile, now_us: int) -> bool:
+    """Record that a parser lacks a file; return whether its own parser ended a grace ago, and all live ones lack it."""
+    if row.session_id is not None and is_session_live(connection, row.session_id):
         return False
     live = and_(_SESSION.kind == "parser", _SESSION.ended_us.is_(None))
     parsers = set(connection.execute(select(_SESSION.id).where(live)).scalars())
-    absent = ({*json.loads(row.absent), session}) & parsers
+    absent = ({*json.loads(row.absent), request.session}) & parsers
     connection.execute(update(dag_file).where(_FILE.id == row.id).values(absent=json.dumps(sorted(absent))))
-    return parsers <= absent
+    ended_us = connection.execute(select(_SESSION.ended_us).where(_SESSION.id == row.session_id)).scalar()
+    # The host of the file may be about to start its parser again.
+    return parsers <= absent and (ended_us is None or now_us - ended_us >= request.grace_us)
 
 
-def _check_live(connection: Connection, session: int) -> None:
+def check_live(connection: Connection, session: int) -> None:
+    """Ensure that the session of a service stays live until the transaction ends.
+
+    Raises:
+        CallRefusedError: It has ended.
+    """
     if not is_session_live(connection, session):
         raise CallRefusedError(RefusalKind.FENCED, f"session {session} has ended; the service must start a new one")

@@ -43,6 +43,10 @@ AGAIN = "\x1fagain"
 CUT = "\x1fcut"
 _ITEM, _TASK, _MAP = map_item.c, task_instance.c, task_map.c
 _FED = RowSet("fed", task_id=str)
+#: The number of waiting generators that a turn looks at; each costs about five statements.
+MOST_SOURCES = 50
+#: A prime: the remainders of ids are in another order for each seed.
+_SPREAD = 10007
 _ENDED = frozenset(state.value for state in ENDED)
 
 
@@ -248,8 +252,13 @@ def read_size(connection: Connection, task: int, key: str, number: int) -> int:
 
 
 def unblock_sources(connection: Connection, context: CallContext, by: str, skip: Collection[int] = ()) -> int:
-    """Let generators that wait become candidates for slots, once little enough is stored ahead; return their number."""
-    given = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
+    """Let generators that wait become candidates for slots, once little enough is stored ahead; return their number.
+
+    Each turn looks at a part of them if there are many.
+    """
+    given: dict[str, Any] = {"seed": context.now_us % _SPREAD, "most": MOST_SOURCES}
+    if skip:
+        given |= SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip))
     rows = [_Waiting(*row) for row in _full.fetch(connection, given, bool(skip))]
 
     def unblock(sources: list[_Waiting]) -> int:
@@ -309,8 +318,10 @@ def _full(dialect: str, skips: bool) -> Select[Any]:
     full: list[Any] = [text(IS_BLOCKED), _TASK.block == literal_column("1")]
     if skips:
         full.append(_TASK.run.not_in(select(SKIPPED.build_source(dialect).c.id)))
-    # In the order of their index: by the id alone, SQLite would read all tasks.
-    return select(_TASK.id, _TASK.run, _TASK.task_id).where(and_(*full)).order_by(_TASK.pool, _TASK.block, _TASK.id)
+    # In another order each time, so that those that cannot go on do not hide others.
+    order = (_TASK.id * literal_column("7919") + bindparam("seed")) % literal_column(str(_SPREAD))
+    statement = select(_TASK.id, _TASK.run, _TASK.task_id).where(and_(*full))
+    return statement.order_by(order, _TASK.id).limit(bindparam("most"))
 
 
 @Statement

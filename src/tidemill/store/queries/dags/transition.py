@@ -27,6 +27,7 @@ from tidemill.core.tasks.inputs import (
     DiscardEvents,
     Effect,
     Failed,
+    FileMissing,
     Input,
     MakeTrigger,
     MapTold,
@@ -255,7 +256,7 @@ class Board:
         if after.tries > before.tries or opens:
             entry.started_us = now_us
         entry.ended_us = None if after.outcome is None else now_us
-        error = given.error if isinstance(given, (Failed, TriggerFailed)) else None
+        error = given.error if isinstance(given, (Failed, FileMissing, TriggerFailed)) else None
         if isinstance(given, TriggerEnded) and isinstance(given.ending, Failure):
             error = given.ending.error
         if isinstance(given, Clear) and entry.is_part and entry.plan.structure.is_generator:

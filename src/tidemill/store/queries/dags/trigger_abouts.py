@@ -31,7 +31,10 @@ def describe_triggers(
 ) -> tuple[TriggerAbout, ...]:
     """Describe triggers; see `DescribeTriggers`."""
     statement = (
-        select(trigger.c.id, trigger.c.classpath, trigger.c.kwargs, service_session.c.host, service_session.c.pid)
+        select(
+            *(trigger.c.id, trigger.c.classpath, trigger.c.kwargs, trigger.c.queue),
+            *(service_session.c.host, service_session.c.pid),
+        )
         .outerjoin(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
         .outerjoin(service_session, service_session.c.id == trigger_cursor.c.session_id)
         .where(trigger.c.id.in_(request.triggers))
@@ -61,13 +64,14 @@ def _list_secrets(connection: Connection, context: CallContext) -> Iterator[str]
         yield from find_secrets(call, msgspec.json.decode(text, type=ConnectionRecord) if is_connection else text)
 
 
-def _describe(row: Row[Any, Any, Any, Any, Any], secrets: KnownSecrets, context: CallContext) -> TriggerAbout:
+def _describe(row: Row[Any, Any, Any, Any, Any, Any], secrets: KnownSecrets, context: CallContext) -> TriggerAbout:
     holder = None if row.host is None else f"{row.host}, process {row.pid}"
     try:
         arguments = json.loads(context.cipher.decrypt(row.kwargs))
     except ConfigError:
-        return TriggerAbout(row.id, row.classpath, _UNREADABLE, None, holder)
-    return TriggerAbout(row.id, row.classpath, _format_arguments(arguments, secrets), _find_due(arguments), holder)
+        return TriggerAbout(row.id, row.classpath, _UNREADABLE, None, holder, row.queue)
+    text, due_us = _format_arguments(arguments, secrets), _find_due(arguments)
+    return TriggerAbout(row.id, row.classpath, text, due_us, holder, row.queue)
 
 
 def _format_arguments(arguments: Any, secrets: KnownSecrets) -> str:

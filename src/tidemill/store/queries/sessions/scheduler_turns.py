@@ -34,6 +34,7 @@ from tidemill.store.calls.service_calls import SchedulerAnswer, SchedulerTurn
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import IS_BLOCKED, dag_run, task_instance, task_map
 from tidemill.store.queries.dags.admissions import Admitted, admit_tasks
+from tidemill.store.queries.dags.file_differences import build_overdue, fail_unserved
 from tidemill.store.queries.dags.map_backlog import unblock_sources
 from tidemill.store.queries.dags.map_turns import expand_maps
 from tidemill.store.queries.dags.run_starts import start_waiting_runs
@@ -80,7 +81,8 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     started = start_waiting_runs(connection, context, _RUNS, skip) if work.queued or created else 0
     overdue = _stop_overdue_runs(connection, context, skip) if _is_due(work.runs_us, now_us) else 0
     due = _feed_due(connection, context, turn.limit, by, skip) if _is_due(work.tasks_us, now_us) else 0
-    marked = not shared and (work.maps or decided or started or due)
+    failed = fail_unserved(connection, context, by, turn.missing_file_us, turn.limit, skip) if work.unserved else 0
+    marked = not shared and (work.maps or decided or started or due or failed)
     expanded = expand_maps(connection, context, skip, turn.map_limits, due=cuts) if marked else 0
     if not shared and (work.stops or expanded):
         stopped = _stop_runs(connection, context, skip)
@@ -89,9 +91,11 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     released = release_streams(connection, context, skip) if work.held else 0
     resumed = resume_streams(connection, context, by, turn.limit, skip) if work.streams or released else 0
     unblocked = unblock_sources(connection, context, by, skip) if work.blocked else 0
-    changed = created + started + overdue + stopped + decided + due + resumed + expanded + unblocked
+    changed = created + started + overdue + stopped + decided + due + failed + resumed + expanded + unblocked
     admitted = admit_tasks(connection, context, by, turn.limit, skip) if work.scheduled or changed else Admitted()
-    full = max(created, started, overdue, stopped, expanded) >= _RUNS or max(decided, due, resumed) >= turn.limit
+    full = (
+        max(created, started, overdue, stopped, expanded) >= _RUNS or max(decided, due, failed, resumed) >= turn.limit
+    )
     moved = bool(changed or admitted.count)
     tell_maps(connection, context)
     if (not shared and moved) or context.broken_runs or context.broken_dags:
@@ -106,7 +110,7 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
         now_us,
         full or admitted.more or left or is_due,
         admitted.count,
-        decided + due + admitted.count,
+        decided + due + failed + admitted.count,
         created,
         overdue,
         tuple(sorted(context.broken_runs)),
@@ -170,6 +174,7 @@ class _Work(NamedTuple):
     blocked: bool
     streams: bool
     held: bool
+    unserved: bool
 
     @property
     def times(self) -> list[int]:
@@ -180,12 +185,12 @@ class _Work(NamedTuple):
 def _find_work(connection: Connection, turn: SchedulerTurn, context: CallContext) -> _Work:
     """Find the work to do, except for runs and DAGs that failed."""
     runs, dags = {*turn.skip_runs, *context.broken_runs}, {*turn.skip_dags, *context.broken_dags}
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"missing_us": context.now_us - turn.missing_file_us}
     if runs or dags:
         dialect = find_dialect(connection)
-        given = SKIPPED.build_parameters(dialect, build_id_rows(runs))
+        given |= SKIPPED.build_parameters(dialect, build_id_rows(runs))
         given |= _SKIPPED_DAGS.build_parameters(dialect, build_id_rows(dags))
-    return _Work(*_work.fetch(connection, given, bool(given))[0])
+    return _Work(*_work.fetch(connection, given, bool(runs or dags))[0])
 
 
 @Statement
@@ -215,6 +220,7 @@ def _work(dialect: str, skips: bool) -> Select[Any]:
         exists(blocked.where(_TASK.block == literal_column("1"))).label("blocked"),
         IS_READY.label("streams"),
         IS_HELD.label("held"),
+        build_overdue().label("unserved"),
     )
 
 

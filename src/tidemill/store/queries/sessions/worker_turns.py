@@ -228,6 +228,8 @@ def _store_callbacks(connection: Connection, turn: WorkerTurn, context: CallCont
 def _build_callback_update(session: int, one: CallbackReport, now_us: int) -> Update:
     columns = task_callback.c
     mine = and_(columns.id == one.id, columns.session_id == session, columns.state == "running")
+    if one.returned:
+        return update(task_callback).where(mine).values(state="due", session_id=None, claim_request=None)
     if one.lost:
         return update(task_callback).where(mine).values(build_lost_callback(now_us))
     state = "done" if one.error is None else "failed"
