@@ -27,6 +27,8 @@ SEED = int(os.environ.get("KILLS_SEED", "0")) or random.randrange(1_000_000)
 EVENTS = 240
 #: The processes that are killed, by a part of their command; the empty one is `dev` itself, which is started again.
 VICTIMS = ("services.worker.process", "services.triggerer.tasks.process", "")
+#: The process of the attempt that handles a stream: its try has failed then, and another one follows.
+ATTEMPT = "attempt"
 TRIGGER = """
 import asyncio
 from pathlib import Path
@@ -145,6 +147,9 @@ class Streams:
         assert self.dev.process is not None
         root = self.dev.process.pid
         pids = [each for each in find_descendants(root) if victim in read_command(each)] if victim else [root]
+        if victim == ATTEMPT:
+            seen = self.dev.folder / "seen"
+            pids = [int(line.split()[0]) for line in seen.read_text().splitlines()[-1:]] if seen.exists() else []
         if not pids:
             return  # it was killed a moment ago, and its successor is about to start
         with contextlib.suppress(ProcessLookupError):
@@ -217,7 +222,7 @@ def test_each_element_comes_once_whatever_is_killed_when(dev: DevSite) -> None:
         streams.open(EVENTS)
         story = [f"seed {SEED}, round {number}"]
         began = time.monotonic()
-        for victim in random_.choices([*VICTIMS, "services.zygote"], k=random_.randint(1, 4)):
+        for victim in random_.choices([*VICTIMS, "services.zygote", ATTEMPT], k=random_.randint(1, 4)):
             time.sleep(random_.uniform(0.0, 1.0))
             story.append(f"{time.monotonic() - began:.2f} s, {streams.count_handled()} handled: {victim or 'dev'}")
             streams.kill(victim)
