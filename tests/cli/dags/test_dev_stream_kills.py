@@ -29,6 +29,8 @@ EVENTS = 240
 VICTIMS = ("services.worker.process", "services.triggerer.tasks.process", "")
 #: The process of the attempt that handles a stream: its try has failed then, and another one follows.
 ATTEMPT = "attempt"
+#: `dev` is stopped as by Ctrl-C, and started again.
+STOP = "stop"
 TRIGGER = """
 import asyncio
 from pathlib import Path
@@ -145,6 +147,10 @@ class Streams:
 
     def kill(self, victim: str) -> None:
         assert self.dev.process is not None
+        if victim == STOP:
+            assert self.dev.stop() == 0
+            self.start()
+            return
         root = self.dev.process.pid
         pids = [each for each in find_descendants(root) if victim in read_command(each)] if victim else [root]
         if victim == ATTEMPT:
@@ -222,7 +228,7 @@ def test_each_element_comes_once_whatever_is_killed_when(dev: DevSite) -> None:
         streams.open(EVENTS)
         story = [f"seed {SEED}, round {number}"]
         began = time.monotonic()
-        for victim in random_.choices([*VICTIMS, "services.zygote", ATTEMPT], k=random_.randint(1, 4)):
+        for victim in random_.choices([*VICTIMS, "services.zygote", ATTEMPT, STOP], k=random_.randint(1, 4)):
             time.sleep(random_.uniform(0.0, 1.0))
             story.append(f"{time.monotonic() - began:.2f} s, {streams.count_handled()} handled: {victim or 'dev'}")
             streams.kill(victim)

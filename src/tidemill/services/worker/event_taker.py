@@ -1,7 +1,8 @@
 """Asks the store for the events of all streams that attempts of a worker wait for, in one call.
 
 Invariants: one call is under way at a time. An attempt gets an answer as soon as its stream has an event or has ended,
-and an empty one after its wait.
+and an empty one after its wait, or at once if the worker drains: then the attempt leaves it, and its task goes on at
+another worker.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class EventTaker:
         self._waiting: list[_Waiting] = []
         self._wake = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
+        self._leaving = False
 
     async def take(self, want: StreamWant, wait_seconds: float) -> StreamBatch:
         """Return the next events of a stream, as soon as there is one, or after a wait.
@@ -47,6 +49,8 @@ class EventTaker:
         Raises:
             CallRefusedError: The store refuses the call.
         """
+        if self._leaving:
+            return StreamBatch(want.trigger)
         one = _Waiting(want, self._loop.time() + wait_seconds, self._loop.create_future())
         self._waiting.append(one)
         self._wake.set()
@@ -60,6 +64,14 @@ class EventTaker:
 
     def note_ring(self) -> None:
         """Ask the store soon: there may be events."""
+        self._wake.set()
+
+    def leave(self) -> None:
+        """Give no more events, so that attempts whose streams never end leave the worker."""
+        self._leaving = True
+        for one in self._waiting:
+            if not one.answer.done():
+                one.answer.set_result(StreamBatch(one.want.trigger))
         self._wake.set()
 
     async def _run(self) -> None:

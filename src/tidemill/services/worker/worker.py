@@ -122,6 +122,7 @@ class Worker:
         """Stop claiming; `run` ends when all attempts have ended."""
         if not self.processes.draining:
             self.processes.drain()
+            self._events.leave()
             self._wake.set()
 
     def end_all(self) -> None:
