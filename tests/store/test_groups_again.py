@@ -212,3 +212,19 @@ async def test_a_group_of_which_a_task_was_cleared_has_not_ended_when_all_of_it_
     assert set((await end(player, run)).values()) == {"success"}
     counts = [(await find_head(player, run, name)).elements for name in ("G", "a", "b")]
     assert [(one.success, one.failed, one.skipped) for one in counts if one is not None] == [(1, 0, 0)] * 3
+
+
+async def test_no_task_of_a_group_that_is_about_to_end_is_cleared(player: Player) -> None:
+    run = await player.create(dag(group(literal(2), max_outstanding=1), part("a"), part("b", "a")))
+    held = await player.claim_one()
+    await player.store.call(CancelRun(run.dag_id, run.run_id, "tester"))
+    await player.schedule()
+    await player.turn(held=())
+    # The scheduler has not looked at the end of the attempt.
+    assert (await find_head(player, run, "G")).state == "ending"
+
+    assert await clear(player, run, "b", indexes=(0, 0)) == []
+
+    await player.schedule()
+    assert held.task_id == "a"
+    assert (await player.run(run)).state == "failed"

@@ -215,12 +215,13 @@ def _select_failed(board: Board, run: RunEntry, entries: Sequence[TaskEntry]) ->
 
 
 def _is_ending(board: Board, entry: TaskEntry) -> bool:
-    """Whether an element's map is about to end, so that the element could not start again."""
+    """Whether an element's map, or its mapped group, is about to end, so that the element could not start again."""
     if entry.map_index == UNMAPPED:
         return False
-    board.load([(entry.run.id, entry.task_id, UNMAPPED)])
-    head = board.find(entry.run.id, entry.task_id)
-    return head is not None and head.row.state is TaskState.ENDING
+    names = [name for name in (entry.task_id, entry.plan.mapped_group) if name]
+    board.load((entry.run.id, name, UNMAPPED) for name in names)
+    heads = [board.find(entry.run.id, name) for name in names]
+    return any(head is not None and head.row.state is TaskState.ENDING for head in heads)
 
 
 def _select_counted(board: Board, run: RunEntry, entries: list[TaskEntry]) -> list[TaskEntry]:
