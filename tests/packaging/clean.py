@@ -22,15 +22,17 @@ class CleanEnvironment:
 
     Args:
         folder: An empty folder for all of it.
+        has_pip: Whether packages can be installed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_pip: bool = True) -> None:
         """Make it."""
         self.home, self.venv, programs = folder / "höme folder", folder / "venv", folder / "programs"
         for path in (self.home, programs):
             path.mkdir(parents=True)
         _link_programs(programs)
-        subprocess.run([sys.executable, "-m", "venv", self.venv], check=True, timeout=300)
+        options = [] if has_pip else ["--without-pip"]
+        subprocess.run([sys.executable, "-m", "venv", *options, self.venv], check=True, timeout=300)
         self.environ = {name: value for name, value in os.environ.items() if _KEPT.match(name)} | {
             "HOME": str(self.home),
             "PATH": f"{self.venv / 'bin'}{os.pathsep}{programs}",

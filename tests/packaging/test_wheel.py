@@ -59,7 +59,8 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> CleanEnviron
     """Return an environment with the wheel in it, what it needs, and the Java of the package index."""
     folder = tmp_path_factory.mktemp("clean")
     environment = CleanEnvironment(folder)
-    lend("pyspark", environment.venv)
+    for package in ("pyspark", "pyarrow"):
+        lend(package, environment.venv)
     pins = folder / "pins.txt"
     pins.write_text("\n".join(list_pins(ROOT / "requirements.lock")))
     environment.pip_install("--constraint", pins, wheel)

@@ -109,7 +109,7 @@ async def place(embedded_kafka):
 @pytest.mark.parametrize(
     # In the short run: rebalances below, which have more to go wrong.
     "handler",
-    [Copy, pytest.param(Transform, marks=pytest.mark.long)],
+    [Copy, pytest.param(Transform, marks=pytest.mark.nightly)],
 )
 async def test_each_result_is_seen_once_and_in_order_and_offsets_follow(place, handler):
     place.feed(0, 4_000)
@@ -295,7 +295,7 @@ async def test_letters_go_out_with_the_offsets_of_their_messages(place):
 @pytest.mark.parametrize(
     # In the short run: results of tasks go out once above, and in the revoke and the replacement below.
     "handler",
-    [pytest.param(Copy, marks=pytest.mark.long), Transform],
+    [pytest.param(Copy, marks=pytest.mark.nightly), Transform],
 )
 async def test_rebalances_in_a_row_under_load_repeat_nothing(place, handler):
     place.feed(0, 2_000)
@@ -363,7 +363,7 @@ async def test_a_revoke_ends_the_last_transaction_of_its_partitions_first(place)
     assert owners == [2, 2]
 
 
-@pytest.mark.parametrize("hang_seconds", [1.5, pytest.param(2.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("hang_seconds", [1.5, pytest.param(2.0, marks=pytest.mark.nightly)])
 async def test_offsets_of_an_aborted_transaction_that_arrive_late_do_not_count_for_the_next(
     own_kafka, monkeypatch, hang_seconds
 ):
@@ -399,7 +399,7 @@ async def test_offsets_of_an_aborted_transaction_that_arrive_late_do_not_count_f
 
 
 @pytest.mark.long  # tests/sinks and tests/deadletters have brokers that go away, without transactions
-@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.nightly), "kill"])
 async def test_a_broker_that_restarts_delays_transactions_and_repeats_nothing(own_kafka, how):
     broker = own_kafka()
     place = Place(broker)

@@ -472,7 +472,7 @@ async def test_many_results_arrive_in_the_order_of_their_partition(tmp_path: Pat
 
 
 @pytest.mark.kafka
-@pytest.mark.long  # test_kafka_sink.py has the outage, and a test above that a sink that fails gets all in order
+@pytest.mark.nightly  # test_kafka_sink.py has the outage, and a test above that a sink that fails gets all in order
 async def test_a_broker_outage_delays_results_but_loses_none_and_keeps_their_order(
     own_kafka: Callable[..., EmbeddedBroker],
 ) -> None:
