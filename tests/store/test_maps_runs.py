@@ -154,3 +154,18 @@ async def test_maps_that_always_have_work_do_not_hold_up_others(
     found = [await database.write(expand) for _ in range(40)]
 
     assert found[-1] == {"a", "b"}
+
+
+async def test_a_queued_run_that_was_cancelled_starts_if_a_task_is_cleared_while_its_map_ends(player: Player) -> None:
+    run = await player.create(dag(over("m", 2), task("z", "m", rule="all_done")))
+    await player.play(lambda one: Failure("no", may_retry=False) if one.map_index == 1 else Success())
+    of_run = run.dag_id, run.run_id
+    await player.store.call(ClearTasks(*of_run, ("m",), "tester", map_index=1))
+    assert (await player.run(run)).state == "queued"
+
+    await player.store.call(CancelRun(*of_run, "tester"))
+    await player.store.call(ClearTasks(*of_run, ("z",), "tester"))
+    await player.play()
+
+    assert (await player.states(run))["z"] == "success"
+    assert (await player.run(run)).ended_us is not None

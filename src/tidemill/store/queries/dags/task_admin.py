@@ -90,8 +90,8 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
         for entry in whole
         if entry.task_id not in kept or entry.id in moved
     }
-    if cleared and run.state in ("success", "failed"):
-        queue_run(run, context)
+    if cleared:
+        _continue_run(run, context)
     for name, index in refollowing.again:
         board.maps.pass_on(run.id, [name], index)
     _look_at_elements(board, cleared, reopened=refollowing.reopened.values())
@@ -285,15 +285,15 @@ def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext)
         if isinstance(board.give(entry, Mark(outcome, triggerer=triggerers.get(entry.id)), request.by), Moved)
     ]
     reopened = forget_failures(board, run, marked, request.by) if outcome is TaskOutcome.SUCCESS else []
-    if reopened and run.state in ("success", "failed"):
-        queue_run(run, context)
+    if reopened:
+        _continue_run(run, context)
     sources = [entry for entry in marked if entry.row.outcome is TaskOutcome.SUCCESS and entry.map_index == UNMAPPED]
     fed = {(run.id, name, UNMAPPED) for one in sources for name in one.plan.feeds}
     cleared = []
     if outcome is TaskOutcome.SUCCESS:
         cleared = [one for one in find_inner_followers(board, marked) if board.give(one, Clear(), request.by)]
-        if cleared and run.state in ("success", "failed"):
-            queue_run(run, context)
+        if cleared:
+            _continue_run(run, context)
     heads = _look_at_elements(board, marked + cleared, fed, reopened)
     if outcome is TaskOutcome.SUCCESS:
         followed = [head for head in heads if head.row.outcome is TaskOutcome.SUCCESS]
@@ -328,10 +328,16 @@ def _clear_followers(board: Board, run: RunEntry, marked: list[TaskEntry], by: s
             continue  # its elements have run; only its source failed, or a user marked elements
         else:
             board.give(entry, Clear(), by)
-        if run.state in ("success", "failed"):
-            queue_run(run, context)
+        _continue_run(run, context)
     if reopened:
         _look_at_elements(board, (), reopened=reopened)
+
+
+def _continue_run(run: RunEntry, context: CallContext) -> None:
+    """Queue a run that has ended, or was cancelled before it started: a task of it is to run again."""
+    is_cancelled = run.state == "queued" and run.reason is not None and run.stop is None
+    if is_cancelled or run.state in ("success", "failed"):
+        queue_run(run, context)
 
 
 def _lock_run(connection: Connection, dag_id: str, run_id: str, context: CallContext) -> tuple[Board, RunEntry]:
