@@ -176,10 +176,12 @@ class Life:
         for one in maps:
             if not one["opened"]:
                 continue
+            # A follower that was stopped before it opened has elements of its former life.
+            follows = one["task_id"] in self.FOLLOWERS and one["sources"] is not None
             found = Counter(
                 find_count(TaskState(state))
                 for (name, index), state in states.items()
-                if name == one["task_id"] and (0 <= index < one["created"] or (index >= 0 and name in self.FOLLOWERS))
+                if name == one["task_id"] and (0 <= index < one["created"] or (index >= 0 and follows))
             )
             # A map that follows another one counts these apart.
             never = read_sources(one["sources"]).never

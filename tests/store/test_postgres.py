@@ -40,6 +40,7 @@ from tidemill.store.queries.triggers.triggers import (
     store_serialized,
 )
 from tidemill.store.records import TriggerReport, TriggerSpec, TriggerState
+from tidemill.store.statements import execute_text
 
 T = TypeVar("T")
 #: Short, so that the tests are short.
@@ -196,6 +197,23 @@ async def test_commits_wait_for_the_disk_whatever_the_default_of_the_role(postgr
 
     assert await database.write(lambda c: c.exec_driver_sql("SHOW synchronous_commit").scalar()) == "on"
     await database.close()
+
+
+async def test_a_statement_is_prepared_once(postgres: PostgresServer) -> None:
+    database = await open_postgres(await postgres.new_database())
+
+    def use(connection: Connection) -> list[Any]:
+        execute_text(connection, "SELECT 17")
+        return execute_text(
+            connection, "SELECT generic_plans FROM pg_prepared_statements WHERE statement = 'SELECT 17'"
+        )
+
+    try:
+        found = [await database.write(use) for _ in range(2)]
+    finally:
+        await database.close()
+
+    assert [[tuple(row) for row in rows] for rows in found] == [[(1,)], [(2,)]]
 
 
 async def test_a_reader_cannot_write(postgres: PostgresServer) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
 import weakref
@@ -58,8 +59,8 @@ _CLOSE_SECONDS = 2.0
 CHECK_SECONDS = 5.0
 #: One connection for writing events, one for reports and claims, one for reading.
 _CONNECTIONS = 3
-#: The number of statements that a connection keeps prepared; there are about thirty.
-_PREPARED = 100
+#: The number of statements that a connection keeps prepared; there are about two hundred.
+_PREPARED = 200
 #: The delay before repeating a transaction that lost a conflict; the other transaction has usually ended by then.
 _CONFLICT_BACKOFF = Backoff(0.005, 0.2)
 #: Every statement here finds a few rows by key. The planner must not sort or hash the whole table for that, as it would
@@ -98,6 +99,7 @@ class PostgresDatabase:
         self._begin_read = _build_begin(read_only, attempt_seconds, _PLANNING)
         self._begin_write = _build_begin(read_only, attempt_seconds, _KEPT_PLANS)
         self._prepared_count = 0
+        self._numbers = itertools.count(1)
         self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine = self._make_engine(url)
         event.listen(self._engine.sync_engine, "connect", self._note_connected)
@@ -308,7 +310,7 @@ class PostgresDatabase:
                 async_creator_fn=connect,
                 prepared_statement_cache_size=self._prepared_count,
                 # An unnamed statement is used at once and replaced by the next one.
-                prepared_statement_name_func=None if self._prepared_count else str,
+                prepared_statement_name_func=self._name_statement if self._prepared_count else str,
             )
 
         engine = create_async_engine(
@@ -320,6 +322,10 @@ class PostgresDatabase:
             pool_reset_on_return=None,
         )
         return engine
+
+    def _name_statement(self) -> str:
+        """Name a statement, because asyncpg prepares one without a name again with each use."""
+        return f"tidemill_{next(self._numbers)}"
 
     def _note_connected(self, adapted: Any, record: Any) -> None:
         record.info["epoch"] = self._epoch
