@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tidemill.dags.group_function import task_group
     from tidemill.dags.lazy_context import Context
     from tidemill.dags.lazy_sequence import LazySequence
+    from tidemill.dags.looping import LoopDecision, LoopState
     from tidemill.dags.operator import BaseOperator
     from tidemill.dags.operators.bash import BashOperator
     from tidemill.dags.operators.empty import EmptyOperator
@@ -68,6 +69,7 @@ _MODULES = {
     ".connection": ("BaseHook", "Connection"),
     ".lazy_context": ("Context",),
     ".lazy_sequence": ("LazySequence",),
+    ".looping": ("LoopDecision", "LoopState"),
     ".current": ("get_current_context",),
     ".definition": ("DAG", "dag"),
     ".decorators": ("setup", "task", "teardown"),
@@ -145,6 +147,8 @@ __all__ = [
     "HttpStreamOperator",
     "Label",
     "LazySequence",
+    "LoopDecision",
+    "LoopState",
     "Param",
     "PokeReturnValue",
     "ProcessExitSensor",

@@ -353,8 +353,12 @@ def build_context(task: Any, dag: Any, claim: AttemptClaim, services: TaskServic
     run: DagRun = values["dag_run"]
     logical = run.logical_date
     instance = TaskInstance(task, claim, services, run, params)
+    group = None if task is None else task.mapped_group
+    build_loop = getattr(group, "build_state", None)
+    loop = {} if build_loop is None else {"loop": build_loop(claim.map_index, services)}
     context: dict[str, Any] = {
         **values,
+        **loop,
         "conn": ConnectionAccessor(),
         "dag": dag,
         "fencing_token": claim.epoch,
@@ -505,7 +509,7 @@ CONTEXT_KEYS: Final = frozenset(
     {
         *("conn", "dag", "dag_run", "data_interval_end", "data_interval_start", "ds", "ds_nodash", "exception"),
         *("expanded_ti_count", "fencing_token", "inlets", "logical_date", "macros", "map_index_template", "outlets"),
-        *("params", "reason", "run_id", "start_date", "task", "task_instance", "task_instance_key_str"),
+        *("loop", "params", "reason", "run_id", "start_date", "task", "task_instance", "task_instance_key_str"),
         *("task_reschedule_count", "task_state_store", "templates_dict", "test_mode", "ti", "try_number", "ts"),
         *("ts_nodash", "ts_nodash_with_tz", "var", *_OF_EARLIER),
     }

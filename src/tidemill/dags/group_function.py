@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn, overload
 from tidemill.dags.edges import Node
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.group import GroupCall, GroupOutput
+from tidemill.dags.looping import LoopedTaskGroup, check_until
 from tidemill.dags.map_sources import ALL_ARGUMENTS, ExpandInput, read_dicts, read_source
 from tidemill.dags.mapped_group import MappedTaskGroup, check_names
 
@@ -135,6 +136,35 @@ class GroupFunction:
                 )
         root = read_dicts(self._owner, kwargs, lambda item: self._check(list(item), "expand_kwargs"))
         return self._create(ExpandInput({ALL_ARGUMENTS: root}))
+
+    def loop(self, *, max_iterations: int, until: Callable[..., Any] | None = None, on_max: str = "fail") -> Any:
+        """Create a group whose tasks run again until a function says that the result is good enough.
+
+        Functions of its tasks, and `until`, may take the keyword `loop` (`tidemill.dags.looping.LoopState`).
+
+        Args:
+            max_iterations: The most iterations.
+            until: Returns after each iteration whether it was the last, as a bool or a `LoopDecision`; None: there are
+                `max_iterations`.
+            on_max: What happens if `until` wants more than `max_iterations`: `fail` or `succeed`.
+
+        Raises:
+            DagError: An argument is invalid.
+        """
+        check_until(self._owner, until, on_max)
+        if self._limits:
+            raise DagError(f"{self._owner}: {min(self._limits)} is for expand(); a loop has one iteration at a time")
+        group = LoopedTaskGroup(
+            function=self.function, shared=self._shared, max_iterations=max_iterations, **self._group_arguments
+        )
+        try:
+            inspect.signature(self.function).bind(**self._shared)
+        except TypeError as error:
+            raise DagError(f"{self._owner}: {error}; give it in partial()") from None
+        with group:
+            group.output = self.function(**self._shared)
+            group.close(group.output, until, on_max)
+        return GroupOutput(group) if isinstance(group.output, Node | dict | list | tuple) else group
 
     def iterate(self, *_args: Any, **_options: Any) -> NoReturn:
         """Raise an error: the tasks of a group have attempts of their own."""

@@ -47,7 +47,8 @@ class MapSource:
         kind: `literal`: a list or dict in the DAG's file; `xcom`: an XCom of another task; `param`: a parameter or an
             entry of the run's conf; `generator`: the values that another task yields, one by one; `map`: the XComs of
             the elements of another mapped task; `results`: those of elements that run in one attempt; `zip`: the items
-            of `parts`, paired by index; `group`: the items of the mapped group `task`, of which the task is a part.
+            of `parts`, paired by index; `group`: the items of the mapped group `task`, of which the task is a part;
+            `loop`: the iterations of a looped group, which have no items.
         task: The task that gives the values, if `kind` is `xcom`, `generator`, `map` or `results`; the group, if it is
             `group`.
         key: The key of the XComs, or the name of the parameter.
@@ -84,6 +85,19 @@ class ChunkStructure:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopStructure:
+    """How often the tasks of a looped group run, one iteration after the other.
+
+    Attributes:
+        max_iterations: The most iterations.
+        gate: The task of the group that runs last, and decides whether another iteration follows.
+    """
+
+    max_iterations: int
+    gate: str
+
+
+@dataclass(frozen=True, slots=True)
 class MapStructure:
     """How a task is mapped: it has one element for each combination of the items of its factors.
 
@@ -95,6 +109,7 @@ class MapStructure:
         max_failed_elements: The number of elements that may fail before the map stops; None: any number.
         index_template: The template of an element's label (`map_index_template`); empty: none.
         chunk: How items are put into lists; None: each item is the value of an element.
+        loop: How a looped group goes on; None: it is not looped.
         iterated: Whether one attempt runs the task for all items: the map has a single element, which begins with the
             first item.
     """
@@ -106,6 +121,7 @@ class MapStructure:
     index_template: str = ""
     chunk: ChunkStructure | None = None
     iterated: bool = False
+    loop: LoopStructure | None = None
 
     @property
     def leaves(self) -> tuple[MapSource, ...]:

@@ -6,17 +6,18 @@ locked in one statement, because the reports of their attempts lock them in the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Select, and_, bindparam, select, text
+from sqlalchemy import Select, and_, bindparam, select, text, update
 
 from tidemill.core.tasks.dependencies import TaskOutcome
+from tidemill.core.tasks.inputs import Remove
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
-from tidemill.store.dag_tables import IS_BAD_ELEMENT, task_instance
+from tidemill.store.dag_tables import IS_BAD_ELEMENT, task_instance, task_map
 from tidemill.store.queries.dags.map_groups import lock_units
 from tidemill.store.queries.dags.map_rows import StoredMap, read_maps
 from tidemill.store.queries.dags.task_rows import InstanceKey, RunEntry, TaskEntry
@@ -34,10 +35,12 @@ class GroupChoice:
     Attributes:
         keys: The tasks outside of mapped groups.
         parts: The heads of groups and their tasks, or tasks in units.
+        rewinds: By looped group, the iteration that runs again; later ones are removed.
     """
 
     keys: list[InstanceKey]
     parts: list[TaskEntry] = field(default_factory=list)
+    rewinds: dict[str, int] = field(default_factory=dict)
 
 
 def choose_in_groups(
@@ -102,6 +105,13 @@ def _choose(
         found.parts += [heads[name] for name in sorted(wanted)]
         return
     units = sorted(index for index in indexes if 0 <= index < row.created)
+    mapped = run.plan.tasks[group].structure.mapped
+    if isinstance(request, ClearTasks) and mapped is not None and mapped.loop is not None and units:
+        # What follows an iteration depends on it; its gate decides again.
+        found.rewinds[group] = units[0]
+        units = units[:1]
+        inner = sorted({*inner, mapped.loop.gate, *_find_after(run, inner, heads)})
+        lock_units(board, run.id, tuple(heads), range(units[0], row.created))
     lock_units(board, run.id, tuple(heads), units)
     decided = {name for name in inner if not stored[name].row.opened}
     parts = [
@@ -111,9 +121,44 @@ def _choose(
         for index in units
         if (part := board.find(run.id, name, index)) is not None and part.row.state is not TaskState.REMOVED
     ]
-    if isinstance(request, ClearTasks) and request.failed:
+    if isinstance(request, ClearTasks) and request.failed and group not in found.rewinds:
         parts = [part for part in parts if part.row.outcome in _BAD]
     found.parts += parts
+
+
+def _find_after(run: RunEntry, names: Collection[str], members: Collection[str]) -> set[str]:
+    """Return the members of a group that are downstream of some of them."""
+    return {name for name in run.plan.list_downstream(names) if name in members}
+
+
+def rewind_loops(board: Board, run: RunEntry, rewinds: Mapping[str, int], by: str) -> None:
+    """Remove the iterations after those that run again.
+
+    Args:
+        board: The board, which has locked the iterations.
+        run: The run.
+        rewinds: By looped group, the iteration that runs again.
+        by: Who has asked for it.
+    """
+    for group, first in rewinds.items():
+        names = (*run.plan.groups[group], group)
+        later = [
+            entry
+            for entry in board.tasks.values()
+            if entry.run.id == run.id and entry.task_id in names and entry.map_index > first
+        ]
+        triggerers = board.find_triggerers(later)
+        for entry in sorted(later, key=lambda one: (one.map_index, names.index(one.task_id))):
+            if entry.row.state is not TaskState.REMOVED:
+                board.give(entry, Remove(triggerer=triggerers.get(entry.id)), by)
+
+
+def reopen_loops(board: Board, run: RunEntry, rewinds: Mapping[str, int]) -> None:
+    """Have loops go on after the iterations that run again; the board is flushed."""
+    for group, first in rewinds.items():
+        heads = [head.id for name in (group, *run.plan.groups[group]) if (head := board.find(run.id, name)) is not None]
+        new = {"created": first + 1, "arrived": first + 1, "closed": 0, "stop": None, "pending": 1}
+        board.connection.execute(update(task_map).where(task_map.c.task.in_(sorted(heads))).values(new))
 
 
 def _is_reached(run: RunEntry, named: set[str], members: Collection[str]) -> bool:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, select
+from sqlalchemy import Connection, Select, and_, bindparam, literal_column, select
 
 from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.expansion import locate_items
 from tidemill.core.tasks.instance import UNMAPPED
-from tidemill.core.tasks.structure import MapSource, MapStructure
+from tidemill.core.tasks.structure import LoopStructure, MapSource, MapStructure
 from tidemill.core.tasks.task_row import STATES
 from tidemill.runtime.json import codec
 from tidemill.store.dag_tables import dag_run, task_instance, xcom
@@ -27,6 +28,7 @@ from tidemill.store.queries.dags.map_results import copy_pairs, copy_parts, copy
 from tidemill.store.queries.dags.run_params import build_params
 from tidemill.store.queries.dags.stored_sources import NO_SOURCES, StoredSources
 from tidemill.store.queries.dags.task_rows import TaskEntry
+from tidemill.store.statements import Statement
 
 _OUTCOMES = {state.value: outcome for outcome, state in STATES.items()}
 _FAILURES = (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
@@ -78,10 +80,21 @@ def open_sources(connection: Connection, head: TaskEntry, now_us: int) -> Opened
     return OpenedSources(sources, arrived, outcome)
 
 
-def look_at_sources(connection: Connection, head: TaskEntry, sources: StoredSources) -> tuple[int, TaskOutcome | None]:
-    """Return for how many elements the sources of an open map have items, and how they ended."""
+def look_at_sources(
+    connection: Connection, head: TaskEntry, sources: StoredSources, created: int = 0
+) -> tuple[int, TaskOutcome | None]:
+    """Return for how many elements the sources of an open map have items, and how they ended.
+
+    Args:
+        connection: A connection inside a transaction.
+        head: The head of the map.
+        sources: Its sources.
+        created: The number of its elements; a loop goes on after the last of them.
+    """
     mapped = head.plan.structure.mapped
     assert mapped is not None
+    if mapped.loop is not None:
+        return look_at_gate(connection, head.run.id, mapped.loop, created)
     place = next((place for place, factor in enumerate(mapped.factors) if factor.kind == "generator"), None)
     if place is None:
         return prod(sources.factors), TaskOutcome.SUCCESS
@@ -89,6 +102,46 @@ def look_at_sources(connection: Connection, head: TaskEntry, sources: StoredSour
     source = _find_instances(connection, head.run.id, (name,))[name]
     rest = prod(length for number, length in enumerate(sources.factors) if number != place)
     return count_items(connection, source.id, YIELDED) * rest, source.outcome
+
+
+def look_at_gate(connection: Connection, run: int, loop: LoopStructure, created: int) -> tuple[int, TaskOutcome | None]:
+    """Return how many iterations a loop has, and how it ended; None: it may go on.
+
+    Args:
+        connection: A connection inside a transaction.
+        run: The run.
+        loop: The loop.
+        created: The number of iterations that exist.
+    """
+    if not created:
+        return 1, None
+    given = {"of_run": run, "of_gate": loop.gate, "last": created - 1, "next": created}
+    rows = {index: (state, value) for index, state, value in _gates.fetch(connection, given)}
+    state, decision = rows.get(created - 1, ("none", None))
+    outcome = _OUTCOMES.get(state)
+    if outcome is None:
+        return created, None
+    if outcome is not TaskOutcome.SUCCESS or _is_done(decision) or created >= loop.max_iterations:
+        return created, TaskOutcome.SUCCESS
+    # An iteration that a user has taken back may still be ending; it is made anew after that.
+    following = rows.get(created, ("removed", None))[0]
+    return created + (following == "removed" or following in _OUTCOMES), None
+
+
+def _is_done(decision: str | None) -> bool:
+    """Return whether the gate of a loop has decided to end it."""
+    value = None if decision is None else codec.decode(decision)
+    return not isinstance(value, dict) or bool(value.get("done", True))
+
+
+@Statement
+def _gates(dialect: str) -> Select[Any]:
+    columns = task_instance.c
+    mine = and_(columns.run == bindparam("of_run"), columns.task_id == bindparam("of_gate"))
+    stored = and_(xcom.c.task == columns.id, xcom.c.key == literal_column("'return_value'"))
+    there = and_(columns.map_index >= bindparam("last"), columns.map_index <= bindparam("next"))
+    rows = select(columns.map_index, columns.state, xcom.c.value).select_from(task_instance).outerjoin(xcom, stored)
+    return rows.where(and_(mine, there))
 
 
 def _find_instances(connection: Connection, run: int, names: Sequence[str]) -> dict[str, _Instance]:
@@ -159,6 +212,8 @@ def _store_leaf(
     match leaf.kind:
         case "literal":
             return None, leaf.length or 0
+        case "loop":
+            return None, 0
         case "generator":
             return (found[leaf.task].id, YIELDED), 0
         case "map":

@@ -427,7 +427,7 @@ def _find_inputs(
         return stored._replace(error=opened.error or None), (Opened(arrived), *_end_source(opened.outcome))
     if head.row.state is TaskState.MAPPED and not stored.row.closed:
         sources = read_sources(stored.sources)
-        total, outcome = look_at_sources(connection, head, sources)
+        total, outcome = look_at_sources(connection, head, sources, stored.row.created)
         stored, arrived = _cut(connection, stored, head, sources, total, outcome, now_us)
         return stored, (Arrived(arrived), *_end_source(outcome))
     if not stored.row.opened:

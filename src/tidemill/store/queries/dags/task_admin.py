@@ -5,7 +5,8 @@ Invariants: changes by users go through the state machine like all others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 from sqlalchemy import Connection
@@ -22,7 +23,7 @@ from tidemill.store.calls.instance_calls import (
     MarkTasks,
 )
 from tidemill.store.context import CallContext
-from tidemill.store.queries.dags.group_admin import choose_in_groups, find_inner_followers
+from tidemill.store.queries.dags.group_admin import choose_in_groups, find_inner_followers, reopen_loops, rewind_loops
 from tidemill.store.queries.dags.iterations import forget_parts, retry_parts
 from tidemill.store.queries.dags.map_clearing import forget_failures, select_followers
 from tidemill.store.queries.dags.map_items import begin_again, forget_streams
@@ -94,7 +95,8 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
         _continue_run(run, context)
     for name, index in refollowing.again:
         board.maps.pass_on(run.id, [name], index)
-    _look_at_elements(board, cleared, reopened=refollowing.reopened.values())
+    rewind_loops(board, run, chosen.rewinds, request.by)
+    _look_at_elements(board, cleared, reopened=refollowing.reopened.values(), rewinds=chosen.rewinds)
     close_board(board)
     return tuple(entry.name for entry in cleared)
 
@@ -235,6 +237,7 @@ def _look_at_elements(
     changed: Iterable[TaskEntry],
     fed: Iterable[InstanceKey] = (),
     reopened: Iterable[TaskEntry] = (),
+    rewinds: Mapping[str, int] = MappingProxyType({}),
 ) -> list[TaskEntry]:
     """Have mapped tasks follow what a user changed; return the mapped tasks.
 
@@ -243,6 +246,7 @@ def _look_at_elements(
         changed: Changed tasks; mapped tasks follow the elements among them.
         fed: The mapped tasks whose sources were changed.
         reopened: The heads of maps that follow other maps again.
+        rewinds: By looped group, the iteration that runs again.
     """
     again = list(reopened)
     keys = (
@@ -261,6 +265,8 @@ def _look_at_elements(
     # Maps are open again before the tasks after them are decided.
     board.park_elements()
     board.flush()
+    for run in {head.run.id: head.run for head in heads}.values():
+        reopen_loops(board, run, rewinds)
     look_at_maps(board, heads, reopened={entry.id for entry in again})
     return heads
 
