@@ -131,7 +131,7 @@ def test_a_group_decides_as_its_tasks_would_in_sqlite(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_group_decides_as_its_tasks_would_in_sqlite_often(tmp_path: Path) -> None:
-    check_many(f"sqlite:///{tmp_path}/tidemill.db", 60)
+    check_many(f"sqlite:///{tmp_path}/tidemill.db", 30)
 
 
 @pytest.mark.long

@@ -182,7 +182,7 @@ def test_maps_over_maps_end_as_their_elements_would_in_sqlite(sqlite_table: Chai
 
 
 @pytest.mark.nightly
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes())
 def test_maps_over_maps_end_as_their_elements_would_in_sqlite_often(sqlite_table: ChainTable, shape: Shape) -> None:
     sqlite_table.check(shape)

@@ -132,7 +132,7 @@ def test_a_map_decides_as_its_elements_would_in_sqlite(sqlite_table: Table, shap
 
 
 @pytest.mark.nightly
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes())
 def test_a_map_decides_as_its_elements_would_in_sqlite_often(sqlite_table: Table, shape: object) -> None:
     sqlite_table.check(shape)  # type: ignore[arg-type]
