@@ -234,7 +234,7 @@ class Game:
             assert await store.call(FailTrigger(triggerer, one.id, one.token, "no")) is OutcomeKind.MOVED
             if before.tries >= before.max_tries:
                 self.model.end(one.task_id, "failed")
-        await store.call(LoseSession(triggerer))
+        await store.call(LoseSession(triggerer, is_death=False))
 
     async def lose(self) -> None:
         self.lost += 1

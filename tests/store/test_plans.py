@@ -46,6 +46,7 @@ from tidemill.store.calls.service_calls import (
     ReleaseLeft,
     RemoveFile,
     ReportFiles,
+    StopSession,
     StoreFile,
 )
 from tidemill.store.calls.setting_calls import (
@@ -78,15 +79,20 @@ from tidemill.store.calls.task_calls import (
 )
 from tidemill.store.calls.trigger_calls import (
     ClaimTriggers,
+    ClearDeaths,
     CountUndelivered,
     FailTrigger,
     FiredEvent,
+    HasSuspects,
     HeldTriggers,
+    KillCalled,
+    ListLoads,
     ListOwnedTriggers,
     PlaceTriggers,
     ReleaseTriggers,
     ReserveTriggers,
     StoreEvents,
+    TakeSuspects,
 )
 from tidemill.store.calls.worker_calls import AttemptReport, CallbackReport, ClaimedAttempt, LogPart
 from tidemill.store.calls.xcom_calls import ListXComs
@@ -300,9 +306,27 @@ class Everybody:
         (one,) = await self.database.call(ClaimTriggers(second, 1, 2, reserved=True))
         await self.call(FailTrigger(second, one.id, one.token, "no"))
         await self.call(ReleaseTriggers(first, ((other.id, other.token),)))
+        await self._suspects(first, run.run_id)
         await self.call(CancelRun("deferring", run.run_id, "tester"))
         await self._stream(first)
         await self._end_all()
+
+    async def _suspects(self, other: int, run_id: str) -> None:
+        """Lose two sessions with a trigger, try it, and have its `on_kill` called by another session."""
+        for _ in range(2):
+            lost = await self.player.begin_service("triggerer")
+            await self.call(ClaimTriggers(lost, 1, 2))
+            await self.call(LoseSession(lost))
+        trial = await self.player.begin_service("triggerer")
+        await self.call(HasSuspects(("default",)))
+        taken = await self.call(TakeSuspects(trial, ("default",)))
+        await self.call(ClearDeaths(taken.triggers, 1))  # type: ignore[attr-defined]
+        await self.call(ListLoads(trial, ("default",)))
+        await self.call(StopSession(trial))
+        await self.call(EndSession(trial))
+        await self.call(CancelRun("deferring", run_id, "tester"))
+        for kill in await self.call(ClaimTriggers(other, 77, 2, kills=True)):  # type: ignore[attr-defined]
+            await self.call(KillCalled(other, kill.kill or 0))
 
     async def _stream(self, triggerer: int) -> None:
         """Play a task that handles a stream, waits for its end, and is resumed by it."""

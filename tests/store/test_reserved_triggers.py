@@ -69,7 +69,7 @@ async def test_what_the_owner_has_lost_is_not_reserved_for_another(database: Dat
     assert await database.call(ReserveTriggers(dead, holder, (only,))) == 0
     assert await database.call(ReserveTriggers(dead, holder, ())) == 0
 
-    assert await database.call(ListOwnedTriggers(other)) == (OwnedTrigger(only, 3, True),)
+    assert await database.call(ListOwnedTriggers(other)) == (OwnedTrigger(only, 3, True, deaths=1),)
 
 
 async def test_no_other_of_their_stream_runs_elsewhere_meanwhile(database: Database):

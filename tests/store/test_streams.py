@@ -356,7 +356,7 @@ async def test_in_any_order_each_event_is_handled_once_and_none_after_a_stop(str
             assert outcome == (["fenced"] if stopped else ["stored"])
             fired += not stopped
         elif step == "replace" and not stopped:
-            await stream.store.call(LoseSession(stream.triggerer))
+            await stream.store.call(LoseSession(stream.triggerer, is_death=False))
             stream.triggerer = await stream.player.begin_service("triggerer")
             stream.trigger = await stream.claim_trigger()
             if fired:

@@ -344,7 +344,8 @@ task_journal = Table(
 
 #: One row per user callback that is due, running or done. `task`: NULL for a callback of the whole run. `started_us`:
 #: the start of the try that caused the callback; `origin`: the class and traceback locations of the exception in
-#: `cause`.
+#: `cause`. A row with the name `trigger_on_kill` has triggerers call `on_kill` of the trigger with this task and epoch;
+#: its state is `kill` while it is due.
 task_callback = Table(
     "task_callback",
     metadata,
@@ -368,6 +369,7 @@ task_callback = Table(
 )
 
 _partial("ix_task_callback_due", task_callback.c.queue, task_callback.c.id, where="state = 'due'")
+_partial("ix_task_callback_kill", task_callback.c.queue, task_callback.c.id, where="state = 'kill'")
 _partial("ix_task_callback_session", task_callback.c.session_id, where="session_id IS NOT NULL")
 
 xcom = Table(

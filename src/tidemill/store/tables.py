@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: The revision that this program reads and writes; the last one in `migrations/versions`.
-HEAD = "0021"
+HEAD = "0022"
 #: Not alembic's default name, because another program that uses alembic may share the database.
 VERSION_TABLE = "tidemill_version"
 
@@ -32,7 +32,9 @@ Id = BigInteger().with_variant(Integer, "sqlite")
 #: One row per service session, that is, per start of a service. `beat` increases with each heartbeat; a session whose
 #: `ended_us` is set stays ended. `parent`: the session of the process that supervises the service. `list`, `lock` and
 #: `digest` are set by hosts of trigger lists; `events_request` and `events_answer` hold the last `StoreEvents` call and
-#: its answer.
+#: its answer. `request`: the `BeginSession` call that began it. `stopping`: 1 once the service stops in order. `lost`:
+#: 1 if it ended without stopping, which counts as a death of its triggers. `trial`: 1 if it only runs suspects. `held`:
+#: how many triggers it ran at its last heartbeat or claim.
 service_session = Table(
     "service_session",
     metadata,
@@ -56,6 +58,11 @@ service_session = Table(
     Column("ended_by", Id),
     Column("parent", Id),
     Column("version", Text, nullable=False, server_default=text("''")),
+    Column("request", Text),
+    Column("stopping", BigInteger, nullable=False, server_default=text("0")),
+    Column("lost", BigInteger, nullable=False, server_default=text("0")),
+    Column("trial", BigInteger, nullable=False, server_default=text("0")),
+    Column("held", BigInteger, nullable=False, server_default=text("0")),
     # Ids are never reused: a new session must not inherit the claims of a dead one.
     sqlite_autoincrement=True,
 )
@@ -65,6 +72,13 @@ Index(
     service_session.c.id,
     postgresql_where=service_session.c.ended_us.is_(None),
     sqlite_where=service_session.c.ended_us.is_(None),
+)
+Index(
+    "ix_service_session_request",
+    service_session.c.request,
+    unique=True,
+    postgresql_where=service_session.c.request.is_not(None),
+    sqlite_where=service_session.c.request.is_not(None),
 )
 
 #: One row per trigger list: the session that runs it.
@@ -118,11 +132,13 @@ for _name, _columns, _where in (
     ("ix_trigger_task", (trigger.c.task_id,), "task_id IS NOT NULL"),
     ("ix_trigger_free", (trigger.c.priority, trigger.c.id), "task_id IS NOT NULL AND state = 'registered'"),
     ("ix_trigger_stream", (trigger.c.stream_key,), "stream_key IS NOT NULL AND state = 'running'"),
+    ("ix_trigger_stream_waiting", (trigger.c.stream_key,), "stream_key IS NOT NULL AND state = 'registered'"),
 ):
     Index(_name, *_columns, postgresql_where=text(_where), sqlite_where=text(_where))
 
 #: One narrow row per trigger: the claim that may store its events, and the index of its next event. Transactions lock
-#: it before any other row of the trigger and update it with every batch of events.
+#: it before any other row of the trigger and update it with every batch of events. `moved_us`: when a triggerer last
+#: handed it over to another one.
 trigger_cursor = Table(
     "trigger_cursor",
     metadata,
@@ -131,10 +147,24 @@ trigger_cursor = Table(
     Column("next_index", BigInteger, nullable=False, server_default=text("0")),
     Column("session_id", Id),
     Column("claim_request", BigInteger),
+    Column("moved_us", BigInteger),
 )
 
 #: Covers the query that a session runs with each heartbeat.
 Index("ix_trigger_cursor_session", trigger_cursor.c.session_id, trigger_cursor.c.token)
+
+#: One row per trigger that ran in a session that was lost; see `core.triggers.lost_hosts`. `alone`: how many of these
+#: deaths were of trials in which it was alone; `lived_us`: how long the last one had lived; `at_us`: when that was.
+trigger_death = Table(
+    "trigger_death",
+    metadata,
+    Column("trigger_id", Id, primary_key=True, autoincrement=False),
+    Column("deaths", BigInteger, nullable=False),
+    Column("alone", BigInteger, nullable=False, server_default=text("0")),
+    Column("lived_us", BigInteger, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+)
+Index("ix_trigger_death_at", trigger_death.c.at_us)
 
 #: One row per trigger of a task that streams its events into attempts. `handled`: the number of events that were
 #: handled; `kept`: the number of batches that attempts have kept; `ended_us`, `error`: its end; `ready`: 1 if its task

@@ -17,7 +17,7 @@ from tests.services.triggerer.deferring import Deferring
 from tests.store.dags import dag, task
 
 from tidemill.core.tasks.endings import Deferral
-from tidemill.core.triggers.suspects import Suspects
+from tidemill.core.triggers.suspects import SUSPECT_DEATHS, Suspects
 from tidemill.runtime.process.table import find_children, read_arguments
 from tidemill.services.supervision.child import Child, Death
 from tidemill.services.supervision.trials import Trials
@@ -209,7 +209,7 @@ async def test_one_that_ends_its_process_is_found_among_others_and_fails_while_t
         assert error.startswith("TaskDeferralError: the process that ran only this trigger")
         assert named in error
         await let_resume(deferring, folder, 3)
-        assert len(deaths) == 3
+        assert len(deaths) == SUSPECT_DEATHS
 
 
 @pytest.mark.long
@@ -225,7 +225,7 @@ async def test_one_that_ends_a_process_well_that_took_longer_to_start_than_its_t
         assert culprit == "t0"
         assert "ended with exit code 0" in error
         await let_resume(deferring, folder, 1)
-        assert len(deaths) == 3
+        assert len(deaths) == SUSPECT_DEATHS
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.runtime.json.codec import decode
 from tidemill.runtime.log.task_lines import TaskLine, decode_lines
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
-from tidemill.store.calls.service_calls import BeatSession, BeginSession, EndSession
+from tidemill.store.calls.service_calls import BeatSession, BeginSession, EndSession, ReleaseLeft, StopSession
 from tidemill.store.calls.task_calls import AppendLog, GetVariable
 from tidemill.store.calls.trigger_calls import (
     ClaimedTrigger,
@@ -26,11 +26,14 @@ from tidemill.store.calls.trigger_calls import (
     EventOutcomeKind,
     FailTrigger,
     HeldTriggers,
+    KillCalled,
+    ListLoads,
     PlaceTriggers,
     ReleaseTriggers,
     StartClaim,
     StoppedTrigger,
     StoreEvents,
+    TriggererLoadRecord,
 )
 from tidemill.store.calls.worker_calls import LogPart, OutcomeKind
 
@@ -67,6 +70,10 @@ class TaskStore:
         variables: The variables.
         elsewhere: The triggers whose streams another service reads.
         undelivered: The number of undelivered events of each stream.
+        loads: How much other triggerers run.
+        kill_claims: Stopped triggers that the next claim returns, to have their `on_kill` called.
+        holds: Whether nothing can be claimed any more.
+        kills: The calls of `on_kill` of stopped triggers that were reported, with their errors.
     """
 
     deferred: dict[int, Deferred] = field(default_factory=dict)
@@ -78,6 +85,10 @@ class TaskStore:
     variables: dict[str, str] = field(default_factory=dict)
     elsewhere: set[int] = field(default_factory=set)
     undelivered: int = 0
+    loads: list[TriggererLoadRecord] = field(default_factory=list)
+    kills: list[tuple[int, str | None]] = field(default_factory=list)
+    kill_claims: list[ClaimedTrigger] = field(default_factory=list)
+    holds: bool = False
     _answers: dict[tuple[type, int], tuple[int, Any]] = field(default_factory=dict)
     _services: int = 0
     _rung: asyncio.Event = field(default_factory=asyncio.Event)
@@ -157,7 +168,7 @@ class TaskStore:
         if session is not None and session not in self.live and not isinstance(request, BeatSession):
             raise CallRefusedError(RefusalKind.FENCED, "the service has ended")
         number = getattr(request, "request", None)
-        if number is None:
+        if number is None or isinstance(request, BeginSession):
             return self._carry_out(request)
         kept = self._answers.get((type(request), request.session))
         if kept is None or kept[0] != number:
@@ -175,6 +186,13 @@ class TaskStore:
             case EndSession(session=session):
                 self.lose(session)
                 self.ended.append(session)
+                return True
+            case StopSession() | ReleaseLeft():
+                return 0
+            case ListLoads():
+                return tuple(self.loads)
+            case KillCalled(kill=kill, error=error):
+                self.kills.append((kill, error))
                 return True
             case ClaimTriggers():
                 return self._claim(request)
@@ -209,13 +227,16 @@ class TaskStore:
         raise AssertionError(request)
 
     def _claim(self, request: ClaimTriggers) -> tuple[ClaimedTrigger, ...]:
+        kills, self.kill_claims = self.kill_claims, []
+        if self.holds:
+            return tuple(kills)
         free = [one for one in self.deferred.values() if one.session is None and one.stop is None]
         claimed = []
         for one in free[: request.capacity]:
             one.session, one.token, one.claims = request.session, one.token + 1, one.claims + 1
             fields = {name: getattr(one.claim, name) for name in ClaimedTrigger.__struct_fields__}
             claimed.append(ClaimedTrigger(**fields | {"token": one.token}))
-        return tuple(claimed)
+        return (*claimed, *kills)
 
     def _store(self, trigger: int, token: int, payload: str, ending: str | None) -> EventOutcome:
         one = self.deferred[trigger]

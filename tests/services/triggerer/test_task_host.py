@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosted import DID, UPSTREAMS, Upstream
@@ -22,7 +23,13 @@ from tidemill.services.triggerer.tasks import folder_code
 from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.store.calls.service_calls import BeginSession
 from tidemill.store.calls.task_calls import AppendLog
-from tidemill.store.calls.trigger_calls import ClaimTriggers, FailTrigger, StoreEvents
+from tidemill.store.calls.trigger_calls import (
+    ClaimTriggers,
+    FailTrigger,
+    ReleaseTriggers,
+    StoreEvents,
+    TriggererLoadRecord,
+)
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
 LEASE = ServiceLease()
@@ -388,3 +395,36 @@ async def test_a_module_that_takes_long_to_import_keeps_no_other_trigger_waiting
     assert not slow.resumed
     gate.touch()
     await until(lambda: slow.resumed)
+
+
+async def test_on_kill_of_a_trigger_whose_triggerer_is_gone_is_called_on_a_new_instance(triggerers):
+    one = triggerers.store.defer(hosted.Counting, count=0, then="wait")
+    one.stop, one.claim = "user", msgspec.structs.replace(one.claim, kill=7)
+    bad = triggerers.store.defer("no.such.Trigger")
+    bad.stop, bad.claim = "user", msgspec.structs.replace(bad.claim, kill=8)
+    triggerers.store.kill_claims = [one.claim, bad.claim]
+    triggerers.start()
+
+    await until(lambda: len(triggerers.store.kills) == 2)
+
+    assert did(one) == ["on_kill", "cleanup"]
+    (_, called), (_, failed) = sorted(triggerers.store.kills)
+    assert called is None
+    assert "no module 'no'" in failed
+
+
+async def test_a_triggerer_far_above_the_others_hands_triggers_over_cleaned_up_and_not_killed(triggerers):
+    store = triggerers.store
+    some = [store.defer(hosted.Counting, count=0, then="wait") for _ in range(4)]
+    triggerers.start(lease=ServiceLease(1.2))
+    await until(lambda: all("yielded" in did(one) for one in some))
+    store.holds = True
+    store.loads = [TriggererLoadRecord(0, 10)]
+
+    await until(lambda: sum(one.session is None for one in some) == 2)
+
+    store.loads = [TriggererLoadRecord(2, 10)]
+    given = [one for one in some if one.session is None]
+    assert all(did(one)[-1] == "cleanup" and "on_kill" not in did(one) for one in given)
+    released = [request for request in store.requests if isinstance(request, ReleaseTriggers)]
+    assert [(len(one.triggers), one.killed, one.moves) for one in released] == [(2, (), True)]

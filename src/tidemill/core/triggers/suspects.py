@@ -16,6 +16,9 @@ the same moment.
 Only one process may run the triggers of a shared stream, so halving does not split a stream unless there is nothing
 else to split. In that case the halves run one after the other, and the second half waits for its turn.
 
+Hosts die, too, and with them the process that could say so. `core.triggers.lost_hosts` finds the suspects then, from
+deaths that the store has counted; they are tried here in the same way.
+
 Invariants:
 1. A trigger is blamed only for processes that died while they ran no other trigger.
 2. Each death of a trial process halves its triggers, so there are about log2(suspects) deaths until one is alone.
@@ -30,7 +33,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 #: The number of deaths that makes a trigger a suspect: something else may have killed the process once.
-SUSPECT_DEATHS = 3
+SUSPECT_DEATHS = 2
 #: The number of processes that must die with a trigger alone in them before it is blamed.
 ALONE_DEATHS = 2
 #: The same for kills, which may come from outside.
@@ -57,6 +60,7 @@ class ProcessEnd:
         at: When it ended, in seconds.
         killed: Whether it was killed, possibly from outside.
         waiting: Triggers of its trial that it had not started yet.
+        deaths: The earlier deaths of its triggers that the store has counted; triggers without any may be left out.
     """
 
     running: Mapping[int, str | None]
@@ -64,6 +68,7 @@ class ProcessEnd:
     at: float
     killed: bool = False
     waiting: Collection[int] = ()
+    deaths: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +100,15 @@ class Verdict:
         held: The triggers of trials that are about to begin; all other triggers of the process are free.
         dropped: The trials to end at once, begun or not; their triggers are free.
         culprit: The trigger that is to fail.
+        is_death: Whether the store counts a death for the other triggers.
+        explained: The triggers whose earlier deaths the culprit explains.
     """
 
     held: tuple[int, ...] = ()
     dropped: tuple[Trial, ...] = ()
     culprit: int | None = None
+    is_death: bool = True
+    explained: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -126,8 +135,8 @@ class Suspects:
     Example:
         >>> suspects = Suspects()
         >>> end = ProcessEnd({7: None, 8: None}, 0.5, 100.0)
-        >>> [suspects.note_death(end).held for _ in range(3)]
-        [(), (), (7, 8)]
+        >>> [suspects.note_death(end).held for _ in range(2)]
+        [(), (7, 8)]
         >>> [(trial.triggers, trial.seconds) for trial in suspects.begin_trials()]
         [((7,), 2.0), ((8,), 2.0)]
     """
@@ -152,14 +161,14 @@ class Suspects:
     def note_death(self, end: ProcessEnd) -> Verdict:
         """Process the death of the triggerer."""
         if self._is_outside(0, end):
-            return Verdict()
+            return Verdict(is_death=False)
         self._lives.append(end.lived_seconds)
         self._records = {
             number: known for number, known in self._records.items() if end.at - known.at <= FORGET_SECONDS
         }
         for number in end.running:
             known = self._records.setdefault(number, _Record())
-            known.deaths, known.at = known.deaths + 1, end.at
+            known.deaths, known.at = max(known.deaths, end.deaths.get(number, 0)) + 1, end.at
             known.meanwhile += bool(self._trials)
         suspects = {
             number: stream for number, stream in end.running.items() if self._records[number].deaths >= SUSPECT_DEATHS
@@ -168,13 +177,30 @@ class Suspects:
             return Verdict()
         if self._trials and not self._may_drop():
             # The suspects continue to run, and are tried after a later death.
-            return Verdict()
+            return Verdict(is_death=False)
         self._hasty = bool(self._trials)
         dropped = self._drop()
         for known in self._records.values():
             known.meanwhile = 0
         self._halve(suspects, self._find_seconds(suspects))
         return Verdict(tuple(sorted(suspects)), dropped)
+
+    @property
+    def tried(self) -> frozenset[int]:
+        """The triggers of all trials."""
+        return frozenset(number for trial in self._trials.values() for number in trial.triggers)
+
+    @property
+    def may_adopt(self) -> bool:
+        """Whether one more trial may run beside those that there are."""
+        return len(self._trials) < 2 and not (self._trials and self._in_turn)
+
+    def adopt(self, triggers: Collection[int], seconds: float) -> None:
+        """Try triggers that are suspects because other hosts were lost."""
+        if not self._trials:
+            self._in_turn = self._hasty = False
+        self._number += 1
+        self._trials[self._number] = Trial(self._number, tuple(sorted(triggers)), seconds)
 
     def begin_trials(self) -> tuple[Trial, ...]:
         """Return the trials to begin now."""
@@ -184,8 +210,8 @@ class Suspects:
         self._begun.update(trial.number for trial in found)
         return tuple(found)
 
-    def note_survived(self, number: int, at: float) -> None:
-        """Clear the triggers of a trial whose process lived long enough.
+    def note_survived(self, number: int, at: float) -> int:
+        """Clear the triggers of a trial whose process lived long enough; return how many deaths they keep.
 
         Args:
             number: The trial.
@@ -197,6 +223,7 @@ class Suspects:
             # Its record may have been forgotten meanwhile.
             known = self._records.setdefault(one, _Record(SUSPECT_DEATHS - 1))
             known.cleared, known.at = known.cleared + 1, at
+        return 0 if trial is None or trial.explained else SUSPECT_DEATHS - 1
 
     def note_fatal(self, number: int, end: ProcessEnd) -> Verdict:
         """Process the death of a trial process.
@@ -221,17 +248,18 @@ class Suspects:
         if trial.deaths - trial.kills < ALONE_DEATHS and trial.deaths < ALONE_KILLS:
             return self._repeat(trial)
         del self._trials[number]
-        self._explain()
-        return Verdict(culprit=trial.triggers[0])
+        return Verdict(culprit=trial.triggers[0], explained=self._explain())
 
-    def _explain(self) -> None:
+    def _explain(self) -> tuple[int, ...]:
         """Forget the deaths that a culprit explains: all but the triggerer's while the culprit was on trial."""
+        explained = tuple(sorted(number for number, known in self._records.items() if not known.meanwhile))
         self._records = {
             number: replace(known, deaths=known.meanwhile, cleared=0)
             for number, known in self._records.items()
             if known.meanwhile
         }
         self._trials = {number: replace(trial, explained=True) for number, trial in self._trials.items()}
+        return explained
 
     def _repeat(self, trial: Trial) -> Verdict:
         if trial.triggers:
@@ -285,7 +313,7 @@ class Suspects:
         for number in sorted(running):
             stream = running[number]
             streams.setdefault(number if stream is None else stream, []).append(number)
-        self._in_turn = len(streams) == 1
+        self._in_turn = len(streams) == 1 and len(running) > 1
         parts = [[number] for number in sorted(running)] if self._in_turn else list(streams.values())
         halves: tuple[list[int], list[int]] = ([], [])
         for part in sorted(parts, key=len, reverse=True):

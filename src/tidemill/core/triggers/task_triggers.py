@@ -103,10 +103,10 @@ class TaskTriggers:
         1
     """
 
-    __slots__ = ("_capacity", "_held", "_last", "_stopped")
+    __slots__ = ("_held", "_last", "_stopped", "capacity")
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._held: set[ClaimKey] = set()
         self._stopped: set[ClaimKey] = set()
         # The claims in the store's last answer, which may be repeated after they have ended.
@@ -115,7 +115,17 @@ class TaskTriggers:
     @property
     def room(self) -> int:
         """The number of triggers that it can still take; a trigger that is still cleaning up occupies a slot."""
-        return max(0, self._capacity - len(self._held))
+        return max(0, self.capacity - len(self._held))
+
+    @property
+    def count(self) -> int:
+        """The number of triggers that run or clean up."""
+        return len(self._held)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it runs more triggers than its capacity: those of a stream that no triggerer could run."""
+        return len(self._held) > self.capacity
 
     @property
     def is_idle(self) -> bool:

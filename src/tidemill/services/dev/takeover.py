@@ -20,6 +20,7 @@ import structlog
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
 from tidemill.runtime.process.table import is_pid_free
+from tidemill.services.sessions.releasing import release_rest
 from tidemill.services.zygote.orphans import end_forked
 from tidemill.store.calls.service_calls import BeatSession, ListSessions, LoseOtherSessions, LoseSession, ServiceSession
 from tidemill.store.database import Database
@@ -58,6 +59,7 @@ async def take_over(database: Database, own: int, host: str, boot_id: str, lease
     if database.exclusive:
         # No other process can have the store open, so all earlier sessions are dead.
         await database.call(LoseOtherSessions(keep=(own,)))
+        await release_rest(database)
         return
     doubtful = [one for one in others if one.host != host or (one.boot_id == boot_id and not is_pid_free(one.pid))]
     if doubtful:
@@ -71,7 +73,10 @@ async def take_over(database: Database, own: int, host: str, boot_id: str, lease
         await _watch(database, own, doubtful, lease)
     # With a session end those of the services below it; services that run by themselves stay.
     for session in others:
-        await database.call(LoseSession(session.id, own))
+        # A user may have killed it, and no trigger is blamed for that.
+        await database.call(LoseSession(session.id, own, is_death=False))
+    if others:
+        await release_rest(database)
 
 
 async def _watch(database: Database, own: int, others: list[ServiceSession], lease: Lease) -> None:

@@ -7,12 +7,12 @@ from tidemill.services.hosts.service import ServiceHost, run_service, serve_sess
 from tidemill.services.map_limits import build_map_limits
 from tidemill.services.parser.service import ParserService
 from tidemill.services.scheduler.scheduler import Scheduler
+from tidemill.services.sessions.beginning import begin_session
 from tidemill.services.sessions.describing import describe_session
 from tidemill.services.sessions.observer import SessionObserver
 from tidemill.services.sessions.works import Work
 from tidemill.services.supervision.supervisor import ServiceFolder
 from tidemill.store.run_retention import RunRetention
-from tidemill.store.wire.remote import call_patiently
 
 
 def run_scheduler(about: ServiceFolder) -> ExitCode:
@@ -58,7 +58,7 @@ class HostedScheduler:
 
     @staticmethod
     async def _parse(host: ServiceHost, parser: ParserService, session: int) -> None:
-        own = await call_patiently(host.store, describe_session("parser", host.name, session))
+        own = await begin_session(host.store, describe_session("parser", host.name, session))
         await parser.run(host.store, own)
 
     async def end(self) -> None:

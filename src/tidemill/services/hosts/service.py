@@ -30,9 +30,11 @@ from tidemill.services.dag_store import choose_cipher
 from tidemill.services.dev.metrics import CallMeter, DagMetrics, MeasuredStore
 from tidemill.services.dev.web_ui import serve_dags_metrics
 from tidemill.services.sessions.beats import SessionLostError, send_beats
+from tidemill.services.sessions.beginning import begin_session
 from tidemill.services.sessions.describing import describe_session
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.sessions.predecessor import end_predecessor, lock_name
+from tidemill.services.sessions.releasing import note_stopping, release_rest
 from tidemill.services.sessions.works import Work, run_works
 from tidemill.services.supervision.supervisor import ServiceFolder
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
@@ -230,15 +232,20 @@ async def serve_sessions(host: ServiceHost, service: HostedService) -> None:
     """
     request = host.describe()
     while not host.stop.is_set():
-        begun = await finish_or_stop(call_patiently(host.store, request), host.stop)
+        begun = await finish_or_stop(begin_session(host.store, request), host.stop)
         if begun is None:
             return
         session = begun.result()
         host.health.note(works=True)
         log.info(f"the {host.kind} is running", session=session, store=host.store.label)
         works = [("heartbeat", send_beats(host.store, session, host.lease)), *service.build_works(host, session)]
+
+        async def end(number: int = session) -> None:
+            await note_stopping(host.store, number)
+            await service.end()
+
         try:
-            await run_works(works, host.stop, service.end)
+            await run_works(works, host.stop, end)
         except SessionLostError:
             await note_lost(host)
             continue
@@ -250,6 +257,7 @@ async def serve_sessions(host: ServiceHost, service: HostedService) -> None:
         with contextlib.suppress(RemoteError, TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
                 await host.store.call(EndSession(session))
+                await release_rest(host.store)
 
 
 async def note_lost(host: ServiceHost) -> None:

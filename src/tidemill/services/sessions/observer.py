@@ -16,7 +16,8 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
 from tidemill.runtime.log.setup import throttle
 from tidemill.services.sessions.lease import ServiceLease
-from tidemill.store.calls.service_calls import ListSessions, LoseSession, ReleaseLeft, ServiceSession
+from tidemill.services.sessions.releasing import release_rest
+from tidemill.store.calls.service_calls import ListSessions, LoseSession, ServiceSession
 from tidemill.store.database import StoreAwayError, StoreCalls
 
 log = structlog.get_logger(__name__)
@@ -72,8 +73,8 @@ class SessionObserver:
                 await self._lose(one)
         if now - self._swept >= self._sweep_seconds:
             self._swept = now
-            if left := await self._store.call(ReleaseLeft()):
-                log.warning("released what sessions had still held that have ended", sessions=left)
+            if left := await release_rest(self._store):
+                log.warning("released what sessions had still held that have ended", count=left)
 
     def note_outage(self) -> None:
         """Record that the store could not be read: the time since the last read counts for no session."""
@@ -101,3 +102,4 @@ class SessionObserver:
                 host=one.host,
                 pid=one.pid,
             )
+            await release_rest(self._store)

@@ -13,6 +13,7 @@ import structlog
 from tidemill.runtime.files.lock import WorkerNameInUseError
 from tidemill.runtime.process.identity_lock import IdentityLock
 from tidemill.runtime.process.table import is_pid_free
+from tidemill.services.sessions.releasing import release_rest
 from tidemill.services.zygote.orphans import end_forked
 from tidemill.store.calls.service_calls import ListSessions, LoseSession
 from tidemill.store.database import StoreCalls
@@ -58,3 +59,4 @@ async def end_predecessor(store: StoreCalls, kind: str, lock: IdentityLock) -> N
             await asyncio.to_thread(end_forked, str(one.pid))
         if await call_patiently(store, LoseSession(one.id)):
             log.warning(f"the last {kind} of this name did not end properly; taking over its work", session=one.id)
+            await release_rest(store)

@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from tidemill.config.settings import Settings
+from tidemill.services.sessions.releasing import note_stopping, release_rest
 from tidemill.services.supervision.child import Child, Death
 from tidemill.services.supervision.silence import wait_until_silent
 from tidemill.services.supervision.trials import Trials
@@ -94,7 +95,8 @@ class ServiceSupervisor:
             ["-m", _MODULES["triggerer"], *rest],
             os.environ,
             output,
-            msgspec.structs.replace(session, kind="triggerer"),
+            msgspec.structs.replace(session, kind="triggerer", trial=True),
+            queues=tuple(triggerer.queues),
             silent_seconds=silent_seconds,
         )
 
@@ -120,6 +122,7 @@ class ServiceSupervisor:
 
     async def stop(self) -> None:
         """Stop the services: claims stop, attempts drain."""
+        await note_stopping(self._store, self._parent)
         drains = {"worker": self._settings.worker.drain_timeout_seconds, "triggerer": _TRIGGERER_SECONDS}
         await asyncio.gather(*(child.stop(drains[child.name]) for child in self.children))
 
@@ -145,6 +148,8 @@ class ServiceSupervisor:
         """Release the work of a dead process, except triggers that may have caused its death."""
         for session in await self._store.call(ListSessions()):
             if (session.parent, session.pid) == (self._parent, death.pid):
-                if session.kind == "triggerer" and not death.explained:
-                    await self.trials.note_death(session.id, death)
-                await self._store.call(LoseSession(session.id))
+                is_death = session.kind == "triggerer" and not death.explained
+                if is_death:
+                    is_death = await self.trials.note_death(session.id, death)
+                await self._store.call(LoseSession(session.id, is_death=is_death))
+        await release_rest(self._store)

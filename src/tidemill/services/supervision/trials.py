@@ -1,7 +1,8 @@
 """Finds the trigger that crashes the triggerer by running the suspects in separate processes.
 
-`core.triggers.suspects` chooses the suspects and the culprit. The store reserves the triggers of a trial for the
-trial's session, so that the triggerer runs all others meanwhile.
+`core.triggers.suspects` chooses the suspects and the culprit among the triggers of this host, whose process has died.
+Suspects that the store has found, because whole hosts were lost, are tried in the same way. The store reserves the
+triggers of a trial for the trial's session, so that the triggerer runs all others meanwhile.
 
 Invariants:
 - Suspects are reserved before the dead process's work is released.
@@ -22,14 +23,25 @@ from dataclasses import dataclass, replace
 import msgspec
 import structlog
 
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.core.triggers.lost_hosts import SECOND_TRIAL_SECONDS
 from tidemill.core.triggers.suspects import ProcessEnd, Suspects, Trial, Verdict
+from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.process.exitcode import BLOCKED
+from tidemill.services.sessions.beginning import begin_session
 from tidemill.services.supervision.child import Death, describe_exit, start_service, stop_service
 from tidemill.services.supervision.silence import wait_until_silent
 from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
-from tidemill.store.calls.trigger_calls import FailTrigger, ListOwnedTriggers, OwnedTrigger, ReserveTriggers
+from tidemill.store.calls.trigger_calls import (
+    ClearDeaths,
+    FailTrigger,
+    HasSuspects,
+    ListOwnedTriggers,
+    OwnedTrigger,
+    ReserveTriggers,
+    TakeSuspects,
+)
 from tidemill.store.database import StoreClient
 from tidemill.store.wire.remote import call_patiently
 
@@ -37,6 +49,8 @@ log = structlog.get_logger(__name__)
 
 #: Time allowed in addition to the trial: for the start on a busy machine, and for the cleanup of triggers.
 _GRACE_SECONDS = 60.0
+#: The interval between looks for suspects in the store.
+_LOOK_SECONDS = 2.0
 #: How long a dropped trial may take to clean up its triggers.
 _DROP_SECONDS = 10.0
 
@@ -58,7 +72,9 @@ class Trials:
         env: The environment.
         output: The descriptor for standard output and standard error.
         about: The call that begins the session of a trial.
+        queues: The queues whose suspects it takes from the store.
         silent_seconds: A process without a heartbeat for this long hangs.
+        look_seconds: The interval between looks for suspects in the store.
     """
 
     def __init__(
@@ -69,9 +85,15 @@ class Trials:
         output: int,
         about: BeginSession,
         *,
+        queues: tuple[str, ...] = ("default",),
         silent_seconds: float = math.inf,
+        look_seconds: float = _LOOK_SECONDS,
     ) -> None:
-        self._silent_seconds = silent_seconds
+        self._silent_seconds, self._queues, self._look_seconds = silent_seconds, queues, look_seconds
+        # Whether suspects may be reserved for this process that it does not know.
+        self._is_unsure = False
+        # When the last trial began.
+        self._began = -math.inf
         self._store, self._arguments, self._env, self._output, self._about = store, arguments, env, output, about
         self._holder = 0
         self._suspects = Suspects()
@@ -85,8 +107,8 @@ class Trials:
         self._failures = 0
         self._backoff = Backoff(0.2, 10.0)
 
-    async def note_death(self, session: int, death: Death) -> None:
-        """Reserve the suspects among the triggers of a dead triggerer.
+    async def note_death(self, session: int, death: Death) -> bool:
+        """Reserve the suspects among the triggers of a dead triggerer; return whether the others have had a death, too.
 
         Args:
             session: Its session, which has not ended in the store yet.
@@ -98,7 +120,7 @@ class Trials:
         owned = await self._store.call(ListOwnedTriggers(session))
         async with self._deciding:
             if self._judged == session:
-                return
+                return True
             self._judged = session
             verdict = self._suspects.note_death(_build_end(owned, death.lived_seconds, death.at, death.killed))
             if verdict.held:
@@ -107,6 +129,7 @@ class Trials:
                     triggers=len(verdict.held),
                 )
             await self._settle(session, verdict)
+            return verdict.is_death
 
     async def run(self, holder: int) -> None:
         """Try suspects whenever there are any.
@@ -127,12 +150,50 @@ class Trials:
                         for trial in self._suspects.begin_trials():
                             attempt = self._attempts[trial.number] = _Attempt(0, asyncio.Event())
                             group.create_task(self._try(trial, attempt))
-                    await self._changed.wait()
+                            self._began = asyncio.get_running_loop().time()
+                    try:
+                        await asyncio.wait_for(self._changed.wait(), self._look_seconds)
+                    except TimeoutError:
+                        await self._take()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
+    async def _take(self) -> None:
+        """Take suspects from the store for a trial, beside at most one other that has lived for a while."""
+        async with self._deciding:
+            lived = asyncio.get_running_loop().time() - self._began
+            if not self._suspects.may_adopt or (self._attempts and lived < SECOND_TRIAL_SECONDS):
+                return
+            try:
+                if self._is_unsure:
+                    await self._free_unknown()
+                if not await self._store.call(HasSuspects(self._queues)):
+                    return
+                self._is_unsure = True
+                taken = await self._store.call(TakeSuspects(self._holder, self._queues))
+                self._is_unsure = False
+            except RemoteError as error:
+                throttle(log, 60.0).warning("cannot look for suspects; retrying", error=str(error))
+                return
+            if taken.triggers:
+                log.warning(
+                    "triggers may have killed their hosts; trying them in a separate process",
+                    triggers=len(taken.triggers),
+                    seconds=taken.seconds,
+                )
+                self._suspects.adopt(taken.triggers, taken.seconds)
+
+    async def _free_unknown(self) -> None:
+        """Release triggers that were reserved by a call whose answer was lost."""
+        owned = await self._store.call(ListOwnedTriggers(self._holder))
+        known = self._suspects.tried
+        await self._free(tuple(one.id for one in owned if one.id not in known))
+        self._is_unsure = False
+
     async def _settle(self, session: int, verdict: Verdict) -> None:
         """Store the verdict on a dead session's triggers, and end the trials that it drops."""
+        if verdict.explained:
+            await call_patiently(self._store, ClearDeaths(verdict.explained))
         if verdict.held:
             await call_patiently(self._store, ReserveTriggers(session, self._holder, verdict.held))
         for trial in verdict.dropped:
@@ -145,9 +206,9 @@ class Trials:
 
     async def _free(self, triggers: tuple[int, ...]) -> None:
         """Release triggers that wait for their trial, by moving them to a session that ends at once."""
-        session = await call_patiently(self._store, self._about)
+        session = await begin_session(self._store, self._about)
         await call_patiently(self._store, ReserveTriggers(self._holder, session, triggers))
-        await call_patiently(self._store, LoseSession(session))
+        await call_patiently(self._store, LoseSession(session, is_death=False))
 
     async def _try(self, trial: Trial, attempt: _Attempt) -> None:
         """Run a trial, and decide by its outcome."""
@@ -155,7 +216,7 @@ class Trials:
             pause = self._backoff.compute_delay(self._failures, random.getrandbits(JITTER_BITS))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(attempt.dropped.wait(), pause)
-        session = attempt.session = await call_patiently(self._store, self._about)
+        session = attempt.session = await begin_session(self._store, self._about)
         try:
             await call_patiently(self._store, ReserveTriggers(self._holder, session, trial.triggers))
             began = asyncio.get_running_loop().time()
@@ -169,7 +230,8 @@ class Trials:
                     return
                 del self._attempts[trial.number]
                 if outlived:
-                    self._suspects.note_survived(trial.number, now)
+                    deaths = self._suspects.note_survived(trial.number, now)
+                    await call_patiently(self._store, ClearDeaths(trial.triggers, deaths))
                     self._changed.set()
                 else:
                     # A hanging process may be the machine's fault. One that exited cleanly but late may have found no
@@ -182,7 +244,7 @@ class Trials:
         finally:
             # Releases all triggers that the verdict does not hold back.
             with contextlib.suppress(TidemillError):
-                await self._store.call(LoseSession(session))
+                await self._store.call(LoseSession(session, is_death=False))
 
     async def _is_live(self, session: int) -> bool:
         return any(one.id == session for one in await call_patiently(self._store, ListSessions(self._about.kind)))
@@ -239,4 +301,5 @@ class Trials:
 
 def _build_end(owned: Sequence[OwnedTrigger], lived_seconds: float, at: float, killed: bool) -> ProcessEnd:
     running = {one.id: one.stream for one in owned if one.running}
-    return ProcessEnd(running, lived_seconds, at, killed, [one.id for one in owned if not one.running])
+    waiting = [one.id for one in owned if not one.running]
+    return ProcessEnd(running, lived_seconds, at, killed, waiting, {one.id: one.deaths for one in owned if one.deaths})

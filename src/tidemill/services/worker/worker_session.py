@@ -18,6 +18,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, describe_error
 from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.runtime.process.service_signals import finish_or_stop
+from tidemill.services.sessions.beginning import identify_request
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.worker.store_link import beat, call_unfenced
 from tidemill.services.worker.worker import Worker
@@ -107,7 +108,7 @@ class WorkerSession:
         starting = asyncio.ensure_future(zygote.start() if zygote.pid is None else zygote.ready.wait())
         tasks: list[asyncio.Future[Any]] = [starting]
         try:
-            session = await call_unfenced(self._store, self._about)
+            session = await call_unfenced(self._store, identify_request(self._about))
             # Preloaded user modules may take minutes to import; without heartbeats the worker would be declared dead.
             beating = beat(self._store, session, dict, self._config.lease.beat_seconds)
             tasks.append(asyncio.ensure_future(beating))

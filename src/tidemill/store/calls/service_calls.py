@@ -31,6 +31,8 @@ class BeginSession(Call[int], frozen=True):
             runs by itself.
         version: The version of tidemill.
         lock: The identity of the lock that it holds on its machine; empty: none.
+        request: Identifies the request: repeating it returns the same session. Empty: each request begins a session.
+        trial: Whether it only runs triggers that may have killed their process.
     """
 
     kind: str
@@ -43,6 +45,12 @@ class BeginSession(Call[int], frozen=True):
     parent: int | None = None
     version: str = ""
     lock: str = ""
+    request: str = ""
+    trial: bool = False
+
+
+#: How many triggers a transaction releases: those of a large triggerer would exceed the time of one transaction.
+PART = 2_000
 
 
 @answered_by("sessions.keys:check_key")
@@ -59,16 +67,29 @@ class BeatSession(Call[bool], frozen=True):
 
     Attributes:
         session: The service session.
-        measures: Measurements of the service by name, for the process that relays its calls; the store ignores them.
+        measures: Measurements of the service by name, for the process that relays its calls. The store keeps
+            `triggers`, by which triggerers divide what waits, and ignores the others.
     """
 
     session: int
     measures: dict[str, float] = msgspec.field(default_factory=dict)
 
 
+@answered_by("sessions.services:note_stopping")
+class StopSession(Call[bool], frozen=True):
+    """Record that a service has been told to stop, and those that it supervises; their loss is then no death.
+
+    False: the session has ended.
+    """
+
+    session: int
+
+
 @answered_by("sessions.services:end_service_session")
 class EndSession(Call[bool], frozen=True):
     """End the session of a service that has stopped cleanly, and those that it supervised, and release their claims.
+
+    At most `PART` triggers are released at once; `ReleaseLeft` releases the others.
 
     False: it had already ended.
     """
@@ -80,24 +101,30 @@ class EndSession(Call[bool], frozen=True):
 class LoseSession(Call[bool], frozen=True):
     """End the session of a dead service, and those that it supervised: attempts are lost and triggers released.
 
+    Unless the service had been told to stop, this counts as a death of its triggers, and may make them suspects. At
+    most `PART` triggers are released at once; `ReleaseLeft` releases the others.
+
     False: it had already ended.
 
     Attributes:
         session: The dead session.
         by: The session that found it dead; None: a process without a session.
         beat: Its last heartbeat; if it has sent another one since, it stays. None: it is known to be dead.
+        is_death: Whether its triggers may have caused it; False: the caller knows the cause.
     """
 
     session: int
     by: int | None = None
     beat: int | None = None
+    is_death: bool = True
 
 
 @answered_by("sessions.services:release_left")
 class ReleaseLeft(Call[int], frozen=True):
-    """Release what sessions that have ended still hold; return the number of these sessions.
+    """Release a part of what sessions that have ended still hold; return how much: 0 once nothing is left.
 
-    The end of a session releases everything, except the tasks of runs that failed at that moment.
+    The end of a session releases everything, except the tasks of runs that failed at that moment, and triggers above
+    `PART`.
     """
 
 

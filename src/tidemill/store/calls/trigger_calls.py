@@ -36,7 +36,9 @@ class ClaimedTrigger(msgspec.Struct, frozen=True):
     """A trigger of a deferred task.
 
     `token`: required for storing its events. `start`: set if it starts its task and its stream is not known yet.
-    `streams`: all its events are stored, not just the first one.
+    `streams`: all its events are stored, not just the first one. `kill`: it does not run; `on_kill` of a new instance
+    is called, and `KillCalled` reports this number. `rests_us`: it was handed over, and is not handed over again for
+    this long.
     """
 
     id: int
@@ -54,18 +56,25 @@ class ClaimedTrigger(msgspec.Struct, frozen=True):
     due_us: int | None
     start: StartClaim | None = None
     streams: bool = False
+    kill: int | None = None
+    rests_us: int = 0
 
 
 @answered_by("sessions.task_triggers:claim_task_triggers")
 class ClaimTriggers(Call[tuple[ClaimedTrigger, ...]], frozen=True):
-    """Claim unclaimed triggers.
+    """Claim unclaimed triggers: the session's fair share of what waits; `core.triggers.fair_share` decides.
+
+    Without `reserved` no reserved triggers and no suspects are claimed.
 
     Attributes:
         session: The service session that will run them.
         request: The request number; see `WorkerTurn`.
-        capacity: The maximum number of triggers.
+        capacity: The maximum number of triggers, unless those of one stream are more than every triggerer runs at once.
         queues: The queues to claim from; empty: all.
-        reserved: Claim only triggers reserved for this session, from any queue; without it, no reserved ones.
+        reserved: Claim only triggers reserved for this session, from any queue.
+        held: How many triggers the session runs.
+        leaving: The keys of streams that it is handing over.
+        kills: Whether to claim stopped triggers, too, whose `on_kill` must be called.
     """
 
     session: int
@@ -73,6 +82,29 @@ class ClaimTriggers(Call[tuple[ClaimedTrigger, ...]], frozen=True):
     capacity: int
     queues: tuple[str, ...] = ()
     reserved: bool = False
+    held: int = 0
+    leaving: tuple[str, ...] = ()
+    kills: bool = False
+
+
+class TriggererLoadRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A triggerer: how many triggers it runs, and how many at most."""
+
+    held: int
+    capacity: int
+
+
+@answered_by("sessions.claims:list_loads", reads=True)
+class ListLoads(Call[tuple[TriggererLoadRecord, ...]], frozen=True):
+    """Return the loads of the other triggerers that serve some of these queues and have sent a heartbeat lately.
+
+    Attributes:
+        session: The session of the triggerer that asks.
+        queues: Its queues; empty: all.
+    """
+
+    session: int
+    queues: tuple[str, ...] = ()
 
 
 class OwnedTrigger(msgspec.Struct, frozen=True):
@@ -83,12 +115,14 @@ class OwnedTrigger(msgspec.Struct, frozen=True):
         token: The token of its last claim or reservation.
         running: Whether the session has claimed it; otherwise it is only reserved for the session.
         stream: The key of the shared stream that it reads; None: it reads none.
+        deaths: How many sessions that ran it were lost.
     """
 
     id: int
     token: int
     running: bool
     stream: str | None = None
+    deaths: int = 0
 
 
 @answered_by("sessions.reserved_triggers:list_owned", reads=True)
@@ -111,6 +145,48 @@ class ReserveTriggers(Call[int], frozen=True):
     owner: int
     session: int
     triggers: tuple[int, ...]
+
+
+@answered_by("sessions.suspects:has_suspects", reads=True)
+class HasSuspects(Call[bool], frozen=True):
+    """Return whether there are suspects in these queues that no triggerer tries; see `TakeSuspects`."""
+
+    queues: tuple[str, ...]
+
+
+class TakenSuspects(msgspec.Struct, frozen=True):
+    """Triggers for a trial. `seconds`: they are cleared if their process lives this long."""
+
+    triggers: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+
+@answered_by("sessions.suspects:take_suspects")
+class TakeSuspects(Call[TakenSuspects], frozen=True):
+    """Reserve triggers that may have killed their hosts for a session, which tries them in a process of its own.
+
+    Triggers that are known to kill their hosts fail instead. `core.triggers.lost_hosts` decides both.
+
+    Attributes:
+        session: The session.
+        queues: The queues of the triggers.
+    """
+
+    session: int
+    queues: tuple[str, ...]
+
+
+@answered_by("sessions.deaths:clear_deaths")
+class ClearDeaths(Call[int], frozen=True):
+    """Reduce the deaths of triggers that others explain, or that have outlived their trial; return their number.
+
+    Attributes:
+        triggers: The triggers.
+        deaths: How many they keep.
+    """
+
+    triggers: tuple[int, ...]
+    deaths: int = 0
 
 
 class FiredEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -213,10 +289,35 @@ class FailTrigger(Call[OutcomeKind], frozen=True):
 
 @answered_by("sessions.task_triggers:release_triggers")
 class ReleaseTriggers(Call[int], frozen=True):
-    """Release triggers, given as ids and tokens, so that another triggerer can claim them; return their number."""
+    """Release triggers, given as ids and tokens, so that another triggerer can claim them; return their number.
+
+    Attributes:
+        session: The session that has claimed them.
+        triggers: Their ids and tokens.
+        killed: Those that a user stopped, and whose `on_kill` has been called or was not needed. Another triggerer
+            calls it for the others that a user stopped.
+        moves: Whether the session hands them over, because it runs many more than others.
+    """
 
     session: int
     triggers: tuple[tuple[int, int], ...]
+    killed: tuple[int, ...] = ()
+    moves: bool = False
+
+
+@answered_by("sessions.kills:note_kill")
+class KillCalled(Call[bool], frozen=True):
+    """Report that `on_kill` of a stopped trigger was called; False: another session has to call it.
+
+    Attributes:
+        session: The session that has claimed it.
+        kill: `ClaimedTrigger.kill`.
+        error: Why it could not be called; None: it was.
+    """
+
+    session: int
+    kill: int
+    error: str | None = None
 
 
 class StoppedTrigger(msgspec.Struct, frozen=True):
@@ -233,7 +334,10 @@ class StoppedTrigger(msgspec.Struct, frozen=True):
 
 @answered_by("sessions.task_triggers:find_stopped", reads=True)
 class HeldTriggers(Call[tuple[StoppedTrigger, ...]], frozen=True):
-    """Compare the triggers that a triggerer runs, as ids and tokens, with the store; return those it must stop."""
+    """Compare the triggers that a triggerer runs, as ids and tokens, with the store; return those it must stop.
+
+    A reason other than `hand-over` belongs to the claim with this token: a later owner is told the reason itself.
+    """
 
     session: int
     held: tuple[tuple[int, int], ...]

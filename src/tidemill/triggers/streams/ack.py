@@ -86,7 +86,7 @@ class AckStream:
         self._room = WakeBell()
         self._deadlines = WakeBell()
         self._held = False
-        self._advancer = Advancer(key, self.group, self._room, self.abandon, log, settings.counts)
+        self._advancer = Advancer(key, self.group, self._room, self.abandon, log, settings.counts, settings.may_advance)
         #: Rung when an event may have been resolved.
         self.pump = self._advancer.pump
         self._advancing: asyncio.Task[None] | None = None
@@ -346,6 +346,11 @@ class AckStream:
         """
         self._advancer.abandon()
         self._life.end(error)
+
+    def stop_advancing(self) -> None:
+        """Advance no more events, synchronously; subscribers may go on."""
+        self._advancer.abandon()
+        self.pump.ring()
 
     def cut_short(self) -> None:
         """Give up all unfinished events, synchronously; for a stream that has already ended."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any
 
 from tidemill.core.errors import describe_error
@@ -22,6 +22,7 @@ from tidemill.triggers.stream_api import (
     SubscriberObserver,
 )
 from tidemill.triggers.streams.bell import WakeBell
+from tidemill.triggers.streams.life import always
 from tidemill.triggers.streams.stream_counts import Incident, IncidentKind, LaneTally, StreamCounts
 
 #: The number of lanes whose tallies are cached, to avoid building their names again.
@@ -38,6 +39,7 @@ class Advancer:
         on_failed: Called when `advance` raised, with the error for every subscriber.
         log: A structlog logger.
         counts: Where advanced events are counted.
+        may_advance: Returns when events may be advanced; False: they may not any more.
 
     Attributes:
         pump: Rung when an event may have been resolved.
@@ -51,7 +53,9 @@ class Advancer:
         on_failed: Callable[[BaseException], None],
         log: Any,
         counts: StreamCounts,
+        may_advance: Callable[[], Awaitable[bool]] = always,
     ) -> None:
+        self._may_advance = may_advance
         self.pump = WakeBell()
         self._key = key
         self._group = group
@@ -78,6 +82,9 @@ class Advancer:
         while True:
             final = self._final
             while not self._abandoned and (batch := group.take()) is not None:
+                if not await self._may_advance() or self._abandoned:
+                    self.abandon()
+                    return
                 if observer is not None:
                     self._report_failures(observer, batch)
                 try:

@@ -35,6 +35,11 @@ async def at_once() -> None:
     """Return at once."""
 
 
+async def always() -> bool:
+    """Return True."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
     """The limits of a shared stream; `SharedStreamManager` documents them."""
@@ -48,6 +53,7 @@ class StreamSettings:
     step_seconds: float = STEP_SECONDS
     may_open: Callable[[], Awaitable[None]] = at_once
     counts: StreamCounts = field(default_factory=StreamCounts)
+    may_advance: Callable[[], Awaitable[bool]] = always
 
     @property
     def burst(self) -> int:

@@ -29,7 +29,7 @@ from tidemill.triggers.base import BaseEventTrigger, is_acknowledged
 from tidemill.triggers.stream_api import StreamEnded
 from tidemill.triggers.streams.ack import AckStream
 from tidemill.triggers.streams.fast import FastStream
-from tidemill.triggers.streams.life import STEP_SECONDS, SharedStream, StreamSettings, at_once
+from tidemill.triggers.streams.life import STEP_SECONDS, SharedStream, StreamSettings, always, at_once
 from tidemill.triggers.streams.report import StreamReport, report_stream
 from tidemill.triggers.streams.stream_counts import StreamCounts
 from tidemill.triggers.streams.subscription import AckSubscription, FastSubscription
@@ -54,6 +54,8 @@ class SharedStreamManager:
         list_name: The value of `LIST_NAME` for the producers.
         step_seconds: How long each step of the end of a stream may take.
         may_open: Awaited before a producer's stream is opened; returns when this process may read from the upstream.
+        may_advance: Awaited before a producer is told to advance; returns when this process may acknowledge events, or
+            False if it may not any more.
         counts: Where events are counted; None: in a new object.
     """
 
@@ -70,6 +72,7 @@ class SharedStreamManager:
         list_name: str = "",
         step_seconds: float = STEP_SECONDS,
         may_open: Callable[[], Awaitable[None]] = at_once,
+        may_advance: Callable[[], Awaitable[bool]] = always,
         counts: StreamCounts | None = None,
         _now: Callable[[], float] | None = None,
     ) -> None:
@@ -89,6 +92,7 @@ class SharedStreamManager:
             step_seconds,
             may_open,
             counts or StreamCounts(),
+            may_advance,
         )
         self._list_name = list_name
         self._pending_events = PendingEvents()
@@ -212,6 +216,12 @@ class SharedStreamManager:
         elif trigger_id in stream.subscriptions:
             stream.unsubscribe(trigger_id)
         self._end_deserted(stream)
+
+    def abandon_all(self) -> None:
+        """Advance no more events of any stream: other processes may read them."""
+        for stream in [*self._groups.values(), *self._closing]:
+            if isinstance(stream, AckStream):
+                stream.stop_advancing()
 
     async def stop_all(self) -> None:
         """End all streams, and wait until they are closed; no subscriber fails."""

@@ -119,6 +119,7 @@ class TriggerHost(Generic[R]):
             seat_seconds=settings.seat_seconds,
             list_name=source.name,
             may_open=source.wait_confirmed,
+            may_advance=source.wait_leased,
             counts=book.counts,
         )
         # An outage must be noticed long before a subscriber's acknowledgement times out.
@@ -206,7 +207,10 @@ class TriggerHost(Generic[R]):
             How many events may not be stored because the store does not work.
         """
         self.begin_stop()
-        if reason is not CancelReason.HAND_OVER:  # after a handover nothing more would be stored
+        if reason is CancelReason.HAND_OVER:
+            # Nothing more would be stored, and others may read the streams.
+            self.manager.abandon_all()
+        else:
             await self._wait_drained()
         for run in self.runs.values():
             run.cancel(reason)

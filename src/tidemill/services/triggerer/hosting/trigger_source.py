@@ -25,5 +25,11 @@ class TriggerSource(Protocol):
     async def wait_confirmed(self) -> None:
         """Wait until it is certain that no other process may run these triggers; only then open an upstream."""
 
+    async def wait_leased(self) -> bool:
+        """Wait until this process may acknowledge events, because the store has confirmed it within its lease.
+
+        False: other processes run the triggers.
+        """
+
     async def close(self, timeout_seconds: float) -> None:
         """Store the reports that are still pending, within this time."""

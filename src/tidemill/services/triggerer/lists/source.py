@@ -58,6 +58,10 @@ class ListSource:
         """Wait until it is certain that no other process may run this list."""
         await self._ownership.wait_confirmed()
 
+    async def wait_leased(self) -> bool:
+        """Return at once: a list that is lost hands its streams over by itself."""
+        return True
+
     async def claim(
         self, specs: Sequence[TriggerSpec], running: Container[str]
     ) -> tuple[list[TriggerRecord], dict[int, int]]:

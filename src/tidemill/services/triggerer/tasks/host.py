@@ -4,6 +4,9 @@ Theory of operation. Each time the host connects it begins a session in the stor
 (`source`, `trigger`). When the store answers that the session has ended (other processes presumed it dead, or the
 process that owns the store was restarted), the host releases its triggers and begins another session.
 
+A trigger that a user stops is cancelled, and its `on_kill` is called. If its triggerer is gone, any other one calls
+`on_kill` of a new instance.
+
 Invariants: no trigger fails because of a shutdown, a handover or an outage, and `on_kill` runs for none of them; an
 error in one claim does not prevent later claims.
 """
@@ -28,7 +31,9 @@ from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd
 from tidemill.dags.current import serving
 from tidemill.runtime.log.setup import throttle
+from tidemill.services.sessions.beginning import begin_session
 from tidemill.services.sessions.lease import ServiceLease
+from tidemill.services.sessions.releasing import note_stopping, release_rest
 from tidemill.services.triggerer.hosting.host import TriggerHost
 from tidemill.services.triggerer.tasks.folder_code import FolderCode
 from tidemill.services.triggerer.tasks.logs import TaskLogs
@@ -41,7 +46,6 @@ from tidemill.store.calls.service_calls import BeginSession, EndSession
 from tidemill.store.calls.trigger_calls import ClaimedTrigger
 from tidemill.store.database import StoreClient
 from tidemill.store.doorbell import SCAN_SECONDS, Doorbell
-from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 
@@ -105,7 +109,7 @@ class TaskHost:
         stopping = asyncio.create_task(stop.wait(), name="stop of the triggerer")
         try:
             while not stop.is_set():
-                beginning = asyncio.create_task(call_patiently(self._calls, self._about), name="begin a session")
+                beginning = asyncio.create_task(begin_session(self._calls, self._about), name="begin a session")
                 await asyncio.wait({beginning, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if not beginning.done():
                     beginning.cancel()
@@ -177,6 +181,8 @@ class TaskHost:
             if watch is not None:
                 watch.close()
             is_meant = not is_broken and (not stopping.done() or self._is_told is None or await self._is_told())
+            if is_meant and not source.ended.is_set():
+                await note_stopping(self._calls, session)
             if not is_meant:
                 by = "code that cancels its tasks" if is_broken else "a signal that tidemill did not send"
                 log.error(f"{by} stopped the triggerer; this counts as a crash")
@@ -189,6 +195,7 @@ class TaskHost:
             try:
                 async with asyncio.timeout(END_SECONDS):
                     await self._calls.call(EndSession(session))
+                    await release_rest(self._calls)
             except (TimeoutError, TidemillError) as error:
                 log.warning("cannot record in the store that the triggerer has stopped", error=str(error))
 
@@ -236,6 +243,8 @@ class _Turns:
         )
         self._renderer = StartRenderer()
         self._runs: dict[ClaimKey, TaskTrigger] = {}
+        # The streams of triggers that start their tasks; the claims of the others name them.
+        self._streams: dict[ClaimKey, str] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self._compare_at = 0.0
         self._pause = SCAN_SECONDS
@@ -275,6 +284,8 @@ class _Turns:
         self._source.freed.clear()
         claimed = await self._source.claim()
         self._start(claimed)
+        for claim in self._source.take_kills():
+            self._begin(self._call_kill(claim))
         await self._source.room.look()
         now = self._clock()
         self._pause = min(SCAN_SECONDS, max(0.0, self._compare_at - now) or SCAN_SECONDS)
@@ -282,9 +293,31 @@ class _Turns:
             for key, reason in await self._source.find_stops():
                 if (run := self._runs.get(key)) is not None:
                     run.cancel(reason)
+            for key in await self._source.choose_moves(self._list_units):
+                if (run := self._runs.get(key)) is not None:
+                    run.cancel(CancelReason.HAND_OVER)
             after = self._clock()
             self._compare_at = after + max(COMPARE_SECONDS, _COMPARE_SHARE * (after - now))
+        if claimed:
+            # The rest of what waits was the share of others, which may be gone.
+            self._pause = min(self._pause, COMPARE_SECONDS)
         return len(claimed) == CLAIM_COUNT
+
+    def _list_units(self) -> list[tuple[str | None, ClaimKey]]:
+        streams = self._streams
+        return [(run.claim.stream_key or streams.get(key), key) for key, run in self._runs.items()]
+
+    async def _call_kill(self, claim: ClaimedTrigger) -> None:
+        """Call `on_kill` of a trigger whose triggerer is gone, on a new instance."""
+        name = _find_module(claim)
+        if name not in sys.modules:
+            await asyncio.to_thread(self._code.import_modules, [name])
+        run = TaskTrigger(self._services, claim, self._clock)
+        if claim.start is not None and claim.start.rendered:
+            await run.render(self._renderer)
+        run.create()
+        error = await run.start_kill()
+        await self._source.report_kill(claim, error)
 
     async def _wait(self) -> None:
         """Wait until the doorbell rings, a slot becomes free if none was, or a comparison or scan is due."""
@@ -334,6 +367,7 @@ class _Turns:
         await self._host.create(runs)
         streams = [(run.claim.id, run.claim.token, key) for run in runs if (key := run.find_stream_key()) is not None]
         elsewhere = await self._source.place(streams) if streams else frozenset()
+        self._streams.update((ClaimKey(number, token), stream) for number, token, stream in streams)
         for run in runs:
             if run.claim.id in elsewhere:
                 run.cancel(CancelReason.HAND_OVER)
@@ -342,6 +376,7 @@ class _Turns:
 
     def _note_ended(self, key: ClaimKey, end: TaskEnd) -> None:
         self._runs.pop(key, None)
+        self._streams.pop(key, None)
         self._source.note_ended(key, end)
 
 

@@ -1,12 +1,13 @@
 """The triggers of deferred tasks: one triggerer claims them from the store, and reports on them.
 
 Theory of operation. Whenever the doorbell rings, a trigger has ended, or two seconds have passed, the triggerer claims
-as many triggers as it has room for, and asks which of its triggers to stop. Storing the first event of a trigger
+its share of the triggers that wait, and asks which of its triggers to stop. Storing the first event of a trigger
 (`CallEvents`) resumes its task. A trigger that ends without an event is reported as failed, however long the store
-takes.
+takes. A triggerer that runs far more than the others hands triggers over.
 
 Invariants: a failure is reported until the store has answered; once the session has ended in the store, nothing more is
-claimed, and all running triggers are released.
+claimed, and all running triggers are released. Without a heartbeat within the lease, nothing is acknowledged to a
+broker.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import Any, TypeVar
 import structlog
 
 from tidemill.core.errors import RemoteError, TidemillError
+from tidemill.core.triggers.fair_share import HeldUnit, TriggererLoad, choose_moves, is_far_above
 from tidemill.core.triggers.lifecycle import CancelReason
-from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, TaskTriggers
+from tidemill.core.triggers.task_triggers import HAND_OVER, ClaimKey, TaskEnd, TaskTriggers
 from tidemill.runtime.log.setup import throttle
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.triggerer.tasks.call_events import CallEvents
@@ -35,6 +37,8 @@ from tidemill.store.calls.trigger_calls import (
     ClaimTriggers,
     FailTrigger,
     HeldTriggers,
+    KillCalled,
+    ListLoads,
     PlaceTriggers,
     ReleaseTriggers,
 )
@@ -48,6 +52,8 @@ A = TypeVar("A")
 
 #: How long an event waits for others. Tasks are waiting, and the store batches calls anyway.
 LINGER_SECONDS = 0.002
+#: How many triggers are handed over per heartbeat.
+_MOVES = 2_000
 #: Maximum number of triggers per claim.
 CLAIM_COUNT = 500
 _LEASE = ServiceLease()
@@ -81,6 +87,7 @@ class TaskSource:
         exhausted: Set once a claim has returned fewer triggers than there was room for.
         triggers: The triggers that are running.
         room: The triggers that wait until their events are handled.
+        kills: Stopped triggers whose `on_kill` this process has to call, because their triggerer is gone.
     """
 
     name = "tasks"
@@ -115,6 +122,12 @@ class TaskSource:
         self._repeated = False
         self._reports: set[asyncio.Task[None]] = set()
         self._given_up: list[ClaimKey] = []
+        self._killed: set[ClaimKey] = set()
+        self._moving: dict[ClaimKey, str | None] = {}
+        self._rests: dict[ClaimKey, float] = {}
+        self._move_at = clock() + lease.beat_seconds
+        self.kills: list[ClaimedTrigger] = []
+        self._beats = False
         self._keeps = False
         self._cleaning_up: dict[ClaimKey, asyncio.TimerHandle] = {}
         self._confirmed_at = clock()
@@ -123,24 +136,89 @@ class TaskSource:
     # -- claims and stops ---------------------------------------------------------------------------------------
 
     async def claim(self) -> list[ClaimedTrigger]:
-        """Claim as many free triggers as there is room for; return those to start.
+        """Claim the fair share of what waits; return those to start.
 
         Raises:
             RemoteError: The store cannot be reached; the next call repeats the claim.
             ServiceSessionEndedError: The session has ended.
         """
         room = min(self.triggers.room, CLAIM_COUNT)
-        if not room:
+        if not room and not self.triggers.is_over:
             return []
         if not self._repeated:
             self._request += 1
         self._repeated = True
-        claimed = await self._ask(ClaimTriggers(self._session, self._request, room, self._queues, self._reserved))
+        leaving = tuple(sorted({stream for stream in self._moving.values() if stream is not None}))
+        held = self.triggers.count
+        answer = await self._ask(
+            ClaimTriggers(
+                self._session,
+                self._request,
+                room,
+                self._queues,
+                self._reserved,
+                held,
+                leaving,
+                kills=not self._reserved,
+            )
+        )
         self._repeated = False
+        self.kills += [one for one in answer if one.kill is not None]
+        claimed = [one for one in answer if one.kill is None]
         if len(claimed) < room:
             self.exhausted.set()
         started = set(self.triggers.note_claimed(ClaimKey(one.id, one.token) for one in claimed))
+        now = self._clock()
+        for one in claimed:
+            if one.rests_us:
+                self._rests[ClaimKey(one.id, one.token)] = now + one.rests_us / 1e6
         return [one for one in claimed if (one.id, one.token) in started]
+
+    async def choose_moves(self, list_units: Callable[[], Sequence[tuple[str | None, ClaimKey]]]) -> list[ClaimKey]:
+        """Return the triggers to hand over to triggerers that run far fewer; asked once per heartbeat.
+
+        Args:
+            list_units: Returns the triggers that run, with their shared streams.
+
+        Raises:
+            RemoteError: The store cannot be reached.
+            ServiceSessionEndedError: The session has ended.
+        """
+        now = self._clock()
+        if self._reserved or now < self._move_at:
+            return []
+        self._move_at = now + self._lease.beat_seconds
+        loads = await self._ask(ListLoads(self._session, self._queues))
+        others = [TriggererLoad(one.held, one.capacity) for one in loads]
+        own = TriggererLoad(self.triggers.count - len(self._moving), self.triggers.capacity)
+        if not is_far_above(own, others):
+            return []
+        self._rests = {key: until for key, until in self._rests.items() if until > now}
+        held = set(self.triggers.held)
+        units: dict[str | int, list[ClaimKey]] = {}
+        for stream, key in list_units():
+            units.setdefault(key.id if stream is None else stream, []).append(key)
+        free = [
+            HeldUnit(name, len(keys))
+            for name, keys in units.items()
+            if held.issuperset(keys) and self._rests.keys().isdisjoint(keys)
+        ]
+        chosen = choose_moves(own, others, free, _MOVES)
+        moves = [key for name in chosen for key in units[name]]
+        self._moving.update((key, name if isinstance(name, str) else None) for name in chosen for key in units[name])
+        self.triggers.note_stops((key, HAND_OVER) for key in moves)
+        return moves
+
+    def take_kills(self) -> list[ClaimedTrigger]:
+        """Return the stopped triggers whose `on_kill` is to be called now."""
+        kills, self.kills = self.kills, []
+        return kills
+
+    async def report_kill(self, claim: ClaimedTrigger, error: str | None) -> None:
+        """Report that `on_kill` of a stopped trigger was called, or why it could not be."""
+        assert claim.kill is not None
+        with contextlib.suppress(CallRefusedError):
+            await call_patiently(self._calls, KillCalled(self._session, claim.kill, error))
 
     async def find_stops(self) -> list[tuple[ClaimKey, CancelReason]]:
         """Return the triggers to cancel, with the reasons: their tasks have moved on, or other processes run them.
@@ -157,7 +235,7 @@ class TaskSource:
         for key, reason in found:
             if reason is CancelReason.USER:
                 # Its task waits for the cleanup, but no longer than it would wait for a process.
-                late = asyncio.get_running_loop().call_later(self._grace_seconds, self._give_up, key)
+                late = asyncio.get_running_loop().call_later(self._grace_seconds, self._give_up_killed, key)
                 self._cleaning_up[key] = late
         return found
 
@@ -187,14 +265,24 @@ class TaskSource:
         """Handle a trigger that has ended: free its slot, and report a released trigger to the store."""
         self.triggers.note_ended(key)
         self.freed.set()
+        self._rests.pop(key, None)
         if (late := self._cleaning_up.pop(key, None)) is not None:
             late.cancel()
-        if end is TaskEnd.KILLED or (end is TaskEnd.GIVEN_UP and not self._keeps):
+        if end is TaskEnd.KILLED:
+            self._give_up_killed(key)
+        elif end is TaskEnd.GIVEN_UP and not self._keeps:
             self._give_up(key)
+        else:
+            self._moving.pop(key, None)
 
     def keep_claims(self) -> None:
         """Release nothing from now on: the parent ends the session, and decides about its triggers."""
         self._keeps = True
+
+    def _give_up_killed(self, key: ClaimKey) -> None:
+        """Report soon that `on_kill` was called, or is being called for longer than the task waits."""
+        self._killed.add(key)
+        self._give_up(key)
 
     def _give_up(self, key: ClaimKey) -> None:
         """Report soon that a trigger may be claimed by others, or that its task need not wait for it any longer."""
@@ -206,9 +294,18 @@ class TaskSource:
     async def _release(self) -> None:
         """Release the queued triggers; the end of the session releases the rest."""
         given_up, self._given_up = self._given_up, []
-        with contextlib.suppress(TidemillError):
-            keys = tuple((key.id, key.token) for key in given_up)
-            await call_patiently(self._calls, ReleaseTriggers(self._session, keys))
+        killed, self._killed = self._killed, set()
+        for moves in (False, True):
+            keys = [key for key in given_up if (key in self._moving) is moves]
+            if keys:
+                kills = tuple(key.id for key in keys if key in killed)
+                with contextlib.suppress(TidemillError):
+                    await call_patiently(
+                        self._calls,
+                        ReleaseTriggers(self._session, tuple((key.id, key.token) for key in keys), kills, moves),
+                    )
+            for key in keys:
+                self._moving.pop(key, None)
 
     # -- reports ------------------------------------------------------------------------------------------------
 
@@ -236,7 +333,7 @@ class TaskSource:
                     outcome = await call_patiently(self._calls, EndStream(self._session, claim.id, claim.token, said))
                     if outcome is OutcomeKind.FENCED:
                         # A user may have ended its task at this moment; the task waits until the trigger is gone.
-                        self._give_up(ClaimKey(claim.id, claim.token))
+                        self._give_up_killed(ClaimKey(claim.id, claim.token))
                 else:
                     await call_patiently(self._calls, FailTrigger(self._session, claim.id, claim.token, said or ""))
             except CallRefusedError as refusal:
@@ -252,6 +349,13 @@ class TaskSource:
 
     async def beat(self) -> None:
         """Send heartbeats until the session has ended."""
+        self._beats = True
+        try:
+            await self._beat()
+        finally:
+            self._beats = False
+
+    async def _beat(self) -> None:
         pause = self._lease.beat_seconds
         lag = 0.0
         while not self.ended.is_set():
@@ -287,6 +391,22 @@ class TaskSource:
         while self.ended.is_set() or self._clock() - self._confirmed_at > self._lease.seconds / 2:
             self._confirmation.clear()
             await self._confirmation.wait()
+
+    async def wait_leased(self) -> bool:
+        """Wait until the store has confirmed this session within its lease; False: it will not any more.
+
+        A heartbeat before the end of the lease keeps others from taking over, so the lease is counted from its start.
+        """
+        limit = self._lease.seconds - self._lease.beat_seconds
+        while not self.ended.is_set():
+            if self._clock() - self._confirmed_at <= limit:
+                return True
+            if not self._beats:
+                return False
+            self._confirmation.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._confirmation.wait(), self._lease.beat_seconds)
+        return False
 
     async def close(self, timeout_seconds: float) -> None:
         """Store pending failures and the last log lines, within this time."""

@@ -7,7 +7,7 @@ Invariants:
 1. Any error of a trigger or its class fails its task alone: `run` raises nothing.
 2. The trigger is asked for one event only. Until that event is stored, its raw event counts as unresolved.
 3. `cleanup` runs after every run that began. `on_kill` runs before it only when a user cleared, marked or cancelled the
-   task. Both have a time limit.
+   task, here or on a new instance after the triggerer was lost. Both have a time limit.
 4. A failure is reported after the trigger has cleaned up, and only if the trigger ended by itself: a trigger whose
    tasks were cancelled by others is released, and runs again.
 """
@@ -225,6 +225,10 @@ class TaskTrigger:
         self._task = loop.create_task(self._run(), name=self.name, context=self._context)
         return self._task
 
+    def start_kill(self) -> asyncio.Task[str | None]:
+        """Call `on_kill` and `cleanup` of a created trigger that does not run; return why it could not be created."""
+        return asyncio.get_running_loop().create_task(self._kill(), name=self.name, context=self._context)
+
     def cancel(self, reason: CancelReason) -> None:
         """End the trigger; the first reason wins."""
         if self.reason is None and self._alive:
@@ -284,6 +288,21 @@ class TaskTrigger:
                     self._services.report_failure(self.claim, "the trigger failed; see the log of the triggerer")
         self._alive = False
         self._services.note_ended(self.key, end)
+
+    async def _kill(self) -> str | None:
+        trigger = self._trigger
+        if trigger is None:
+            fault = self._fault or TriggerError("the trigger cannot be created")
+            error = explain_fault(_cut_frames(fault), self._services.mask)
+            self._log.write("error", f"on_kill of the trigger cannot be called: {error}")
+        else:
+            error = None
+            with self._services.serve():
+                await run_step(self.name, "on_kill", trigger.on_kill, END_SECONDS)
+                await run_step(self.name, "cleanup", trigger.cleanup, END_SECONDS)
+        self._log.finish()
+        self._alive = False
+        return error
 
     async def _wait_for_event(self) -> None:
         """Run the trigger until its first event is stored.

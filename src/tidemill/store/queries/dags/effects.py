@@ -32,6 +32,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -40,13 +41,15 @@ from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.inputs import TriggerStopReason
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import map_item, task_callback, task_journal, xcom
+from tidemill.store.dag_tables import map_item, task_callback, task_instance, task_journal, xcom
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
 from tidemill.store.queries.triggers.triggers import make_storable
 from tidemill.store.records import TriggerState
 from tidemill.store.statements import Statement
 from tidemill.store.tables import trigger, trigger_cursor, trigger_stream
 
+#: The name of the callbacks that call `on_kill` of triggers.
+ON_KILL = "trigger_on_kill"
 #: The journal stores the last characters of an error up to this number; the log has the full text.
 _DETAIL_CHARACTERS = 20_000
 
@@ -392,11 +395,41 @@ def stop_triggers(connection: Connection, stopped: Sequence[tuple[int, int, Trig
     keys = _OF_TASKS.build_parameters(dialect, [(task, epoch) for task, epoch, _ in stopped])
     found: dict[int, int] = dict(_of_tasks.fetch(connection, keys))
     lock_cursors(connection, found)
+    killed = [number for number, task in found.items() if reasons[task] is TriggerStopReason.USER]
+    if killed:
+        given = IDS.build_parameters(dialect, build_id_rows(killed))
+        _kill_insert.fetch(connection, given | {"now_us": now_us})
     _token_update.fetch(connection, IDS.build_parameters(dialect, build_id_rows(found)))
     rows = []
     for number, task in sorted(found.items()):
         rows.append((number, _STOP_STATES[reasons[task]].value, reasons[task].value, now_us))
     _stop_update.fetch(connection, _STOPPED.build_parameters(dialect, rows))
+
+
+@Statement
+def _kill_insert(dialect: str) -> Insert:
+    """Have `on_kill` called for triggers that have run: by the session that runs them, or by any other one."""
+    wanted = trigger.c.id.in_(select(IDS.build_source(dialect).c.id))
+    owner, now_us = trigger_cursor.c.session_id, bindparam("now_us", type_=BigInteger())
+    values: dict[str, ColumnElement[Any]] = {
+        "run": task_instance.c.run,
+        "task": trigger.c.task_id,
+        "epoch": trigger.c.epoch,
+        "name": literal(ON_KILL),
+        "queue": trigger.c.queue,
+        "state": case((owner.is_(None), "kill"), else_="running"),
+        "session_id": owner,
+        "lost": literal(0),
+        "created_us": now_us,
+    }
+    found = (
+        select(*[value.label(name) for name, value in values.items()])
+        .join(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
+        .join(task_instance, task_instance.c.id == trigger.c.task_id)
+        .where(and_(wanted, trigger_cursor.c.token > 0, text("trigger.state IN ('registered', 'running')")))
+        .order_by(trigger.c.id)
+    )
+    return insert(task_callback).from_select(list(values), found)
 
 
 @Statement

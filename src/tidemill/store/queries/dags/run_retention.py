@@ -32,7 +32,14 @@ from tidemill.store.dag_tables import (
     xcom,
 )
 from tidemill.store.queries.dags.progress import ACTIVE
-from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_identity, trigger_stream
+from tidemill.store.tables import (
+    trigger,
+    trigger_cursor,
+    trigger_death,
+    trigger_event,
+    trigger_identity,
+    trigger_stream,
+)
 
 #: The number of runs examined per transaction.
 PAGE = 500
@@ -54,7 +61,13 @@ _OF_TASKS = (
     (task_iteration, 1_000),
     (task_journal, 2_000),
 )
-_OF_TRIGGERS = ((trigger_stream, 1_000), (trigger_event, 1_000), (trigger_identity, 1_000), (trigger_cursor, 1_000))
+_OF_TRIGGERS = (
+    (trigger_stream, 1_000),
+    (trigger_event, 1_000),
+    (trigger_identity, 1_000),
+    (trigger_death, 1_000),
+    (trigger_cursor, 1_000),
+)
 
 
 class RunRemoval(enum.Enum):
@@ -149,7 +162,7 @@ def remove_part(connection: Connection, run: int, before_us: int, after: TaskNam
     """
     statement = select(_RUN.state, _RUN.ended_us).where(_RUN.id == run).with_for_update(skip_locked=True)
     row = connection.execute(statement).first()
-    busy = exists().where(and_(task_callback.c.run == run, task_callback.c.state.in_(("due", "running"))))
+    busy = exists().where(and_(task_callback.c.run == run, task_callback.c.state.in_(("due", "kill", "running"))))
     if row is None or not _is_old(row, before_us) or connection.execute(select(busy)).scalar():
         return RemovedPart(RunRemoval.KEPT)
     page = _fetch_page(connection, run, after)

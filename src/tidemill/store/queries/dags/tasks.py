@@ -7,7 +7,7 @@ transaction. A run ends in the same transaction as its last task.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection, and_, select, text, union_all
 
@@ -71,14 +71,37 @@ def move_held(
         context: The transaction's context.
         by: The sender of the inputs, for the journal.
     """
+    return move_all_held(connection, tasks, {session: (build, by)}, context)
+
+
+def move_all_held(
+    connection: Connection,
+    tasks: Collection[int],
+    sessions: Mapping[int, tuple[Callable[[int], Input], str]],
+    context: CallContext,
+) -> int:
+    """Feed inputs to the tasks that several sessions still hold or whose triggers they had to end; see `move_held`.
+
+    Args:
+        connection: As in `move_held`.
+        tasks: Tasks that the sessions may hold.
+        sessions: Each session with the function that builds the inputs of its tasks, and their sender.
+        context: The transaction's context.
+    """
     if not tasks:
         return 0
     board = Board(connection, context)
     board.lock(tasks)
-    held = [entry for entry in board.tasks.values() if entry.row.session == session]
-    board.give_all([(entry.id, build(entry.row.epoch)) for entry in held], by)
+    count = 0
+    for session, (build, by) in sessions.items():
+        held = [entry for entry in board.tasks.values() if entry.row.session == session]
+        board.give_all([(entry.id, build(entry.row.epoch)) for entry in held], by)
+        # A task whose process is still being ended waits for that alone.
+        over = [entry for entry in board.tasks.values() if entry.row.ending and entry.row.ending.triggerer == session]
+        board.give_all([(entry.id, CleanedUp(entry.row.epoch)) for entry in over], by)
+        count += len(held) + len(over)
     close_board(board)
-    return len(held)
+    return count
 
 
 def end_cleanups(connection: Connection, tasks: Collection[int], session: int, context: CallContext, by: str) -> int:

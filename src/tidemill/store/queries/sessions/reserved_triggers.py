@@ -13,7 +13,7 @@ from tidemill.store.calls.trigger_calls import ClaimTriggers, ListOwnedTriggers,
 from tidemill.store.context import CallContext
 from tidemill.store.queries.sessions.services import check_session
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
-from tidemill.store.tables import trigger, trigger_cursor
+from tidemill.store.tables import trigger, trigger_cursor, trigger_death
 
 _CURSOR = trigger_cursor.c
 
@@ -21,14 +21,15 @@ _CURSOR = trigger_cursor.c
 def list_owned(connection: Connection, request: ListOwnedTriggers, context: CallContext) -> tuple[OwnedTrigger, ...]:
     """Return the task triggers that a session owns; see `ListOwnedTriggers`."""
     statement = (
-        select(_CURSOR.trigger_id, _CURSOR.token, _CURSOR.claim_request, trigger.c.stream_key)
+        select(_CURSOR.trigger_id, _CURSOR.token, _CURSOR.claim_request, trigger.c.stream_key, trigger_death.c.deaths)
         .join(trigger, trigger.c.id == _CURSOR.trigger_id)
+        .join(trigger_death, trigger_death.c.trigger_id == _CURSOR.trigger_id, isouter=True)
         .where(and_(_CURSOR.session_id == request.session, trigger.c.task_id.is_not(None)))
         .order_by(_CURSOR.trigger_id)
     )
     return tuple(
-        OwnedTrigger(number, token, claim is not None, stream)
-        for number, token, claim, stream in connection.execute(statement)
+        OwnedTrigger(number, token, claim is not None, stream, deaths or 0)
+        for number, token, claim, stream, deaths in connection.execute(statement)
     )
 
 

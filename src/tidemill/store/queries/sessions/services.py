@@ -7,16 +7,31 @@ whose triggerer session has ended is claimed by another one.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, case, func, insert, select, union, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    case,
+    func,
+    insert,
+    or_,
+    select,
+    union,
+    update,
+)
 
 from tidemill.core.tasks.attempt import MAX_LOST
-from tidemill.core.tasks.inputs import Channel, Lost, Returned
+from tidemill.core.tasks.inputs import Channel, Input, Lost, Returned
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.service_calls import (
+    PART,
     BeatSession,
     BeginSession,
     DescribeServices,
@@ -27,11 +42,14 @@ from tidemill.store.calls.service_calls import (
     ReleaseLeft,
     ServiceRecord,
     ServiceSession,
+    StopSession,
 )
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance
-from tidemill.store.queries.dags.tasks import draw_bits, end_cleanups, move_held
+from tidemill.store.queries.dags.effects import ON_KILL
+from tidemill.store.queries.dags.tasks import draw_bits, move_all_held
 from tidemill.store.queries.isolation import work_on_runs
+from tidemill.store.queries.sessions.deaths import HeldTrigger, LostSession, count_deaths, forget_deaths
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
 from tidemill.store.queries.triggers.sessions import (
     beat_session,
@@ -63,6 +81,10 @@ def begin_service_session(connection: Connection, request: BeginSession, context
 
     Sessions of kind `dev` start one after another, so that the one with the higher id sees the one with the lower id.
     """
+    if request.request:
+        begun = connection.execute(select(_SESSION.id).where(_SESSION.request == request.request)).scalar()
+        if begun is not None:
+            return int(begun)
     if request.kind == "dev" and find_dialect(connection) == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_DEV_KEY)))
     if request.parent is not None:
@@ -82,13 +104,16 @@ def begin_service_session(connection: Connection, request: BeginSession, context
         "digest": "",
         "started_us": context.now_us,
         "beat_us": context.now_us,
+        "request": request.request or None,
+        "trial": int(request.trial),
     }
     return int(connection.execute(insert(service_session).values(values).returning(_SESSION.id)).scalar_one())
 
 
 def beat_service_session(connection: Connection, request: BeatSession, context: CallContext) -> bool:
     """Record a heartbeat; see `BeatSession`."""
-    return beat_session(connection, request.session, context.now_us)
+    held = request.measures.get("triggers")
+    return beat_session(connection, request.session, context.now_us, held=None if held is None else int(held))
 
 
 def check_session(connection: Connection, number: int, context: CallContext | None = None) -> None:
@@ -115,30 +140,32 @@ def lock_session(connection: Connection, number: int, context: CallContext | Non
         raise CallRefusedError(RefusalKind.FENCED, f"session {number} has ended; the service must start a new one")
 
 
+def note_stopping(connection: Connection, request: StopSession, context: CallContext) -> bool:
+    """Record that a service stops in order; see `StopSession`."""
+    mine = or_(_SESSION.id == request.session, _SESSION.parent == request.session)
+    live = and_(mine, _SESSION.ended_us.is_(None))
+    return connection.execute(update(service_session).where(live).values(stopping=1)).rowcount > 0
+
+
 def end_service_session(connection: Connection, request: EndSession | LoseSession, context: CallContext) -> bool:
-    """End a session and release everything it holds; see `EndSession` and `LoseSession`."""
+    """End a session and release what it holds; see `EndSession` and `LoseSession`."""
     by = request.by if isinstance(request, LoseSession) else None
     beat = request.beat if isinstance(request, LoseSession) else None
-    if not end_session(connection, request.session, context.now_us, by, beat):
+    is_death = isinstance(request, LoseSession) and request.is_death
+    if not end_session(connection, request.session, context.now_us, by, beat, is_death=is_death):
         return False
     # No child begins from now on: it would lock its parent's session first.
     children = and_(_SESSION.parent == request.session, _SESSION.ended_us.is_(None))
     found = connection.execute(select(_SESSION.id).where(children).order_by(_SESSION.id)).scalars().all()
     # Lock services before tasks, as everywhere.
-    ended = [number for number in found if end_session(connection, number, context.now_us, by)]
-    for number in (request.session, *ended):
-        _free_all(connection, number, context, is_clean=isinstance(request, EndSession))
+    ended = [number for number in found if end_session(connection, number, context.now_us, by, is_death=is_death)]
+    release_held(connection, [request.session, *ended], context, is_clean=isinstance(request, EndSession))
     return True
 
 
-def _free_all(connection: Connection, number: int, context: CallContext, *, is_clean: bool = False) -> None:
-    _lose_tasks(connection, number, context, is_clean=is_clean)
-    _free_callbacks(connection, number, context)
-    _free_triggers(connection, number, context)
-
-
 def release_left(connection: Connection, request: ReleaseLeft, context: CallContext) -> int:
-    """Release what ended sessions still hold; see `ReleaseLeft`."""
+    """Release a part of what ended sessions still hold; see `ReleaseLeft`."""
+    forget_deaths(connection, context.now_us)
     live = select(_SESSION.id).where(_SESSION.ended_us.is_(None))
     states = (TaskState.RUNNING.value, TaskState.ENDING.value)
     task, cursor, callback = _TASK.session_id, trigger_cursor.c.session_id, task_callback.c.session_id
@@ -149,9 +176,7 @@ def release_left(connection: Connection, request: ReleaseLeft, context: CallCont
     joined = select(cursor).join(trigger, trigger.c.id == trigger_cursor.c.trigger_id)
     of_triggers = joined.where(and_(cursor > 0, cursor.not_in(live), trigger.c.task_id.is_not(None)))
     found = connection.execute(union(of_tasks, of_callbacks, of_triggers).limit(_LEFT)).scalars().all()
-    for number in sorted(found):
-        _free_all(connection, number, context)
-    return len(found)
+    return release_held(connection, sorted(found), context) if found else 0
 
 
 def lose_other_sessions(connection: Connection, request: LoseOtherSessions, context: CallContext) -> tuple[int, ...]:
@@ -165,8 +190,7 @@ def lose_other_sessions(connection: Connection, request: LoseOtherSessions, cont
     found = connection.execute(select(_SESSION.id).where(and_(*wanted)).order_by(_SESSION.id)).scalars().all()
     # Lock services before tasks, as everywhere.
     ended = tuple(number for number in found if end_session(connection, number, context.now_us, None))
-    for number in ended:
-        _free_all(connection, number, context)
+    release_held(connection, ended, context)
     return ended
 
 
@@ -211,41 +235,74 @@ def describe_services(
     return tuple(ServiceRecord(one, held[one.id]) for one in sessions if one.id in held)
 
 
-def _lose_tasks(connection: Connection, number: int, context: CallContext, *, is_clean: bool) -> None:
-    held = and_(_TASK.session_id == number, _TASK.state.in_((TaskState.RUNNING.value, TaskState.ENDING.value)))
-    given = [(row.run, row.id) for row in connection.execute(select(_TASK.run, _TASK.id).where(held))]
+def release_held(
+    connection: Connection, sessions: Sequence[int], context: CallContext, *, is_clean: bool = False
+) -> int:
+    """Release what ended sessions hold, but at most `PART` triggers; return how much was released.
 
+    Everything of one kind is released at once, because transactions lock all runs before all cursors.
+
+    Args:
+        connection: A connection inside a transaction.
+        sessions: The sessions.
+        context: The transaction's context.
+        is_clean: Whether they have ended cleanly. A session that had been told to stop counts as such.
+    """
+    if not sessions:
+        return 0
+    rows = connection.execute(select(service_session).where(_SESSION.id.in_(sessions))).all()
+    clean = {row.id for row in rows if is_clean or row.stopping}
+    count = _lose_tasks(connection, sessions, clean, context)
+    held = and_(task_callback.c.session_id.in_(sessions), task_callback.c.state == "running")
+    count += connection.execute(update(task_callback).where(held).values(build_lost_callback(context.now_us))).rowcount
+    context.bells |= {Channel.WORKER, Channel.TRIGGERER}
+    statement = (
+        select(trigger_cursor.c.trigger_id, trigger_cursor.c.session_id, trigger_cursor.c.claim_request)
+        .join(trigger, trigger_cursor.c.trigger_id == trigger.c.id)
+        .where(and_(trigger_cursor.c.session_id.in_(sessions), trigger.c.task_id.is_not(None)))
+        .order_by(trigger_cursor.c.trigger_id)
+        .limit(PART)
+    )
+    triggers = connection.execute(statement).all()
+    count_deaths(
+        connection,
+        [
+            LostSession(row.id, row.parent, bool(row.trial), max(0, row.beat_us - row.started_us))
+            for row in rows
+            if row.lost
+        ],
+        [HeldTrigger(*one) for one in triggers],
+        context.now_us,
+    )
+    free_triggers(connection, [one.trigger_id for one in triggers], sessions, context)
+    return count + len(triggers)
+
+
+def _lose_tasks(connection: Connection, sessions: Sequence[int], clean: Collection[int], context: CallContext) -> int:
+    states = (TaskState.RUNNING.value, TaskState.ENDING.value)
+    held = and_(_TASK.session_id.in_(sessions), _TASK.state.in_(states))
+    cleaning_up = select(_TASK.run, _TASK.id).where(_TASK.ending_triggerer.in_(sessions))
+    rows = connection.execute(union(select(_TASK.run, _TASK.id).where(held), cleaning_up)).all()
+    given = [(row.run, row.id) for row in rows]
+    builds = {number: (_build_loss(number, is_clean=number in clean), f"service {number}") for number in sessions}
+    return work_on_runs(connection, context, given, lambda tasks: move_all_held(connection, tasks, builds, context))
+
+
+def _build_loss(number: int, *, is_clean: bool) -> Callable[[int], Input]:
     def build(epoch: int) -> Lost | Returned:
         return Returned(epoch, f"s{number}") if is_clean else Lost(epoch, draw_bits(), f"s{number}")
 
-    work_on_runs(
-        connection,
-        context,
-        given,
-        lambda tasks: move_held(connection, tasks, number, build, context, f"service {number}"),
-    )
-    cleaning_up = select(_TASK.run, _TASK.id).where(_TASK.ending_triggerer == number)
-    work_on_runs(
-        connection,
-        context,
-        [(row.run, row.id) for row in connection.execute(cleaning_up)],
-        lambda tasks: end_cleanups(connection, tasks, number, context, f"service {number}"),
-    )
-
-
-def _free_callbacks(connection: Connection, number: int, context: CallContext) -> None:
-    held = and_(task_callback.c.session_id == number, task_callback.c.state == "running")
-    connection.execute(update(task_callback).where(held).values(build_lost_callback(context.now_us)))
-    context.bells.add(Channel.WORKER)
+    return build
 
 
 def build_lost_callback(now_us: int) -> dict[str, object]:
     """Return the update of a callback whose worker was lost: run it again, up to MAX_LOST times."""
     lost = task_callback.c.lost
     hopeless = lost >= MAX_LOST
+    due = case((task_callback.c.name == ON_KILL, "kill"), else_="due")
     return {
-        "state": case((hopeless, "failed"), else_="due"),
-        "error": case((hopeless, f"its worker was lost {MAX_LOST + 1} times"), else_=None),
+        "state": case((hopeless, "failed"), else_=due),
+        "error": case((hopeless, f"its service was lost {MAX_LOST + 1} times"), else_=None),
         "ended_us": case((hopeless, now_us), else_=None),
         "lost": lost + 1,
         "session_id": None,
@@ -253,24 +310,17 @@ def build_lost_callback(now_us: int) -> dict[str, object]:
     }
 
 
-def _free_triggers(connection: Connection, number: int, context: CallContext) -> None:
-    """Release the triggers of tasks; the next host of a list claims the list's triggers itself."""
-    held = (
-        select(trigger.c.id)
-        .join(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
-        .where(and_(trigger_cursor.c.session_id == number, trigger.c.task_id.is_not(None)))
-    )
-    free_triggers(connection, list(connection.execute(held).scalars()), number, context)
-
-
-def free_triggers(connection: Connection, ids: list[int], owner: int, context: CallContext) -> None:
+def free_triggers(
+    connection: Connection, ids: list[int], owners: Collection[int], context: CallContext, *, moves: bool = False
+) -> None:
     """Release task triggers for other triggerers; the new tokens fence off their owner.
 
     Args:
         connection: A connection inside a transaction.
         ids: The triggers.
-        owner: The session that owns them; triggers that another session has claimed in the meantime stay as they are.
+        owners: The sessions that own them; triggers that another session has claimed in the meantime stay as they are.
         context: The transaction's context.
+        moves: Whether their triggerer hands them over to another one, which it does not do again at once.
     """
     if not ids:
         return
@@ -279,8 +329,10 @@ def free_triggers(connection: Connection, ids: list[int], owner: int, context: C
     wanted = select(IDS.build_source(dialect).c.id)
     given = IDS.build_parameters(dialect, build_id_rows(ids))
     # The `+ 0` keeps SQLite from reading all triggers of the session.
-    owned = and_(trigger_cursor.c.trigger_id.in_(wanted), trigger_cursor.c.session_id + 0 == owner)
-    new = {"session_id": None, "claim_request": None, "token": trigger_cursor.c.token + 1}
+    owned = and_(trigger_cursor.c.trigger_id.in_(wanted), (trigger_cursor.c.session_id + 0).in_(owners))
+    new: dict[str, Any] = {"session_id": None, "claim_request": None, "token": trigger_cursor.c.token + 1}
+    if moves:
+        new["moved_us"] = context.now_us
     freeing = update(trigger_cursor).where(owned).values(new).returning(trigger_cursor.c.trigger_id)
     given = IDS.build_parameters(dialect, build_id_rows(list(connection.execute(freeing, given).scalars())))
     running = and_(trigger.c.id.in_(wanted), trigger.c.state == TriggerState.RUNNING.value)

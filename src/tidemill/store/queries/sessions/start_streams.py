@@ -41,7 +41,7 @@ def place_triggers(connection: Connection, request: PlaceTriggers, context: Call
     statement = update(trigger).where(_TRIGGER.id == source.c.id).values(stream_key=source.c.stream_key)
     connection.execute(statement, _KEYS.build_parameters(dialect, [(one, given[one][1]) for one in sorted(mine)]))
     elsewhere = sorted(number for number in mine if given[number][1] in taken)
-    free_triggers(connection, elsewhere, request.session, context)
+    free_triggers(connection, elsewhere, [request.session], context)
     return tuple(sorted({*elsewhere, *(given.keys() - mine)}))
 
 

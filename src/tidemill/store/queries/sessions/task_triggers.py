@@ -7,13 +7,13 @@ cursors.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
-import structlog
+from msgspec.structs import replace
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Row,
     Select,
@@ -25,12 +25,10 @@ from sqlalchemy import (
     update,
 )
 
-from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved
 from tidemill.core.tasks.endings import Failure, Skip, Success
 from tidemill.core.tasks.inputs import Input, TriggerEnded, TriggerFailed, TriggerFired, identify
 from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventStored, NewEvent, StoreOutcome
-from tidemill.runtime.log.setup import throttle
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.stream_calls import EndStream
 from tidemill.store.calls.trigger_calls import (
@@ -54,21 +52,18 @@ from tidemill.store.queries.dags.streams import feed_maps, note_endings, note_ev
 from tidemill.store.queries.dags.tasks import close_board, draw_bits, end_cleanups
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.dags.xcoms import find_fault
+from tidemill.store.queries.sessions.claims import REST_US, find_unreadable, take_free
+from tidemill.store.queries.sessions.kills import claim_kills, settle_kills
 from tidemill.store.queries.sessions.reserved_triggers import take_reserved
 from tidemill.store.queries.sessions.services import check_session, free_triggers, lock_session
-from tidemill.store.queries.sessions.stream_locks import try_lock_streams
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
 from tidemill.store.queries.triggers.events import store_events
 from tidemill.store.queries.triggers.triggers import make_storable
 from tidemill.store.records import TriggerState
 from tidemill.store.tables import service_session, trigger, trigger_cursor, trigger_stream
 
-log = structlog.get_logger(__name__)
-
 _TRIGGER, _CURSOR, _TASK = trigger.c, trigger_cursor.c, task_instance.c
 _RUNNING = TriggerState.RUNNING.value
-#: How often a claim retries to replace triggers that cannot be decrypted.
-_LOOKS = 20
 #: The value of `trigger_stream.feeds` if the stream may not be empty.
 _NEEDS_EVENTS = 1
 _KINDS = {EventRefusal.UNKNOWN_TRIGGER: EventOutcomeKind.UNKNOWN, EventRefusal.FENCED: EventOutcomeKind.FENCED}
@@ -84,85 +79,30 @@ def claim_task_triggers(
     lock_session(connection, request.session)
     mine = and_(_CURSOR.session_id == request.session, _CURSOR.claim_request == request.request)
     again = list(connection.execute(select(_CURSOR.trigger_id).where(mine)).scalars())
-    found = again or (take_reserved if request.reserved else _take_free)(connection, request, context)
-    return _describe_claimed(connection, found, context)
-
-
-def _find_unreadable(rows: Iterable[Row[Any, Any, Any]], context: CallContext) -> list[int]:
-    """Return the triggers whose arguments cannot be decrypted; they wait for their key."""
-    found = []
-    for row in rows:
-        try:
-            context.cipher.decrypt(row.kwargs)
-        except ConfigError as error:
-            found.append(row.id)
-            waits = throttle(log, 60.0, about=row.id)
-            waits.error("cannot decrypt the arguments of a trigger; it waits", trigger=row.id, error=str(error))
-    return found
-
-
-def _take_free(connection: Connection, request: ClaimTriggers, context: CallContext) -> list[int]:
-    other, holder = trigger.alias("other"), trigger_cursor.alias("holder")
-    elsewhere = exists(
-        select(other.c.id)
-        .join(holder, holder.c.trigger_id == other.c.id)
-        .where(
-            and_(
-                other.c.stream_key == _TRIGGER.stream_key,
-                other.c.state == _RUNNING,
-                holder.c.session_id != request.session,
-            )
-        )
-    )
-    free: list[ColumnElement[bool]] = [
-        _TRIGGER.task_id.is_not(None),
-        _TRIGGER.state == literal_column("'registered'"),
-        # The `+ 0` keeps SQLite from starting with the index of all unclaimed triggers, most of which have ended.
-        (_CURSOR.session_id + 0).is_(None),
-    ]
-    free.append(or_(_TRIGGER.stream_key.is_(None), ~elsewhere))
-    if request.queues:
-        free.append(_TRIGGER.queue.in_(request.queues))
-    skip: list[int] = []
-    for _ in range(_LOOKS):
-        statement = (
-            select(_TRIGGER.id, _TRIGGER.kwargs, _TRIGGER.stream_key)
-            .join(trigger_cursor, _CURSOR.trigger_id == _TRIGGER.id)
-            .where(and_(*free, *([_TRIGGER.id.not_in(skip)] if skip else ())))
-            .order_by(_TRIGGER.priority.desc(), _TRIGGER.id)
-            .limit(max(request.capacity, 0))
-            .with_for_update(of=trigger_cursor, skip_locked=True)
-        )
-        rows = connection.execute(statement).all()
-        unreadable = _find_unreadable(rows, context)
-        if not unreadable:
-            break
-        skip += unreadable
-    streams = try_lock_streams(connection, {row.stream_key for row in rows if row.stream_key is not None})
-    found = [row.id for row in rows if row.id not in skip and (row.stream_key is None or row.stream_key in streams)]
-    if found:
-        dialect = find_dialect(connection)
-        wanted, given = select(IDS.build_source(dialect).c.id), IDS.build_parameters(dialect, build_id_rows(found))
-        # Read again now that cursors and streams are locked: triggers may have changed and streams may have been
-        # claimed in the meantime. `free[1]` is the condition on the state, `free[3]` the one on the stream.
-        still = select(_TRIGGER.id).where(and_(_TRIGGER.id.in_(wanted), free[1], free[3])).order_by(_TRIGGER.id)
-        found = list(connection.execute(still, given).scalars())
-        given = IDS.build_parameters(dialect, build_id_rows(found))
-        new = {"token": _CURSOR.token + 1, "session_id": request.session, "claim_request": request.request}
-        connection.execute(update(trigger_cursor).where(_CURSOR.trigger_id.in_(wanted)).values(new), given)
-        state = {"state": _RUNNING, "reason": None, "changed_us": context.now_us}
-        connection.execute(update(trigger).where(_TRIGGER.id.in_(wanted)).values(state), given)
-    return found
+    if request.reserved:
+        found = again or take_reserved(connection, request, context)
+        return _describe_claimed(connection, found, context)
+    kills = claim_kills(connection, request) if request.kills else {}
+    found = again or take_free(connection, request, context)
+    return (*_describe_claimed(connection, found, context), *_describe_kills(connection, kills, context))
 
 
 def _describe_claimed(connection: Connection, ids: Collection[int], context: CallContext) -> tuple[ClaimedTrigger, ...]:
     if not ids:
         return ()
     dialect = find_dialect(connection)
-    statement = (
+    rows = connection.execute(_build_description(dialect), IDS.build_parameters(dialect, build_id_rows(ids))).all()
+    starts = describe_starts(connection, {row.task_id for row in rows if row.starts}, context)
+    return tuple(_build_claimed(row, _build_start(row, starts.get(row.task_id)), context) for row in rows)
+
+
+@cache
+def _build_description(dialect: str) -> Select[Any]:
+    return (
         select(
             trigger,
             _CURSOR.token,
+            _CURSOR.moved_us,
             trigger_stream.c.handled,
             _TASK.task_id.label("task_name"),
             _TASK.map_index,
@@ -179,9 +119,21 @@ def _describe_claimed(connection: Connection, ids: Collection[int], context: Cal
         .where(_TRIGGER.id.in_(select(IDS.build_source(dialect).c.id)))
         .order_by(_TRIGGER.id)
     )
-    rows = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(ids))).all()
+
+
+def _describe_kills(connection: Connection, kills: Mapping[int, int], context: CallContext) -> list[ClaimedTrigger]:
+    """Describe stopped triggers, given with their callbacks; those that cannot be decrypted wait for their key."""
+    if not kills:
+        return []
+    dialect = find_dialect(connection)
+    rows = connection.execute(_build_description(dialect), IDS.build_parameters(dialect, build_id_rows(kills))).all()
+    unreadable = find_unreadable(rows, context)
     starts = describe_starts(connection, {row.task_id for row in rows if row.starts}, context)
-    return tuple(_build_claimed(row, _build_start(row, starts.get(row.task_id)), context) for row in rows)
+    return [
+        replace(_build_claimed(row, _build_start(row, starts.get(row.task_id)), context), kill=kills[row.id])
+        for row in rows
+        if row.id not in unreadable
+    ]
 
 
 def _build_start(row: Row[Any], values: StartValues | None) -> StartClaim | None:
@@ -207,6 +159,7 @@ def _build_claimed(row: Row[Any], start: StartClaim | None, context: CallContext
         row.next_due_us,
         start,
         row.handled is not None,
+        rests_us=0 if row.moved_us is None else max(0, row.moved_us + REST_US - context.now_us),
     )
 
 
@@ -365,7 +318,7 @@ def fail_trigger(connection: Connection, request: FailTrigger, context: CallCont
     board.lock([row.task_id])
     token = connection.execute(select(_CURSOR.token).where(_CURSOR.trigger_id == request.trigger)).scalar_one()
     if token != request.token:
-        note_cleaned_up(connection, request.session, [request.trigger], context)
+        note_cleaned_up(connection, request.session, [request.trigger], context, [request.trigger])
         return _recognise(connection, row, given)
     answers = board.give_all([(row.task_id, given)], "trigger")
     close_board(board)
@@ -431,15 +384,29 @@ def _name(answer: Answer | None) -> OutcomeKind:
 def release_triggers(connection: Connection, request: ReleaseTriggers, context: CallContext) -> int:
     """Release triggers; see `ReleaseTriggers`."""
     held = dict(request.triggers)
-    note_cleaned_up(connection, request.session, held, context)
+    note_cleaned_up(connection, request.session, held, context, request.killed)
     rows = _fetch_held(connection, held)
     mine = [row.trigger_id for row in rows if row.session_id == request.session and row.token == held[row.trigger_id]]
-    free_triggers(connection, mine, request.session, context)
+    free_triggers(connection, mine, [request.session], context, moves=request.moves)
     return len(mine)
 
 
-def note_cleaned_up(connection: Connection, number: int, triggers: Collection[int], context: CallContext) -> None:
-    """Unblock tasks that a user cleared or marked and that waited until the service stopped these triggers."""
+def note_cleaned_up(
+    connection: Connection,
+    number: int,
+    triggers: Collection[int],
+    context: CallContext,
+    killed: Collection[int] = (),
+) -> None:
+    """Unblock tasks that a user cleared or marked and that waited until the service stopped these triggers.
+
+    Args:
+        connection: A connection inside a transaction.
+        number: The session.
+        triggers: The triggers, which the session has stopped.
+        context: The transaction's context.
+        killed: Those whose `on_kill` was called or is not needed; another session calls it for the others.
+    """
     newer = trigger.alias("newer")
     last = ~exists(select(newer.c.id).where(and_(newer.c.task_id == _TRIGGER.task_id, newer.c.epoch > _TRIGGER.epoch)))
     dialect = find_dialect(connection)
@@ -449,6 +416,7 @@ def note_cleaned_up(connection: Connection, number: int, triggers: Collection[in
     statement = select(_TASK.id).join(trigger, _TRIGGER.task_id == _TASK.id).where(and_(wanted, waiting))
     found = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(triggers))).scalars().all()
     end_cleanups(connection, found, number, context, f"triggerer {number}")
+    settle_kills(connection, number, triggers, set(killed), context)
 
 
 def find_stopped(connection: Connection, request: HeldTriggers, context: CallContext) -> tuple[StoppedTrigger, ...]:
@@ -459,7 +427,10 @@ def find_stopped(connection: Connection, request: HeldTriggers, context: CallCon
         row = rows.get(number)
         if row is not None and row.session_id == request.session and row.token == token:
             continue
-        reason = None if row is None or row.state in (_RUNNING, TriggerState.REGISTERED.value) else row.reason
+        # A token that has risen further belongs to a later claim, whose owner is told the reason.
+        is_own = row is not None and row.token == token + 1
+        is_over = row is not None and row.state not in (_RUNNING, TriggerState.REGISTERED.value)
+        reason = row.reason if row is not None and is_own and is_over else None
         stopped.append(StoppedTrigger(number, token, reason or "hand-over"))
     return tuple(stopped)
 

@@ -78,7 +78,9 @@ def begin_session(
     return int(connection.execute(insert(service_session).values(values).returning(service_session.c.id)).scalar_one())
 
 
-def beat_session(connection: Connection, session_id: int, now_us: int, digest: str | None = None) -> bool:
+def beat_session(
+    connection: Connection, session_id: int, now_us: int, digest: str | None = None, held: int | None = None
+) -> bool:
     """Increment the heartbeat of a session; return False if another session has ended it.
 
     Args:
@@ -86,6 +88,7 @@ def beat_session(connection: Connection, session_id: int, now_us: int, digest: s
         session_id: The session.
         now_us: The time, in UTC microseconds since the epoch.
         digest: The digest of the list's content, if it may have changed.
+        held: How many triggers of tasks it runs; None: this does not change.
     """
     statement = (
         update(service_session)
@@ -94,13 +97,20 @@ def beat_session(connection: Connection, session_id: int, now_us: int, digest: s
             beat=service_session.c.beat + 1,
             beat_us=now_us,
             digest=service_session.c.digest if digest is None else digest,
+            held=service_session.c.held if held is None else held,
         )
     )
     return connection.execute(statement).rowcount > 0
 
 
 def end_session(
-    connection: Connection, session_id: int, now_us: int, by: int | None = None, beat: int | None = None
+    connection: Connection,
+    session_id: int,
+    now_us: int,
+    by: int | None = None,
+    beat: int | None = None,
+    *,
+    is_death: bool = False,
 ) -> bool:
     """End a session, and release its list and its claims.
 
@@ -110,6 +120,7 @@ def end_session(
         now_us: The time, in UTC microseconds since the epoch.
         by: The session that found it dead; None: it ended cleanly.
         beat: The last heartbeat that was seen; None: any.
+        is_death: Whether its triggers may have killed it, unless it had been told to stop.
 
     Returns:
         False if it had already ended, does not exist, or has sent another heartbeat.
@@ -118,7 +129,7 @@ def end_session(
     statement = (
         update(service_session)
         .where(and_(service_session.c.id == session_id, service_session.c.ended_us.is_(None), *seen))
-        .values(ended_us=now_us, ended_by=by)
+        .values(ended_us=now_us, ended_by=by, lost=(1 - service_session.c.stopping) if is_death else 0)
     )
     if not connection.execute(statement).rowcount:
         return False

@@ -1,0 +1,188 @@
+"""Divides waiting triggers among triggerers, and decides which ones a triggerer hands over.
+
+Theory of operation. Each triggerer claims for itself, when it is rung. Of what waits it takes its part of the level to
+which all live triggerers would fill up together; the others take theirs. All triggers of one shared stream are a unit,
+which one triggerer runs. A unit that fits into no triggerer's capacity goes to the emptiest one. A triggerer that runs
+far more than the mean, because another one has started, hands units over, which the emptier ones then claim.
+
+Invariants:
+1. The shares of all triggerers add up to at least what waits, or to all free capacity.
+2. No share exceeds the free capacity, except for a unit larger than every capacity.
+3. A hand-over makes the larger of two triggerers smaller, so hand-overs end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+#: A triggerer hands over if it runs this much more than the mean, as a fraction of it.
+_FAR = 0.1
+
+
+class TriggererLoad(NamedTuple):
+    """A triggerer: how many triggers it runs, and how many it runs at most."""
+
+    held: int
+    capacity: int
+
+
+class WaitingTrigger(NamedTuple):
+    """A trigger that can be claimed, with its shared stream."""
+
+    id: int
+    stream: str | None = None
+
+
+class StreamUnit(NamedTuple):
+    """The triggers of a shared stream: how many wait, and how many the claimer runs."""
+
+    waiting: int
+    running: int
+
+    @property
+    def size(self) -> int:
+        """The number of its triggers."""
+        return self.waiting + self.running
+
+
+class ClaimChoice(NamedTuple):
+    """What a triggerer claims.
+
+    Attributes:
+        triggers: The triggers.
+        oversized: Streams of which it claims everything that waits, although that exceeds its capacity.
+        unfit: Streams that are left to others.
+    """
+
+    triggers: tuple[int, ...]
+    oversized: frozenset[str]
+    unfit: frozenset[str]
+
+
+class HeldUnit(NamedTuple):
+    """Triggers that can only be handed over together: `size` of one stream, or a single one."""
+
+    key: str | int
+    size: int
+
+
+def compute_share(own: TriggererLoad, others: Sequence[TriggererLoad], waiting: int) -> int:
+    """Return how many of the waiting triggers a triggerer takes.
+
+    Example:
+        >>> compute_share(TriggererLoad(10, 100), [TriggererLoad(0, 100)], 30)
+        10
+        >>> compute_share(TriggererLoad(10, 100), [TriggererLoad(0, 5)], 30)
+        26
+    """
+    free = max(0, own.capacity - own.held)
+    everybody = [own, *others]
+    low, high = min(load.held for load in everybody), max(load.held for load in everybody) + waiting
+    while low < high:  # the lowest level at which everything fits
+        level = (low + high) // 2
+        if sum(max(0, min(load.capacity, level) - load.held) for load in everybody) >= waiting:
+            high = level
+        else:
+            low = level + 1
+    return max(0, min(free, waiting, low - own.held))
+
+
+def choose_claims(
+    rows: Sequence[WaitingTrigger],
+    units: Mapping[str, StreamUnit],
+    share: int,
+    room: int,
+    own: TriggererLoad,
+    others: Sequence[TriggererLoad],
+) -> ClaimChoice:
+    """Choose triggers to claim, in the given order.
+
+    Args:
+        rows: Triggers that can be claimed, the most urgent first.
+        units: The units of their streams.
+        share: The number of triggers to take; those of streams that the triggerer reads come on top.
+        room: The number of triggers to take at most, unless a unit exceeds every capacity.
+        own: The claimer.
+        others: The other triggerers. Without any, a unit is claimed bit by bit if it does not fit at once.
+
+    Example:
+        >>> rows = [WaitingTrigger(1), WaitingTrigger(2, "wide"), WaitingTrigger(3), WaitingTrigger(4)]
+        >>> choose_claims(rows, {"wide": StreamUnit(9, 0)}, 2, 5, TriggererLoad(0, 5), [TriggererLoad(0, 10)])
+        ClaimChoice(triggers=(1, 3), oversized=frozenset(), unfit=frozenset({'wide'}))
+    """
+    largest = max(load.capacity for load in (own, *others))
+    is_emptiest = all(own.held <= load.held for load in others)
+    chosen: list[int] = []
+    taken: set[str] = set()
+    oversized: set[str] = set()
+    unfit: set[str] = set()
+    for row in rows:
+        stream = row.stream
+        if stream is not None and stream not in taken and stream not in unfit:
+            unit = units[stream]
+            if unit.size > largest and (unit.running or is_emptiest):
+                oversized.add(stream)
+                taken.add(stream)
+            elif (unit.waiting <= room or not others) and (unit.running or share > 0):
+                taken.add(stream)
+            else:
+                unfit.add(stream)
+        if stream in oversized:
+            chosen.append(row.id)
+        elif room > 0 and (stream in taken or (stream is None and share > 0)):
+            chosen.append(row.id)
+            share, room = share - 1, room - 1
+    return ClaimChoice(tuple(chosen), frozenset(oversized), frozenset(unfit))
+
+
+def is_far_above(own: TriggererLoad, others: Sequence[TriggererLoad]) -> bool:
+    """Return whether a triggerer runs far more than the mean.
+
+    Example:
+        >>> is_far_above(TriggererLoad(2, 9), [TriggererLoad(0, 9)]), is_far_above(TriggererLoad(2, 9), [])
+        (True, False)
+    """
+    mean = (own.held + sum(load.held for load in others)) / (1 + len(others))
+    return own.held - mean >= max(1.0, _FAR * mean)
+
+
+def choose_moves(
+    own: TriggererLoad, others: Sequence[TriggererLoad], units: Sequence[HeldUnit], limit: int
+) -> list[str | int]:
+    """Return the units that a triggerer hands over now.
+
+    Args:
+        own: The triggerer.
+        others: The other triggerers.
+        units: What it may hand over.
+        limit: The number of triggers to hand over at once; a single larger unit may go, too.
+
+    Example:
+        >>> choose_moves(TriggererLoad(4, 9), [TriggererLoad(0, 9)], [HeldUnit("wide", 3), HeldUnit(7, 1)], 100)
+        ['wide']
+    """
+    if not is_far_above(own, others):
+        return []
+    mean = (own.held + sum(load.held for load in others)) / (1 + len(others))
+    held, moved = own.held, 0
+    loads = [list(load) for load in others]
+    chosen: list[str | int] = []
+    for unit in sorted(units, key=lambda one: -one.size):
+        if held - mean < 1.0 or (chosen and moved + unit.size > limit):
+            break
+        fitting = [load for load in loads if load[0] + unit.size <= load[1]]
+        emptiest = min(fitting, default=None)
+        if emptiest is None or emptiest[0] + unit.size >= held:
+            continue
+        emptiest[0] += unit.size
+        held, moved = held - unit.size, moved + unit.size
+        chosen.append(unit.key)
+    return chosen
+
+
+def find_interested(
+    queues: Collection[str], others: Sequence[tuple[Collection[str], TriggererLoad]]
+) -> list[TriggererLoad]:
+    """Return the loads of the triggerers that serve some of these queues; without queues they serve all."""
+    return [load for served, load in others if not queues or not served or set(queues) & set(served)]

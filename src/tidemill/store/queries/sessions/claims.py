@@ -1,0 +1,273 @@
+"""Claims free triggers of tasks for a triggerer: its fair share of what waits (`core.triggers.fair_share`).
+
+Invariants: all triggers of one stream are claimed by the same session. Suspects are claimed for trials only
+(`suspects`). What a claim leaves is claimable again once its transaction has ended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import structlog
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    exists,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    union_all,
+    update,
+)
+
+from tidemill.core.errors import ConfigError
+from tidemill.core.triggers.fair_share import (
+    StreamUnit,
+    TriggererLoad,
+    WaitingTrigger,
+    choose_claims,
+    compute_share,
+    find_interested,
+)
+from tidemill.runtime.log.setup import throttle
+from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.calls.trigger_calls import ClaimTriggers, ListLoads, TriggererLoadRecord
+from tidemill.store.context import CallContext
+from tidemill.store.queries.sessions.stream_locks import try_lock_streams
+from tidemill.store.queries.sessions.suspects import any_suspects, build_unsuspected
+from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
+from tidemill.store.records import TriggerState
+from tidemill.store.tables import service_session, trigger, trigger_cursor
+
+log = structlog.get_logger(__name__)
+
+_TRIGGER, _CURSOR, _SESSION = trigger.c, trigger_cursor.c, service_session.c
+_RUNNING = TriggerState.RUNNING.value
+_KEYS = RowSet("keys", key=str)
+#: How often a claim retries to replace triggers that cannot be claimed now.
+_LOOKS = 20
+#: A triggerer whose last heartbeat is older than this leaves its share to the others: it may be dead.
+_FRESH_US = 12_000_000
+#: A trigger that has waited for this long is claimed even if it is the share of another triggerer.
+_PATIENCE_US = 10_000_000
+#: How long a trigger is not handed over again.
+REST_US = 60_000_000
+#: The capacity of a session that has none.
+_UNLIMITED = 1 << 40
+#: The number of triggers that join streams, per claim of a triggerer beyond its capacity.
+_JOINING = 500
+#: The number of triggers of a stream that exceeds every capacity, per claim.
+_OVERSIZED = 20_000
+
+
+def find_unreadable(rows: Iterable[Row[Any]], context: CallContext) -> list[int]:
+    """Return the triggers whose arguments cannot be decrypted; they wait for their key."""
+    found = []
+    for row in rows:
+        try:
+            context.cipher.decrypt(row.kwargs)
+        except ConfigError as error:
+            found.append(row.id)
+            waits = throttle(log, 60.0, about=row.id)
+            waits.error("cannot decrypt the arguments of a trigger; it waits", trigger=row.id, error=str(error))
+    return found
+
+
+def list_loads(connection: Connection, request: ListLoads, context: CallContext) -> tuple[TriggererLoadRecord, ...]:
+    """Return how much other triggerers run; see `ListLoads`."""
+    found = find_interested(request.queues, _list_others(connection, request.session, context.now_us))
+    return tuple(TriggererLoadRecord(*load) for load in found)
+
+
+def _list_others(connection: Connection, session: int, now_us: int) -> list[tuple[Collection[str], TriggererLoad]]:
+    live = and_(
+        _SESSION.kind == "triggerer",
+        _SESSION.ended_us.is_(None),
+        _SESSION.id != session,
+        _SESSION.capacity > 0,
+        _SESSION.trial == 0,
+        _SESSION.stopping == 0,
+        _SESSION.list == "",
+        _SESSION.beat_us >= now_us - _FRESH_US,
+    )
+    rows = connection.execute(select(_SESSION.queues, _SESSION.held, _SESSION.capacity).where(live)).all()
+    return [(json.loads(row.queues), TriggererLoad(row.held, row.capacity)) for row in rows]
+
+
+def take_free(connection: Connection, request: ClaimTriggers, context: CallContext) -> list[int]:
+    """Claim the fair share of what waits, and return the triggers."""
+    others = find_interested(request.queues, _list_others(connection, request.session, context.now_us))
+    found = _choose(connection, request, others, context)
+    if not found:
+        return []
+    dialect = find_dialect(connection)
+    wanted, given = select(IDS.build_source(dialect).c.id), IDS.build_parameters(dialect, build_id_rows(found))
+    # Read again now that cursors and streams are locked: triggers may have changed and streams may have been claimed in
+    # the meantime.
+    still = and_(_TRIGGER.id.in_(wanted), _IS_REGISTERED, _build_unclaimed_stream(request.session))
+    found = list(connection.execute(select(_TRIGGER.id).where(still).order_by(_TRIGGER.id), given).scalars())
+    given = IDS.build_parameters(dialect, build_id_rows(found))
+    new = {"token": _CURSOR.token + 1, "session_id": request.session, "claim_request": request.request}
+    connection.execute(update(trigger_cursor).where(_CURSOR.trigger_id.in_(wanted)).values(new), given)
+    state = {"state": _RUNNING, "reason": None, "changed_us": context.now_us}
+    connection.execute(update(trigger).where(_TRIGGER.id.in_(wanted)).values(state), given)
+    held = {"held": request.held + len(found)}
+    connection.execute(update(service_session).where(_SESSION.id == request.session).values(held))
+    return found
+
+
+_IS_REGISTERED = _TRIGGER.state == literal_column("'registered'")
+_reader = trigger.alias("reader")
+#: Whether some session reads the stream of a trigger.
+_IS_READ = and_(
+    _TRIGGER.stream_key.is_not(None),
+    exists(
+        select(_reader.c.id).where(
+            and_(_reader.c.stream_key == _TRIGGER.stream_key, _reader.c.state == literal_column("'running'"))
+        )
+    ),
+)
+
+
+def _build_unclaimed_stream(session: int) -> ColumnElement[bool]:
+    """Return the condition that no other session reads the stream of a trigger."""
+    other, holder = trigger.alias("other"), trigger_cursor.alias("holder")
+    same = and_(
+        other.c.stream_key == _TRIGGER.stream_key,
+        other.c.state == literal_column("'running'"),
+        holder.c.session_id != session,
+    )
+    elsewhere = exists(select(other.c.id).join(holder, holder.c.trigger_id == other.c.id).where(same))
+    return or_(_TRIGGER.stream_key.is_(None), ~elsewhere)
+
+
+def _build_free(connection: Connection, request: ClaimTriggers, context: CallContext) -> list[ColumnElement[bool]]:
+    free: list[ColumnElement[bool]] = [
+        _TRIGGER.task_id.is_not(None),
+        _IS_REGISTERED,
+        # The `+ 0` keeps SQLite from starting with the index of all unclaimed triggers, most of which have ended.
+        (_CURSOR.session_id + 0).is_(None),
+        _build_unclaimed_stream(request.session),
+    ]
+    if request.queues:
+        free.append(_TRIGGER.queue.in_(request.queues))
+    if request.leaving:
+        free.append(or_(_TRIGGER.stream_key.is_(None), _TRIGGER.stream_key.not_in(request.leaving)))
+    if any_suspects(connection, context.now_us):
+        free.append(build_unsuspected(context.now_us))
+    return free
+
+
+def _choose(
+    connection: Connection, request: ClaimTriggers, others: Sequence[TriggererLoad], context: CallContext
+) -> list[int]:
+    """Lock and return the triggers to claim."""
+    limit = max(0, request.capacity)
+    capacity = connection.execute(select(_SESSION.capacity).where(_SESSION.id == request.session)).scalar_one()
+    is_over = 0 < capacity < request.held
+    if not limit and not is_over:
+        return []
+    own = TriggererLoad(request.held, capacity or _UNLIMITED)
+    free = _build_free(connection, request, context)
+    share, rows = limit, []
+    if others or is_over:
+        rows = _lock_some(connection, [*free, _IS_READ], limit or _JOINING)
+        free.append(or_(_TRIGGER.stream_key.is_(None), ~_IS_READ))
+        most = limit * (1 + len(others))
+        waiting = _select_free(free).with_only_columns(literal_column("1")).limit(most).subquery()
+        share = compute_share(own, others, connection.execute(select(func.count()).select_from(waiting)).scalar_one())
+    chosen: list[int] = []
+    skip: set[int] = set()
+    unfit: set[str] = set()
+    for _ in range(_LOOKS):
+        room = limit - len(chosen)
+        if room > 0:
+            # With a share of 0, the most urgent one is looked at: it may have waited for too long.
+            found = _lock_some(connection, free, min(room, max(share, 1)), skip, unfit)
+            if not share and any(row.changed_us < context.now_us - _PATIENCE_US for row in found):
+                share = 1
+            rows += found
+        unreadable = set(find_unreadable(rows, context))
+        keys = {row.stream_key for row in rows if row.stream_key is not None}
+        got = set(try_lock_streams(connection, keys))
+        given = [
+            WaitingTrigger(row.id, row.stream_key)
+            for row in rows
+            if row.id not in unreadable and (row.stream_key is None or row.stream_key in got)
+        ]
+        units = _count_units(connection, got)
+        choice = choose_claims(given, units, share, room, own, others)
+        chosen += choice.triggers
+        if choice.oversized:
+            _say_oversized(choice.oversized, units, own)
+            wide = [*free, _TRIGGER.stream_key.in_(sorted(choice.oversized))]
+            chosen += [row.id for row in _lock_some(connection, wide, _OVERSIZED, set(chosen))]
+        own = own._replace(held=own.held + len(choice.triggers))
+        share -= len(choice.triggers)
+        skip |= unreadable | set(choice.triggers)
+        unfit |= choice.unfit | (keys - got)
+        if share <= 0 or not (unreadable or choice.unfit or keys - got):
+            break
+        rows = []
+    return chosen
+
+
+def _lock_some(
+    connection: Connection,
+    free: Sequence[ColumnElement[bool]],
+    limit: int,
+    skip: Collection[int] = (),
+    unfit: Collection[str] = (),
+) -> list[Row[Any]]:
+    """Lock the most urgent free triggers, without some of them and some streams."""
+    wanted = [*free]
+    if skip:
+        wanted.append(_TRIGGER.id.not_in(sorted(skip)))
+    if unfit:
+        wanted.append(or_(_TRIGGER.stream_key.is_(None), _TRIGGER.stream_key.not_in(sorted(unfit))))
+    statement = _select_free(wanted).order_by(_TRIGGER.priority.desc(), _TRIGGER.id).limit(limit)
+    return list(connection.execute(statement.with_for_update(of=trigger_cursor, skip_locked=True)).all())
+
+
+def _select_free(free: Sequence[ColumnElement[bool]]) -> Select[Any]:
+    return (
+        select(_TRIGGER.id, _TRIGGER.kwargs, _TRIGGER.stream_key, _TRIGGER.changed_us)
+        .join(trigger_cursor, _CURSOR.trigger_id == _TRIGGER.id)
+        .where(and_(*free))
+    )
+
+
+def _count_units(connection: Connection, keys: Collection[str]) -> dict[str, StreamUnit]:
+    """Return the sizes of streams; no other session runs triggers of them."""
+    if not keys:
+        return {}
+    dialect = find_dialect(connection)
+    wanted = _TRIGGER.stream_key.in_(select(_KEYS.build_source(dialect).c.key))
+    # Two statements in one, because each state has an index of its own.
+    waiting, running = [
+        select(_TRIGGER.stream_key, literal(state).label("state"), func.count().label("count"))
+        .where(and_(wanted, _TRIGGER.state == literal_column(f"'{state}'")))
+        .group_by(_TRIGGER.stream_key)
+        for state in ("registered", "running")
+    ]
+    rows = connection.execute(
+        union_all(waiting, running), _KEYS.build_parameters(dialect, [(key,) for key in sorted(keys)])
+    )
+    counts = {(key, state): count for key, state, count in rows}
+    return {key: StreamUnit(counts.get((key, "registered"), 0), counts.get((key, "running"), 0)) for key in keys}
+
+
+def _say_oversized(keys: Collection[str], units: dict[str, StreamUnit], own: TriggererLoad) -> None:
+    for key in sorted(keys):
+        throttle(log, 60.0, about=key).warning(
+            "a shared stream has more triggers than any triggerer may run; the emptiest one runs all of them",
+            triggers=units[key].size,
+            capacity=own.capacity,
+        )

@@ -1,0 +1,92 @@
+"""Has `on_kill` of a trigger called that a user stopped: by its triggerer, or by another one once that is gone.
+
+Theory of operation. Stopping a trigger that has run stores a row in `task_callback`. It belongs to the session that
+runs the trigger, which calls `on_kill` and says so when it releases the trigger. If no session runs it, or that session
+ends before it has said so, any triggerer claims the row, and calls `on_kill` of a new instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import Connection, Select, and_, literal_column, select, tuple_, update
+
+from tidemill.core.tasks.inputs import Channel
+from tidemill.store.batches import find_dialect
+from tidemill.store.calls.trigger_calls import ClaimTriggers, KillCalled
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import task_callback
+from tidemill.store.queries.dags.effects import ON_KILL
+from tidemill.store.queries.sessions.services import check_session
+from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
+from tidemill.store.queries.triggers.triggers import make_storable
+from tidemill.store.tables import trigger
+
+_CALLBACK = task_callback.c
+#: The number of kills per claim.
+_KILLS = 100
+
+
+def claim_kills(connection: Connection, request: ClaimTriggers) -> dict[int, int]:
+    """Claim stopped triggers whose `on_kill` must be called; return their callbacks by trigger."""
+    mine = and_(_CALLBACK.session_id == request.session, _CALLBACK.claim_request == request.request)
+    again = and_(mine, _CALLBACK.name == ON_KILL, _CALLBACK.state == "running")
+    # A literal, so that the partial index applies.
+    due = [_CALLBACK.state == literal_column("'kill'")]
+    if request.queues:
+        due.append(_CALLBACK.queue.in_(request.queues))
+    free = select(_CALLBACK.id).where(and_(*due)).order_by(_CALLBACK.queue, _CALLBACK.id).limit(_KILLS)
+    found = list(connection.execute(free.with_for_update(skip_locked=True)).scalars())
+    if found:
+        new = {"state": "running", "session_id": request.session, "claim_request": request.request}
+        connection.execute(update(task_callback).where(_CALLBACK.id.in_(found)).values(new))
+    statement = (
+        select(trigger.c.id, _CALLBACK.id)
+        .join(trigger, and_(trigger.c.task_id == _CALLBACK.task, trigger.c.epoch == _CALLBACK.epoch))
+        .where(again)
+    )
+    return {row[0]: row[1] for row in connection.execute(statement)}
+
+
+def settle_kills(
+    connection: Connection, session: int, triggers: Collection[int], killed: Collection[int], context: CallContext
+) -> None:
+    """Record which stopped triggers need no `on_kill` any more; other sessions call it for the rest."""
+    dialect = find_dialect(connection)
+    for numbers, state in (
+        ([one for one in triggers if one in killed], "done"),
+        ([one for one in triggers if one not in killed], "kill"),
+    ):
+        if not numbers:
+            continue
+        given = IDS.build_parameters(dialect, build_id_rows(numbers))
+        named: Select[int | None, int | None] = select(trigger.c.task_id, trigger.c.epoch).where(
+            trigger.c.id.in_(select(IDS.build_source(dialect).c.id))
+        )
+        mine = and_(
+            _CALLBACK.session_id == session,
+            _CALLBACK.state == "running",
+            _CALLBACK.name == ON_KILL,
+            tuple_(_CALLBACK.task, _CALLBACK.epoch).in_(named),
+        )
+        new = {
+            "state": state,
+            "session_id": None,
+            "claim_request": None,
+            "ended_us": context.now_us if state == "done" else None,
+        }
+        if connection.execute(update(task_callback).where(mine).values(new), given).rowcount and state == "kill":
+            context.bells.add(Channel.TRIGGERER)
+
+
+def note_kill(connection: Connection, request: KillCalled, context: CallContext) -> bool:
+    """Record that `on_kill` was called; see `KillCalled`."""
+    check_session(connection, request.session)
+    mine = and_(_CALLBACK.id == request.kill, _CALLBACK.session_id == request.session, _CALLBACK.state == "running")
+    new = {
+        "state": "done" if request.error is None else "failed",
+        "error": make_storable(request.error),
+        "ended_us": context.now_us,
+        "session_id": None,
+    }
+    return connection.execute(update(task_callback).where(mine).values(new)).rowcount > 0

@@ -1,0 +1,140 @@
+"""Gives triggers that may have killed their hosts to trials, and fails those that have; see `core.triggers.lost_hosts`.
+
+Invariants: a suspect is claimed only for a trial, and by one session at a time. A stream with a suspect is read by no
+other session, unless it already was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import structlog
+from sqlalchemy import ColumnElement, Connection, Select, and_, exists, literal_column, select, update
+
+from tidemill.core.tasks.inputs import TriggerFailed
+from tidemill.core.triggers.lost_hosts import CULPRIT_LOSSES, FORGET_US, SUSPECT_LOSSES, FreeSuspect, choose_trial
+from tidemill.store.batches import find_dialect
+from tidemill.store.calls.trigger_calls import HasSuspects, TakenSuspects, TakeSuspects
+from tidemill.store.context import CallContext
+from tidemill.store.queries.dags.tasks import draw_bits, move_tasks
+from tidemill.store.queries.sessions.services import check_session
+from tidemill.store.queries.sessions.stream_locks import try_lock_streams
+from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
+from tidemill.store.records import TriggerState
+from tidemill.store.tables import trigger, trigger_cursor, trigger_death
+
+log = structlog.get_logger(__name__)
+
+_TRIGGER, _CURSOR, _DEATH = trigger.c, trigger_cursor.c, trigger_death.c
+#: The number of suspects that a call looks at.
+_SUSPECTS = 20_000
+
+
+def is_suspect(now_us: int) -> ColumnElement[bool]:
+    """Return the condition on `trigger_death` that makes a trigger a suspect."""
+    return and_(_DEATH.deaths >= SUSPECT_LOSSES, _DEATH.at_us >= now_us - FORGET_US)
+
+
+def has_suspects(connection: Connection, request: HasSuspects, context: CallContext) -> bool:
+    """Return whether there are free suspects; see `HasSuspects`."""
+    return connection.execute(_build_free(request.queues, context.now_us).limit(1)).first() is not None
+
+
+def take_suspects(connection: Connection, request: TakeSuspects, context: CallContext) -> TakenSuspects:
+    """Reserve suspects for a trial; see `TakeSuspects`."""
+    check_session(connection, request.session)
+    free = _build_free(request.queues, context.now_us)
+    _fail_culprits(connection, free, context)
+    statement = free.order_by(_CURSOR.trigger_id).limit(_SUSPECTS).with_for_update(of=trigger_cursor, skip_locked=True)
+    rows = connection.execute(statement).all()
+    streams = try_lock_streams(connection, {row.stream_key for row in rows if row.stream_key is not None})
+    taken = _find_read(connection, streams)
+    suspects = [
+        FreeSuspect(row.trigger_id, row.deaths, row.lived_us, row.stream_key)
+        for row in rows
+        if row.stream_key is None or (row.stream_key in streams and row.stream_key not in taken)
+    ]
+    plan = choose_trial(suspects)
+    if plan is None:
+        return TakenSuspects()
+    dialect = find_dialect(connection)
+    given = IDS.build_parameters(dialect, build_id_rows(plan.triggers))
+    wanted = select(IDS.build_source(dialect).c.id)
+    new = {"session_id": request.session, "claim_request": None, "token": _CURSOR.token + 1}
+    connection.execute(update(trigger_cursor).where(_CURSOR.trigger_id.in_(wanted)).values(new), given)
+    state = {"state": TriggerState.RUNNING.value, "reason": None, "changed_us": context.now_us}
+    connection.execute(update(trigger).where(_TRIGGER.id.in_(wanted)).values(state), given)
+    return TakenSuspects(plan.triggers, plan.seconds)
+
+
+def _build_free(queues: Collection[str], now_us: int) -> Select[Any]:
+    free = and_(
+        is_suspect(now_us),
+        # The `+ 0` keeps SQLite from starting with the index of all unclaimed triggers, most of which have ended.
+        (_CURSOR.session_id + 0).is_(None),
+        _TRIGGER.state == TriggerState.REGISTERED.value,
+        _TRIGGER.queue.in_(queues),
+    )
+    return (
+        select(
+            _CURSOR.trigger_id,
+            _DEATH.deaths,
+            _DEATH.alone,
+            _DEATH.lived_us,
+            _TRIGGER.stream_key,
+            _TRIGGER.task_id,
+            _TRIGGER.epoch,
+        )
+        .select_from(trigger_death)
+        .join(trigger_cursor, _CURSOR.trigger_id == _DEATH.trigger_id)
+        .join(trigger, _TRIGGER.id == _DEATH.trigger_id)
+        .where(free)
+    )
+
+
+def _fail_culprits(connection: Connection, free: Select[Any], context: CallContext) -> None:
+    """Fail the tasks of triggers that were alone at the loss of several hosts."""
+    rows = connection.execute(free.where(_DEATH.alone >= CULPRIT_LOSSES)).all()
+    given = []
+    for row in rows:
+        error = (
+            f"the host that tried only this trigger was lost {row.alone} times in a row; a trigger must not kill the "
+            "processes of its host, or use up its memory"
+        )
+        log.error("a trigger kills its hosts; failing its task", trigger=row.trigger_id, losses=row.deaths)
+        request = f"deaths-{row.trigger_id}-{row.deaths}"
+        given.append((row.task_id, TriggerFailed(row.epoch, error, draw_bits(), request)))
+    move_tasks(connection, given, context, "suspects")
+
+
+def _find_read(connection: Connection, keys: Collection[str]) -> set[str]:
+    """Return the streams that some session reads."""
+    if not keys:
+        return set()
+    read = and_(_TRIGGER.stream_key.in_(sorted(keys)), _TRIGGER.state == literal_column("'running'"))
+    return set(connection.execute(select(_TRIGGER.stream_key).where(read).distinct()).scalars()) - {None}
+
+
+def build_unsuspected(now_us: int) -> ColumnElement[bool]:
+    """Return the condition on a trigger that neither it nor another one of its stream is a suspect."""
+    own = exists().where(and_(_DEATH.trigger_id == _TRIGGER.id, is_suspect(now_us)))
+    other, death = trigger.alias("suspected"), trigger_death.alias("its_death")
+    shared = exists(
+        select(other.c.id)
+        .join(death, death.c.trigger_id == other.c.id)
+        .where(
+            and_(
+                other.c.stream_key == _TRIGGER.stream_key,
+                other.c.state == literal_column("'registered'"),
+                death.c.deaths >= SUSPECT_LOSSES,
+                death.c.at_us >= now_us - FORGET_US,
+            )
+        )
+    )
+    return and_(~own, ~shared)
+
+
+def any_suspects(connection: Connection, now_us: int) -> bool:
+    """Return whether any trigger is a suspect; usually none is, and claims need not look at each."""
+    return connection.execute(select(_DEATH.trigger_id).where(is_suspect(now_us)).limit(1)).first() is not None

@@ -1,0 +1,112 @@
+"""Shares of what waits, and hand-overs."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.examples import examples
+
+from tidemill.core.triggers.fair_share import (
+    HeldUnit,
+    StreamUnit,
+    TriggererLoad,
+    WaitingTrigger,
+    choose_claims,
+    choose_moves,
+    compute_share,
+    find_interested,
+)
+
+loads = st.builds(TriggererLoad, st.integers(0, 60), st.integers(1, 60))
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.lists(loads, min_size=1, max_size=5), st.integers(0, 200))
+def test_the_shares_cover_what_waits_or_all_free_capacity(everybody: list[TriggererLoad], waiting: int):
+    shares = [
+        compute_share(own, [*everybody[:number], *everybody[number + 1 :]], waiting)
+        for number, own in enumerate(everybody)
+    ]
+    free = [max(0, load.capacity - load.held) for load in everybody]
+    assert all(share <= room for share, room in zip(shares, free, strict=True))
+    assert sum(shares) >= min(waiting, sum(free))
+    level = max((load.held + share for load, share in zip(everybody, shares, strict=True) if share), default=0)
+    for load, share, room in zip(everybody, shares, free, strict=True):
+        assert load.held + share >= level - 1 or share in (room, waiting), "others take what it has room for"
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.lists(st.integers(1, 8), max_size=12)), min_size=1, max_size=5),
+    st.integers(1, 50),
+)
+def test_hand_overs_end_from_every_start(starts: list[tuple[int, list[int]]], limit: int):
+    capacities = [capacity for capacity, _ in starts]
+    held = [
+        [HeldUnit(f"{host}-{number}", size) for number, size in enumerate(sizes)]
+        for host, (_, sizes) in enumerate(starts)
+    ]
+
+    def load(host: int) -> TriggererLoad:
+        return TriggererLoad(sum(unit.size for unit in held[host]), capacities[host])
+
+    def squares() -> int:
+        return sum(load(host).held ** 2 for host in range(len(held)))
+
+    for _ in range(200):
+        moved = False
+        for host in range(len(held)):
+            others = [other for other in range(len(held)) if other != host]
+            chosen = choose_moves(load(host), [load(other) for other in others], held[host], limit)
+            for unit in [unit for key in chosen for unit in held[host] if unit.key == key]:
+                # The emptiest one that has room claims it.
+                target = min(
+                    (other for other in others if load(other).held + unit.size <= capacities[other]),
+                    key=lambda other: load(other).held,
+                )
+                before, larger = squares(), load(host).held
+                held[host].remove(unit)
+                held[target].append(unit)
+                assert load(target).held < larger
+                assert squares() < before
+                moved = True
+        if not moved:
+            return
+    raise AssertionError("hand-overs do not end")
+
+
+def test_a_newcomer_gets_half():
+    units = [HeldUnit(number, 1) for number in range(100)]
+    assert len(choose_moves(TriggererLoad(100, 100), [TriggererLoad(0, 100)], units, 1000)) == 50
+    assert len(choose_moves(TriggererLoad(100, 100), [TriggererLoad(0, 100)], units, 10)) == 10
+    assert len(choose_moves(TriggererLoad(100, 100), [TriggererLoad(0, 5)], units, 1000)) == 5
+
+
+def test_nothing_moves_that_makes_no_triggerer_smaller():
+    assert choose_moves(TriggererLoad(10, 10), [TriggererLoad(0, 10)], [HeldUnit("s", 10)], 100) == []
+    assert choose_moves(TriggererLoad(54, 99), [TriggererLoad(50, 99)], [HeldUnit(1, 1)], 100) == []
+
+
+def test_a_unit_waits_for_a_triggerer_that_it_fits_into():
+    rows, units = [WaitingTrigger(number, "s") for number in (1, 2)], {"s": StreamUnit(4, 0)}
+    own, other = TriggererLoad(7, 10), TriggererLoad(0, 10)
+    assert choose_claims(rows, units, 2, 3, own, [other]).unfit == {"s"}
+    assert choose_claims(rows, units, 2, 3, own, []).triggers == (1, 2), "there is no other one"
+    assert choose_claims(rows, units, 2, 9, other, [own]).triggers == (1, 2)
+    assert choose_claims(rows, units, 0, 9, other, [own]).unfit == {"s"}, "it is the share of the other one"
+    assert choose_claims(rows, {"s": StreamUnit(4, 1)}, 0, 9, other, [own]).triggers == (1, 2), "it is read here"
+
+
+def test_a_unit_larger_than_every_capacity_goes_to_the_emptiest_as_a_whole():
+    rows, units = [WaitingTrigger(number, "s") for number in (1, 2, 3)], {"s": StreamUnit(30, 0)}
+    own, other = TriggererLoad(7, 10), TriggererLoad(1, 20)
+    assert choose_claims(rows, units, 1, 3, own, [other]).unfit == {"s"}
+    choice = choose_claims(rows, units, 1, 1, other, [own])
+    assert (choice.triggers, choice.oversized) == ((1, 2, 3), {"s"})
+
+
+def test_only_triggerers_of_the_same_queues_count():
+    some, all_queues, rest = TriggererLoad(1, 9), TriggererLoad(2, 9), TriggererLoad(3, 9)
+    others = [(("a", "b"), some), ((), all_queues), (("c",), rest)]
+    assert find_interested(("b",), others) == [some, all_queues]
+    assert find_interested((), others) == [some, all_queues, rest]

@@ -1,0 +1,111 @@
+"""What triggerers claim of the triggers that wait, side by side."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from tests.store.dags import Player, dag, task
+
+from tidemill.core.tasks.endings import Deferral
+from tidemill.store.calls.service_calls import BeatSession, BeginSession, StopSession
+from tidemill.store.calls.trigger_calls import ClaimedTrigger, ClaimTriggers, ListLoads, ReleaseTriggers
+from tidemill.store.calls.worker_calls import AttemptReport
+from tidemill.store.database import Database
+
+REQUESTS = count(1)
+
+
+async def defer(database: Database, streams: list[str | None], **details: object) -> Player:
+    player = await Player(database).begin()
+    tasks = [task(f"t{n:02}", priority=n % 3) for n in range(len(streams))]
+    await player.create(dag(*tasks), **details)
+    attempts = sorted(await player.claim(), key=lambda one: one.task_id)
+    await player.turn(
+        *[
+            AttemptReport(one.task, one.epoch, Deferral("package.Class", "{}", "resume", stream_key=stream))
+            for one, stream in zip(attempts, streams, strict=True)
+        ]
+    )
+    return player
+
+
+async def begin(database: Database, capacity: int = 100, *queues: str) -> int:
+    request = BeginSession("triggerer", "t", "machine", "boot", 17, queues or ("default",), capacity)
+    return await database.call(request)
+
+
+async def claim(
+    database: Database, session: int, capacity: int = 100, held: int = 0, **details: object
+) -> tuple[ClaimedTrigger, ...]:
+    request = ClaimTriggers(session, next(REQUESTS), capacity, ("default",), held=held, **details)  # type: ignore[arg-type]
+    return await database.call(request)
+
+
+async def test_each_takes_its_share_the_most_urgent_first_and_leaves_the_rest(database: Database):
+    await defer(database, [None] * 12)
+    one, two, three = [await begin(database) for _ in range(3)]
+    first = await claim(database, one)
+    assert len(first) == 4
+    assert {int(each.task_id[1:]) % 3 for each in first} == {2}
+    assert len(await claim(database, two)) == 4
+    assert len(await claim(database, three)) == 4
+    assert await claim(database, one, 96, 4) == ()
+    assert [load.held for load in await database.call(ListLoads(one, ("default",)))] == [4, 4]
+
+
+async def test_the_emptier_one_takes_more(database: Database):
+    await defer(database, [None] * 10)
+    full, empty = await begin(database), await begin(database)
+    await database.call(BeatSession(full, {"triggers": 6.0}))
+    assert len(await claim(database, empty)) == 8
+    assert len(await claim(database, full, 94, 6)) == 2
+
+
+async def test_those_that_stop_or_serve_other_queues_have_no_share(database: Database):
+    await defer(database, [None] * 4)
+    one, stopping = await begin(database), await begin(database)
+    await begin(database, 100, "other")
+    await database.call(StopSession(stopping))
+    assert len(await claim(database, one)) == 4
+
+
+async def test_a_share_that_exceeds_the_capacity_of_another_is_claimed(database: Database):
+    await defer(database, [None] * 10)
+    large, small = await begin(database), await begin(database, 2)
+    assert len(await claim(database, large)) == 8
+    assert len(await claim(database, small, 2)) == 2
+
+
+async def test_a_stream_is_one_unit_that_a_claimer_takes_beyond_its_share(database: Database):
+    await defer(database, ["s"] * 6)
+    one, two = await begin(database), await begin(database)
+    taken = len(await claim(database, one))
+    assert await claim(database, two) == ()
+    assert taken + len(await claim(database, one, 100 - taken, taken)) == 6
+
+
+async def test_a_stream_that_does_not_fit_is_left_to_another(database: Database):
+    await defer(database, ["s"] * 6 + [None] * 2)
+    small, large = await begin(database, 5), await begin(database, 50)
+    assert [one.stream_key for one in await claim(database, small, 5)] == [None, None]
+    found = await claim(database, large)
+    assert len(found) + len(await claim(database, large, 50 - len(found), len(found))) == 6
+
+
+async def test_a_stream_larger_than_every_capacity_is_claimed_at_once_by_the_emptiest(database: Database):
+    await defer(database, ["s"] * 6)
+    one, two = await begin(database, 3), await begin(database, 4)
+    await database.call(BeatSession(one, {"triggers": 1.0}))
+    assert await claim(database, one, 2, 1) == ()
+    assert len(await claim(database, two, 4)) == 6
+    assert await claim(database, two, 0, 6) == ()
+
+
+async def test_a_stream_that_is_being_handed_over_is_not_joined(database: Database):
+    await defer(database, ["s"] * 2)
+    session = await begin(database)
+    first, second = await claim(database, session)
+    await database.call(ReleaseTriggers(session, ((first.id, first.token),), moves=True))
+    assert await claim(database, session, 99, 1, leaving=("s",)) == ()
+    (again,) = await claim(database, session, 99, 1)
+    assert (again.id, again.rests_us > 50_000_000, second.rests_us) == (first.id, True, 0)

@@ -1,0 +1,146 @@
+"""`on_kill` of triggers that users stop: by their triggerer, or by another one once it is gone."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from tests.store.dags import Player, dag, task
+
+from tidemill.core.tasks.endings import Deferral
+from tidemill.store.calls.instance_calls import ClearTasks
+from tidemill.store.calls.run_calls import CancelRun
+from tidemill.store.calls.service_calls import BeginSession, EndSession, LoseSession
+from tidemill.store.calls.trigger_calls import (
+    ClaimedTrigger,
+    ClaimTriggers,
+    FiredEvent,
+    HeldTriggers,
+    KillCalled,
+    ReleaseTriggers,
+    StoreEvents,
+)
+from tidemill.store.calls.worker_calls import AttemptReport
+from tidemill.store.database import Database
+
+REQUESTS = count(1)
+
+
+class Site:
+    """A deferred task, and triggerers."""
+
+    def __init__(self, database: Database) -> None:
+        self.store = database
+
+    async def defer(self) -> None:
+        self.player = await Player(self.store).begin()
+        self.run = await self.player.create(dag(task("t", retries=0)))
+        await self.defer_again()
+
+    async def defer_again(self) -> None:
+        attempt = await self.player.claim_one()
+        await self.player.turn(AttemptReport(attempt.task, attempt.epoch, Deferral("package.Class", "{}", "resume")))
+
+    async def begin(self) -> int:
+        return await self.store.call(BeginSession("triggerer", "t", "machine", "boot", 17))
+
+    async def claim(self, session: int) -> tuple[ClaimedTrigger, ...]:
+        return await self.store.call(ClaimTriggers(session, next(REQUESTS), 10, ("default",), kills=True))
+
+    async def cancel(self) -> None:
+        await self.store.call(CancelRun(self.run.dag_id, self.run.run_id, "tester"))
+        await self.player.schedule()
+
+    async def state(self) -> str:
+        return (await self.player.states(self.run))["t"]
+
+
+@pytest.fixture
+async def site(database: Database) -> Site:
+    site = Site(database)
+    await site.defer()
+    return site
+
+
+async def test_another_one_calls_it_if_no_triggerer_runs_the_trigger(site: Site):
+    first, other = await site.begin(), await site.begin()
+    (claimed,) = await site.claim(first)
+    await site.store.call(EndSession(first))
+    await site.cancel()
+    assert await site.state() == "failed"
+
+    request = ClaimTriggers(other, next(REQUESTS), 10, ("default",), kills=True)
+    (kill,) = await site.store.call(request)
+    assert (kill.id, kill.classpath, kill.kill is not None) == (claimed.id, "package.Class", True)
+    assert await site.store.call(request) == (kill,), "the answer was lost"
+    assert await site.claim(other) == ()
+    assert await site.store.call(KillCalled(other, kill.kill or 0))
+    assert not await site.store.call(KillCalled(other, kill.kill or 0))
+    await site.store.call(LoseSession(other))
+    assert await site.claim(await site.begin()) == ()
+
+
+async def test_nobody_calls_it_for_a_trigger_that_has_never_run(site: Site):
+    await site.cancel()
+    assert await site.claim(await site.begin()) == ()
+
+
+async def test_the_triggerer_of_the_trigger_calls_it(site: Site):
+    first, other = await site.begin(), await site.begin()
+    (claimed,) = await site.claim(first)
+    await site.cancel()
+    assert await site.state() == "ending"
+    (stopped,) = await site.store.call(HeldTriggers(first, ((claimed.id, claimed.token),)))
+    assert stopped.reason == "user"
+    assert await site.claim(other) == ()
+    released = ((claimed.id, claimed.token),)
+    await site.store.call(ReleaseTriggers(first, released, killed=(claimed.id,)))
+    assert await site.state() == "failed"
+    await site.store.call(LoseSession(first))
+    assert await site.claim(other) == ()
+
+
+@pytest.mark.parametrize("end", [EndSession, LoseSession])
+async def test_another_one_calls_it_if_the_triggerer_has_ended_before_it_did(
+    site: Site, end: type[EndSession | LoseSession]
+):
+    first, other = await site.begin(), await site.begin()
+    await site.claim(first)
+    await site.cancel()
+    await site.store.call(end(first))
+    assert await site.state() == "failed"
+    (kill,) = await site.claim(other)
+    assert kill.kill is not None
+
+
+async def test_another_one_calls_it_if_the_triggerer_was_handing_the_trigger_over(site: Site):
+    first, other = await site.begin(), await site.begin()
+    (claimed,) = await site.claim(first)
+    await site.cancel()
+    await site.store.call(ReleaseTriggers(first, ((claimed.id, claimed.token),), moves=True))
+    assert await site.state() == "failed"
+    (kill,) = await site.claim(other)
+    assert kill.kill is not None
+
+
+async def test_one_that_was_cut_off_is_not_told_the_reason_of_a_later_claim(site: Site):
+    cut_off, other = await site.begin(), await site.begin()
+    (old,) = await site.claim(cut_off)
+    await site.store.call(LoseSession(cut_off))
+    (new,) = await site.claim(other)
+    await site.store.call(ClearTasks(site.run.dag_id, site.run.run_id, ("t",), "tester"))
+    held = HeldTriggers(cut_off, ((old.id, old.token),))
+    assert [one.reason for one in await site.store.call(held)] == ["hand-over"]
+    held = HeldTriggers(other, ((new.id, new.token),))
+    assert [one.reason for one in await site.store.call(held)] == ["user"]
+
+
+async def test_nothing_but_a_user_has_it_called(site: Site):
+    first, other = await site.begin(), await site.begin()
+    await site.claim(first)
+    await site.store.call(LoseSession(first))
+    (claimed,) = await site.claim(other)
+    assert claimed.kill is None
+    await site.store.call(StoreEvents(other, 1, (FiredEvent(claimed.id, claimed.token, "1", None, 0),)))
+    await site.store.call(LoseSession(other))
+    assert await site.claim(await site.begin()) == ()

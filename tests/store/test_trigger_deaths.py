@@ -1,0 +1,193 @@
+"""Deaths of triggers, which losses of sessions count, and the trials that follow."""
+
+from __future__ import annotations
+
+from tests.store.dags import Player, dag, task
+
+from tidemill.core.tasks.endings import Deferral
+from tidemill.core.triggers.lost_hosts import CULPRIT_LOSSES
+from tidemill.store.calls.run_calls import CancelRun
+from tidemill.store.calls.service_calls import (
+    PART,
+    BeginSession,
+    EndSession,
+    LoseOtherSessions,
+    LoseSession,
+    ReleaseLeft,
+    StopSession,
+)
+from tidemill.store.calls.trigger_calls import (
+    ClaimTriggers,
+    ClearDeaths,
+    HasSuspects,
+    ListOwnedTriggers,
+    TakenSuspects,
+    TakeSuspects,
+)
+from tidemill.store.calls.worker_calls import AttemptReport
+from tidemill.store.database import Database
+
+QUEUES = ("default",)
+
+
+class Site:
+    """Deferred tasks, and triggerers that run and die."""
+
+    def __init__(self, database: Database) -> None:
+        self.store, self.player = database, Player(database)
+
+    async def defer(self, count: int, stream: str | None = None) -> None:
+        await self.player.begin()
+        self.run = await self.player.create(dag(*[task(f"t{n}", retries=0) for n in range(count)]))
+        deferral = Deferral("package.Class", "{}", "resume", stream_key=stream)
+        attempts = await self.player.claim()
+        await self.player.turn(*[AttemptReport(one.task, one.epoch, deferral) for one in attempts])
+
+    async def begin(self, **details: object) -> int:
+        return await self.store.call(BeginSession("triggerer", "t", "machine", "boot", 17, **details))  # type: ignore[arg-type]
+
+    async def claim(self, session: int, request: int = 1, **details: object) -> list[int]:
+        claimed = await self.store.call(ClaimTriggers(session, request, 100, QUEUES, **details))  # type: ignore[arg-type]
+        return [one.id for one in claimed]
+
+    async def die(self, **details: object) -> list[int]:
+        """Run all that can be claimed in a session that is lost."""
+        session = await self.begin()
+        claimed = await self.claim(session)
+        await self.store.call(LoseSession(session, **details))  # type: ignore[arg-type]
+        return claimed
+
+    async def try_out(self, holder: int, *, lose: bool = True) -> TakenSuspects:
+        """Try suspects in a host that is lost, or in a trial that is cleared."""
+        parent = await self.begin()
+        taken = await self.store.call(TakeSuspects(parent, QUEUES))
+        trial = await self.begin(parent=parent, trial=True)
+        from tidemill.store.calls.trigger_calls import ReserveTriggers
+
+        await self.store.call(ReserveTriggers(parent, trial, taken.triggers))
+        assert tuple(await self.claim(trial, reserved=True)) == taken.triggers
+        if lose:
+            await self.store.call(LoseSession(parent, holder))
+        else:
+            await self.store.call(ClearDeaths(taken.triggers, 1))
+            await self.store.call(EndSession(parent))
+        return taken
+
+
+async def test_a_trigger_is_a_suspect_from_its_second_death_and_claimed_for_trials_only(database: Database):
+    site = Site(database)
+    await site.defer(2)
+    first = await site.die()
+    assert await site.die() == first, "one death is nobody's fault"
+
+    other = await site.begin()
+    assert await site.claim(other) == []
+    assert await database.call(HasSuspects(QUEUES))
+    assert not await database.call(HasSuspects(("other",)))
+    taken = await database.call(TakeSuspects(other, QUEUES))
+    assert taken == TakenSuspects((first[0],), 10.0)
+    owned = await database.call(ListOwnedTriggers(other))
+    assert [(one.id, one.running, one.deaths) for one in owned] == [(first[0], False, 2)]
+    assert (await database.call(TakeSuspects(other, QUEUES))).triggers == (first[1],)
+    assert await database.call(TakeSuspects(other, QUEUES)) == TakenSuspects()
+
+
+async def test_what_has_survived_its_trial_is_claimed_again(database: Database):
+    site = Site(database)
+    await site.defer(1)
+    (only,) = await site.die()
+    await site.die()
+    await site.try_out(site.player.scheduler, lose=False)
+    assert await site.die() == [only]
+    assert await site.claim(await site.begin()) == [], "one more death makes it a suspect again"
+    await database.call(ClearDeaths((only,)))
+    assert await site.claim(await site.begin()) == [only]
+
+
+async def test_one_that_is_alone_at_the_loss_of_several_hosts_fails(database: Database):
+    site = Site(database)
+    await site.defer(2)
+    await site.die()
+    await site.die()
+    culprit = (await site.try_out(0)).triggers
+    for _ in range(CULPRIT_LOSSES - 1):
+        assert (await site.try_out(0)).triggers == culprit, "it has the most deaths"
+    assert (await site.try_out(0, lose=False)).triggers != culprit
+
+    failed = [one for one in (await site.player.tasks(site.run)).values() if one.state == "failed"]
+    assert len(failed) == 1
+    assert "the host that tried only this trigger was lost 3 times in a row" in (failed[0].error or "")
+
+
+async def test_a_loss_after_a_stop_or_with_a_known_cause_is_no_death(database: Database):
+    site = Site(database)
+    await site.defer(1)
+    for _ in range(2):
+        parent = await site.begin()
+        child = await site.begin(parent=parent)
+        (only,) = await site.claim(child)
+        assert await database.call(StopSession(parent))
+        await database.call(LoseSession(parent, site.player.scheduler))
+        assert not await database.call(StopSession(parent))
+        assert await site.die(is_death=False) == [only]
+    session = await site.begin()
+    await site.claim(session)
+    await database.call(EndSession(session))
+    session = await site.begin()
+    await site.claim(session)
+    await database.call(LoseOtherSessions(keep=(site.player.scheduler, site.player.worker)))
+    assert (await database.call(ListOwnedTriggers(await site.begin()))) == ()
+    other = await site.begin()
+    assert await site.claim(other) == [only]
+    assert (await database.call(ListOwnedTriggers(other)))[0].deaths == 0
+
+
+async def test_a_stream_with_a_suspect_is_tried_as_a_whole_and_not_claimed_meanwhile(database: Database):
+    site = Site(database)
+    await site.defer(3, "topic")
+    await site.die()
+    session = await site.begin()
+    await database.call(ClaimTriggers(session, 1, 2, QUEUES))
+    await database.call(LoseSession(session))
+    other = await site.begin()
+    assert await site.claim(other) == [], "the third has one death only, but the same stream"
+    taken = await database.call(TakeSuspects(other, QUEUES))
+    assert len(taken.triggers) == 1
+    assert await database.call(TakeSuspects(other, QUEUES)) == TakenSuspects()
+
+
+async def test_a_suspect_whose_task_was_cancelled_is_not_tried(database: Database):
+    site = Site(database)
+    await site.defer(1)
+    await site.die()
+    await site.die()
+    await database.call(CancelRun(site.run.dag_id, site.run.run_id, "tester"))
+    await site.player.schedule()
+    assert not await database.call(HasSuspects(QUEUES))
+
+
+async def test_beginning_a_session_again_with_the_same_request_gives_the_same_session(database: Database):
+    request = BeginSession("triggerer", "t", "machine", "boot", 17, request="r1")
+    first = await database.call(request)
+    assert await database.call(request) == first
+    assert await database.call(BeginSession("triggerer", "t", "machine", "boot", 17, request="r2")) != first
+
+
+async def test_the_triggers_of_a_large_triggerer_are_released_in_parts(database: Database, monkeypatch):
+    from tidemill.store.queries.sessions import services
+
+    monkeypatch.setattr(services, "PART", 2)
+    site = Site(database)
+    await site.defer(5)
+    session = await site.begin()
+    held = await site.claim(session)
+    await database.call(LoseSession(session))
+    other = await site.begin()
+    assert len(await site.claim(other, 1)) == 2
+    assert await database.call(ReleaseLeft()) == 2
+    assert await database.call(ReleaseLeft()) == 1
+    assert await database.call(ReleaseLeft()) == 0
+    await site.claim(other, 2)
+    owned = await database.call(ListOwnedTriggers(other))
+    assert [(one.id, one.deaths) for one in owned] == [(number, 1) for number in held]
+    assert PART == 2_000
