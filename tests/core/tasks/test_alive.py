@@ -39,7 +39,7 @@ def test_triggerers_without_queues_take_all_triggers_and_others_only_those_of_th
 
 def test_services_are_full_if_none_of_their_queue_has_a_place() -> None:
     one, two = (replace(WORKER, session=number, capacity=2, held=2) for number in (1, 2))
-    assert find_alive([one, two]).explain_full("worker", "default") == "all 4 places of 2 live workers are taken"
+    assert find_alive([one, two]).explain_full("worker", "default") == "2 live workers with 4 places, none free"
     assert find_alive([one, replace(two, held=1)]).explain_full("worker", "default") == ""
     assert find_alive([one, WORKER]).explain_full("worker", "default") == "", "its capacity is not known"
     assert find_alive([one]).explain_full("worker", "gpu") == ""

@@ -77,7 +77,7 @@ async def test_a_queued_task_names_its_full_workers_or_the_file_that_they_lack(t
 
     assert free["a"]["text"] == "a free worker of queue default"
     assert free["g"]["missing"] == "no live worker takes tasks from queue 'gpu'; add it to worker.queues"
-    assert full["text"] == "a free worker of queue default; all 1 place of 1 live worker are taken"
+    assert full["text"] == "a free worker of queue default; 1 live worker with 1 place, none free"
     assert (lacked["kind"], lacked["names"]) == ("file", ["queued.py"])
     assert "no live one has had it since" in lacked["text"]
     assert "dags.missing_file_seconds" in lacked["missing"]

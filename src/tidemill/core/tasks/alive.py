@@ -68,7 +68,7 @@ class AliveServices:
         if not serving or any(one.held < one.capacity or not one.capacity for one in serving):
             return ""
         places = format_count(sum(one.capacity for one in serving), "place")
-        return f"all {places} of {format_count(len(serving), f'live {kind}')} are taken"
+        return f"{format_count(len(serving), f'live {kind}')} with {places}, none free"
 
     def explain_all(self) -> str:
         """Return which services that every run needs are not alive, and what to do about it; empty if all are."""
