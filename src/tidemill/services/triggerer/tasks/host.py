@@ -44,7 +44,7 @@ from tidemill.services.triggerer.tasks.trigger import TaskTrigger, TaskTriggerSe
 from tidemill.services.triggerer.tasks.trigger_services import TriggerServices
 from tidemill.store.calls.service_calls import BeginSession, EndSession
 from tidemill.store.calls.trigger_calls import ClaimedTrigger
-from tidemill.store.database import StoreClient
+from tidemill.store.database import StoreAwayError, StoreClient
 from tidemill.store.doorbell import SCAN_SECONDS, Doorbell
 
 log = structlog.get_logger(__name__)
@@ -263,7 +263,8 @@ class _Turns:
                 except ServiceSessionEndedError:
                     return
                 except RemoteError as error:
-                    throttle(log, 10.0).warning("cannot claim triggers from the store; retrying", error=str(error))
+                    if not isinstance(error, StoreAwayError):
+                        throttle(log, 10.0).warning("cannot claim triggers from the store; retrying", error=str(error))
                     await asyncio.sleep(PAUSE_SECONDS)
                     continue
                 except Exception:

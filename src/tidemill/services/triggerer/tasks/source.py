@@ -43,7 +43,7 @@ from tidemill.store.calls.trigger_calls import (
     ReleaseTriggers,
 )
 from tidemill.store.calls.worker_calls import OutcomeKind
-from tidemill.store.database import StoreClient
+from tidemill.store.database import StoreAwayError, StoreClient
 from tidemill.store.wire.remote import call_patiently
 
 log = structlog.get_logger(__name__)
@@ -368,7 +368,10 @@ class TaskSource:
                 self._confirmed_at, pause = began, self._lease.beat_seconds
                 self._confirmation.set()
             except RemoteError as error:
-                throttle(log, 10.0).warning("cannot store the heartbeat of the triggerer; retrying", error=str(error))
+                if not isinstance(error, StoreAwayError):
+                    throttle(log, 10.0).warning(
+                        "cannot store the heartbeat of the triggerer; retrying", error=str(error)
+                    )
                 pause = min(1.0, self._lease.beat_seconds)
             except CallRefusedError:
                 self.ended.set()
