@@ -436,10 +436,11 @@ async def test_ends_of_tasks_in_one_unit_do_not_block_each_other_for_good(addres
 async def test_a_trigger_that_feeds_a_map_and_the_stop_of_its_run_do_not_block_each_other_for_good(
     address: str, players: list[Player]
 ) -> None:
-    # More tasks than one transaction stops, so that the scheduler stops the source, while its map expands.
+    # More tasks than one transaction stops, so that the scheduler stops the source, whose map it could expand, too. The
+    # source is the last one by name, but begins first.
     others = [task(f"t{number:03}") for number in range(505)]
-    source = task("a", is_generator=True, start=StartStructure("mod.Trigger", feeds=True))
-    run = await players[0].create(dag(*others, source, over("a", "e", max_outstanding=2)))
+    source = task("y", is_generator=True, priority=9, start=StartStructure("mod.Trigger", feeds=True))
+    run = await players[0].create(dag(*others, source, over("y", "z", max_outstanding=2)))
     triggerer = await players[0].begin_service("triggerer")
     await players[0].schedule()
     (trigger,) = await players[0].store.call(ClaimTriggers(triggerer, 1, 10))
