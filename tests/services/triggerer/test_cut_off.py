@@ -68,7 +68,7 @@ async def test_past_its_lease_it_acknowledges_nothing_until_the_store_has_answer
         assert one.payload is None
         store.fail = lambda request: None
         await until(lambda: one.resumed, 60)
-        await wait_committed(4)
+        await wait_committed(3)
         assert one.claims == 2, "another session runs it; the event of the first one was refused"
     finally:
         await triggerers.stop(host)
