@@ -74,7 +74,7 @@ def compute_share(own: TriggererLoad, others: Sequence[TriggererLoad], waiting: 
         >>> compute_share(TriggererLoad(10, 100), [TriggererLoad(0, 100)], 30)
         10
         >>> compute_share(TriggererLoad(10, 100), [TriggererLoad(0, 5)], 30)
-        26
+        25
     """
     free = max(0, own.capacity - own.held)
     everybody = [own, *others]
