@@ -24,7 +24,7 @@ from tidemill.core.tasks.endings import Deferral, Failure, Success
 from tidemill.core.tasks.structure import MapSource, MapStructure
 from tidemill.runtime.log.task_lines import encode_line
 from tidemill.runtime.process.exitcode import ExitCode
-from tidemill.store.calls.service_calls import EndSession, ListSessions
+from tidemill.store.calls.service_calls import BeginSession, EndSession, ListSessions, ReportFiles
 from tidemill.store.calls.stream_calls import EndStream, KeepBatch
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
@@ -302,6 +302,27 @@ def test_a_long_list_of_a_configuration_is_stored_value_by_value(store):
         await database.close()
 
     asyncio.run(claim())
+
+
+def test_files_that_differ_between_hosts_and_what_tasks_wait_for_are_shown(store):
+    async def play() -> None:
+        database = await open_sqlite(store.folder / "dags.db")
+        player = await Player(database).begin()
+        await player.create(dag(task("a", queue="gpu"), id="waits"), run_id="r")
+        await player.schedule()
+        worker = await database.call(BeginSession("worker", "w1", "alpha", "boot", 1, ("gpu",), 2))
+        await database.call(ReportFiles(worker, ("waits.py",)))
+        await database.close()
+
+    asyncio.run(play())
+    (row,) = store.rows("tasks", "states", "waits")
+    assert row["waits_for"].startswith("a worker of queue gpu that has the file waits.py")
+    assert store.rows("tasks", "states", "waits", "--state", "success") == []
+    shown = store.run("dags", "errors").stdout
+    assert "waits.py: the worker w1 on alpha has lacked it for" in shown
+    (difference,) = store.rows("dags", "errors")
+    assert (difference["file"], difference["difference"], difference["host"]) == ("waits.py", "missing", "alpha")
+    assert "1 file differs between hosts: tidemill dags errors" in store.run("dags", "list").stderr
 
 
 def test_a_stream_and_its_events_are_shown(store):
