@@ -241,7 +241,7 @@ class Local(BaseTrigger):
     ("arguments", "message"),
     [
         ({"method_name": "missing"}, "task 't': Call has no method 'missing' to resume with"),
-        ({"method_name": None}, "task 't': Call has no method None to resume with"),
+        ({"method_name": None}, "task 't': defer needs method_name"),
         ({"kwargs": {"more": object()}}, "kwargs of the deferral['more'] is of type builtins.object"),
         ({"kwargs": {1: 2}}, "task 't': the kwargs of the deferral have the key 1; argument names must be strings"),
         (
