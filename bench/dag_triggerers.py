@@ -43,7 +43,7 @@ SELECT {values} FROM task_instance, generate_series(0, {last}) AS element WHERE 
 """
 _CLONE_TRIGGERS = """
 INSERT INTO trigger (classpath, kwargs, restart, state, created_us, changed_us, task_id, epoch, queue, priority)
-SELECT t.classpath, t.kwargs, t.restart, t.state, t.created_us, t.changed_us, i.id, t.epoch, t.queue, t.priority
+SELECT t.classpath, t.kwargs, t.restart, 'registered', t.created_us, t.changed_us, i.id, t.epoch, t.queue, t.priority
 FROM trigger t, task_instance i WHERE i.map_index >= 0
 """
 _CURSORS = """
