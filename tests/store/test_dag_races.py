@@ -437,9 +437,10 @@ async def test_a_trigger_that_feeds_a_map_and_the_stop_of_its_run_do_not_block_e
     address: str, players: list[Player]
 ) -> None:
     # More tasks than one transaction stops, so that the scheduler stops the source, whose map it could expand, too. The
-    # source is the last one by name, but begins first.
+    # source is the last one by name, but begins whatever the others do: it has a pool of its own.
+    await players[0].store.call(SetPool("own", 1))
     others = [task(f"t{number:03}") for number in range(505)]
-    source = task("y", is_generator=True, priority=9, start=StartStructure("mod.Trigger", feeds=True))
+    source = task("y", is_generator=True, pool="own", start=StartStructure("mod.Trigger", feeds=True))
     run = await players[0].create(dag(*others, source, over("y", "z", max_outstanding=2)))
     triggerer = await players[0].begin_service("triggerer")
     await players[0].schedule()
