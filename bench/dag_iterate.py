@@ -1,6 +1,6 @@
 """How fast tasks run all elements in one attempt, in the whole tree of `tidemill dev`: SQLite, durable, web UI on.
 
-    python -m bench.dag_iterate [plain] [chunks] [threads] [--elements N]
+    python -m bench.dag_iterate [plain] [chunks] [threads] [--elements N] [--postgresql]
 
 JSON lines out: elements/s from the first store of a result to the last, and the growth of the process that grows most,
 from a quarter of the elements on (bar: 50 MB).
@@ -8,6 +8,8 @@ from a quarter of the elements on (bar: 50 MB).
     plain     no-op `async` elements, one result each (bar: 5,000/s)
     chunks    the same in chunks of 100 (bar: 20,000 items/s)
     threads   functions without `async`
+
+With `--postgresql` over the server of the tests, which does not sync its files.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import os
 import sqlite3
 from typing import Any
 
+import asyncpg
 from bench.dag_maps import play, read_sizes
 from bench.dag_tree import Tree, start_tree
 from bench.harness import report, tree_cpu_seconds
+from tests.store.server import PostgresServer
 
 DAGS = """
 from tidemill.dags import DAG, task
@@ -53,7 +57,13 @@ with DAG("threads"):
 """
 
 
-def _read(site: Tree, statement: str) -> list[Any]:
+async def _read(site: Tree, statement: str) -> list[Any]:
+    if not site.url.startswith("sqlite"):
+        connection = await asyncpg.connect(site.url)
+        try:
+            return [tuple(row) for row in await connection.fetch(statement)]
+        finally:
+            await connection.close()
     with contextlib.closing(sqlite3.connect(site.url.removeprefix("sqlite:///"), timeout=60)) as connection:
         return connection.execute(statement).fetchall()
 
@@ -65,7 +75,7 @@ async def measure(site: Tree, name: str, elements: int) -> None:
 
     async def sample() -> None:
         for share in (0.25, 0.9):
-            while sum(row[0] for row in _read(site, "select success from task_iteration")) < share * parts:
+            while sum(row[0] for row in await _read(site, "select success from task_iteration")) < share * parts:
                 await asyncio.sleep(0.05)
             samples.append(read_sizes(site))
 
@@ -73,12 +83,13 @@ async def measure(site: Tree, name: str, elements: int) -> None:
     run = await play(site, name)
     await sampling
     cpu = tree_cpu_seconds(site.process.pid) - cpu
-    ((done, began_us, changed_us),) = _read(site, "select success, began_us, changed_us from task_iteration")
+    ((done, began_us, changed_us),) = await _read(site, "select success, began_us, changed_us from task_iteration")
     assert done == parts
     assert run.ended_us is not None
     growth = {pid: size - samples[0][pid] for pid, size in samples[1].items() if pid in samples[0]}
     report(
         bench=f"dag_iterate {name}",
+        store=site.url.partition(":")[0],
         load=load,
         load_after=os.getloadavg()[0],
         elements=elements,
@@ -89,9 +100,10 @@ async def measure(site: Tree, name: str, elements: int) -> None:
     )
 
 
-async def main(names: list[str], elements: int) -> None:
+async def main(names: list[str], elements: int, server: PostgresServer | None) -> None:
     for name in names:
-        async with start_tree(DAGS.replace("ELEMENTS", str(elements))) as site:
+        url = "" if server is None else await server.new_database()
+        async with start_tree(DAGS.replace("ELEMENTS", str(elements)), url=url) as site:
             await play(site, "tasks")
             await measure(site, name, elements)
 
@@ -100,5 +112,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=["plain", "chunks", "threads", []], default=[])
     parser.add_argument("--elements", type=int, default=100_000)
+    parser.add_argument("--postgresql", action="store_true")
     arguments = parser.parse_args()
-    asyncio.run(main(arguments.names or ["plain", "chunks", "threads"], arguments.elements))
+    server = PostgresServer() if arguments.postgresql else None
+    try:
+        asyncio.run(main(arguments.names or ["plain", "chunks", "threads"], arguments.elements, server))
+    finally:
+        if server is not None:
+            server.remove()

@@ -122,7 +122,8 @@ def keep_parts(connection: Connection, request: KeepParts, context: CallContext)
     known: dict[int, str] = {}
     if last:
         numbers = _NUMBERS.build_parameters(dialect, [(number,) for number in last])
-        known = dict(_states.fetch(connection, {**numbers, "of_task": request.task}))
+        found = _states.fetch(connection, {**numbers, "of_task": request.task})
+        known = {number: state for number, state in found if state is not None}
     new = [part for number, part in sorted(last.items()) if known.get(number) != "success"]
     changed = Counter(part.state for part in new)
     changed.subtract(known[part.number] for part in new if part.number in known)
@@ -143,8 +144,11 @@ def keep_parts(connection: Connection, request: KeepParts, context: CallContext)
 
 @Statement
 def _states(dialect: str) -> Select[Any]:
-    wanted = select(_NUMBERS.build_source(dialect).c.number)
-    return select(_PART.number, _PART.state).where(and_(_PART.task == bindparam("of_task"), _PART.number.in_(wanted)))
+    given = _NUMBERS.build_source(dialect)
+    # With a join, PostgreSQL reads all elements of the task each time.
+    mine = and_(_PART.task == bindparam("of_task"), _PART.number == given.c.number)
+    state = select(_PART.state).where(mine).correlate(given).scalar_subquery()
+    return select(given.c.number, state)
 
 
 @Statement
