@@ -31,6 +31,13 @@ PAGES = {
     "group-run": "/dags/groups/runs/r",
     "group-element": "/dags/groups/runs/r/tasks/g?map_index=3",
     "group-task": "/dags/groups/runs/r/tasks/g.fit?map_index=3",
+    "loop": "/dags/loops/runs/r/tasks/epoch",
+    "loop-run": "/dags/loops/runs/r",
+    "loop-element": "/dags/loops/runs/r/tasks/epoch?map_index=1",
+    "loop-gate": "/dags/loops/runs/r/tasks/epoch.loop_gate?map_index=1",
+    "iteration": "/dags/calls/runs/r/tasks/calls",
+    "iteration-run": "/dags/calls/runs/r",
+    "iteration-element": "/dags/calls/runs/r/tasks/calls?map_index=1",
     "runs": "/dag-runs",
     "pools": "/pools",
     "services": "/services",
@@ -56,6 +63,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDags]:
             "maps", states * 9, arrived=100, created=72, success=18, failed=18, skipped=9, unfinished=18, retrying=9
         )
         store.open_group("groups")
+        store.open_loop("loops")
+        store.open_iteration("calls")
         store.lack_slots_and_files()
         yield ServedDags(store, web.address, "/dags")
 
@@ -73,7 +82,7 @@ def test_every_page_of_dags_fits_logs_no_error_and_asks_nobody_else(
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{path} is wider than the window"
             assert page.locator("h1").count() == 1, path
             assert page.locator(".graph:visible").count() == (
-                name in ("dag", "run", "map-run", "group-run", "waits")
+                name in ("dag", "run", "map-run", "group-run", "loop-run", "iteration-run", "waits")
             ), path
     assert watch.wrong == []
 

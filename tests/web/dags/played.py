@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 import zlib
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,10 +20,18 @@ from tests.web.scripted_pipeline import SCRIPT, SECRET
 from tidemill.config.settings import Settings
 from tidemill.core.tasks.endings import Deferral, Failure, Success
 from tidemill.core.tasks.instance import format_instance
-from tidemill.core.tasks.structure import MapSource, MapStructure, ParamStructure, ScheduleStructure
+from tidemill.core.tasks.structure import (
+    LoopStructure,
+    MapSource,
+    MapStructure,
+    ParamStructure,
+    ScheduleStructure,
+    TaskStructure,
+)
 from tidemill.runtime.log.task_lines import encode_line
 from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.store.calls.call import Call
+from tidemill.store.calls.iteration_calls import KeepParts, KeptPart
 from tidemill.store.calls.service_calls import BeginSession, ReportFiles, StoreFile
 from tidemill.store.calls.setting_calls import SetPool
 from tidemill.store.calls.stream_calls import EndStream, KeepBatch
@@ -228,6 +237,47 @@ class PlayedStore:
                 failed = one.task_id == "g.fit" and one.map_index in (2, 3)
                 error = Failure(f"Traceback\nValueError: too small {SCRIPT}", may_retry=False)
                 await self.player.report(one, error if failed else Success(), xcoms=xcoms)
+
+    def open_loop(self, dag_id: str) -> None:
+        """Create a run of a DAG with the loop `epoch` of `epoch.train` and `epoch.loop_gate`, whose third iteration runs."""
+        self.wait(self._open_loop(dag_id))
+
+    async def _open_loop(self, dag_id: str) -> None:
+        over = MapStructure(("loop",), (MapSource("loop"),), 1, loop=LoopStructure(30, "epoch.loop_gate"))
+        tasks = (
+            TaskStructure("epoch", "LoopedTaskGroup", pool_slots=0, mapped=over, is_group=True),
+            part("epoch.train", group="epoch"),
+            part("epoch.loop_gate", "epoch.train", group="epoch"),
+            task("report", "epoch.loop_gate"),
+        )
+        await self.player.create(dag(*tasks, id=dag_id, groups={"epoch": "epoch"}), run_id="r")
+        for loss in (0.9, 0.9, 0.63, 0.63):
+            (one,) = [each for each in await self.player.claim() if each.dag_id == dag_id]
+            is_gate = one.task_id.endswith("gate")
+            value = {"done": False, "reason": f"the loss is {loss}"} if is_gate else {"loss": loss}
+            label = f"goes on: the loss is {loss} {SCRIPT}, result {{'loss': {loss}}}" if is_gate else None
+            await self.player.report(one, Success(), xcoms=(("return_value", json.dumps(value)),), label=label)
+        await self.player.claim()
+
+    def open_iteration(self, dag_id: str) -> None:
+        """Create a run of a DAG whose task `calls` runs 1,000 elements in an attempt: 4 have ended, 20 run."""
+        self.wait(self._open_iteration(dag_id))
+
+    async def _open_iteration(self, dag_id: str) -> None:
+        over = MapStructure(("x",), (MapSource("literal", length=1000),), iterated=True)
+        tasks = (task("calls", mapped=over, retries=1), task("add", "calls"))
+        await self.player.create(dag(*tasks, id=dag_id), run_id="r")
+        (one,) = [each for each in await self.player.claim() if each.dag_id == dag_id]
+        began_us = int(time.time() * 1e6)
+        parts = (
+            KeptPart(0, "success", 1, '"zero"', None, began_us),
+            KeptPart(1, "failed", 2, None, f"ValueError: {SCRIPT}", began_us),
+            KeptPart(2, "up_for_retry", 1, None, "ConnectionError: the server is down", began_us),
+            KeptPart(3, "success", 2, '"three"', None, began_us),
+            KeptPart(4, "skipped", 1, None, "nothing to do", began_us),
+        )
+        await self.player.store.call(KeepParts(one.task, one.epoch, parts, 100, 20))
+        await self._log(one, "element 1 failed in try 2")
 
     def fail_callback(self, dag_id: str) -> int:
         """Let a run of a DAG end whose callback writes a line and fails; return the number of the callback."""
