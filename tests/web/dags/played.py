@@ -239,7 +239,7 @@ class PlayedStore:
                 await self.player.report(one, error if failed else Success(), xcoms=xcoms)
 
     def open_loop(self, dag_id: str) -> None:
-        """Create a run of a DAG with the loop `epoch`, of `epoch.train` and `epoch.loop_gate`: the third iteration runs."""
+        """Create a run of a DAG with the loop `epoch`: two iterations have ended, `epoch.train` of the third runs."""
         self.wait(self._open_loop(dag_id))
 
     async def _open_loop(self, dag_id: str) -> None:
