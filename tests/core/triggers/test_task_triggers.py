@@ -95,6 +95,15 @@ def test_one_that_is_told_to_stop_keeps_its_place_until_it_has_ended():
     assert (triggers.room, triggers.is_idle) == (1, True)
 
 
+def test_the_triggers_of_a_stream_that_fits_nowhere_exceed_its_capacity():
+    triggers = TaskTriggers(1)
+    triggers.note_claimed([ClaimKey(1, 1)])
+    assert (triggers.count, triggers.is_over) == (1, False)
+
+    triggers.note_claimed([ClaimKey(2, 1), ClaimKey(3, 1)])
+    assert (triggers.count, triggers.is_over, triggers.room) == (3, True, 0)
+
+
 @given(st.integers(0, 5), st.lists(st.tuples(st.sampled_from(["claim", "repeat", "stop", "end"]), st.lists(KEYS))))
 def test_whatever_happens_each_claim_starts_once_and_stops_once(capacity, steps):
     triggers = TaskTriggers(capacity)
