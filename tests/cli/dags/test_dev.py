@@ -177,7 +177,7 @@ def test_a_run_says_what_its_tasks_wait_for(site):
 
     wait_until(lambda: site.states("story")["first"] == "scheduled", what=lambda: site.log)
     waits = {task["task"]: task["waits_for"] for task in site.rows("runs", "show", "story")[0]["tasks"]}
-    slot = "1 slot of pool default_pool, where 0 of 0 are in use"
+    slot = "1 slot of pool default_pool, which has none; give it slots"
     assert waits == {"first": slot, "second": "upstream first", "waits": "upstream second"}
     assert slot in site.run("runs", "show", "story").stdout
     site.run("runs", "cancel", "story")

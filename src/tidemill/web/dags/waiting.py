@@ -339,6 +339,8 @@ def _describe_pool(task: TaskRecord, around: Around) -> str:
     if pool is None:
         return f"pool {task.pool}, which does not exist; create it"
     wanted = f"{format_count(task.pool_slots, 'slot')} of pool {pool.name}"
+    if not pool.slots:
+        return f"{wanted}, which has none; give it slots"
     if task.pool_slots > pool.slots:
         return f"{wanted}, which has only {pool.slots}; give the task fewer pool_slots, or the pool more slots"
     used = pool.used if line is None else line.used
