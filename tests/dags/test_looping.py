@@ -65,6 +65,13 @@ def test_the_structure_has_the_loop_and_its_gate() -> None:
     assert found["collect"].upstream == ("epochs.loop_gate", "epochs.show")
 
 
+def test_the_gate_is_tried_again_as_the_other_tasks_are() -> None:
+    with DAG("d", default_args={"retries": 2}) as dag:
+        epochs.loop(max_iterations=2)
+    found = {one.id: one.retries for one in read_structure(serialize_dag(dag)).tasks}
+    assert (found["epochs.loop_gate"], found["epochs.show"]) == (2, 2)
+
+
 def run(dag: DAG, task_id: str, index: int, results: dict[int, str] | None = None) -> Any:
     services = Services(sequences={("epochs.show", "return_value"): list((results or {}).items())})
     return attempt(dag, task_id, services, map_index=index, elements=(None,), leaf_indexes=(-1,))

@@ -173,7 +173,7 @@ class LoopedTaskGroup(MappedTaskGroup):
         else:
             names = ", ".join(sorted(task.task_id for task in leaves))
             raise DagError(f"{owner}: the loop needs one task whose result counts ({names}); return its output")
-        self.gate = LoopGate(task_id=GATE, until=until, on_max=on_max, retries=0)
+        self.gate = LoopGate(task_id=GATE, until=until, on_max=on_max)
         for task in leaves:
             task >> self.gate
 
