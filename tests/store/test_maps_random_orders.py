@@ -19,11 +19,11 @@ from tidemill.core.tasks.endings import AttemptEnding, Failure, Skip, Success
 from tidemill.core.tasks.expansion import find_count
 from tidemill.core.tasks.structure import DagStructure, MapSource
 from tidemill.core.tasks.task_row import TaskState
-from tidemill.store.calls.call import CallRefusedError
+from tidemill.store.calls.call import Call, CallRefusedError
 from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
 from tidemill.store.calls.run_calls import CancelRun
 from tidemill.store.calls.task_calls import EmitItems
-from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, OutcomeKind
 from tidemill.store.dag_tables import task_instance, task_map
 from tidemill.store.engines.opening import open_store
 from tidemill.store.queries.dags.stored_sources import read_sources
@@ -36,6 +36,8 @@ class Life:
     """One run with a generator, a map over it, a map over a list, and a task after both, under random orders."""
 
     NAMES: ClassVar[list[tuple[str, ...]]] = [("m",), ("n",), ("g",), ("z",), ("m", "n"), ()]
+    #: The tasks whose elements are cleared and marked.
+    MAPPED: ClassVar[tuple[str, ...]] = ("m", "n", "f", "h")
     FOLLOWERS: ClassVar[str] = ""
     #: The part of the attempts that return None.
     NONES: ClassVar[float] = 0.0
@@ -43,7 +45,11 @@ class Life:
     def __init__(self, player: Player, seed: int) -> None:
         self.player, self.random, self.seed = player, random.Random(seed), seed
         self.held: dict[tuple[int, int], ClaimedAttempt] = {}
+        #: The held attempts that wait for items.
+        self.blocked: set[tuple[int, int]] = set()
         self.emitted: dict[tuple[int, int], int] = {}
+        #: The latest value that each task instance has returned.
+        self.values: dict[int, str] = {}
         self.log: list[str] = []
         self.calm = False
 
@@ -89,15 +95,18 @@ class Life:
         for _ in range(5 if self.calm else 2):
             await self.player.schedule()
             capacity = 20 if self.calm else self.random.randrange(1, 4)
-            answer = await self.player.turn(capacity=capacity, held=tuple(self.held))
+            self.blocked &= self.held.keys()
+            answer = await self.player.turn(capacity=capacity, held=tuple(self.held), blocked=tuple(self.blocked))
+            self.blocked -= {*answer.unblocked}
             for one in answer.end:
                 self.held.pop(one, None)
             self.held |= {(one.task, one.epoch): one for one in answer.claimed}
 
     async def end(self) -> None:
-        if not self.held:
-            return
-        key = self.random.choice(list(self.held))
+        if self.held:
+            await self.end_one(self.random.choice(list(self.held)))
+
+    async def end_one(self, key: tuple[int, int]) -> None:
         attempt = self.held[key]
         generator = attempt.task_id == "g" and attempt.callback is None
         result: AttemptEnding = (
@@ -114,8 +123,13 @@ class Life:
         self.log.append(f"{attempt.task_id}[{attempt.map_index}] {type(result).__name__}")
         if attempt.callback is None:
             returns = isinstance(result, Success) and not generator and self.random.random() >= self.NONES
-            xcoms = (("return_value", "1"),) if returns else ()
-            await self.player.turn(AttemptReport(*key, result, xcoms=xcoms), held=tuple(self.held))
+            xcoms = (("return_value", self.build_value(attempt)),) if returns else ()
+            answer = await self.player.turn(AttemptReport(*key, result, xcoms=xcoms), held=tuple(self.held))
+            if xcoms and answer.outcomes[0].kind is OutcomeKind.MOVED:
+                self.values[attempt.task] = xcoms[0][1]
+
+    def build_value(self, attempt: ClaimedAttempt) -> str:
+        return "1"
 
     async def emit(self, key: tuple[int, int]) -> bool:
         first = self.emitted.get(key, 0)
@@ -135,7 +149,7 @@ class Life:
     async def order(self) -> None:
         dag_id, run_id = self.run.dag_id, self.run.run_id
         names = self.random.choice(self.NAMES)
-        indexes = self.random.choice([None, (0, 0), (1, 2), (0, 9)]) if names and names[0] in "mnfh" else None
+        indexes = self.random.choice([None, (0, 0), (1, 2), (0, 9)]) if names and names[0] in self.MAPPED else None
         more = self.random.random() < 0.5
         call = self.random.choice(
             [
@@ -144,7 +158,7 @@ class Life:
                 MarkTasks(
                     dag_id,
                     run_id,
-                    names or ("m",),
+                    names or self.NAMES[0],
                     self.random.choice(["success", "failed", "skipped"]),
                     "tester",
                     indexes=indexes,
@@ -154,9 +168,12 @@ class Life:
         )
         self.log.append(f"{call}")
         try:
-            await self.player.store.call(call)
+            await self.give(call)
         except CallRefusedError as error:
             self.log.append(f"refused: {error}")
+
+    async def give(self, call: Call[Any]) -> None:
+        await self.player.store.call(call)
 
     async def check(self) -> None:
         def read(connection: Connection) -> tuple[Any, Any]:
