@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 from tests.store.dags import Player, dag, task
+from tests.store.history import watch_rows
+from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.endings import Failure, Loss, Success
 from tidemill.core.tasks.structure import ChunkStructure, MapSource, MapStructure, TaskStructure
@@ -23,8 +25,10 @@ from tidemill.store.calls.run_calls import RunRecord
 from tidemill.store.calls.service_calls import MapLimits
 from tidemill.store.calls.task_calls import EmitItems, GetChunkItems, GetValuePage, GetXCom
 from tidemill.store.calls.worker_calls import ClaimedAttempt
+from tidemill.store.calls.xcom_calls import ListXComs
 from tidemill.store.dag_tables import task_iteration, task_part
 from tidemill.store.database import Database
+from tidemill.store.engines.opening import open_store
 from tidemill.store.queries.dags.run_retention import RunRemoval, remove_part
 
 GENERATOR = MapSource("generator", "g", "return_value")
@@ -266,3 +270,43 @@ async def test_what_cannot_be_stored_is_refused(player: Player, part: KeptPart) 
     one = await player.claim_one()
     with pytest.raises(CallRefusedError):
         await keep(player, one, part)
+
+
+async def test_postgresql_reads_only_the_named_elements_of_many(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = await open_store(await postgres.new_database())
+    try:
+        player = await Player(database).begin()
+        await player.create(dag(iterated("i", MapSource("literal", length=3_000))))
+        one = await player.claim_one()
+        for first in range(0, 2_000, 1_000):
+            await keep(player, one, *map(done, range(first, first + 1_000)), seen=2_000)
+        with watch_rows(monkeypatch, task_part) as rows:
+            counts = await keep(player, one, *map(done, range(1_950, 2_050)), seen=2_050)
+    finally:
+        await database.close()
+    assert counts.success == 2_050
+    assert rows
+    assert max(rows.values()) <= 100
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 9])
+async def test_results_are_listed_with_the_xcoms_of_the_attempt(player: Player, limit: int) -> None:
+    run = await player.create(dag(iterated("i", MapSource("literal", length=5)), task("z")))
+    (one,) = [each for each in await player.claim() if each.task_id == "i"]
+    await keep(player, one, done(0, '"a"'), done(1, None), done(2, '"c"'), KeptPart(3, "failed", 1), done(4, '"e"'))
+    await player.report(one, Success(), xcoms=(("pushed", "1"),))
+
+    found: list[tuple[int, str, str]] = []
+    after: str | None = None
+    while not found or after is not None:
+        page = await player.store.call(ListXComs(run.dag_id, run.run_id, "i", after, limit))
+        assert len(page.rows) <= limit
+        found += [(row.map_index, row.key, row.value) for row in page.rows]
+        after = page.next
+
+    results = [(0, "return_value", '"a"'), (2, "return_value", '"c"'), (4, "return_value", '"e"')]
+    assert found == [*results, (0, "pushed", "1")]
+    of_some = await player.store.call(ListXComs(run.dag_id, run.run_id, "i", map_index=1, last_index=3))
+    assert [row.map_index for row in of_some.rows] == [2]

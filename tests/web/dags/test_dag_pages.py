@@ -555,3 +555,51 @@ async def test_a_mapped_group_is_shown_by_its_elements_and_an_element_by_its_tas
         ):
             cleared = await client.post(f"/api/v1{base}/clear", json={"tasks": ["g"], "dry_run": True, **order})
             assert len(cleared.json()["tasks"]) == wanted
+
+
+async def test_a_loop_is_shown_by_its_iterations_with_their_durations_results_and_decisions(shown: PlayedStore) -> None:
+    shown.open_loop("looped")
+    base = "/dags/looped/runs/r"
+    async with log_in(shown) as client:
+        rows = (await client.get(f"/api/v1{base}/tasks/epoch/elements")).json()["rows"]
+        assert [(row["map_index"], row["state"]) for row in rows] == [(0, "success"), (1, "success"), (2, "mapped")]
+        assert rows[1]["label"] == f"goes on: the loss is 0.63 {SCRIPT}, result {{'loss': 0.63}}"
+        assert rows[1]["ended_at"] >= rows[1]["started_at"]
+
+        page = html.unescape((await client.get(f"{base}/tasks/epoch")).text)
+        assert "Decision and result" in page
+        assert "3 so far, at most 30" in page
+        assert f'<td class="wrap">{rows[1]["label"]}</td>' in page
+        assert "Later iterations are removed" in page
+        for path in ("epoch?map_index=1", "epoch.train?map_index=1"):
+            assert "Later iterations are removed" in (await client.get(f"{base}/tasks/{path}")).text
+
+
+async def test_elements_of_one_attempt_are_shown_with_their_results_and_its_log(shown: PlayedStore) -> None:
+    shown.open_iteration("calls")
+    base = "/dags/calls/runs/r"
+    async with log_in(shown) as client:
+
+        async def read(path: str) -> Any:
+            return (await client.get(f"/api/v1{base}{path}")).json()
+
+        head = await read("/tasks/calls")
+        names = ("arrived", "success", "failed", "skipped", "running", "retrying", "iterated")
+        assert [head["elements"][name] for name in names] == [1000, 2, 1, 1, 20, 1, True]
+        rows = (await read("/tasks/calls/elements"))["rows"]
+        assert [row["state"] for row in rows] == ["success", "failed", "up_for_retry", "success", "skipped"]
+        assert rows[2]["waits_for"]["text"] == "try 2 of 2, in the attempt of all elements"
+        for index, value in ((0, '"zero"'), (3, '"three"')):
+            xcoms = (await read(f"/xcoms?task=calls&map_index={index}"))["rows"]
+            assert [(one["map_index"], one["key"], one["value"]) for one in xcoms] == [(index, "return_value", value)]
+        for index in (-1, 0, 3):
+            log = await read(f"/tasks/calls/log?map_index={index}")
+            assert [line["text"] for line in log["rows"]] == ["element 1 failed in try 2"]
+
+        page = (await client.get(f"{base}/tasks/calls")).text
+        assert 'id="log"' in page
+        assert "try 1 of 2, running" in page
+        element = (await client.get(f"{base}/tasks/calls?map_index=1")).text
+        assert 'data-try="1"' in element
+        assert "Mark success" not in element
+        assert (await client.get(f"{base}/tasks/calls/state?map_index=1")).status_code == 200

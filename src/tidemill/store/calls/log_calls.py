@@ -22,7 +22,10 @@ class LogPartRecord(msgspec.Struct, frozen=True):
 
 @answered_by("dags.task_lists:read_task_log", reads=True)
 class ReadLog(Call[Listed[LogPartRecord]], frozen=True):
-    """Return the parts of the log of a try, in order. `try_number`: None for the last try."""
+    """Return the parts of the log of a try, in order. `try_number`: None for the last try.
+
+    All elements of a task with `iterate` have the log of its attempt, and so has the task.
+    """
 
     dag_id: str
     run_id: str

@@ -22,6 +22,8 @@ class XComRecord(msgspec.Struct, frozen=True):
 class ListXComs(Call[Listed[XComRecord]], frozen=True):
     """Return the XComs of a run, by task and key.
 
+    Named by its id, a task with `iterate` has the results of its elements before its other XComs.
+
     Attributes:
         dag_id: The DAG.
         run_id: The run.

@@ -288,6 +288,15 @@ class Desk:
         rows, _ = self._describe_tasks(found, self._list_unmapped(dag_id, run_id), run, dag, structure)
         return run, structure, rows[0]
 
+    def find_attempt(self, run: RunRecord, structure: DagStructure, task_id: str) -> models.DagTaskView | None:
+        """Return the attempt of a task that runs all elements in one; None: it has not begun, or is another task."""
+        plan = next((one for one in structure.tasks if one.id == task_id), None)
+        if plan is None or plan.mapped is None or not plan.mapped.iterated:
+            return None
+        found = self.ask(ListTasks(run.dag_id, run.run_id, task_id=task_id, map_index=None)).rows
+        attempts = [task for task in found if task.map_index == 0]
+        return _describe_task(attempts[0], None, run) if attempts else None
+
     def list_instances(
         self, run: RunRecord, structure: DagStructure, names: Sequence[str], map_index: int
     ) -> list[models.DagTaskView]:

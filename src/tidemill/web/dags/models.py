@@ -129,7 +129,10 @@ class DagTaskView(BaseModel):
     elements: MapCountsView | None = Field(
         default=None, description="The counts of its elements; null: it is not mapped, or is an element itself."
     )
-    label: str | None = Field(default=None, description="The rendered map_index_template of an element.")
+    label: str | None = Field(
+        default=None,
+        description="The rendered map_index_template of an element; for an iteration of a loop, its decision.",
+    )
     stream: TaskStreamView | None = Field(default=None, description="The latest stream of the task; null: it has none.")
 
 

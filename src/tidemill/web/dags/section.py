@@ -14,7 +14,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.requests import Request
 
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
-from tidemill.core.tasks.structure import DagStructure
+from tidemill.core.tasks.structure import DagStructure, LoopStructure
 from tidemill.services.conf_lists import list_mapped_params
 from tidemill.web.dags import models
 from tidemill.web.dags.api import (
@@ -107,6 +107,14 @@ def _list_group(structure: DagStructure, group: str) -> list[str]:
     inside = structure.list_groups().get(group, [])
     upstream = {one.id: one.upstream for one in structure.tasks}
     return list_in_order({name: [one for one in upstream[name] if one in inside] for name in inside}, None)
+
+
+def _find_loop(structure: DagStructure, task_id: str) -> LoopStructure | None:
+    """Return the loop that a task is, or is part of."""
+    plans = {one.id: one for one in structure.tasks}
+    plan = plans.get(task_id)
+    group = plan if plan is None or plan.is_group else plans.get(plan.mapped_group)
+    return None if group is None or group.mapped is None else group.mapped.loop
 
 
 def _parse_range(text: str) -> tuple[int | None, int | None]:
@@ -223,8 +231,10 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         history = desk.list_history(dag_id, run_id, task_id, map_index, "", _MAX_HISTORY)
         inside = _list_group(structure, task_id)
         instances = desk.list_instances(found, structure, inside, map_index) if inside and map_index >= 0 else []
-        values = {"run": describe_run(found), "task": task, "history": history, "inside": inside}
-        values |= {"instances": instances, "seen": _digest(task, history, *instances)}
+        values: dict[str, Any] = {"run": describe_run(found), "task": task, "history": history, "inside": inside}
+        attempt = desk.find_attempt(found, structure, task_id)
+        values |= {"instances": instances, "attempt": attempt, "iteration_of": _find_loop(structure, task_id)}
+        values["seen"] = _digest(task, history, *instances, *([] if attempt is None else [attempt]))
         values["mapped_group"] = next((one.mapped_group for one in structure.tasks if one.id == task_id), "")
         if task.stream is not None:
             values["events"] = desk.list_events(dag_id, run_id, task_id, map_index, "", _MAX_EVENTS)
@@ -261,7 +271,8 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
             values["cells"] = list_cells(dag_id, run_id, values["inside"], elements.rows)
             values |= {"elements": elements, "more": link_more(request, elements.cursor), "chosen_index": index}
             values |= {"element_states": ELEMENT_STATES, "chosen_state": states[0] if states else ""}
-        shown = max(task.tries, 1) if try_number is None else try_number
+        tries = (values["attempt"] or task).tries
+        shown = max(tries, 1) if try_number is None else try_number
         return pages.answer(request, "dags/task.html", shown=shown, **values)
 
     @router.get(f"{_RUN}/tasks/{{task_id}}/state")

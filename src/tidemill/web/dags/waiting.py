@@ -169,8 +169,10 @@ def describe_wait(
         case "deferred":
             return _describe_trigger(task, around, due)
         case "up_for_retry":
+            # Elements that run in one attempt have no time of their own.
+            when = "at" if due is not None else "in the attempt of all elements"
             return TaskWaitView(
-                kind="retry", text=f"try {task.tries + 1} of {task.max_tries}, at", at=due, missing=scheduler
+                kind="retry", text=f"try {task.tries + 1} of {task.max_tries}, {when}", at=due, missing=scheduler
             )
         case "ending" if task.elements is not None:
             text = f"the end of {format_count(task.elements.unfinished, 'element')}"

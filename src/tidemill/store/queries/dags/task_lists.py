@@ -331,9 +331,20 @@ def list_history(connection: Connection, request: TaskHistory, context: CallCont
 
 def read_task_log(connection: Connection, request: ReadLog, context: CallContext) -> Listed[LogPartRecord]:
     """Return a page of the log of a try; see `ReadLog`."""
-    task = find_task(connection, request)
+    task = find_task(connection, _find_log(connection, request))
     try_number = find_last_try(connection, task) if request.try_number is None else request.try_number
     return read_log(connection, task, try_number, request.after, request.limit)
+
+
+def _find_log(connection: Connection, request: ReadLog) -> ReadLog:
+    """Return the request for the log of the attempt if all elements of a mapped task run in one."""
+    run, plan = _find_plan(connection, request.dag_id, request.run_id)
+    task = plan.tasks.get(request.task_id)
+    if request.map_index != UNMAPPED or task is None or not task.iterated:
+        return request
+    attempt = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == 0)
+    has_one = connection.execute(select(_TASK.id).where(attempt)).first() is not None
+    return msgspec.structs.replace(request, map_index=0) if has_one else request
 
 
 def count_store(connection: Connection, request: CountStore, context: CallContext) -> StoreCounts:

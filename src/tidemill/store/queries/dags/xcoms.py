@@ -15,6 +15,8 @@ from tidemill.store.dag_tables import dag_run, task_instance, task_part, xcom
 from tidemill.store.queries.dags.runs import find_run, select_dag
 
 _RUN, _TASK, _XCOM = dag_run.c, task_instance.c, xcom.c
+#: What a cursor has instead of a key among the results of elements that run in one attempt.
+_RESULTS = "\x1fresults"
 
 
 def find_fault(values: Sequence[tuple[str, str]]) -> str | None:
@@ -120,12 +122,19 @@ def _find_prior(connection: Connection, run: Any, request: GetXCom, name: str) -
 def list_xcoms(connection: Connection, request: ListXComs, context: CallContext) -> Listed[XComRecord]:
     """Return a page of the XComs of a run; see `ListXComs`."""
     run = find_run(connection, request.dag_id, request.run_id)
+    number, _, key = (request.after or "").partition(":")
+    results: list[XComRecord] = []
+    if request.task_id is not None and key in ("", _RESULTS):
+        results = _list_results(connection, run, request, int(number or -1))
+        if len(results) > request.limit:
+            return Listed(tuple(results[: request.limit]), f"{results[request.limit - 1].map_index}:{_RESULTS}")
+        number = ""
     statement = (
         select(_TASK.id, _TASK.task_id, _TASK.map_index, _XCOM.key, _XCOM.value, _XCOM.created_us)
         .join(xcom, _XCOM.task == _TASK.id)
         .where(_TASK.run == run)
         .order_by(_TASK.id, _XCOM.key)
-        .limit(request.limit + 1)
+        .limit(request.limit + 1 - len(results))
     )
     if request.task_id is not None:
         statement = statement.where(_TASK.task_id == request.task_id)
@@ -133,12 +142,31 @@ def list_xcoms(connection: Connection, request: ListXComs, context: CallContext)
         statement = statement.where(_TASK.map_index.between(request.map_index, request.last_index))
     elif request.map_index is not None:
         statement = statement.where(_TASK.map_index == request.map_index)
-    if request.after is not None:
-        number, _, key = request.after.partition(":")
+    if number:
         statement = statement.where(or_(_TASK.id > int(number), and_(_TASK.id == int(number), _XCOM.key > key)))
     rows = connection.execute(statement).all()
-    records = tuple(
-        XComRecord(row.task_id, row.map_index, row.key, row.value, row.created_us) for row in rows[: request.limit]
+    found = [XComRecord(row.task_id, row.map_index, row.key, row.value, row.created_us) for row in rows]
+    room = request.limit - len(results)
+    if len(rows) <= room:
+        return Listed((*results, *found), None)
+    after = f"{rows[room - 1].id}:{rows[room - 1].key}" if room else f"{results[-1].map_index}:{_RESULTS}"
+    return Listed((*results, *found[:room]), after)
+
+
+def _list_results(connection: Connection, run: int, request: ListXComs, after: int) -> list[XComRecord]:
+    """Return a page of the results of elements that run in one attempt, and one more; none for other tasks."""
+    part = task_part.c
+    of_attempt = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == 0)
+    wanted = [of_attempt, part.number > after, part.state == "success", part.value.is_not(None)]
+    if request.map_index is not None:
+        last = request.map_index if request.last_index is None else request.last_index
+        wanted.append(part.number.between(request.map_index, last))
+    statement = (
+        select(part.number, part.value, part.ended_us)
+        .join(task_instance, _TASK.id == part.task)
+        .where(and_(*wanted))
+        .order_by(part.number)
+        .limit(request.limit + 1)
     )
-    last = rows[request.limit - 1] if len(rows) > request.limit else None
-    return Listed(records, None if last is None else f"{last.id}:{last.key}")
+    rows = connection.execute(statement)
+    return [XComRecord(request.task_id or "", number, "return_value", value, at_us) for number, value, at_us in rows]
