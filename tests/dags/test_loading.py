@@ -104,6 +104,16 @@ def test_two_dags_of_one_id_are_refused(tmp_path: Path) -> None:
         load_file(path, tmp_path)
 
 
+def test_a_file_that_is_also_imported_is_refused_with_the_name_of_the_module(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "imports_itself.py",
+        "import imports_itself\nfrom tidemill.dags import DAG\na = DAG('a')\nwith a:\n    pass",
+    )
+    with pytest.raises(DagError, match="also imported, as module 'imports_itself', which creates its DAG 'a' again"):
+        load_file(path, tmp_path)
+
+
 def test_a_trigger_that_a_dag_file_defines_is_refused(tmp_path: Path) -> None:
     text = """
 from tidemill.dags import DAG, EmptyOperator

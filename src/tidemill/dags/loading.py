@@ -158,11 +158,21 @@ def _check_dags(found: list[DAG], path: Path) -> dict[str, DAG]:
     dags: dict[str, DAG] = {}
     for dag in found:
         if dags.setdefault(dag.dag_id, dag) is not dag:
-            raise DagError(f"the file has two DAGs {dag.dag_id!r}; give them different ids")
+            raise DagError(_describe_double(dag.dag_id, path))
         dag.fileloc = str(path)
     for dag in dags.values():
         dag.validate()
     return dags
+
+
+def _describe_double(dag_id: str, path: Path) -> str:
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) == str(path) and not name.startswith(DAG_MODULE):
+            return (
+                f"the file is also imported, as module {name!r}, which creates its DAG {dag_id!r} again; move what is "
+                "imported from it, such as triggers, to a module next to the file"
+            )
+    return f"the file has two DAGs {dag_id!r}; give them different ids"
 
 
 def find_imports(path: Path, folder: Path, known: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
