@@ -63,6 +63,13 @@ _CONNECTIONS = 3
 _PREPARED = 200
 #: The delay before repeating a transaction that lost a conflict; the other transaction has usually ended by then.
 _CONFLICT_BACKOFF = Backoff(0.005, 0.2)
+#: The server closes the connections of a host that has vanished within a minute; by default it takes two hours.
+KEEPALIVE = {
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
 #: Every statement here finds a few rows by key. The planner must not sort or hash the whole table for that, as it would
 #: for a batch of hundreds of keys if its statistics date from when the table was small.
 _PLANNING = {"enable_mergejoin": "off", "enable_hashjoin": "off", "plan_cache_mode": "force_custom_plan", "jit": "off"}
@@ -86,6 +93,7 @@ class PostgresDatabase:
     ) -> None:
         self._cipher = cipher or Cipher()
         self._doorbell = PostgresDoorbell(listen_url or url)
+        self._has_listen_url = bool(listen_url)
         self._label = redact_text(url)
         self._attempt_seconds = attempt_seconds
         self._read_only = read_only
@@ -99,6 +107,8 @@ class PostgresDatabase:
         self._begin_read = _build_begin(read_only, attempt_seconds, _PLANNING)
         self._begin_write = _build_begin(read_only, attempt_seconds, _KEPT_PLANS)
         self._prepared_count = 0
+        # PgBouncer rejects most startup settings, but accepts the application name.
+        self._session_settings = {"application_name": "tidemill"}
         self._numbers = itertools.count(1)
         self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine = self._make_engine(url)
@@ -135,6 +145,9 @@ class PostgresDatabase:
             raise
         if direct:
             self._prepared_count = _PREPARED
+            self._session_settings |= KEEPALIVE
+            if not self._has_listen_url:
+                self._doorbell.session_settings |= KEEPALIVE
             self._epoch += 1  # replaces this connection by one that prepares statements
         if self._read_only:
             await self.read(lambda connection: check_readable(connection, self._label))
@@ -299,10 +312,8 @@ class PostgresDatabase:
     def _make_engine(self, url: str) -> AsyncEngine:
         async def connect() -> Any:
             # asyncpg parses the URL itself, so libpq's forms work: several hosts, sslmode, a service, a socket folder.
-            # PgBouncer rejects most startup settings, but accepts the application name.
-            settings = {"application_name": "tidemill"}
             return await asyncpg.connect(
-                url, timeout=_CONNECT_SECONDS, statement_cache_size=0, server_settings=settings
+                url, timeout=_CONNECT_SECONDS, statement_cache_size=0, server_settings=dict(self._session_settings)
             )
 
         def create() -> Any:

@@ -30,11 +30,15 @@ class PostgresDoorbell(Doorbell):
 
     Args:
         url: The database URL.
+
+    Attributes:
+        session_settings: The settings of the next connection.
     """
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self._url = url
+        self.session_settings = {"application_name": "tidemill doorbell"}
         self._pending: set[Channel] = set()
         self._wanted = asyncio.Event()
         self._batches = BellBatches(self._send)
@@ -77,7 +81,7 @@ class PostgresDoorbell(Doorbell):
             await asyncio.sleep(SCAN_SECONDS)
 
     async def _serve(self) -> None:
-        settings = {"application_name": "tidemill doorbell"}
+        settings = dict(self.session_settings)
         connection = await asyncpg.connect(self._url, timeout=_CONNECT_SECONDS, server_settings=settings)
         lost = asyncio.Event()
 
