@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.size import sized
 from tests.store.dags import ENDED, Player, dag, task
+from tests.store.replay import StoredLife, check_replay, read_lives
 from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.dependencies import OutcomeTally, Readiness, TaskOutcome, TriggerRule, Upstream, decide
@@ -293,8 +294,13 @@ class Game:
                 await self.report(name, 3, 1 << 16)
             await self.check()
             if self.model.end_of_run() != "running":
+                for life in await self.read_lives():
+                    check_replay(life)
                 return
         raise AssertionError(f"the run never ends: {self.model.states}")
+
+    async def read_lives(self) -> list[StoredLife]:
+        return await self.player.store.read(lambda connection: read_lives(connection, [self.run.id]))
 
 
 class Table:
@@ -370,3 +376,15 @@ def test_the_evaluator_can_disagree(sqlite_table: Table) -> None:
     with pytest.raises(AssertionError):
         sqlite_table.runner.run(game.check())
     sqlite_table.runner.run(sqlite_table.store.call(CancelRun("disagrees", game.run.run_id, "tester")))
+
+
+def test_a_journal_can_lead_to_another_state_than_the_stored_one(sqlite_table: Table) -> None:
+    game = Game(sqlite_table.player, dag(task("a"), id="differs"))
+    sqlite_table.runner.run(game.begin())
+    sqlite_table.runner.run(game.finish())
+    (life,) = sqlite_table.runner.run(game.read_lives())
+
+    with pytest.raises(AssertionError, match="success"):
+        check_replay(replace(life, journal=life.journal[:-1]))
+    with pytest.raises(AssertionError, match="no input"):
+        check_replay(replace(life, journal=life.journal[1:]))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from sqlalchemy import text
+from tests import prepared
 from tests.until import wait_until
 
 from tidemill.runtime.process.table import find_marked, is_running
+from tidemill.store.database import Database
 
 _MARK = "TIDEMILL_TEST_FLEET"
+#: Counts changes of tasks that had succeeded.
+AGAIN = """
+SELECT count(*) FROM task_journal AS a JOIN task_journal AS b ON b.task = a.task AND b.epoch > a.epoch
+WHERE a.after = 'success'
+"""
 
 
 class Fleet:
@@ -36,7 +43,7 @@ class Fleet:
             "TIDEMILL_DEBUG__ENABLED": "false",
             "TIDEMILL_TRIGGERER__BLOCK_LIMIT_SECONDS": "20",
         }
-        self.services: dict[str, subprocess.Popen[bytes]] = {}
+        self.services: dict[str, prepared.Forked] = {}
 
     def write(self, text: str) -> None:
         """Write the DAG file."""
@@ -45,22 +52,24 @@ class Fleet:
     def start(self, name: str, **settings: str) -> None:
         """Start a service; the name begins with its kind: `worker-1`."""
         kind = name.partition("-")[0]
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("TIDEMILL_")}
         with open(self.folder / f"{name}.log", "ab") as output:
-            self.services[name] = subprocess.Popen(
-                [sys.executable, "-m", "tidemill", kind, "--folder", str(self.folder / "dags")],
-                stdin=subprocess.DEVNULL,
+            self.services[name] = prepared.start(
+                [kind, "--folder", str(self.folder / "dags")],
+                cwd=self.folder,
                 stdout=output,
                 stderr=output,
-                env=environ | self._settings | settings | {"WORKER_ID": name, _MARK: str(self.folder)},
-                start_new_session=True,
+                env=self._build_environment() | settings | {"WORKER_ID": name, _MARK: str(self.folder)},
             )
 
     def run(self, *words: str) -> str:
         """Run a command on the database, and return its output."""
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("TIDEMILL_")}
-        command = [sys.executable, "-m", "tidemill", *words, "--folder", str(self.folder / "dags")]
-        return subprocess.run(command, env=environ | self._settings, check=True, capture_output=True, text=True).stdout
+        command = [*words, "--folder", str(self.folder / "dags")]
+        done = prepared.run_text(command, cwd=self.folder, env=self._build_environment())
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _build_environment(self) -> dict[str, str]:
+        return {key: value for key, value in os.environ.items() if not key.startswith("TIDEMILL_")} | self._settings
 
     def kill(self, name: str) -> None:
         """Kill a service, as the loss of its host would."""
@@ -107,3 +116,16 @@ def run_fleet(folder: Path, url: str, lease_seconds: float = 2.0) -> Iterator[Fl
         yield fleet
     finally:
         fleet.close()
+
+
+async def count(store: Database, statement: str) -> int:
+    """Return the number that a statement selects."""
+    return int(await store.read(lambda connection: connection.execute(text(statement)).scalar_one()))
+
+
+async def wait_for(store: Database, statement: str, wanted: int, what: object, seconds: float = 120.0) -> None:
+    """Wait until a statement selects at least a number, which it must not exceed."""
+    async with asyncio.timeout(seconds):
+        while (found := await count(store, statement)) < wanted:
+            await asyncio.sleep(0.1)
+    assert found == wanted, what

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.services.hosts.fleet import run_fleet
-from tests.services.hosts.test_kills import AGAIN, count, wait_for
+from tests.services.hosts.fleet import AGAIN, count, run_fleet, wait_for
 from tests.store.server import PostgresServer
 
 from tidemill.store.calls.run_calls import CreateRun

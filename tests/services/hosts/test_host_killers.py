@@ -11,8 +11,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.services.hosts.fleet import run_fleet
-from tests.services.hosts.test_kills import count, wait_for
+from tests.services.hosts.fleet import count, run_fleet, wait_for
 from tests.store.server import PostgresServer
 
 from tidemill.store.calls.instance_calls import ListTasks

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.services.hosts.fleet import run_fleet
-from tests.services.hosts.test_kills import wait_for
+from tests.services.hosts.fleet import run_fleet, wait_for
 from tests.store.server import PostgresServer
 from tests.until import until
 
