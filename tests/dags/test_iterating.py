@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,10 +28,13 @@ from tidemill.dags import (
     TaskFailed,
     TaskSkipped,
     get_current_context,
+    iterating,
     task,
     task_group,
 )
 from tidemill.dags.building import build_structure, serialize_dag
+from tidemill.dags.current import note_interrupted
+from tidemill.dags.exceptions import TaskTimeout
 from tidemill.dags.iterating import PlaceLeft
 from tidemill.dags.structures import read_structure
 from tidemill.runtime.json.codec import decode, encode
@@ -166,6 +172,7 @@ def test_other_functions_run_in_threads() -> None:
     parts = Parts(list(range(4)))
     assert run(dag, "wait", parts) == Success()
     assert len(set(parts.results.values())) == 2
+    assert [one.name for one in threading.enumerate() if one.name.startswith("tidemill-")] == []
 
 
 def test_an_attempt_runs_only_what_is_left() -> None:
@@ -373,6 +380,175 @@ def test_results_are_stored_soon_while_elements_run() -> None:
     assert seen == [False, True]
 
 
+@contextlib.contextmanager
+def interrupted(when: threading.Event) -> Iterator[None]:
+    """Interrupt the attempt in the main thread once an event is set, as a worker does."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        note_interrupted()
+        raise TaskTimeout("the attempt is over")
+
+    def send() -> None:
+        if when.wait(5):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_coroutines_that_are_interrupted_have_not_failed() -> None:
+    began = threading.Event()
+
+    @task(task_concurrency=2)
+    async def hang(x: int) -> int:
+        if x >= 2:
+            began.set()
+            await asyncio.sleep(5)
+        return x
+
+    with DAG("d") as dag:
+        hang.iterate(x=rows())
+    parts = Parts(list(range(6)))
+    with interrupted(began):
+        ending = run(dag, "hang", parts)
+    assert isinstance(ending, Failure)
+    assert parts.results == {0: 0, 1: 1}
+    assert parts.kept.keys() == {0, 1}
+
+
+def test_an_attempt_ends_although_an_element_ignores_the_interruption() -> None:
+    began = threading.Event()
+
+    @task(task_concurrency=1)
+    async def ignore(x: int) -> int:
+        if x == 0:
+            began.set()
+            with contextlib.suppress(BaseException):
+                time.sleep(5)
+        await asyncio.sleep(0.01)
+        return x
+
+    with DAG("d") as dag:
+        ignore.iterate(x=rows())
+    parts = Parts(list(range(1_000)))
+    with interrupted(began):
+        ending = run(dag, "ignore", parts)
+    assert isinstance(ending, Failure)
+    assert 0 < len(parts.kept) < 500
+    assert {one.state for one in parts.kept.values()} == {"success"}
+
+
+def test_operators_of_an_attempt_that_is_interrupted_are_killed() -> None:
+    began, over = threading.Event(), threading.Event()
+    killed: list[int] = []
+    both = threading.Barrier(2, action=began.set, timeout=5)
+
+    class Wait(BaseOperator):
+        def __init__(self, *, x: int, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.x = x
+
+        def execute(self, context: Any) -> None:
+            both.wait()
+            over.wait(5)
+
+        def on_kill(self) -> None:
+            killed.append(self.x)
+
+    with DAG("d") as dag:
+        Wait.partial(task_id="t", task_concurrency=2).iterate(x=rows())
+    parts = Parts([0, 1, 2])
+    with interrupted(began):
+        ending = run(dag, "t", parts)
+    over.set()
+    assert isinstance(ending, Failure)
+    assert sorted(killed) == [0, 1]
+    assert parts.kept == {}
+
+
+def test_many_large_results_are_sent_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iterating, "_MAX_GROUP_BYTES", 100)
+
+    @task(task_concurrency=40)
+    async def produce(x: int) -> str:
+        await asyncio.sleep(0.01)
+        return "x" * 50
+
+    with DAG("d") as dag:
+        produce.iterate(x=rows())
+    parts = Parts(list(range(40)))
+    assert run(dag, "produce", parts) == Success()
+    assert len(parts.results) == 40
+    assert max(number for number, _, _ in parts.groups) <= 2
+
+
+def test_large_items_are_not_read_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iterating, "_AHEAD_CHARACTERS", 1_000)
+    asked: list[int] = []
+
+    class Counted(Parts):
+        def get_parts(self, after: int, limit: int) -> Page:
+            asked.append(after)
+            return super().get_parts(after, limit)
+
+    @task(task_concurrency=1)
+    def look(x: str, ti: Any) -> int:
+        if ti.map_index == 0:
+            time.sleep(0.2)
+        return len(asked)
+
+    with DAG("d") as dag:
+        look.iterate(x=rows())
+    parts = Counted(["x" * 100] * 300)
+    assert run(dag, "look", parts) == Success()
+    assert parts.results[0] == 1
+    assert len(parts.results) == 300
+
+
+def test_elements_that_the_store_alone_knows_run_again_once_their_results_are_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(iterating, "_MAX_RETRYING", 1)
+    calls: Counter[int] = Counter()
+
+    class Slow(Parts):
+        def keep_parts(self, results: Any, seen: int, running: int) -> Counts:
+            time.sleep(0.05)
+            return super().keep_parts(results, seen, running)
+
+    @task(retries=1, retry_delay=timedelta(milliseconds=1), task_concurrency=2)
+    async def flaky(x: int) -> int:
+        calls[x] += 1
+        if x < 5 and calls[x] == 1:
+            raise ValueError("no")
+        return x
+
+    with DAG("d") as dag:
+        flaky.iterate(x=rows())
+    parts = Slow(list(range(10)))
+    assert run(dag, "flaky", parts) == Success()
+    assert [calls[number] for number in range(10)] == [2] * 5 + [1] * 5
+
+
+def test_the_reason_of_a_skip_can_be_stored() -> None:
+    @task
+    def skip(x: int) -> None:
+        raise TaskSkipped("a\0b" + "c" * 10_000)
+
+    with DAG("d") as dag:
+        skip.iterate(x=rows())
+    parts = Parts([1])
+    assert isinstance(run(dag, "skip", parts), Skip)
+    assert parts.kept[0].error.startswith("a\\x00b")
+    assert len(parts.kept[0].error) < 1_100
+
+
 def test_the_structure_says_that_one_attempt_runs_all_elements() -> None:
     with DAG("d") as dag:
         results = double.chunk(2, max_wait=1).iterate(x=stream())
@@ -400,6 +576,7 @@ class Streams(BaseOperator):
         lambda: task_group(lambda x: None, group_id="g").iterate(x=[1]),
         lambda: task_group(lambda x: None, group_id="g").iterate_kwargs([{"x": 1}]),
         lambda: stream.iterate(x=[1]),
+        lambda: double.iterate(x=[1])["key"],
         lambda: double.iterate(),
         lambda: double.iterate([1]),
         lambda: double.iterate(y=[1]),

@@ -44,10 +44,13 @@ _GROUP_SECONDS: Final = 0.05
 #: The most results of a group; workers wait while more are not sent.
 _MAX_GROUP: Final = 1_000
 _MAX_GROUP_BYTES: Final = 4 << 20
-#: The number of items that are read ahead of the work.
+#: The number of items that are read ahead of the work, and the characters from which on no more are read.
 _AHEAD: Final = 1_000
+_AHEAD_CHARACTERS: Final = 8 << 20
 #: The most failed elements that wait for a retry in memory; the store knows the others.
 _MAX_RETRYING: Final = 1_000
+#: How often the keeper of results looks whether the attempt was interrupted.
+_LOOK_SECONDS: Final = 0.25
 #: How long to wait between two looks for elements of a source that gives none now.
 _POLL_SECONDS: Final = 0.05
 _MAX_POLL_SECONDS: Final = 0.5
@@ -76,11 +79,13 @@ class ElementToRun:
         number: Its index.
         tries: How often it has failed.
         items: What its arguments are made of.
+        size: The number of characters of these.
     """
 
     number: int
     tries: int
     items: tuple[ChunkItem, ...]
+    size: int
 
 
 class Result(NamedTuple):
@@ -126,7 +131,14 @@ class ElementRunner:
         self._shared: Mapping[str, Any] | None = None
         #: The context values that the function takes; None: not known yet.
         self._wanted: tuple[str, ...] | None = None
+        #: The operators that are executed now.
+        self._operators: list[Any] = []
         self._lock = threading.Lock()
+
+    def list_operators(self) -> list[Any]:
+        """Return the operators that are executed now; those of an attempt that ends are to be killed."""
+        with self._lock:
+            return list(self._operators)
 
     def prepare(self, part: ElementToRun) -> tuple[dict[str, Any], Any, Context]:
         """Return the arguments of an element, which of them are data, and its context."""
@@ -180,9 +192,15 @@ class ElementRunner:
         operator = self._mapped.unmap(values)
         context["task"] = context["ti"].task = operator
         self._render(operator, context, data)
-        operator.pre_execute(context)
-        result = operator.execute(context)
-        operator.post_execute(context, result)
+        with self._lock:
+            self._operators.append(operator)
+        try:
+            operator.pre_execute(context)
+            result = operator.execute(context)
+            operator.post_execute(context, result)
+        finally:
+            with self._lock:
+                self._operators = [one for one in self._operators if one is not operator]
         return result
 
 
@@ -224,6 +242,8 @@ class Iteration:
         self._ahead = max(1, min(_AHEAD // size, _AHEAD))
         self._changed = threading.Condition()
         self._parts: deque[ElementToRun] = deque()
+        #: The characters of the items of elements that wait to be run, and of those that wait for a retry.
+        self._waiting_size = self._retrying_size = 0
         self._retrying: list[tuple[float, int, ElementToRun]] = []
         self._order = itertools.count()
         self._left_out = False
@@ -232,7 +252,7 @@ class Iteration:
         self._is_done = self._is_stopping = False
         self._waits = False
         self._error: BaseException | None = None
-        self._results: list[Result] = []
+        self._results: deque[Result] = deque()
         self._size = 0
         self._seen = 0
         self._sending = False
@@ -244,6 +264,7 @@ class Iteration:
 
         Raises:
             ElementsWait: Elements that have failed wait for their next try.
+            TaskTimeout: The attempt was interrupted.
             TaskError: The store refuses a result, for example because the attempt has been replaced.
         """
         threads = [
@@ -258,6 +279,10 @@ class Iteration:
             else:
                 self._run_threads()
         except BaseException:
+            # An interruption may have come just after the lock was taken.
+            with contextlib.suppress(RuntimeError):
+                while True:
+                    self._changed.release()
             # Results that are there are stored; a call under way uses the connection of the attempt's report.
             self._stop()
             raise
@@ -269,6 +294,8 @@ class Iteration:
                 thread.join()
         if self._error is not None:
             raise self._error
+        if self._is_stopping:
+            raise TaskTimeout("an element has ignored that its attempt was interrupted")
         if self._waits:
             raise ElementsWait("elements that have failed wait for their next try")
         assert self._counts is not None
@@ -299,11 +326,11 @@ class Iteration:
         idle_since: float | None = None
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_stopping or len(self._parts) < self._ahead, self._find_pause())
+                self._changed.wait_for(lambda: self._is_stopping or self._wants_parts, self._find_pause())
                 if self._is_stopping:
                     return
                 self._take_due()
-                if len(self._parts) >= self._ahead:
+                if not self._wants_parts:
                     continue
                 if closed:
                     if self._has_ended():
@@ -312,8 +339,9 @@ class Iteration:
                         self._wake()
                         return
                     if self._left_out and not (self._parts or self._running or self._retrying):
-                        # They are to be tried again, as the store knows.
+                        # They are to be tried again, as the store knows; it does so once it has all results.
                         self._changed.wait_for(lambda: self._is_stopping, self._delay)
+                        self._changed.wait_for(lambda: self._is_stopping or not (self._results or self._sending))
                         after, closed, self._left_out = -1, False, False
                     else:
                         self._changed.wait_for(
@@ -321,7 +349,7 @@ class Iteration:
                         )
                     continue
             page = self._services.get_parts(after, self._ahead)
-            parts = [ElementToRun(one.number, one.tries, self._complete(one)) for one in page.parts]
+            parts = [self._complete(one) for one in page.parts]
             with self._changed:
                 moved = page.next > after
                 after = page.next
@@ -341,15 +369,21 @@ class Iteration:
             self._wait_for_elements()
             idle_since = None
 
-    def _complete(self, one: IterationPart) -> tuple[ChunkItem, ...]:
-        """Return all items of an element; a page may end among those of its last one."""
+    def _complete(self, one: IterationPart) -> ElementToRun:
+        """Return an element with all its items; a page may end among those of its last one."""
         items = list(one.items)
         while len(items) < one.size:
             page = self._services.get_chunk_items(items[-1].number if items else one.first - 1, part=one.number)
             if not page:
                 break
             items += page
-        return tuple(items)
+        size = sum(len(text) for item in items for text in item.elements if text is not None)
+        return ElementToRun(one.number, one.tries, tuple(items), size)
+
+    @property
+    def _wants_parts(self) -> bool:
+        """Whether more elements are to be read."""
+        return len(self._parts) < self._ahead and self._waiting_size < _AHEAD_CHARACTERS
 
     @property
     def _is_idle(self) -> bool:
@@ -384,11 +418,13 @@ class Iteration:
         due = []
         while self._retrying and self._retrying[0][0] <= now:
             due.append(heapq.heappop(self._retrying)[2])
+            self._retrying_size -= due[-1].size
         self._add(due)
 
     def _add(self, parts: Any) -> None:
         before = len(self._parts)
         self._parts.extend(parts)
+        self._waiting_size += sum(one.size for one in parts)
         if len(self._parts) > before:
             self._changed.notify_all()
             self._wake()
@@ -398,8 +434,10 @@ class Iteration:
         if self._is_stopping or not self._parts:
             return None
         self._running += 1
+        wanted = self._wants_parts
         part = self._parts.popleft()
-        if len(self._parts) == self._ahead - 1:
+        self._waiting_size -= part.size
+        if self._wants_parts and not wanted:
             self._changed.notify_all()
         return part
 
@@ -414,6 +452,11 @@ class Iteration:
             worker.start()
         with self._changed:
             self._changed.wait_for(lambda: self._is_done or self._is_stopping)
+            if self._is_stopping:
+                return
+        # A process that has threads left runs no other attempt.
+        for worker in workers:
+            worker.join()
 
     def _work(self) -> None:
         while True:
@@ -440,6 +483,13 @@ class Iteration:
         loop = asyncio.get_running_loop()
         more = asyncio.Event()
         workers = [loop.create_task(self._work_async(more)) for _ in range(self._concurrency)]
+
+        def note_end(worker: asyncio.Task[None]) -> None:
+            if not worker.cancelled() and worker.exception() is not None:
+                self._stop()  # its element would be waited for
+
+        for worker in workers:
+            worker.add_done_callback(note_end)
 
         def look() -> None:
             more.set()
@@ -474,7 +524,7 @@ class Iteration:
                 with telling(context):
                     value = await call()
             except asyncio.CancelledError:
-                if self._is_stopping:
+                if self._is_stopping or is_interrupted():
                     raise
                 self._end(part, started_us, error=TaskError("the function was cancelled (asyncio.CancelledError)"))
             except BaseException as error:
@@ -503,15 +553,16 @@ class Iteration:
         with self._changed:
             self._running -= 1
             if result.state == "up_for_retry":
-                if len(self._retrying) < _MAX_RETRYING:
+                if len(self._retrying) < _MAX_RETRYING and self._retrying_size < _AHEAD_CHARACTERS:
+                    self._retrying_size += part.size
                     due = self._read_clock() + self._delay
-                    again = ElementToRun(part.number, result.tries, part.items)
+                    again = ElementToRun(part.number, result.tries, part.items, part.size)
                     heapq.heappush(self._retrying, (due, next(self._order), again))
                 else:
                     self._left_out = True
             self._results.append(result)
             self._size += len(text or "")
-            if len(self._results) == 1 or len(self._results) >= _MAX_GROUP or self._is_idle:
+            if len(self._results) == 1 or self._has_group or self._is_idle:
                 self._changed.notify_all()
             if not self._runner.is_async:
                 self._changed.wait_for(self._has_room)
@@ -537,8 +588,9 @@ class Iteration:
         if error is None:
             return Result(part.number, "success", part.tries + 1, text, None, started_us)
         if isinstance(error, TaskSkipped):
-            log.info("element %d is skipped: %s", part.number, error)
-            return Result(part.number, "skipped", part.tries + 1, None, str(error) or None, started_us)
+            _, _, reason = describe_error(error).partition(": ")
+            log.info("element %d is skipped: %s", part.number, reason)
+            return Result(part.number, "skipped", part.tries + 1, None, _make_storable(reason) or None, started_us)
         if isinstance(error, TaskDeferred):
             error = TaskFailed(
                 f"element {part.number} deferred to {type(error.trigger).__name__}, but iterate() runs all elements in "
@@ -547,7 +599,7 @@ class Iteration:
         tries = part.tries + 1
         again = not isinstance(error, TaskFailed) and tries < self._element_tries
         log.error("element %d failed in try %d: %s", part.number, tries, describe_error(error), exc_info=_cut(error))
-        line = shorten(escape_surrogates(describe_error(error)).replace("\0", "\\x00"), _MAX_ERROR)
+        line = _make_storable(describe_error(error))
         return Result(part.number, "up_for_retry" if again else "failed", tries, None, line, started_us)
 
     def _keep(self) -> None:
@@ -555,8 +607,11 @@ class Iteration:
         told = -1
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._results or self._is_done or self._is_stopping, 1.0)
-                results, self._results, self._size = self._results, [], 0
+                self._changed.wait_for(lambda: self._results or self._is_done or self._is_stopping, _LOOK_SECONDS)
+                if is_interrupted() and not (self._is_done or self._is_stopping):
+                    # The exception may have been caught by an element, or logged by the loop.
+                    self._stop()
+                results = self._take_results()
                 ends = (self._is_done or self._is_stopping) and not results
                 seen, running = self._seen, self._running
                 self._sending = True
@@ -572,8 +627,22 @@ class Iteration:
                     return
                 self._changed.wait_for(self._is_group_due, max(0.0, due - self._read_clock()))
 
+    def _take_results(self) -> list[Result]:
+        """Return the next group of results, which are sent in one message."""
+        found: list[Result] = []
+        size = 0
+        while self._results and len(found) < _MAX_GROUP and size < _MAX_GROUP_BYTES:
+            found.append(self._results.popleft())
+            size += len(found[-1].value or "")
+        self._size -= size
+        return found
+
+    @property
+    def _has_group(self) -> bool:
+        return len(self._results) >= _MAX_GROUP or self._size >= _MAX_GROUP_BYTES
+
     def _is_group_due(self) -> bool:
-        return self._is_done or self._is_stopping or len(self._results) >= _MAX_GROUP
+        return self._is_done or self._is_stopping or self._has_group
 
     def _send(self, results: list[Result], seen: int, running: int) -> None:
         try:
@@ -582,6 +651,11 @@ class Iteration:
             raise
         except TidemillError as error:
             raise TaskFailed(str(error)) from error
+
+
+def _make_storable(text: str) -> str:
+    """Return a text that every database accepts, cut at the limit."""
+    return shorten(escape_surrogates(text).replace("\0", "\\x00"), _MAX_ERROR)
 
 
 async def _wait(value: Any) -> Any:

@@ -183,10 +183,10 @@ def _run_elements(
     def render_value(value: Any, of_element: Context, data: Any) -> Any:
         return Renderer(partial(build_environment, dag), of_element, (), find_texts(data)).render(value)
 
+    runner = ElementRunner(mapped, context, services, render, render_value)
     with running(None, context, services):
         try:
             _call_all(mapped.on_execute_callback, context, "on_execute")
-            runner = ElementRunner(mapped, context, services, render, render_value)
             counts = Iteration(mapped, runner, services, claim.try_number, claim.max_tries).run()
         except KeyboardInterrupt:
             raise
@@ -194,6 +194,10 @@ def _run_elements(
             return AttemptResult(Loss(is_return=True))
         except BaseException as error:
             return AttemptResult(_classify(error))
+        finally:
+            if is_interrupted():
+                for operator in runner.list_operators():
+                    kill(operator)
     if counts.failed:
         text = describe_failures(counts)
         log.error("the attempt failed: %s", text)

@@ -165,11 +165,20 @@ class PlainXComArg(XComArg):
         return values.read_xcom(operator.task_id, self.key)
 
     def __getitem__(self, key: str) -> PlainXComArg:
-        """Return the output under another key, as tasks with `multiple_outputs` push it."""
+        """Return the output under another key, as tasks with `multiple_outputs` push it.
+
+        Raises:
+            DagError: The task runs all its elements in one attempt, which stores one result of each.
+        """
         if not isinstance(key, str):
             raise TypeError(
                 f"the output of task {self.operator.task_id!r} is not known while the file is parsed, so it has no "
                 f"item {key!r}; use a string key, and multiple_outputs=True in the task"
+            )
+        if getattr(self.operator, "is_iterated", False):
+            raise DagError(
+                f"task {self.operator.task_id!r} runs all its elements in one attempt, so its output has no item "
+                f"{key!r}; take the whole output, which has all results"
             )
         return PlainXComArg(self.operator, key)
 

@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -211,6 +212,15 @@ class _Test:
 
     def ask(self, call: Call[T]) -> T:
         """Answer a call of an attempt or of this module."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._ask(call)
+        # Coroutines of a task call the store from their own loop, which a call blocks at a worker, too.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self._ask, call).result()
+
+    def _ask(self, call: Call[T]) -> T:
         with self._lock:
             if isinstance(call, TakeEvents) and call.wait_us:
                 return cast(T, self._runner.run(self._take(call)))

@@ -93,6 +93,12 @@ def test_a_mapped_task_says_what_it_waits_for(given: Any, limits: dict[str, Any]
     assert text in found[1]
 
 
+@pytest.mark.parametrize(("retrying", "more"), [(0, ""), (400, "; 400 of them wait for a retry")])
+def test_a_task_whose_attempt_runs_all_elements_has_no_window(retrying: int, more: str) -> None:
+    counts = msgspec.structs.replace(count(900, 900, 500, closed=True, retrying=retrying), iterated=True)
+    assert describe("mapped", "success", counts) == ("elements", f"its elements: 500 of 900 are open{more}")
+
+
 def describe_in_group(task_id: str, state: str, index: int, counts: MapCounts | None = None) -> tuple[str, str] | None:
     """Return kind and text of the reason why a task of the group `g`, or the group, waits; `g.b` follows `g.a`."""
     mapped = MapStructure((), (MapSource("group", task="g"),))

@@ -215,6 +215,10 @@ def _describe_map(
     text = f"its elements: {counts.unfinished:,} of {arrived} are open"
     if structure is not None and structure.mapped_group:
         return TaskWaitView(kind="elements", text=text, names=[structure.mapped_group], missing=scheduler)
+    if counts.iterated:
+        # Its attempt decides when each begins.
+        retries = f"; {counts.retrying:,} of them wait for a retry" if counts.retrying else ""
+        return TaskWaitView(kind="elements", text=f"{text}{retries}", names=sources)
     size = mapped.max_outstanding if mapped is not None and mapped.max_outstanding is not None else window
     limit = None if structure is None else structure.max_active_per_run
     size = size if limit is None else min(size, limit)

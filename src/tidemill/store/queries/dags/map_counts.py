@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, func, literal_column, select, text
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal_column,
+    select,
+    text,
+)
 
 from tidemill.core.tasks.structure import MapStructure
 from tidemill.store.calls.instance_calls import MapCounts
@@ -79,7 +90,10 @@ def _parts(dialect: str) -> Select[Any]:
         _TASK.task_id == bindparam("of_task"),
         _TASK.map_index == literal_column("0"),
     )
-    columns = [task_iteration.c[name] for name in names]
+    columns: list[Any] = [task_iteration.c[name] for name in names]
+    # An attempt that has been lost or ended says no more how many it runs.
+    is_running = _TASK.state == literal_column("'running'")
+    columns[1] = case((is_running, task_iteration.c.running), else_=literal_column("0"))
     return select(*columns).join(task_instance, _TASK.id == task_iteration.c.task).where(only)
 
 
