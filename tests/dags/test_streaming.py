@@ -13,7 +13,7 @@ from tests.dags.attempts import Services as StoreServices
 from tidemill.core.tasks.endings import Deferral, Failure, Idle, Skip
 from tidemill.dags import DAG, BaseOperator
 from tidemill.dags.batch_services import BatchServices
-from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskFailed, TaskTimeout
+from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskDeferred, TaskFailed, TaskTimeout
 from tidemill.dags.running import run_attempt
 from tidemill.dags.streaming import AttemptIdle, StreamAction, StreamPlan, StreamRun, StreamTaskEnd
 from tidemill.dags.task_services import NO_WRITES, BatchWrites
@@ -420,6 +420,37 @@ def test_what_a_handler_that_fails_has_written_is_not_stored():
     with pytest.raises(ValueError):
         run(operator, held)  # type: ignore[arg-type]
     assert (services.store.xcoms, services.writes) == ({}, [])
+
+
+@pytest.mark.parametrize("state", ["skipped", "failed"])
+def test_the_xcoms_of_an_event_that_ends_the_task_are_stored(state):
+    class Read(BaseOperator):
+        def handle_trigger_events(self, events: Any, context: Any) -> None: ...
+
+    with DAG("dag") as dag:
+        Read(task_id="read")
+    services = Services("a", ending=EventEnding(state, "no", (("key", "7"),)))
+    claim = Claim("dag", "read", resume=Resume("", StreamPlan("").write(), ""), stream=ClaimedStream(7))
+    ending = run_attempt(dag, claim, services_with(services)).ending
+    assert isinstance(ending, Skip if state == "skipped" else Failure)
+    assert services.store.xcoms["", "key"] == "7"
+
+
+def test_what_is_written_before_a_deferral_at_the_end_is_stored():
+    services, operator = Services("a"), Operator()
+    held = BatchServices(services_with(services), "read", -1)
+
+    def end(context: Any) -> None:
+        held.push_xcom("end", "1")
+        context["stream"].emit("total")
+        raise TaskDeferred(trigger=None, method_name="later")
+
+    operator.on_stream_end = end  # type: ignore[method-assign]
+    with pytest.raises(TaskDeferred):
+        run(operator, held)  # type: ignore[arg-type]
+    assert services.kept[-1][2] == (('"total"', None),)
+    assert services.of[-1] == (7, None, True)
+    assert services.writes[-1] == BatchWrites((("end", "1"),))
 
 
 def test_the_writes_of_a_batch_fit_into_one_message():

@@ -1,7 +1,7 @@
 """What a handler of a stream writes for its task: it is stored with its batch, in one transaction, or not at all.
 
 Invariants: XComs and task state that a handler has written are read as if they were stored. Once the stream has ended,
-writes go to the store at once.
+or the attempt handles no more of it, writes go to the store at once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class BatchServices:
         return writes
 
     def release(self) -> None:
-        """Send later writes to the store at once."""
+        """Forget what is not stored, and send later writes to the store at once."""
+        self.take()
         self._holds = False
 
     def push_xcom(self, key: str, value: str) -> None:

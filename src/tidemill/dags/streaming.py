@@ -22,7 +22,7 @@ from tidemill.core.tasks.endings import Idle
 from tidemill.dags.arguments import check_duration
 from tidemill.dags.batch_services import BatchServices
 from tidemill.dags.current import is_interrupted
-from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskFailed, TaskTimeout
+from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskDeferred, TaskFailed, TaskTimeout
 from tidemill.dags.task_services import NO_WRITES, EndingEvent, StreamClaim, TakenEvents, TaskServices
 from tidemill.runtime.json.codec import decode, encode
 from tidemill.triggers.base import TriggerEvent
@@ -271,6 +271,15 @@ class StreamRun:
             StreamTaskEnd: An event ends the task.
             TaskDeferralError: The trigger failed, or ended without an event.
         """
+        try:
+            return self._run()
+        finally:
+            # What a handler wrote that failed is not kept. What follows, like the XComs of an event that ends the task,
+            # is no part of a batch.
+            if self._writes is not None:
+                self._writes.release()
+
+    def _run(self) -> Any:
         handle = self._find_handler()
         for earlier in self._earlier:
             if self._handle_earlier(handle, earlier):
@@ -436,10 +445,15 @@ class StreamRun:
 
     def _finish(self) -> Any:
         self._stream.trigger_run_id, self._stream.index = self._own.trigger, None
-        result = self._task.on_stream_end(self._context)
-        lists = self._lists and result is None
+        try:
+            result = self._task.on_stream_end(self._context)
+        except TaskDeferred:
+            self._keep_end(lists=False)
+            raise
+        self._keep_end(lists=self._lists and result is None)
+        return result
+
+    def _keep_end(self, *, lists: bool) -> None:
+        """Store what was derived after the last event."""
         if lists or self._stream.has_news or (self._writes is not None and self._writes.has_writes):
             self._keep(self._own, self._own.handled, lists=lists, final=True)
-        if self._writes is not None:
-            self._writes.release()
-        return result

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 from tidemill.services.worker.event_taker import EventTaker
+from tidemill.services.worker.worker import Worker
 from tidemill.store.calls.stream_calls import StreamBatch, StreamEvent, StreamWant, TakeEvents
 
 
@@ -44,3 +46,15 @@ async def test_an_attempt_gets_no_event_from_a_worker_that_drains_although_its_s
     async with asyncio.timeout(10):
         assert await waiting == StreamBatch(1)
         assert await taker.take(StreamWant(1, 0), 60.0) == StreamBatch(1)
+
+
+async def test_a_worker_that_drains_gives_no_events_that_are_asked_for_without_a_wait() -> None:
+    calls: Any = Calls()
+    calls.events[1] = (StreamEvent(0, "1", None, 1),)
+    taker = EventTaker(calls)
+    secrets = SimpleNamespace(add=lambda file, found: None)
+    worker: Any = SimpleNamespace(_events=taker, _calls=calls, _secrets=secrets)
+    call = TakeEvents((StreamWant(1, 0),))
+    assert await Worker.call_store(worker, "file.py", call) == (StreamBatch(1, calls.events[1]),)
+    taker.leave()
+    assert await Worker.call_store(worker, "file.py", call) == (StreamBatch(1),)

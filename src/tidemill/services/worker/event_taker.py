@@ -62,6 +62,11 @@ class EventTaker:
             with contextlib.suppress(ValueError):
                 self._waiting.remove(one)
 
+    @property
+    def leaves(self) -> bool:
+        """Whether attempts get no more events."""
+        return self._leaving
+
     def note_ring(self) -> None:
         """Ask the store soon: there may be events."""
         self._wake.set()
