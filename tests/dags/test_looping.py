@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -136,9 +136,19 @@ def inner(x: int) -> None:
     epochs.loop(max_iterations=2)
 
 
+@task_group
+def yields() -> Any:
+    @task
+    def numbers() -> Iterator[int]:
+        yield 1
+
+    return numbers()
+
+
 @pytest.mark.parametrize(
     "define",
     [
+        lambda: yields.loop(max_iterations=2),
         lambda: epochs.loop(max_iterations=0),
         lambda: epochs.loop(max_iterations=100_000),
         lambda: epochs.loop(max_iterations=2, on_max="stop"),

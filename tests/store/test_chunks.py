@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from sqlalchemy import Connection, select, update
 from tests.store.dags import Player, dag, task
@@ -9,8 +11,8 @@ from tests.store.dags import Player, dag, task
 from tidemill.core.tasks.endings import Failure, Success
 from tidemill.core.tasks.structure import ChunkStructure, MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.element_calls import ListElements
-from tidemill.store.calls.instance_calls import ClearTasks
-from tidemill.store.calls.run_calls import RunRecord
+from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
+from tidemill.store.calls.run_calls import CancelRun, RunRecord
 from tidemill.store.calls.service_calls import MapLimits
 from tidemill.store.calls.task_calls import EmitItems, GetChunkItems
 from tidemill.store.dag_tables import map_item, task_map
@@ -163,6 +165,30 @@ async def test_a_chunk_is_cut_when_its_first_item_has_waited(player: Player, dat
         return len(connection.execute(select(map_item.c.number).where(mine)).all())
 
     assert await database.write(count) == 1
+
+
+@pytest.mark.parametrize("stops", ["cancel", "mark", "failure"])
+async def test_a_map_that_was_stopped_has_no_chunk_to_cut(player: Player, stops: str) -> None:
+    mapped = chunked("m", MapSource("generator", "g", "return_value"), 2, 60_000_000)
+    assert mapped.mapped is not None
+    mapped = dataclasses.replace(mapped, mapped=dataclasses.replace(mapped.mapped, max_failed_elements=0))
+    run = await player.create(dag(task("g", is_generator=True), mapped))
+    source = await player.claim_one()
+    await player.store.call(EmitItems(source.task, source.epoch, 0, ("1", "2", "3")))
+    (one,) = await player.claim()
+    assert (await player.schedule()).next_due_us is not None
+
+    match stops:
+        case "cancel":
+            await player.store.call(CancelRun(run.dag_id, run.run_id, "tester"))
+        case "mark":
+            await player.store.call(MarkTasks(run.dag_id, run.run_id, ("m",), "success", "tester"))
+        case _:
+            await player.report(one, Failure("no", may_retry=False))
+
+    # A time in the past would have schedulers take turns without end.
+    await player.schedule()
+    assert (await player.schedule()).next_due_us is None
 
 
 async def test_a_failed_chunk_runs_again_with_the_same_items(player: Player) -> None:

@@ -101,6 +101,28 @@ async def test_one_attempt_runs_all_elements_and_their_results_are_a_sequence(pl
     assert (await player.store.call(TaskHistory(run.dag_id, run.run_id, "i", 2))).rows
 
 
+async def test_results_are_paired_by_index_with_gaps(player: Player) -> None:
+    pairs = MapSource("zip", parts=(MapSource("results", "i", "return_value"), MapSource("xcom", "s", "return_value")))
+    after = task("z", "i", "s", mapped=MapStructure(("x",), (pairs,)))
+    await player.create(dag(task("s"), iterated("i", MapSource("xcom", "s", "return_value")), after))
+    await player.report(await player.claim_one(), Success(), xcoms=(("return_value", '["a","b","c"]'),))
+    one = await player.claim_one()
+    await keep(player, one, done(0, '"A"'), done(1, None), done(2, '"C"'), seen=3)
+    await player.report(one, Success())
+    assert [two.elements for two in await player.claim()] == [('"A"', '"a"'), ('"C"', '"c"')]
+
+
+@pytest.mark.parametrize(("rule", "values"), [("all_done", ["1"]), ("all_success", [])])
+async def test_a_rule_decides_over_elements_that_failed(player: Player, rule: str, values: list[str]) -> None:
+    after = task("z", "i", rule=rule, mapped=MapStructure(("x",), (MapSource("results", "i", "return_value"),)))
+    run = await player.create(dag(iterated("i", MapSource("literal", length=2)), after))
+    one = await player.claim_one()
+    await keep(player, one, done(0), KeptPart(1, "failed", 1, None, "no"), seen=2)
+    await player.report(one, Failure("1 of 2 elements failed", may_retry=False))
+    assert [two.elements for two in await player.claim()] == [(value,) for value in values]
+    assert (await states(player, run))["z"] == ("mapped" if values else "upstream_failed")
+
+
 async def test_a_later_attempt_gets_what_is_left_and_no_success_is_overwritten(player: Player) -> None:
     run = await player.create(dag(iterated("i", MapSource("literal", length=4), retries=1)))
     one = await player.claim_one()
@@ -208,6 +230,16 @@ async def test_an_open_source_lets_it_begin_with_its_first_element(player: Playe
     await player.report(one, Success())
     await player.play()
     assert (await player.run(run)).state == "success"
+
+
+async def test_a_lost_attempt_runs_no_element(player: Player) -> None:
+    run = await player.create(dag(iterated("i", MapSource("literal", length=4))))
+    one = await player.claim_one()
+    await keep(player, one, done(0), seen=4, running=3)
+    assert (await find_counts(player, run)).running == 3
+    await player.report(one, Loss())
+    counts = await find_counts(player, run)
+    assert (counts.running, counts.success, counts.unfinished) == (0, 1, 0)
 
 
 async def test_without_an_element_it_is_skipped(player: Player) -> None:

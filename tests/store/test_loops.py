@@ -11,7 +11,7 @@ from tests.store.dags import Player, dag, task
 from tidemill.core.tasks.endings import Failure, Success
 from tidemill.core.tasks.structure import DagStructure, LoopStructure, MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.element_calls import ListElements
-from tidemill.store.calls.instance_calls import ClearTasks
+from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
 from tidemill.store.calls.run_calls import CancelRun, RunRecord
 from tidemill.store.calls.worker_calls import ClaimedAttempt
 from tidemill.store.database import Database
@@ -120,6 +120,36 @@ async def test_an_iteration_is_cleared_while_a_later_one_runs(player: Player) ->
         ("z", -1),
     ]
     assert (await player.run(run)).state == "success"
+
+
+async def test_an_iteration_that_a_user_marks_is_decided_by_its_gate(player: Player) -> None:
+    run = await player.create(loop())
+    await play(player, 9, bad=("l.b", 1))
+    assert (await player.run(run)).state == "failed"
+
+    await player.store.call(MarkTasks(run.dag_id, run.run_id, ("l.b",), "success", "tester", map_index=1))
+
+    seen = await play(player, 2)
+    assert list_gates(seen) == [1, 2]
+    assert seen[-1] == ("z", -1)
+    assert await states(player, run) == ["success"] * 3
+    assert (await player.run(run)).state == "success"
+
+
+async def test_a_loop_that_is_about_to_end_loses_no_iteration(player: Player) -> None:
+    run = await player.create(loop())
+    for _ in range(4):
+        await end(player, await player.claim_one(), 9)
+    later = await player.claim_one()
+    await player.store.call(MarkTasks(run.dag_id, run.run_id, ("l",), "success", "tester"))
+
+    cleared = await player.store.call(ClearTasks(run.dag_id, run.run_id, ("l.b",), "tester", map_index=0))
+
+    assert cleared == ()
+    await player.turn(held=((later.task, later.epoch),))
+    await player.turn()
+    await play(player, 9)
+    assert await states(player, run, "l.b") == ["success", "success"]
 
 
 async def test_a_cancelled_loop_has_no_further_iteration(player: Player) -> None:

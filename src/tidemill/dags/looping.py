@@ -99,7 +99,9 @@ class LoopGate(BaseOperator):
         if self.until is not None:
             found = self.until(**select_context(self.until, (), {}, context))
             if not isinstance(found, bool | LoopDecision):
-                raise TaskFailed(f"until() returned {type(found).__name__}; return a bool or a LoopDecision")
+                kind = type(found)
+                name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+                raise TaskFailed(f"until() returned {name}; return a bool, like bool(result), or a LoopDecision")
             decision = found if isinstance(found, LoopDecision) else LoopDecision(found)
         is_last = loop.index >= loop.max_iterations
         if not decision.done and is_last:
@@ -187,6 +189,11 @@ class LoopedTaskGroup(MappedTaskGroup):
         for task in list(tasks.values()):
             for name in sorted(task.downstream_task_ids - tasks.keys()):
                 connect(self.gate, self.dag.task_dict[name])
+        if self.result_id and self.dag.task_dict[self.result_id].is_generator:
+            raise DagError(
+                f"group {self.group_id!r}: task {self.result_id!r} yields its values, but the result of an iteration "
+                "is one value; return a list"
+            )
         super().check()
 
     def build_state(self, map_index: int, services: Any) -> LoopState:

@@ -233,7 +233,7 @@ def describe_source(owner: str, name: str, source: Any) -> MapSource:
                 f"{where} pairs the values of a generator task with zip(), but their number is not known before the "
                 "task has ended; pair them in the generator, or return a list instead"
             )
-        if any(leaf.kind == "map" for leaf in leaves) and any(part.kind == "zip" for part in parts):
+        if any(leaf.has_gaps for leaf in leaves) and any(part.kind == "zip" for part in parts):
             raise DagError(
                 f"{where} pairs the results of a mapped task with pairs of zip(); write one zip() of all: a.zip(b, c)"
             )

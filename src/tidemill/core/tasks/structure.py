@@ -69,6 +69,11 @@ class MapSource:
         """The sources that have items of their own: the source itself, or those that it pairs, in order."""
         return tuple(leaf for part in self.parts for leaf in part.leaves) if self.kind == "zip" else (self,)
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether the values are the results of another mapped task, some of which may be missing."""
+        return self.kind in ("map", "results")
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkStructure:
@@ -136,7 +141,7 @@ class MapStructure:
     @property
     def maps(self) -> frozenset[str]:
         """The mapped tasks among the sources."""
-        return frozenset(leaf.task for leaf in self.leaves if leaf.kind == "map")
+        return frozenset(leaf.task for leaf in self.leaves if leaf.has_gaps)
 
     @property
     def slowest(self) -> int:

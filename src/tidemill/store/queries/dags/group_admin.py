@@ -131,6 +131,23 @@ def _find_after(run: RunEntry, names: Collection[str], members: Collection[str])
     return {name for name in run.plan.list_downstream(names) if name in members}
 
 
+def select_rewinds(rewinds: Mapping[str, int], cleared: Iterable[TaskEntry]) -> dict[str, int]:
+    """Return the loops of which an iteration does run again; those that are about to end refuse it."""
+    units = {(entry.plan.mapped_group, entry.map_index) for entry in cleared}
+    return {group: first for group, first in rewinds.items() if (group, first) in units}
+
+
+def find_regated(run: RunEntry, cleared: Iterable[TaskEntry]) -> dict[str, int]:
+    """Return the loops whose last gate runs after all, with its iteration, because a user marked what had failed."""
+    found: dict[str, int] = {}
+    for entry in cleared:
+        group = entry.plan.mapped_group
+        mapped = run.plan.tasks[group].structure.mapped if group else None
+        if mapped is not None and mapped.loop is not None and mapped.loop.gate == entry.task_id:
+            found[group] = max(entry.map_index, found.get(group, 0))
+    return found
+
+
 def rewind_loops(board: Board, run: RunEntry, rewinds: Mapping[str, int], by: str) -> None:
     """Remove the iterations after those that run again.
 

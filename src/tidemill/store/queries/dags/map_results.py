@@ -101,6 +101,14 @@ def select_results(run: int, task_id: str, key: str) -> Select[Any]:
     return rows.where(and_(mine, _TASK.state == literal_column("'success'")))
 
 
+def select_parts(run: int, task_id: str) -> Select[Any]:
+    """Select what elements returned that ran in one attempt, by index."""
+    only = and_(_TASK.run == run, _TASK.task_id == task_id, _TASK.map_index == literal_column("0"))
+    done = and_(_PART.state == literal_column("'success'"), _PART.value.is_not(None))
+    rows = select(_PART.number.label("place"), _PART.value).select_from(task_instance)
+    return rows.join(task_part, _PART.task == _TASK.id).where(and_(only, done))
+
+
 def copy_parts(connection: Connection, run: int, task_id: str, owner: int, owner_key: str) -> None:
     """Store the results of elements that ran in one attempt as items, numbered without gaps."""
     names = {"of_run": run, "of_task": task_id, "owner": owner, "owner_key": owner_key}

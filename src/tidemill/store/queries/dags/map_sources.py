@@ -24,7 +24,7 @@ from tidemill.store.queries.dags.conf_lists import find_list
 from tidemill.store.queries.dags.list_marks import read_mark
 from tidemill.store.queries.dags.map_backlog import YIELDED, count_items
 from tidemill.store.queries.dags.map_items import remove_items, replace_items, select_items
-from tidemill.store.queries.dags.map_results import copy_pairs, copy_parts, copy_results, select_results
+from tidemill.store.queries.dags.map_results import copy_pairs, copy_parts, copy_results, select_parts, select_results
 from tidemill.store.queries.dags.run_params import build_params
 from tidemill.store.queries.dags.stored_sources import NO_SOURCES, StoredSources
 from tidemill.store.queries.dags.task_rows import TaskEntry
@@ -64,7 +64,7 @@ def open_sources(connection: Connection, head: TaskEntry, now_us: int) -> Opened
     mapped = head.plan.structure.mapped
     assert mapped is not None
     found = _find_instances(connection, head.run.id, mapped.sources)
-    lists = {leaf.task for leaf in mapped.leaves if leaf.kind in ("xcom", "results")}
+    lists = {leaf.task for leaf in mapped.leaves if leaf.kind == "xcom"}
     ended = [found[name].outcome for name in mapped.sources if name in lists]
     # The rule of the mapped task has decided over maps that it needs as a whole; it may tolerate that they failed.
     if None in ended or any(found[name].outcome is None for name in mapped.maps):
@@ -158,7 +158,7 @@ def _store_sources(
     lengths: list[int] = []
     factors: list[int] = []
     for argument, factor in zip(mapped.arguments, mapped.factors, strict=True):
-        if len(factor.leaves) > 1 and any(leaf.kind == "map" for leaf in factor.leaves):
+        if len(factor.leaves) > 1 and any(leaf.has_gaps for leaf in factor.leaves):
             paired, number = _store_pairs(connection, head, factor, found, now_us, first=len(owners))
             owners += paired
             lengths += [number] * len(paired)
@@ -189,6 +189,8 @@ def _store_pairs(
         remove_items(connection, [head.id], owners[-1][1])
         if leaf.kind == "map":
             parts.append(select_results(head.run.id, leaf.task, leaf.key))
+        elif leaf.kind == "results":
+            parts.append(select_parts(head.run.id, leaf.task))
         else:
             owner, _ = _store_leaf(connection, head, leaf, found, now_us, takes_dict=True)
             assert owner is not None  # zip() takes no literals

@@ -342,7 +342,9 @@ def _step(board: Board, work: _Work, maps: Mapping[int, StoredMap]) -> None:
         stored = stored._replace(row=stored.row._replace(told=before.told))
     left = left or missing > 0 or kept > 0 or stops or removes
     swept = stored.swept or (work.sweeps and not work.left)
-    write_map(board.connection, stored._replace(pending=int(left), swept=swept))
+    # A map that has closed, whatever stopped it, cuts no further chunk.
+    due_us = None if stored.row.closed else stored.due_us
+    write_map(board.connection, stored._replace(pending=int(left), swept=swept, due_us=due_us))
     if left:
         board.context.left = True
         board.context.bells.add(Channel.SCHEDULER)

@@ -23,7 +23,14 @@ from tidemill.store.calls.instance_calls import (
     MarkTasks,
 )
 from tidemill.store.context import CallContext
-from tidemill.store.queries.dags.group_admin import choose_in_groups, find_inner_followers, reopen_loops, rewind_loops
+from tidemill.store.queries.dags.group_admin import (
+    choose_in_groups,
+    find_inner_followers,
+    find_regated,
+    reopen_loops,
+    rewind_loops,
+    select_rewinds,
+)
 from tidemill.store.queries.dags.iterations import forget_parts, retry_parts
 from tidemill.store.queries.dags.map_clearing import forget_failures, select_followers
 from tidemill.store.queries.dags.map_items import begin_again, forget_streams
@@ -95,8 +102,9 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
         _continue_run(run, context)
     for name, index in refollowing.again:
         board.maps.pass_on(run.id, [name], index)
-    rewind_loops(board, run, chosen.rewinds, request.by)
-    _look_at_elements(board, cleared, reopened=refollowing.reopened.values(), rewinds=chosen.rewinds)
+    rewinds = select_rewinds(chosen.rewinds, cleared)
+    rewind_loops(board, run, rewinds, request.by)
+    _look_at_elements(board, cleared, reopened=refollowing.reopened.values(), rewinds=rewinds)
     close_board(board)
     return tuple(entry.name for entry in cleared)
 
@@ -177,7 +185,7 @@ def _may_keep(entry: TaskEntry) -> bool:
         return False
     if mapped.chunk is not None or mapped.iterated:
         return False  # the items of a chunk are not compared
-    if any(leaf.kind in ("map", "group") for leaf in mapped.leaves):
+    if any(leaf.has_gaps or leaf.kind == "group" for leaf in mapped.leaves):
         return False  # results are copied when the map opens
     others = [factor for place, factor in enumerate(mapped.factors) if place != mapped.slowest]
     return all(factor.kind == "literal" for factor in others)
@@ -300,7 +308,7 @@ def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext)
         cleared = [one for one in find_inner_followers(board, marked) if board.give(one, Clear(), request.by)]
         if cleared:
             _continue_run(run, context)
-    heads = _look_at_elements(board, marked + cleared, fed, reopened)
+    heads = _look_at_elements(board, marked + cleared, fed, reopened, find_regated(run, cleared))
     if outcome is TaskOutcome.SUCCESS:
         followed = [head for head in heads if head.row.outcome is TaskOutcome.SUCCESS]
         parts = [head for head in heads if head.plan.structure.mapped_group]
